@@ -1,0 +1,29 @@
+// Package v1beta2 contains the bootstrap.capstan.dev API: what a machine needs to know to become a
+// Kubernetes node. The version's name is the Cluster API contract that it satisfies.
+// +kubebuilder:object:generate=true
+// +groupName=bootstrap.capstan.dev
+package v1beta2
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var (
+	// GroupVersion is the group and version of the types in this package.
+	GroupVersion = schema.GroupVersion{Group: "bootstrap.capstan.dev", Version: "v1beta2"}
+
+	schemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
+
+	// AddToScheme adds the types in this package to a scheme.
+	AddToScheme = schemeBuilder.AddToScheme
+
+	objectTypes = []runtime.Object{}
+)
+
+func addKnownTypes(scheme *runtime.Scheme) error {
+	scheme.AddKnownTypes(GroupVersion, objectTypes...)
+	metav1.AddToGroupVersion(scheme, GroupVersion)
+	return nil
+}

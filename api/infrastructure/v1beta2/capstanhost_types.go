@@ -1,0 +1,173 @@
+package v1beta2
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// HostCredentialsLabel marks the Secrets that hold credentials of hosts. The controller sets it when the host becomes
+// the Secret's owner.
+const HostCredentialsLabel = "infrastructure.capstan.dev/host-credentials"
+
+// CapstanHostSpec is the desired state of a CapstanHost.
+// +kubebuilder:validation:XValidation:rule="self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: TCP is served with mutual TLS only"
+type CapstanHostSpec struct {
+	// address is where the host's capstand is reached: unix:///path for a socket on the same box,
+	// or host:port for TCP with mutual TLS.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(unix:///.+|[^/:]+:[0-9]{1,5}|\\\\[[0-9a-fA-F:]+\\\\]:[0-9]{1,5})$')",message="address must be unix:///path/to/socket or host:port"
+	Address string `json:"address,omitempty"`
+
+	// credentialsRef names the Secret with ca.crt, tls.crt and tls.key for mutual TLS. Needed for
+	// an address of the form host:port. The host becomes the Secret's owner, so that the Secret
+	// moves with it (CTL-13).
+	// +optional
+	CredentialsRef SecretReference `json:"credentialsRef,omitempty,omitzero"`
+
+	// allowedNamespaces selects the namespaces whose clusters may use the host. All of them when
+	// not set; none when it selects none (ALL-18).
+	// +optional
+	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
+
+	// failureDomain is what the host fails together with: a rack, a power circuit, the host itself.
+	// The host's own name when not set.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	FailureDomain string `json:"failureDomain,omitempty"`
+
+	// controlPlane says whether control plane machines may be placed on the host. True when not set.
+	// +optional
+	ControlPlane *bool `json:"controlPlane,omitempty"`
+
+	// unschedulable keeps new machines off the host; those that are there stay.
+	// +optional
+	Unschedulable *bool `json:"unschedulable,omitempty"`
+}
+
+// SecretReference names a Secret.
+type SecretReference struct {
+	// name of the Secret.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// namespace of the Secret.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+}
+
+// AllowedNamespaces selects namespaces by name or by label; a namespace that either selects is
+// allowed.
+// +kubebuilder:validation:MinProperties=1
+type AllowedNamespaces struct {
+	// names of namespaces.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	Names []string `json:"names,omitempty"`
+
+	// selector of namespaces by label.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+}
+
+// CapstanHostStatus is the observed state of a CapstanHost.
+// +kubebuilder:validation:MinProperties=1
+type CapstanHostStatus struct {
+	// conditions are the observations of the host's current state: Ready, Connected, Deleting, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// capacity is what the host has for machines: cpu and memory.
+	// +optional
+	Capacity corev1.ResourceList `json:"capacity,omitempty"`
+
+	// allocatable is what is left of the capacity.
+	// +optional
+	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
+
+	// machines is the number of machines on the host, of all management planes.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Machines *int32 `json:"machines,omitempty"`
+
+	// versions are the Kubernetes versions that the host can run.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=64
+	Versions []string `json:"versions,omitempty"`
+
+	// nodeInfo is the architecture and operating system of the host.
+	// +optional
+	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
+
+	// observedGeneration is the latest generation that the controller has seen.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=capstanhosts,shortName=caph,scope=Cluster,categories=cluster-api;capstan
+// +kubebuilder:storageversion
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
+// +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels="clusterctl.cluster.x-k8s.io/move-hierarchy="
+// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The host is connected and takes machines"
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why"
+// +kubebuilder:printcolumn:name="Domain",type="string",JSONPath=".spec.failureDomain",description="Failure domain"
+// +kubebuilder:printcolumn:name="Machines",type="integer",JSONPath=".status.machines",description="Machines on the host"
+// +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory for machines"
+// +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.allocatable.memory",description="Memory that is left"
+// +kubebuilder:printcolumn:name="Versions",type="string",JSONPath=".status.versions",description="Kubernetes versions",priority=10
+// +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
+// +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
+
+// CapstanHost is a Linux host whose capstand runs machines. It is cluster-scoped on purpose: hosts
+// are shared, and core never touches them (ALL-01).
+type CapstanHost struct {
+	metav1.TypeMeta `json:",inline"`
+	// metadata is the standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is the desired state of the host.
+	// +required
+	Spec CapstanHostSpec `json:"spec,omitempty,omitzero"`
+	// status is the observed state of the host.
+	// +optional
+	Status CapstanHostStatus `json:"status,omitempty,omitzero"`
+}
+
+// GetConditions returns the conditions.
+func (h *CapstanHost) GetConditions() []metav1.Condition { return h.Status.Conditions }
+
+// SetConditions sets the conditions.
+func (h *CapstanHost) SetConditions(conditions []metav1.Condition) { h.Status.Conditions = conditions }
+
+// +kubebuilder:object:root=true
+
+// CapstanHostList is a list of CapstanHosts.
+type CapstanHostList struct {
+	metav1.TypeMeta `json:",inline"`
+	// metadata is the standard list's metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// items are the CapstanHosts.
+	Items []CapstanHost `json:"items"`
+}
+
+func init() { objectTypes = append(objectTypes, &CapstanHost{}, &CapstanHostList{}) }

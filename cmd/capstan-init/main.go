@@ -1,0 +1,112 @@
+// capstan-init is PID 1 of a machine, and the commands that make the machine a node.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"capstan.dev/capstan/internal/node/agent"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/pid1"
+	"capstan.dev/capstan/internal/node/up"
+)
+
+// gcPercent keeps what lives on every machine small; both do little.
+const gcPercent = 25
+
+func main() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, nil))
+	slog.SetDefault(log)
+	if os.Getpid() == 1 && len(os.Args) == 1 {
+		debug.SetGCPercent(gcPercent)
+		pid1.Run(log)
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if err := command(log).ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "capstan-init:", err)
+		os.Exit(1)
+	}
+}
+
+func command(log *slog.Logger) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "capstan-init",
+		Short:         "PID 1 of a Capstan machine",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	node := &cobra.Command{Use: "node", Short: "Make this machine a Kubernetes node"}
+	node.AddCommand(&cobra.Command{
+		Use: "up", Short: "Make certificates and configuration, start the services, wait until they are ready",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return up.Run(cmd.Context(), log) },
+	}, &cobra.Command{
+		Use: "agent", Short: "Look after pod network, DNS endpoints and certificates",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			debug.SetGCPercent(gcPercent)
+			return agent.Run(cmd.Context(), log)
+		},
+	})
+	root.AddCommand(node, serviceCommand(), statusCommand())
+	return root
+}
+
+func serviceCommand() *cobra.Command {
+	service := &cobra.Command{Use: "service", Short: "Look after the services of this machine"}
+	service.AddCommand(&cobra.Command{
+		Use: "list", Short: "List the services", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return listServices(cmd.Context()) },
+	})
+	for action, short := range map[string]string{
+		"start": "Start a service", "stop": "Stop a service until the machine restarts",
+		"restart": "Stop and start a service", "reload": "Send SIGHUP to a service",
+	} {
+		service.AddCommand(&cobra.Command{
+			Use: action + " NAME", Short: short, Args: cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return initapi.NewClient(initapi.Socket).Service(cmd.Context(), args[0], action)
+			},
+		})
+	}
+	return service
+}
+
+func listServices(ctx context.Context) error {
+	status, err := initapi.NewClient(initapi.Socket).Status(ctx)
+	if err != nil {
+		return err
+	}
+	out := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(out, "NAME\tSTATE\tPID\tRESTARTS\tMESSAGE")
+	for _, s := range status.Services {
+		fmt.Fprintf(out, "%s\t%s\t%d\t%d\t%s\n", s.Name, s.State, s.PID, s.Restarts, s.Message)
+	}
+	return out.Flush()
+}
+
+func statusCommand() *cobra.Command {
+	watch := false
+	cmd := &cobra.Command{
+		Use: "status", Short: "Print the machine's state as JSON", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			encoder := json.NewEncoder(os.Stdout)
+			return initapi.NewClient(initapi.Socket).Watch(cmd.Context(), func(s initapi.Status) bool {
+				return encoder.Encode(s) == nil && watch
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "print each change")
+	return cmd
+}

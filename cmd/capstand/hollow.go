@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"capstan.dev/capstan/internal/host"
+	"capstan.dev/capstan/internal/host/hollow"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// hollowCommand serves a host whose machines are made of nothing. It needs no privileges.
+func hollowCommand(log *slog.Logger) *cobra.Command {
+	var o options
+	var c hollow.Config
+	var memory string
+	cmd := &cobra.Command{
+		Use:   "hollow",
+		Short: "Be a host whose machines are made of nothing, to try or to test hundreds of them",
+		Long: `Be a host whose machines are made of nothing: they come up after a while, register a Node in their
+cluster and keep it healthy, but run no container. Control planes need a real host: set spec.controlPlane
+of this one's CapstanHost to false.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			quantity, err := resource.ParseQuantity(memory)
+			if err != nil {
+				return fmt.Errorf("--memory %q: %w", memory, err)
+			}
+			c.MemoryBytes = quantity.Value()
+			return runHollow(cmd.Context(), c, o, log)
+		},
+	}
+	hostname, _ := os.Hostname()
+	f := cmd.Flags()
+	f.StringVar(&c.Root, "root", "/var/lib/capstan/hollow", "folder of all state, made when missing")
+	f.StringVar(&o.socket, "socket", "", "path of the unix socket to serve on (default <root>/capstand.sock)")
+	f.StringVar(&o.socketGroup, "socket-group", "", "group, by name or number, that may connect too (mode 0660)")
+	f.IntVar(&o.socketUID, "socket-uid", -1, "user, by number, that owns the socket (default the caller)")
+	o.addListenFlags(f)
+	f.StringVar(&c.Name, "name", hostname+"-hollow", "name of the host")
+	f.Int32Var(&c.CPUs, "cpus", 1024, "processors that the host says it has")
+	f.StringVar(&memory, "memory", "16Ti", "memory that the host says it has for machines")
+	f.StringSliceVar(&c.Versions, "versions", nil, "versions of Kubernetes that machines can claim to run, for example v1.36.3")
+	f.DurationVar(&c.Behaviour.StartDelay, "start-delay", 500*time.Millisecond, "time until a machine runs")
+	f.DurationVar(&c.Behaviour.BootDelay, "boot-delay", 1500*time.Millisecond, "time from there until its Node registers")
+	f.Float64Var(&c.Behaviour.Jitter, "jitter", 0.2, "fraction by which the delays vary")
+	f.Float64Var(&c.Behaviour.FailStart, "fail-start", 0, "probability that a machine never runs")
+	f.Float64Var(&c.Behaviour.FailBootstrap, "fail-bootstrap", 0, "probability that a machine's bootstrap fails")
+	f.DurationVar(&c.Behaviour.FailAfter, "fail-after", 0, "time for which a machine runs on average until it fails (0: for ever)")
+	f.DurationVar(&c.Behaviour.LeaseInterval, "lease-interval", 10*time.Second, "how often a machine renews its Node's lease, at most 40s")
+	_ = cmd.MarkFlagRequired("versions")
+	return cmd
+}
+
+func runHollow(ctx context.Context, c hollow.Config, o options, log *slog.Logger) error {
+	if err := checkHollow(c); err != nil {
+		return err
+	}
+	root, err := filepath.Abs(c.Root)
+	if err != nil {
+		return err
+	}
+	c.Root = root
+	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
+	if socket.Path == "" {
+		socket.Path = filepath.Join(root, "capstand.sock")
+	}
+	if o.socketGroup != "" {
+		if socket.GID, err = groupID(o.socketGroup); err != nil {
+			return fmt.Errorf("--socket-group: %w", err)
+		}
+	}
+	if err := host.Lock(root); err != nil {
+		return err
+	}
+	h, err := hollow.New(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	o.root = root
+	err = o.serve(ctx, socket, hollowServer{h}, log)
+	h.Wait()
+	return err
+}
+
+type hollowServer struct{ *hollow.Host }
+
+// Serve implements server.
+func (h hollowServer) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
+	options = append(options, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+	server := grpc.NewServer(options...)
+	hostpb.RegisterHostServer(server, h)
+	stop := context.AfterFunc(ctx, server.Stop)
+	defer stop()
+	return server.Serve(listener)
+}
+
+func checkHollow(c hollow.Config) error {
+	var errs []error
+	for _, v := range c.Versions {
+		if !strings.HasPrefix(v, "v") {
+			errs = append(errs, fmt.Errorf("--versions %q: want a version with a leading v, for example v1.36.3", v))
+		}
+	}
+	b := c.Behaviour
+	for name, p := range map[string]float64{"--fail-start": b.FailStart, "--fail-bootstrap": b.FailBootstrap, "--jitter": b.Jitter} {
+		if p < 0 || p > 1 {
+			errs = append(errs, fmt.Errorf("%s %v: want a number from 0 to 1", name, p))
+		}
+	}
+	if b.LeaseInterval > 40*time.Second {
+		errs = append(errs, fmt.Errorf("--lease-interval %s: a Node counts as lost after 40s", b.LeaseInterval))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,143 @@
+// Command capstand is the root daemon of a host. See package host.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"capstan.dev/capstan/internal/host"
+	"capstan.dev/capstan/internal/host/balancer"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/network"
+)
+
+func main() {
+	syscall.Umask(0o022) // machines' disks have users other than root
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	root := command(log)
+	root.AddCommand(balancerCommand(log), hollowCommand(log))
+	if err := root.ExecuteContext(ctx); err != nil {
+		log.Error("capstand ends", "error", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	root, assets, name, socket string
+	socketGroup                string
+	socketUID                  int
+	reserveMemory              string
+	balancerUID                int
+	listen                     string
+	tls                        credentials.Server
+}
+
+func command(log *slog.Logger) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:           "capstand",
+		Short:         "Make machines, networks and load balancers of Cluster API clusters on this Linux host",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, log) },
+	}
+	hostname, _ := os.Hostname()
+	f := cmd.Flags()
+	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state, made when missing")
+	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs that machines run, as `make build` fills it")
+	f.StringVar(&o.socket, "socket", "", "path of the unix socket to serve on (default <root>/capstand.sock)")
+	f.StringVar(&o.name, "name", hostname, "name of the host")
+	f.StringVar(&o.socketGroup, "socket-group", "", "group, by name or number, that may connect too (mode 0660)")
+	f.IntVar(&o.socketUID, "socket-uid", -1, "user, by number, that owns the socket (default root)")
+	o.addListenFlags(f)
+	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that is kept from machines, for the host itself and for the management plane")
+	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "user and group, by number, that load balancers run as")
+	return cmd
+}
+
+func run(ctx context.Context, o options, log *slog.Logger) error {
+	if os.Geteuid() != 0 {
+		return errors.New("capstand makes containers and networks and must run as root")
+	}
+	config, socket, err := o.parse()
+	if err != nil {
+		return err
+	}
+	if err := host.Lock(config.Root); err != nil {
+		return err
+	}
+	h, err := host.New(ctx, config, log)
+	if err != nil {
+		return err
+	}
+	err = o.serve(ctx, socket, h, log)
+	h.Wait()
+	log.Info("capstand ends; machines and load balancers go on")
+	return err
+}
+
+func (o options) parse() (host.Config, host.Socket, error) {
+	root, err1 := filepath.Abs(o.root)
+	assets, err2 := filepath.Abs(o.assets)
+	if err := errors.Join(err1, err2); err != nil {
+		return host.Config{}, host.Socket{}, err
+	}
+	reserve, err := resource.ParseQuantity(o.reserveMemory)
+	if err != nil {
+		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-memory %q: %w", o.reserveMemory, err)
+	}
+	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
+	if socket.Path == "" {
+		socket.Path = filepath.Join(root, "capstand.sock")
+	}
+	if o.socketGroup != "" {
+		if socket.GID, err = groupID(o.socketGroup); err != nil {
+			return host.Config{}, host.Socket{}, fmt.Errorf("--socket-group: %w", err)
+		}
+	}
+	return host.Config{
+		Root: root, Assets: assets, Name: o.name, ReserveMemory: reserve.Value(),
+		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir,
+	}, socket, nil
+}
+
+func groupID(name string) (int, error) {
+	if id, err := strconv.Atoi(name); err == nil {
+		return id, nil
+	}
+	group, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(group.Gid)
+}
+
+func balancerCommand(log *slog.Logger) *cobra.Command {
+	var config string
+	cmd := &cobra.Command{
+		Use:    "balancer",
+		Short:  "Be the load balancer of one cluster (capstand starts it)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return balancer.New(filepath.Dir(config), balancer.DefaultTiming, log).Run(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&config, "config", "", "configuration file; its folder also takes the status")
+	_ = cmd.MarkFlagRequired("config")
+	return cmd
+}

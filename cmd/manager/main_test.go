@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// ALL-07, CP-22: `manager all` starts every provider, leads, and with --namespace and --watch-filter looks at the objects
+// of that namespace that have the label, and at no others.
+func TestManagerAll_ALL07(t *testing.T) {
+	g := NewWithT(t)
+	g.SetDefaultEventuallyTimeout(30 * time.Second)
+	ctx := t.Context()
+	own, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { g.Expect(own.Stop()).To(Succeed()) })
+	for _, ns := range []string{"mine", "theirs"} {
+		g.Expect(own.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})).To(Succeed())
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	g.Expect(os.WriteFile(kubeconfig, own.Kubeconfig, 0o600)).To(Succeed())
+
+	cmd := command()
+	cmd.SetArgs([]string{
+		"all", "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
+		"--leader-elect", "--leader-elect-namespace=default", "--namespace=mine", "--watch-filter=blue",
+	})
+	running, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(running) }()
+	t.Cleanup(func() {
+		stop()
+		g.Expect(<-done).To(Succeed())
+	})
+
+	add := func(namespace, filter string) *infrav1.CapstanCluster {
+		meta := metav1.ObjectMeta{Namespace: namespace, GenerateName: "c-", Labels: map[string]string{clusterv1.WatchLabel: filter}}
+		cluster := &clusterv1.Cluster{ObjectMeta: meta, Spec: clusterv1.ClusterSpec{
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: "x"},
+		}}
+		g.Expect(own.Client.Create(ctx, cluster)).To(Succeed())
+		c := &infrav1.CapstanCluster{ObjectMeta: meta}
+		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: cluster.Name, UID: cluster.UID}}
+		g.Expect(own.Client.Create(ctx, c)).To(Succeed())
+		return c
+	}
+	foreign, red, blue := add("theirs", "blue"), add("mine", "red"), add("mine", "blue")
+	seen := func(c *infrav1.CapstanCluster) bool {
+		g.Expect(own.Client.Get(ctx, client.ObjectKeyFromObject(c), c)).To(Succeed())
+		return len(c.Finalizers) > 0
+	}
+	g.Eventually(func() bool { return seen(blue) }).Should(BeTrue())
+	// An event of something that all clusters look at does not change that.
+	g.Expect(own.Client.Create(ctx, &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: "h", Labels: map[string]string{clusterv1.WatchLabel: "blue"}}, Spec: infrav1.CapstanHostSpec{Address: "unix:///nothing"},
+	})).To(Succeed())
+	g.Consistently(func() bool { return seen(red) || seen(foreign) }, "1s").Should(BeFalse())
+	lease := &coordinationv1.Lease{}
+	g.Expect(own.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "controller-leader-election-capstan"}, lease)).To(Succeed())
+}

@@ -1,0 +1,499 @@
+package config_test
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/version"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/yamlprocessor"
+	"sigs.k8s.io/cluster-api/util/contract"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/templates"
+)
+
+// The version and the folder of the release that the tests look at.
+const releaseVersion = "v0.1.0"
+
+var dist string
+
+// kindOf is clusterctl's type of the provider in a folder of config/.
+var kindOf = map[string]clusterctlv1.ProviderType{
+	"infrastructure": clusterctlv1.InfrastructureProviderType,
+	"control-plane":  clusterctlv1.ControlPlaneProviderType,
+	"bootstrap":      clusterctlv1.BootstrapProviderType,
+	"ipam":           clusterctlv1.IPAMProviderType,
+}
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		folder, err := os.MkdirTemp("", "capstan-release-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(folder)
+		dist = folder
+		for _, what := range []string{"manifests", "checksums"} {
+			if out, err := release(what, releaseVersion, dist); err != nil {
+				fmt.Fprintf(os.Stderr, "%s: %v\n%s", what, err, out)
+				return 1
+			}
+		}
+		return m.Run()
+	}())
+}
+
+// release runs hack/release.sh.
+func release(what, version, folder string) (string, error) {
+	cmd := exec.Command(filepath.Join(testenv.Root(), "hack", "release.sh"), what, version, folder)
+	if assets := os.Getenv("KUBEBUILDER_ASSETS"); assets != "" {
+		cmd.Env = append(os.Environ(), "KUBECTL="+filepath.Join(assets, "kubectl"))
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func asset(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dist, "assets", releaseVersion, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// assets lists those whose name matches.
+func assets(t *testing.T, pattern string) []string {
+	t.Helper()
+	names, err := fs.Glob(os.DirFS(filepath.Join(dist, "assets", releaseVersion)), pattern)
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no asset %s: %v", pattern, err)
+	}
+	return names
+}
+
+// process fills in variables as clusterctl does.
+func process(t *testing.T, data []byte, given map[string]string) []*unstructured.Unstructured {
+	t.Helper()
+	data, err := yamlprocessor.NewSimpleProcessor().Process(data, func(name string) (string, error) {
+		if value, ok := given[name]; ok {
+			return value, nil
+		}
+		return "", fmt.Errorf("%s is not set", name)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := up.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects
+}
+
+// components of a provider, with the defaults of all variables.
+func components(t *testing.T, provider string) []*unstructured.Unstructured {
+	t.Helper()
+	return process(t, asset(t, provider+"-components.yaml"), nil)
+}
+
+func typed[T any](t *testing.T, o *unstructured.Unstructured) T {
+	t.Helper()
+	var into T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &into, true); err != nil {
+		t.Fatalf("%s %s: %v", o.GetKind(), o.GetName(), err)
+	}
+	return into
+}
+
+func ofKind[T any](t *testing.T, objects []*unstructured.Unstructured, kind string) []T {
+	t.Helper()
+	var found []T
+	for _, o := range objects {
+		if o.GetKind() == kind {
+			found = append(found, typed[T](t, o))
+		}
+	}
+	return found
+}
+
+// providers are the components of all of them.
+func providers(t *testing.T) map[string][]*unstructured.Unstructured {
+	t.Helper()
+	all := map[string][]*unstructured.Unstructured{}
+	for provider := range kindOf {
+		all[provider] = components(t, provider)
+	}
+	return all
+}
+
+// CTL-01, CTL-02, CTL-04, CTL-09, CTL-10: what clusterctl looks for is where it looks for it, and nothing else is.
+func TestRepository(t *testing.T) {
+	var want []string
+	for provider, kind := range kindOf {
+		folder := clusterctlv1.ManifestLabel("capstan", kind) + "/" + releaseVersion + "/"
+		want = append(want, folder+"metadata.yaml", folder+provider+"-components.yaml")
+	}
+	infrastructure := "infrastructure-capstan/" + releaseVersion + "/"
+	for _, pattern := range []string{"cluster-template*.yaml", "clusterclass-*.yaml"} {
+		files, err := fs.Glob(templates.FS, pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			want = append(want, infrastructure+file)
+		}
+	}
+	var found []string
+	repository := os.DirFS(filepath.Join(dist, "repository"))
+	err := fs.WalkDir(repository, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(path, "cluster-api/") {
+			return err
+		}
+		found = append(found, path)
+		data, err := fs.ReadFile(repository, path)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(data, asset(t, filepath.Base(path))) {
+			t.Errorf("%s is not the asset of that name", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(want)
+	if !slices.Equal(want, found) {
+		t.Errorf("want\n  %s\nfound\n  %s", strings.Join(want, "\n  "), strings.Join(found, "\n  "))
+	}
+}
+
+// CTL-02: what is no semantic version, or has no series, is refused before anything is written.
+func TestVersionIsRefused(t *testing.T) {
+	for version, reason := range map[string]string{
+		"0.1.0": "must be a semantic version", "v1": "must be a semantic version", "v01.0.0": "must be a semantic version",
+		"v0.1.0;x": "must be a semantic version", "v7.0.0": "has no release series 7.0", "v0.11.0": "has no release series 0.11",
+	} {
+		folder := filepath.Join(t.TempDir(), "dist")
+		out, err := release("manifests", version, folder)
+		if err == nil || !strings.Contains(out, reason) {
+			t.Errorf("%s: %v, %s", version, err, out)
+		}
+		if _, err := os.Stat(folder); err == nil {
+			t.Errorf("%s: the folder was made", version)
+		}
+	}
+}
+
+// The checksums are those of all assets.
+func TestChecksums(t *testing.T) {
+	cmd := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
+	cmd.Dir = filepath.Join(dist, "assets", releaseVersion)
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Count(string(out), ": OK") != len(assets(t, "*"))-1 {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// CTL-03: the series of the release says the contract that the CRDs are labelled with.
+func TestMetadata(t *testing.T) {
+	metadata := clusterctlv1.Metadata{}
+	if err := yaml.UnmarshalStrict(asset(t, "metadata.yaml"), &metadata); err != nil {
+		t.Fatal(err)
+	}
+	if metadata.GroupVersionKind() != clusterctlv1.GroupVersion.WithKind("Metadata") {
+		t.Errorf("metadata.yaml is a %s", metadata.GroupVersionKind())
+	}
+	series := metadata.GetReleaseSeriesForVersion(version.MustParseSemantic(releaseVersion))
+	if series == nil {
+		t.Fatalf("no series for %s", releaseVersion)
+	}
+	for _, objects := range providers(t) {
+		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
+			if crd.Labels["cluster.x-k8s.io/"+series.Contract] == "" {
+				t.Errorf("%s has no label for the contract %s", crd.Name, series.Contract)
+			}
+		}
+	}
+}
+
+// ALL-03, ALL-04: names and labels of the CRDs are those that Cluster API computes and reads.
+func TestCRDs_ALL03_ALL04(t *testing.T) {
+	for _, objects := range providers(t) {
+		crds := ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition")
+		if len(crds) == 0 {
+			t.Error("no CRD")
+		}
+		for _, crd := range crds {
+			if want := contract.CalculateCRDName(crd.Spec.Group, crd.Spec.Names.Kind); crd.Name != want {
+				t.Errorf("CRD %s, want %s", crd.Name, want)
+			}
+			var served []string
+			for _, v := range crd.Spec.Versions {
+				if v.Served {
+					served = append(served, v.Name)
+				}
+			}
+			for label, versions := range crd.Labels {
+				contractVersion, ok := strings.CutPrefix(label, "cluster.x-k8s.io/v1")
+				if !ok || contractVersion == "" {
+					continue
+				}
+				for v := range strings.SplitSeq(versions, "_") {
+					if !slices.Contains(served, v) {
+						t.Errorf("%s is labelled with %s=%s, and serves %v", crd.Name, label, versions, served)
+					}
+				}
+			}
+		}
+	}
+}
+
+// ALL-05: core gets what it needs for every kind that it touches, and only there.
+func TestAggregatedRoles_ALL05(t *testing.T) {
+	for provider, objects := range providers(t) {
+		if provider == "ipam" {
+			continue // core has nothing to do with pools
+		}
+		var rules []rbacv1.PolicyRule
+		for _, role := range ofKind[rbacv1.ClusterRole](t, objects, "ClusterRole") {
+			if role.Labels["cluster.x-k8s.io/aggregate-to-manager"] == "true" {
+				rules = append(rules, role.Rules...)
+			}
+		}
+		may := func(group, resource, verb string) bool {
+			return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
+				return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, verb)
+			})
+		}
+		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
+			if crd.Spec.Scope == apiextensionsv1.ClusterScoped {
+				continue
+			}
+			for _, verb := range []string{"create", "delete", "get", "list", "patch", "update", "watch"} {
+				if !may(crd.Spec.Group, crd.Spec.Names.Plural, verb) {
+					t.Errorf("core may not %s %s", verb, crd.Name)
+				}
+			}
+			if !may(crd.Spec.Group, crd.Spec.Names.Plural+"/finalizers", "update") {
+				t.Errorf("core may not update finalizers of %s", crd.Name)
+			}
+		}
+	}
+}
+
+// ALL-11, CTL-13: what belongs to no cluster has a label for `clusterctl move`.
+func TestMoveLabels_ALL11(t *testing.T) {
+	for provider, objects := range providers(t) {
+		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
+			if provider != "ipam" && crd.Spec.Scope != apiextensionsv1.ClusterScoped {
+				continue
+			}
+			_, move := crd.Labels[clusterctlv1.ClusterctlMoveLabel]
+			_, hierarchy := crd.Labels[clusterctlv1.ClusterctlMoveHierarchyLabel]
+			if !move && !hierarchy {
+				t.Errorf("%s would stay behind", crd.Name)
+			}
+		}
+	}
+}
+
+// CTL-05: one Namespace, and every namespaced object is in it.
+func TestNamespace_CTL05(t *testing.T) {
+	clusterWide := []string{
+		"Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding",
+		"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration",
+	}
+	for provider, objects := range providers(t) {
+		namespaces := ofKind[corev1.Namespace](t, objects, "Namespace")
+		if len(namespaces) != 1 || namespaces[0].Name != "capstan-"+provider+"-system" {
+			t.Fatalf("Namespaces: %v", namespaces)
+		}
+		for _, o := range objects {
+			want := namespaces[0].Name
+			if slices.Contains(clusterWide, o.GetKind()) {
+				want = ""
+			}
+			if o.GetNamespace() != want {
+				t.Errorf("%s %s is in the namespace %q, want %q", o.GetKind(), o.GetName(), o.GetNamespace(), want)
+			}
+		}
+	}
+}
+
+// CTL-06: one Deployment, whose container `manager` runs the image of this release without privileges.
+func TestDeployment_CTL06(t *testing.T) {
+	for provider, objects := range providers(t) {
+		deployments := ofKind[appsv1.Deployment](t, objects, "Deployment")
+		if len(deployments) != 1 {
+			t.Fatalf("%d Deployments", len(deployments))
+		}
+		pod := deployments[0].Spec.Template.Spec
+		if len(pod.Containers) != 1 || pod.Containers[0].Name != "manager" {
+			t.Fatalf("containers: %v", pod.Containers)
+		}
+		c := pod.Containers[0]
+		if want := "registry.capstan.dev/manager:" + releaseVersion; c.Image != want {
+			t.Errorf("image %s, want %s", c.Image, want)
+		}
+		if c.Args[0] != provider || !slices.Contains(c.Args, "--leader-elect") || slices.Contains(c.Args, "--namespace") {
+			t.Errorf("arguments: %v", c.Args)
+		}
+		if c.LivenessProbe == nil || c.ReadinessProbe == nil {
+			t.Error("no probes")
+		}
+		if pod.HostNetwork || pod.HostPID || len(c.SecurityContext.Capabilities.Add) > 0 || *c.SecurityContext.AllowPrivilegeEscalation ||
+			!*pod.SecurityContext.RunAsNonRoot || !*c.SecurityContext.ReadOnlyRootFilesystem {
+			t.Error("the manager has privileges that it does not need")
+		}
+	}
+}
+
+var variable = regexp.MustCompile(`\$\{[^}]*\}?`)
+
+// CTL-07: every variable is ours by its name, has a default and is documented.
+func TestVariablesOfComponents_CTL07(t *testing.T) {
+	documentation := document(t)
+	form := regexp.MustCompile(`^\$\{CAPSTAN_[A-Z0-9_]+:=[^$ {}]+\}$`)
+	for provider := range providers(t) {
+		for _, v := range variable.FindAllString(string(asset(t, provider+"-components.yaml")), -1) {
+			if !form.MatchString(v) {
+				t.Errorf("%s is not of the form ${CAPSTAN_NAME:=default}", v)
+			}
+			name, _, _ := strings.Cut(strings.TrimPrefix(v, "${"), ":=")
+			if !strings.Contains(documentation, "`"+name+"`") {
+				t.Errorf("docs/clusterctl.md says nothing of %s", name)
+			}
+		}
+	}
+}
+
+func document(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "docs", "clusterctl.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// CTL-08
+func TestProviderLabel_CTL08(t *testing.T) {
+	for provider, objects := range providers(t) {
+		for _, o := range objects {
+			if got, want := o.GetLabels()["cluster.x-k8s.io/provider"], clusterctlv1.ManifestLabel("capstan", kindOf[provider]); got != want {
+				t.Errorf("%s %s is labelled %q, want %q", o.GetKind(), o.GetName(), got, want)
+			}
+		}
+	}
+}
+
+// CTL-11
+func TestName_CTL11(t *testing.T) {
+	name := regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	repositories, err := os.ReadDir(filepath.Join(dist, "repository"))
+	if err != nil || len(repositories) != len(kindOf)+1 {
+		t.Fatalf("%v, %v", repositories, err)
+	}
+	for _, r := range repositories {
+		if !name.MatchString(r.Name()) {
+			t.Errorf("%s is not a name of a provider", r.Name())
+		}
+	}
+}
+
+// CTL-17: what an object of the components names is in the same file.
+func TestComponentsAreComplete_CTL17(t *testing.T) {
+	for _, objects := range providers(t) {
+		has := func(kind, name string) {
+			t.Helper()
+			if !slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind && o.GetName() == name }) {
+				t.Errorf("no %s %s", kind, name)
+			}
+		}
+		deployment := ofKind[appsv1.Deployment](t, objects, "Deployment")[0]
+		has("ServiceAccount", deployment.Spec.Template.Spec.ServiceAccountName)
+		for _, b := range ofKind[rbacv1.ClusterRoleBinding](t, objects, "ClusterRoleBinding") {
+			has("ClusterRole", b.RoleRef.Name)
+			if b.Subjects[0].Name != deployment.Spec.Template.Spec.ServiceAccountName || b.Subjects[0].Namespace != deployment.Namespace {
+				t.Errorf("%s is bound to %v", b.RoleRef.Name, b.Subjects)
+			}
+		}
+		for _, b := range ofKind[rbacv1.RoleBinding](t, objects, "RoleBinding") {
+			has("Role", b.RoleRef.Name)
+		}
+		service := ofKind[corev1.Service](t, objects, "Service")[0]
+		for label, value := range service.Spec.Selector {
+			if deployment.Spec.Template.Labels[label] != value {
+				t.Errorf("the Service selects %v", service.Spec.Selector)
+			}
+		}
+		for _, o := range objects {
+			switch o.GetKind() {
+			case "Certificate":
+				secret, _, _ := unstructured.NestedString(o.Object, "spec", "secretName")
+				if secret != deployment.Spec.Template.Spec.Volumes[0].Secret.SecretName {
+					t.Errorf("the manager mounts another Secret than %s", secret)
+				}
+				issuer, _, _ := unstructured.NestedString(o.Object, "spec", "issuerRef", "name")
+				has("Issuer", issuer)
+				names, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "dnsNames")
+				if !slices.Contains(names, service.Name+"."+service.Namespace+".svc") {
+					t.Errorf("the certificate is for %v", names)
+				}
+			case "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration":
+				namespace, certificate, _ := strings.Cut(o.GetAnnotations()["cert-manager.io/inject-ca-from"], "/")
+				has("Certificate", certificate)
+				hooks, _, _ := unstructured.NestedSlice(o.Object, "webhooks")
+				for _, hook := range hooks {
+					name, _, _ := unstructured.NestedString(hook.(map[string]any), "clientConfig", "service", "name")
+					in, _, _ := unstructured.NestedString(hook.(map[string]any), "clientConfig", "service", "namespace")
+					if name != service.Name || in != service.Namespace || namespace != service.Namespace {
+						t.Errorf("%s calls %s/%s with the CA of %s", o.GetName(), in, name, namespace)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The managers get no more than they need: no verb for everything, nothing that makes more of itself.
+func TestLeastPrivilege(t *testing.T) {
+	for provider, objects := range providers(t) {
+		for _, role := range ofKind[rbacv1.ClusterRole](t, objects, "ClusterRole") {
+			for _, rule := range role.Rules {
+				for _, verb := range rule.Verbs {
+					if slices.Contains([]string{"*", "bind", "escalate", "impersonate", "deletecollection"}, verb) {
+						t.Errorf("%s: %s on %v", role.Name, verb, rule.Resources)
+					}
+				}
+				if slices.Contains(rule.APIGroups, "*") || slices.Contains(rule.APIGroups, "rbac.authorization.k8s.io") {
+					t.Errorf("%s: groups %v", role.Name, rule.APIGroups)
+				}
+				// A control plane provider makes machines of infrastructure providers that it does not know.
+				if slices.Contains(rule.Resources, "*") && provider != "control-plane" {
+					t.Errorf("%s: all resources of %v", role.Name, rule.APIGroups)
+				}
+			}
+		}
+	}
+}

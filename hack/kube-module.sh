@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Writes kube/vX.Y/go.mod for one Kubernetes patch release.
+#
+#   hack/kube-module.sh v1.36.3
+#
+# k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by
+# folders that are not part of the module, so whoever imports it must replace
+# each of them by the published v0.Y.Z. The list changes with every minor: it is
+# read from the release's own go.mod. etcd, etcdctl and etcdutl are pinned to
+# the version that the release itself asks for.
+set -euo pipefail
+
+version=${1:?usage: hack/kube-module.sh vX.Y.Z}
+[[ $version =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || { echo "not a release version: $version" >&2; exit 1; }
+minor=${BASH_REMATCH[1]} staging=v0.${BASH_REMATCH[1]}.${BASH_REMATCH[2]}
+dir=$(dirname "$0")/../kube/v1.$minor
+mkdir -p "$dir"
+cd "$dir"
+
+# "/v1.36" cannot end a module path, hence the name without a dot.
+[[ -f go.mod ]] || go mod init "capstan.dev/capstan/kube/v1-$minor"
+
+json() { sed -n "s/.*\"$1\": \"\\([^\"]*\\)\".*/\\1/p" | head -n1; }
+info=$(cd / && go mod download -json "k8s.io/kubernetes@$version")
+mod=$(json GoMod <<<"$info")
+
+# Start from nothing: a requirement left over from the previous patch release
+# would silently keep a newer dependency than the release was tested with.
+cat >go.mod <<MOD
+module capstan.dev/capstan/kube/v1-$minor
+
+$(grep -E '^go ' "$mod")
+
+$(grep -E '^godebug ' "$mod" || true)
+MOD
+args=(-require="k8s.io/kubernetes@$version"
+	-require="capstan.dev/capstan/kube/multicall@v0.0.0"
+	-replace="capstan.dev/capstan/kube/multicall=../multicall")
+while read -r path; do
+	args+=(-replace="$path=$path@$staging")
+done < <(sed -n 's#^\t\(k8s.io/[^ ]*\) => ./staging/.*#\1#p' "$mod")
+etcd=$(sed -n 's#^\tgo.etcd.io/etcd/client/v3 \(v[^ ]*\).*#\1#p' "$mod")
+for m in server/v3 etcdctl/v3 etcdutl/v3; do
+	args+=(-require="go.etcd.io/etcd/$m@$etcd")
+done
+go mod edit "${args[@]}"
+go mod tidy
+
+# What the binaries report. The commit is not known: a module has none.
+time=$(cd / && go list -m -json "k8s.io/kubernetes@$version" | json Time)
+cat >version.env <<ENV
+# Written by hack/kube-module.sh: what the binaries report as their version.
+GIT_VERSION=$version
+BUILD_DATE=$time
+ENV

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds what a machine needs beside Kubernetes: containerd, runc and the CNI
+# plugins, into bin/node.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version() { (cd "$1" && go list -m -f '{{.Version}}' "$2"); }
+
+# Debian's libseccomp is linked in statically: runc also runs inside machines,
+# which need not have the library. osusergo and netgo keep glibc's name service
+# out, which cannot be linked statically.
+CGO_ENABLED=1 LDFLAGS='-linkmode external -extldflags "-static"' \
+	hack/go-install.sh node/runc bin/node/bin \
+	-tags seccomp,osusergo,netgo,urfave_cli_no_docs github.com/opencontainers/runc
+
+containerd=github.com/containerd/containerd/v2
+CGO_ENABLED=0 LDFLAGS="-X $containerd/version.Version=$(version node $containerd)" \
+	hack/go-install.sh node bin/node/bin -tags no_btrfs,no_devmapper,no_zfs \
+	$containerd/cmd/containerd $containerd/cmd/containerd-shim-runc-v2 $containerd/cmd/ctr
+
+plugins=github.com/containernetworking/plugins
+CGO_ENABLED=0 LDFLAGS="-X $plugins/pkg/utils/buildversion.BuildVersion=$(version node $plugins)" \
+	hack/go-install.sh node bin/node/cni \
+	$plugins/plugins/main/ptp $plugins/plugins/main/loopback \
+	$plugins/plugins/ipam/host-local $plugins/plugins/meta/portmap

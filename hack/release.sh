@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Makes a release below a folder, from what is built and with neither Docker nor a registry.
+#
+#   hack/release.sh manifests VERSION [FOLDER]   what clusterctl reads
+#   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
+#   hack/release.sh host VERSION [FOLDER]        the programs of a host
+#   hack/release.sh checksums VERSION [FOLDER]
+#
+# FOLDER (dist) gets
+#   assets/VERSION/            every file, flat: the assets of a GitHub release, or the files of a
+#                              GitLab generic package
+#   repository/LABEL/VERSION/  clusterctl's local repository, with Cluster API core of the pinned version
+#   clusterctl.yaml            a configuration for clusterctl that names the local repository
+#
+# KUBECTL renders the components (kustomize of its own wants a newer Go).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PROVIDERS='infrastructure control-plane bootstrap ipam'
+REGISTRY=registry.capstan.dev
+
+what=${1:-} version=${2:-} out=${3:-dist}
+if [[ ! $version =~ ^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$ ]]; then
+	echo "release.sh: VERSION must be a semantic version such as v0.1.0, found '$version'" >&2
+	exit 2
+fi
+assets=$out/assets/$version
+
+core_version() { basename bin/capi/repository/cluster-api/v*; }
+
+manifests() {
+	local major=${BASH_REMATCH[1]} minor=${BASH_REMATCH[2]}
+	if ! grep -A1 "^- major: $major\$" config/metadata.yaml | grep -q "^  minor: $minor\$"; then
+		echo "release.sh: config/metadata.yaml has no release series $major.$minor: add it with its contract" >&2
+		exit 2
+	fi
+	: "${KUBECTL:=$(echo bin/kubernetes/*/kubectl | cut -d ' ' -f 1)}"
+	rm -rf "$assets"
+	mkdir -p "$assets"
+	cp config/metadata.yaml templates/cluster-template*.yaml templates/clusterclass-*.yaml "$assets/"
+	local p
+	for p in $PROVIDERS; do
+		"$KUBECTL" kustomize "config/$p/default" |
+			sed "s|image: $REGISTRY/manager:dev\$|image: $REGISTRY/manager:$version|" >"$assets/$p-components.yaml"
+		repository "$p-capstan" "$version" "$assets/metadata.yaml" "$assets/$p-components.yaml"
+	done
+	cp "$assets"/cluster-template*.yaml "$assets"/clusterclass-*.yaml "$out/repository/infrastructure-capstan/$version/"
+	core
+	configuration >"$out/clusterctl.yaml"
+}
+
+# repository LABEL VERSION FILE...
+repository() {
+	local folder=$out/repository/$1/$2
+	shift 2
+	rm -rf "$folder"
+	mkdir -p "$folder"
+	cp "$@" "$folder/"
+}
+
+# core copies Cluster API core, for boxes that cannot pull its image: the module's own manifests name an image
+# that only exists while Cluster API is being developed.
+core() {
+	local core
+	core=$(core_version)
+	repository cluster-api "$core" bin/capi/repository/cluster-api/"$core"/*
+	sed -i "s|image: gcr.io/k8s-staging-cluster-api/cluster-api-controller:.*|image: $REGISTRY/cluster-api-controller:$core|; s|imagePullPolicy: Always|imagePullPolicy: IfNotPresent|" \
+		"$out/repository/cluster-api/$core/core-components.yaml"
+}
+
+configuration() {
+	local p repository
+	repository=$(realpath "$out/repository")
+	echo 'providers:'
+	printf -- '- name: cluster-api\n  type: CoreProvider\n  url: %s\n' "$repository/cluster-api/$(core_version)/core-components.yaml"
+	for p in $PROVIDERS; do
+		local type
+		case $p in
+		infrastructure) type=InfrastructureProvider ;;
+		control-plane) type=ControlPlaneProvider ;;
+		bootstrap) type=BootstrapProvider ;;
+		ipam) type=IPAMProvider ;;
+		esac
+		printf -- '- name: capstan\n  type: %s\n  url: %s\n' "$type" "$repository/$p-capstan/latest/$p-components.yaml"
+	done
+}
+
+images() {
+	mkdir -p bin "$assets"
+	work=$(mktemp -d bin/.work-XXXXXX)
+	trap 'rm -rf "$work"' EXIT
+	hack/go-install.sh node/images "$work" ./mkimage
+	ln bin/manager "$work/manager"
+	"$work/mkimage" -name "$REGISTRY/manager:$version" -out "$assets/manager-image.tar" "$work/manager"
+	ln -f bin/capi/capi-core-manager "$work/manager"
+	"$work/mkimage" -name "$REGISTRY/cluster-api-controller:$(core_version)" -out "$assets/cluster-api-controller-image.tar" "$work/manager"
+}
+
+# host packs what a host needs, to be unpacked to /usr/lib/capstan. The same content gives the same bytes.
+host() {
+	mkdir -p "$assets"
+	tar -C bin --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
+		capstan capstand capstan-init kubernetes node images | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
+}
+
+checksums() {
+	(cd "$assets" && find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS)
+}
+
+case $what in
+manifests | images | host | checksums) "$what" ;;
+*)
+	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
+	exit 2
+	;;
+esac

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the build and the machines need, if they are
+# missing; says nothing and needs no root and no network if they are all there.
+set -euo pipefail
+
+packages=(
+	# build
+	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler
+	# machines
+	nftables conntrack iproute2 procps util-linux mount kmod ca-certificates
+)
+
+if ! command -v dpkg-query >/dev/null; then
+	echo "Not a Debian system: please install what corresponds to: ${packages[*]}" >&2
+	exit 0
+fi
+missing=()
+for p in "${packages[@]}"; do
+	[[ $(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null) == installed ]] || missing+=("$p")
+done
+((${#missing[@]})) || exit 0
+
+if ((EUID)); then
+	echo "Missing packages; as root: apt-get install ${missing[*]}" >&2
+	exit 1
+fi
+echo "==> apt-get install ${missing[*]}" >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+apt_get() { apt-get -q -o DPkg::Lock::Timeout=120 "$@" >>"$log" 2>&1; }
+apt_get update && apt_get install -y --no-install-recommends "${missing[@]}" || {
+	cat "$log" >&2
+	exit 1
+}

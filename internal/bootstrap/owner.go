@@ -1,0 +1,61 @@
+package bootstrap
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+)
+
+// owner is what a CapstanConfig bootstraps: a Machine, or the machines of a MachinePool.
+type owner struct {
+	clusterName  string
+	version      string
+	controlPlane bool
+	// joined says that the machine has its node: nothing more is needed from us. Never for pools,
+	// whose machines come and go.
+	joined   bool
+	deleting bool
+	// pool is the MachinePool; nil for a Machine.
+	pool *clusterv1.MachinePool
+}
+
+// findOwner finds the Machine or MachinePool of a config; nil when it has none (BC-04).
+func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.CapstanConfig) (*owner, error) {
+	for _, ref := range config.OwnerReferences {
+		gv, err := schema.ParseGroupVersion(ref.APIVersion)
+		if err != nil || gv.Group != clusterv1.GroupVersion.Group {
+			continue
+		}
+		switch ref.Kind {
+		case "Machine":
+			machine, err := util.GetMachineByName(ctx, c, config.Namespace, ref.Name)
+			if err != nil {
+				return nil, client.IgnoreNotFound(err)
+			}
+			return &owner{
+				clusterName:  machine.Spec.ClusterName,
+				version:      machine.Spec.Version,
+				controlPlane: util.IsControlPlaneMachine(machine),
+				joined:       machine.Status.NodeRef.IsDefined(),
+				deleting:     !machine.DeletionTimestamp.IsZero(),
+			}, nil
+		case "MachinePool":
+			pool, err := util.GetMachinePoolByName(ctx, c, config.Namespace, ref.Name)
+			if err != nil {
+				return nil, client.IgnoreNotFound(err)
+			}
+			return &owner{
+				clusterName: pool.Spec.ClusterName,
+				version:     pool.Spec.Template.Spec.Version,
+				deleting:    !pool.DeletionTimestamp.IsZero(),
+				pool:        pool,
+			}, nil
+		}
+	}
+	return nil, nil
+}

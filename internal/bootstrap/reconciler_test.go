@@ -1,0 +1,480 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+var endpoint = clusterv1.APIEndpoint{Host: "10.200.0.1", Port: 6443}
+
+func has(config *bootstrapv1.CapstanConfig, kind string, status metav1.ConditionStatus, message string) bool {
+	c := conditions.Get(config, kind)
+	return c != nil && c.Status == status && strings.Contains(c.Message, message)
+}
+
+func becomes(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig, what string, holds func() bool) {
+	t.Helper()
+	testcluster.Eventually(t, what, func() bool { return cluster.Get(config) == nil && holds() })
+}
+
+// authorities makes the secrets that the control plane provider makes.
+func authorities(t *testing.T, cluster *testcluster.Cluster) {
+	t.Helper()
+	certificates := Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := certificates.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	if err := certificates.SaveGenerated(context.Background(), env.Client, client.ObjectKeyFromObject(cluster.Cluster), cluster.OwnerRef()); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-encryption"), Type: clusterv1.ClusterSecretType,
+		Data: map[string][]byte{"value": []byte(strings.Repeat("k", render.EncryptionKeySize))}})
+}
+
+// dataOf waits for the data secret, checks its form (BC-02, BC-03), and reads what a machine reads.
+func dataOf(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
+	t.Helper()
+	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+	pool := len(config.OwnerReferences) > 0 && config.OwnerReferences[0].Kind == "MachinePool"
+	if (config.Status.DataSecretName != config.Name) != pool || !ptr.Deref(config.Status.Initialization.DataSecretCreated, false) || config.Status.ObservedGeneration != config.Generation {
+		t.Errorf("BC-03: status %v", config.Status)
+	}
+	s := cluster.Secret(config.Status.DataSecretName)
+	if s == nil || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, config) || len(s.Data) != 1 || s.Type != clusterv1.ClusterSecretType {
+		t.Fatalf("BC-02: secret %v", s)
+	}
+	parsed, err := cloudconfig.Parse(s.Data["value"], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]cloudconfig.File{}
+	for _, f := range parsed.Files {
+		files[f.Path] = f
+	}
+	node, err := nodeconfig.Parse(files[nodeconfig.Path].Content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files, node
+}
+
+// TestControlPlaneMachine (BC-02 to BC-04, CP-23): the data of a control plane machine.
+func TestControlPlaneMachine(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	_, config := cluster.Machine("cp", func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Role = bootstrapv1.RoleInit
+		c.Spec.Cluster.PodNetwork = bootstrapv1.PodNetworkNone
+	})
+	becomes(t, cluster, config, "waits for the endpoint", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "no spec.controlPlaneEndpoint")
+	})
+	cluster.SetEndpoint(endpoint)
+	becomes(t, cluster, config, "waits for the authorities", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "demo-ca is not there")
+	})
+	authorities(t, cluster)
+	files, node := dataOf(t, cluster, config)
+	if node.Role != nodeconfig.RoleInit || node.Endpoint != "10.200.0.1:6443" || node.BootstrapToken != "" || node.Network.PodNetwork != "None" || node.Network.KubeProxy != "NFTables" {
+		t.Errorf("node.yaml: %+v", node)
+	}
+	for path, mode := range map[string]uint32{
+		"ca.crt": 0o644, "ca.key": 0o600, "etcd/ca.key": 0o600, "front-proxy-ca.key": 0o600, "sa.key": 0o600, "sa.pub": 0o644,
+	} {
+		if f, ok := files[nodeconfig.PKIDir+"/"+path]; !ok || uint32(f.Mode) != mode || len(f.Content) == 0 {
+			t.Errorf("CP-23 %s: %v, mode %o", path, ok, f.Mode)
+		}
+	}
+	if files[nodeconfig.EncryptionConfigPath].Mode != 0o600 || files[nodeconfig.Path].Mode != 0o600 {
+		t.Error("CP-23: encryption.yaml or node.yaml can be read by others")
+	}
+	if conditions.Get(config, bootstrapv1.BootstrapTokenAvailableCondition) != nil {
+		t.Error("a control plane machine has a token")
+	}
+}
+
+// TestJoiningMachine (CP-01): a machine that joins a control plane waits for nobody: the control plane provider
+// makes it when it may join, and the machine itself tries until it is let in.
+func TestJoiningMachine(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetEndpoint(endpoint)
+	authorities(t, cluster)
+	_, config := cluster.Machine("cp-2", func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Role = bootstrapv1.RoleControlPlane
+	})
+	files, node := dataOf(t, cluster, config)
+	if node.Role != nodeconfig.RoleControlPlane || node.Endpoint != "10.200.0.1:6443" || node.BootstrapToken != "" || node.ControlPlane == nil || !node.ControlPlane.Encryption {
+		t.Errorf("node.yaml: %+v", node)
+	}
+	for _, path := range []string{nodeconfig.PKIDir + "/ca.key", nodeconfig.PKIDir + "/etcd/ca.key", nodeconfig.PKIDir + "/sa.key", nodeconfig.EncryptionConfigPath} {
+		if f := files[path]; f.Mode != 0o600 || len(f.Content) == 0 {
+			t.Errorf("CP-23 %s: mode %o, %d bytes", path, f.Mode, len(f.Content))
+		}
+	}
+}
+
+// withControlPlane is a cluster that has a CapstanControlPlane, of which the tests play the provider.
+func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane) {
+	t.Helper()
+	cluster := testcluster.New(t, env, nil)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Config.Cluster.DNS = bootstrapv1.DNSNone })
+	authorities(t, cluster)
+	return cluster, cp
+}
+
+// kubeconfigOf makes the kubeconfig secret, with the test API server as the workload cluster.
+func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster, server string) {
+	t.Helper()
+	data, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server, CertificateAuthorityData: env.Config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: env.Config.CertData, ClientKeyData: env.Config.KeyData}},
+		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "x",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": data}})
+}
+
+func tokenIn(t *testing.T, token string) *corev1.Secret {
+	t.Helper()
+	id, _, _ := strings.Cut(token, ".")
+	s := &corev1.Secret{}
+	if err := env.Client.Get(context.Background(), client.ObjectKey{Namespace: "kube-system", Name: "bootstrap-token-" + id}, s); err != nil {
+		return nil
+	}
+	return s
+}
+
+// TestWorker (BC-01 to BC-06): the data is made from what the control plane has prepared, before the
+// Cluster has its endpoint; the token works once the API server does, and goes when the node is there.
+func TestWorker(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	machine, config := cluster.Machine("worker", nil, nil)
+	files, node := dataOf(t, cluster, config)
+	if node.Role != nodeconfig.RoleWorker || !strings.Contains(env.Config.Host, "//"+node.Endpoint) || node.Network.DNS != "None" || node.Network.PodNetwork != "Routes" {
+		t.Errorf("node.yaml: %+v", node)
+	}
+	if len(node.Node.Taints) != 1 || node.Node.Taints[0] != "node.cluster.x-k8s.io/uninitialized:NoSchedule" {
+		t.Errorf("BC-06: taints %v", node.Node.Taints)
+	}
+	for path := range files {
+		if strings.HasSuffix(path, ".key") || strings.Contains(path, "etcd") || path == nodeconfig.EncryptionConfigPath {
+			t.Errorf("CP-23: a worker has %s", path)
+		}
+	}
+	becomes(t, cluster, config, "the token waits", func() bool {
+		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "not reachable")
+	})
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	becomes(t, cluster, config, "the token works", func() bool {
+		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
+	})
+	s := tokenIn(t, node.BootstrapToken)
+	expires, err := time.Parse(time.RFC3339, string(s.Data["expiration"]))
+	if err != nil || time.Until(expires) > TokenTTL || time.Until(expires) < TokenTTL-time.Minute || s.Type != "bootstrap.kubernetes.io/token" {
+		t.Errorf("token: type %s, expires %s, %v", s.Type, expires, err)
+	}
+	if string(s.Data["token-id"])+"."+string(s.Data["token-secret"]) != node.BootstrapToken || s.Data["usage-bootstrap-signing"] != nil {
+		t.Error("the token differs, or is good for more than to authenticate")
+	}
+	// Joined.
+	cluster.ChangeStatus(machine, func() { machine.Status.NodeRef.Name = "worker" })
+	testcluster.Eventually(t, "the token is gone", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
+	becomes(t, cluster, config, "and it is said", func() bool {
+		return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
+	})
+}
+
+// TestRenewal: a token is renewed at half of its life, and one that cannot be read is written anew.
+func TestRenewal(t *testing.T) {
+	now := time.Now()
+	expiring := func(in time.Duration) *corev1.Secret {
+		return &corev1.Secret{Data: map[string][]byte{"expiration": []byte(now.Add(in).UTC().Format(time.RFC3339))}}
+	}
+	for name, c := range map[string]struct {
+		existing *corev1.Secret
+		write    bool
+	}{
+		"none": {nil, true}, "new": {expiring(TokenTTL), false}, "just before half": {expiring(tokenRenewBefore + time.Minute), false},
+		"half": {expiring(tokenRenewBefore), true}, "expired": {expiring(-time.Minute), true}, "garbage": {&corev1.Secret{}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write, again := renewal(c.existing, now)
+			if write != c.write || again <= 0 || again > TokenTTL-tokenRenewBefore {
+				t.Errorf("got %v, %s", write, again)
+			}
+		})
+	}
+}
+
+// TestTokenComesBack: one that somebody removed, or that expired while the provider was down, works again.
+func TestTokenComesBack(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	_, config := cluster.Machine("worker", nil, nil)
+	_, node := dataOf(t, cluster, config)
+	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	s := tokenIn(t, node.BootstrapToken)
+	before := s.DeepCopy()
+	s.Data["expiration"] = []byte(time.Now().Add(time.Minute).UTC().Format(time.RFC3339))
+	if err := env.Client.Patch(context.Background(), s, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Change(config, func() { config.Annotations = map[string]string{"touched": "yes"} })
+	testcluster.Eventually(t, "renewed", func() bool {
+		expires, err := time.Parse(time.RFC3339, string(tokenIn(t, node.BootstrapToken).Data["expiration"]))
+		return err == nil && time.Until(expires) > tokenRenewBefore
+	})
+}
+
+// TestMachinePool (BC-04): the machines of a pool share the data, and the token lives as long as the pool.
+func TestMachinePool(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	pool := &clusterv1.MachinePool{ObjectMeta: cluster.Meta("pool")}
+	pool.Spec.ClusterName = "demo"
+	pool.Spec.Template.Spec = clusterv1.MachineSpec{ClusterName: "demo", Version: "v1.36.3",
+		Bootstrap:         clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: "pool"}},
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachinePool", Name: "pool"},
+	}
+	cluster.Create(pool)
+	config := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("pool")}
+	config.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool, clusterv1.GroupVersion.WithKind("MachinePool"))}
+	cluster.Create(config)
+	_, node := dataOf(t, cluster, config)
+	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
+	testcluster.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+
+	// What a machine is made from has changed: a new name, so that the pool replaces its machines.
+	first := config.Status.DataSecretName
+	renamed := func(what string, from string) {
+		t.Helper()
+		becomes(t, cluster, config, what, func() bool {
+			return config.Status.DataSecretName != from && has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "")
+		})
+	}
+	change(t, config, func() { config.Spec.Files = []bootstrapv1.File{{Path: "/etc/motd", Content: "hello"}} })
+	renamed("data for the new spec", first)
+	second := config.Status.DataSecretName
+	if cluster.Secret(first) == nil {
+		t.Error("the former data is gone while the MachinePool still names it")
+	}
+	change(t, pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = &second })
+	testcluster.Eventually(t, "the former data goes when the MachinePool names the new one", func() bool { return cluster.Secret(first) == nil })
+	change(t, pool, func() { pool.Spec.Template.Spec.Version = "v1.36.4" })
+	renamed("data for the new version", second)
+	if s := cluster.Secret(config.Status.DataSecretName); s.Annotations[bootstrapv1.KubernetesVersionAnnotation] != "v1.36.4" {
+		t.Errorf("annotations %v", s.Annotations)
+	}
+	change(t, config, func() { config.Spec.Files = nil })
+	renamed("data for the spec and version", config.Status.DataSecretName)
+}
+
+// change patches an object.
+func change(t *testing.T, o client.Object, apply func()) {
+	t.Helper()
+	if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(o), o); err != nil {
+		t.Fatal(err)
+	}
+	before := o.DeepCopyObject().(client.Object)
+	apply()
+	if err := env.Client.Patch(context.Background(), o, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestForeignControlPlane: workers of a cluster whose control plane is of another kind wait until it is
+// initialized; its network is none of our business.
+func TestForeignControlPlane(t *testing.T) {
+	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) {
+		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane", Name: "demo"}
+	})
+	cluster.SetEndpoint(endpoint)
+	authorities(t, cluster)
+	_, config := cluster.Machine("worker", nil, nil)
+	becomes(t, cluster, config, "waits", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "not initialized")
+	})
+	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	_, node := dataOf(t, cluster, config)
+	if node.Network.PodNetwork != "None" || node.Network.KubeProxy != "None" || node.Network.DNS != "None" {
+		t.Errorf("network: %+v", node.Network)
+	}
+}
+
+// TestNoOwner (BC-04): without a Machine, or without its Cluster, nothing is done.
+func TestNoOwner(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	alone := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("alone")}
+	cluster.Create(alone)
+	_, stray := cluster.Machine("stray", func(m *clusterv1.Machine) { m.Spec.ClusterName = "nobody" }, nil)
+	testcluster.Consistently(t, "nothing", func() bool {
+		return cluster.Get(alone) == nil && len(alone.Status.Conditions) == 0 && cluster.Get(stray) == nil && len(stray.Status.Conditions) == 0 &&
+			cluster.Secret("alone") == nil && cluster.Secret("stray") == nil
+	})
+}
+
+// TestExistingSecret (BC-04, ALL-17): data that is there is kept, also one without its owner; one that is
+// deleted is made again; one of somebody else's is left alone, and it is said.
+func TestExistingSecret(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	restored := &corev1.Secret{ObjectMeta: cluster.Meta("worker"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("#cloud-config\n{}\n")}}
+	cluster.Create(restored)
+	_, config := cluster.Machine("worker", nil, nil)
+	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
+	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) {
+		t.Errorf("not kept: %v", s.OwnerReferences)
+	}
+	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed"} })
+	testcluster.Consistently(t, "kept", func() bool { return string(cluster.Secret("worker").Data["value"]) == "#cloud-config\n{}\n" })
+	if err := env.Client.Delete(context.Background(), restored); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, "made again", func() bool {
+		s := cluster.Secret("worker")
+		return s != nil && strings.Contains(string(s.Data["value"]), "changed")
+	})
+
+	theirs := &corev1.Secret{ObjectMeta: cluster.Meta("busy"), Data: map[string][]byte{"value": []byte("theirs")}}
+	cluster.Create(theirs)
+	_, busy := cluster.Machine("busy", nil, nil)
+	becomes(t, cluster, busy, "said", func() bool {
+		return has(busy, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "is in the way")
+	})
+	if s := cluster.Secret("busy"); s.ResourceVersion != theirs.ResourceVersion {
+		t.Error("somebody else's secret was changed")
+	}
+}
+
+// TestReferences: secrets that the spec names are waited for, by name and by key.
+func TestReferences(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	_, config := cluster.Machine("worker", nil, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "mine", Key: "x"}}}}
+	})
+	becomes(t, cluster, config, "the secret is missed", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the secret mine does not exist")
+	})
+	mine := &corev1.Secret{ObjectMeta: cluster.Meta("mine"), Data: map[string][]byte{"y": []byte("hunter2")}}
+	cluster.Create(mine)
+	becomes(t, cluster, config, "the key is missed", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `has no key "x"`)
+	})
+	cluster.Change(mine, func() { mine.Data["x"] = []byte("content") })
+	files, _ := dataOf(t, cluster, config)
+	if string(files["/etc/x"].Content) != "content" || files["/etc/x"].Mode != 0o600 {
+		t.Errorf("got %v", files["/etc/x"])
+	}
+}
+
+// TestInvalid: what cannot be rendered is said.
+func TestInvalid(t *testing.T) {
+	for name, c := range map[string]struct {
+		cluster func(*clusterv1.Cluster)
+		machine func(*clusterv1.Machine)
+		config  func(*bootstrapv1.CapstanConfig)
+		want    string
+	}{
+		"a malformed version": {machine: func(m *clusterv1.Machine) { m.Spec.Version = "latest" }, want: "is not a Kubernetes version"},
+		"a role that contradicts the Machine": {machine: func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" },
+			config: func(c *bootstrapv1.CapstanConfig) { c.Spec.Role = bootstrapv1.RoleWorker }, want: "has the label"},
+		"a control plane machine without a role": {machine: func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, want: "spec.role is empty"},
+		"cluster settings on a worker":           {config: func(c *bootstrapv1.CapstanConfig) { c.Spec.Cluster.DNS = bootstrapv1.DNSNone }, want: "is for control plane machines"},
+		"overlapping networks": {cluster: func(c *clusterv1.Cluster) {
+			c.Spec.ClusterNetwork.Pods.CIDRBlocks, c.Spec.ClusterNetwork.Services.CIDRBlocks = []string{"10.0.0.0/8"}, []string{"10.1.0.0/16"}
+		}, want: "overlap"},
+		"an endpoint in the pod network": {cluster: func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.200.0.0/16"} }, want: "lies in the cluster's own network"},
+		"a file in our folder": {config: func(c *bootstrapv1.CapstanConfig) {
+			c.Spec.Files = []bootstrapv1.File{{Path: "/etc/capstan/x", Content: "x"}}
+		}, want: "Capstan's own"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := testcluster.New(t, env, c.cluster)
+			cluster.ControlPlane(nil)
+			authorities(t, cluster)
+			cluster.SetEndpoint(endpoint)
+			_, config := cluster.Machine("machine", c.machine, c.config)
+			becomes(t, cluster, config, "said", func() bool {
+				return has(config, clusterv1.ReadyCondition, metav1.ConditionFalse, c.want) &&
+					conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.InvalidConfigReason
+			})
+			if cluster.Secret("machine") != nil {
+				t.Error("made data all the same")
+			}
+		})
+	}
+}
+
+// TestBrokenAuthority: named, not quoted.
+func TestBrokenAuthority(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.ControlPlane(nil)
+	cluster.SetEndpoint(endpoint)
+	ca := &corev1.Secret{ObjectMeta: cluster.Meta(secret.Name("demo", secret.ClusterCA)), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"other": []byte("hunter2")}}
+	cluster.Create(ca)
+	_, config := cluster.Machine("worker", nil, nil)
+	becomes(t, cluster, config, "said", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "certificate")
+	})
+	if strings.Contains(fmt.Sprint(config.Status), "hunter2") {
+		t.Error("the content is quoted")
+	}
+}
+
+// TestPaused (ALL-08).
+func TestPaused(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(true) })
+	_, config := cluster.Machine("worker", nil, nil)
+	becomes(t, cluster, config, "Paused", func() bool { return has(config, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
+	if cluster.Secret("worker") != nil {
+		t.Error("made data while paused")
+	}
+	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(false) })
+	dataOf(t, cluster, config)
+}
+
+// TestSteadyState: no writes when nothing is to be done.
+func TestSteadyState(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	_, config := cluster.Machine("worker", nil, nil)
+	dataOf(t, cluster, config)
+	becomes(t, cluster, config, "the token waits", func() bool { return conditions.Has(config, bootstrapv1.BootstrapTokenAvailableCondition) })
+	before, data := config.ResourceVersion, cluster.Secret("worker").ResourceVersion
+	for i := range 3 {
+		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": fmt.Sprint(i)} })
+	}
+	testcluster.Consistently(t, "no writes", func() bool {
+		return cluster.Get(config) == nil && config.ResourceVersion == before && cluster.Secret("worker").ResourceVersion == data
+	})
+}

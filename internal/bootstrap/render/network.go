@@ -1,0 +1,144 @@
+package render
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/blang/semver/v4"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// Defaults for what a Cluster does not say.
+const (
+	DefaultPodCIDR       = "10.244.0.0/16"
+	DefaultServiceCIDR   = "10.96.0.0/16"
+	DefaultServiceDomain = "cluster.local"
+	DefaultAPIServerPort = 6443
+)
+
+// Network reads the networks of a Cluster and checks that they can work: every CIDR well formed,
+// one of each family at most, none overlapping another.
+func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration) (nodeconfig.Network, error) {
+	spec := cluster.Spec.ClusterNetwork
+	out := nodeconfig.Network{
+		PodCIDRs:      orDefault(spec.Pods.CIDRBlocks, DefaultPodCIDR),
+		ServiceCIDRs:  orDefault(spec.Services.CIDRBlocks, DefaultServiceCIDR),
+		ServiceDomain: spec.ServiceDomain,
+		PodNetwork:    string(config.PodNetwork),
+		KubeProxy:     string(config.KubeProxy),
+		DNS:           string(config.DNS),
+	}
+	if out.ServiceDomain == "" {
+		out.ServiceDomain = DefaultServiceDomain
+	}
+	pods, err := prefixes("spec.clusterNetwork.pods", out.PodCIDRs)
+	if err != nil {
+		return out, err
+	}
+	services, err := prefixes("spec.clusterNetwork.services", out.ServiceCIDRs)
+	if err != nil {
+		return out, err
+	}
+	for _, p := range pods {
+		for _, s := range services {
+			if p.Overlaps(s) {
+				return out, fmt.Errorf("the Cluster's pod network %s and Service network %s overlap: give them networks of their own in spec.clusterNetwork", p, s)
+			}
+		}
+	}
+	out.DNSServiceIP, err = nth(services[0], 10)
+	return out, err
+}
+
+// WithDefaults fills what a ClusterConfiguration leaves open.
+func WithDefaults(config bootstrapv1.ClusterConfiguration) bootstrapv1.ClusterConfiguration {
+	if config.PodNetwork == "" {
+		config.PodNetwork = bootstrapv1.PodNetworkRoutes
+	}
+	if config.KubeProxy == "" {
+		config.KubeProxy = bootstrapv1.KubeProxyNFTables
+	}
+	if config.DNS == "" {
+		config.DNS = bootstrapv1.DNSCoreDNS
+	}
+	return config
+}
+
+// Foreign is the ClusterConfiguration of clusters whose control plane is not ours: the pod network,
+// the proxy and DNS are left to whoever made them.
+func Foreign() bootstrapv1.ClusterConfiguration {
+	return bootstrapv1.ClusterConfiguration{
+		PodNetwork: bootstrapv1.PodNetworkNone,
+		KubeProxy:  bootstrapv1.KubeProxyNone,
+		DNS:        bootstrapv1.DNSNone,
+	}
+}
+
+// CheckEndpoint says what is wrong with an endpoint: it must lie outside of the cluster's own networks.
+func CheckEndpoint(host string, network nodeconfig.Network) error {
+	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	if err != nil {
+		return nil // A name.
+	}
+	for _, cidr := range append(append([]string{}, network.PodCIDRs...), network.ServiceCIDRs...) {
+		if prefix, err := netip.ParsePrefix(cidr); err == nil && prefix.Contains(addr) {
+			return fmt.Errorf("the control plane endpoint %s lies in the cluster's own network %s: change the Cluster's spec.clusterNetwork or the endpoint", host, cidr)
+		}
+	}
+	return nil
+}
+
+// APIServerPort where the API servers of a Cluster listen on their machines.
+func APIServerPort(cluster *clusterv1.Cluster) int32 {
+	if port := cluster.Spec.ClusterNetwork.APIServerPort; port != 0 {
+		return port
+	}
+	return DefaultAPIServerPort
+}
+
+// Version checks a Kubernetes version and gives it its leading v (CP-05).
+func Version(version string) (string, error) {
+	parsed, err := semver.Parse(strings.TrimPrefix(version, "v"))
+	if err != nil {
+		return "", fmt.Errorf("%q is not a Kubernetes version: write it as v1.36.3", version)
+	}
+	return "v" + parsed.String(), nil
+}
+
+func prefixes(field string, cidrs []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for i, cidr := range cidrs {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("the Cluster's %s.cidrBlocks[%d] %q is not a network: write it without host bits, for example 10.244.0.0/16", field, i, cidr)
+		}
+		out = append(out, p)
+	}
+	if len(out) > 2 || len(out) == 2 && out[0].Addr().Is4() == out[1].Addr().Is4() {
+		return nil, fmt.Errorf("the Cluster's %s.cidrBlocks has %d networks: give one, or one IPv4 and one IPv6", field, len(out))
+	}
+	return out, nil
+}
+
+// nth is the n-th address of a network.
+func nth(p netip.Prefix, n int) (string, error) {
+	addr := p.Addr()
+	for range n {
+		addr = addr.Next()
+	}
+	if !p.Contains(addr) {
+		return "", fmt.Errorf("the Cluster's Service network %s is too small: it needs %d addresses at least", p, n+1)
+	}
+	return addr.String(), nil
+}
+
+func orDefault(values []string, value string) []string {
+	if len(values) == 0 {
+		return []string{value}
+	}
+	return values
+}

@@ -1,0 +1,340 @@
+package render_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func network(t *testing.T, config bootstrapv1.ClusterConfiguration) nodeconfig.Network {
+	t.Helper()
+	out, err := render.Network(&clusterv1.Cluster{}, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func worker(t *testing.T) render.Input {
+	return render.Input{
+		ClusterName: "demo", KubernetesVersion: "v1.36.3", Role: nodeconfig.RoleWorker,
+		Endpoint: "10.200.0.1:6443", APIServerPort: 6443, Token: "abcdef.0123456789abcdef",
+		Network:      network(t, render.WithDefaults(bootstrapv1.ClusterConfiguration{})),
+		Certificates: []render.File{{Path: "/etc/kubernetes/pki/ca.crt", Permissions: "0644", Content: []byte("CA\n")}},
+	}
+}
+
+func controlPlane(t *testing.T) render.Input {
+	in := worker(t)
+	in.Role, in.Token = nodeconfig.RoleInit, ""
+	in.Certificates = append(in.Certificates, render.File{Path: "/etc/kubernetes/pki/ca.key", Permissions: "0600", Content: []byte("KEY\n")})
+	in.EncryptionKey = []byte(strings.Repeat("k", render.EncryptionKeySize))
+	return in
+}
+
+// everything sets every field that there is.
+func everything(t *testing.T) render.Input {
+	in := controlPlane(t)
+	secret := func(name, key string) bootstrapv1.SecretKeyReference {
+		return bootstrapv1.SecretKeyReference{Name: name, Key: key}
+	}
+	in.Spec = bootstrapv1.CapstanConfigSpec{
+		Cluster: bootstrapv1.ClusterConfiguration{
+			APIServer: bootstrapv1.APIServerSpec{
+				ExtraArgs:      []bootstrapv1.Arg{{Name: "v", Value: "2"}},
+				CertSANs:       []string{"api.example.com"},
+				AuditPolicy:    bootstrapv1.Document{Content: "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"},
+				Authentication: bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{Secret: secret("oidc", "config")}},
+			},
+			ControllerManager:       bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "node-monitor-period", Value: "2s"}}},
+			Scheduler:               bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v", Value: "3"}}},
+			Etcd:                    bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "quota-backend-bytes", Value: "8589934592"}}},
+			Encryption:              bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionAESGCM, Resources: []string{"secrets", "configmaps"}},
+			PodNetwork:              bootstrapv1.PodNetworkNone,
+			CertificateValidityDays: 90,
+		},
+		Kubelet: bootstrapv1.KubeletSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "max-pods", Value: "50"}}},
+		Node: bootstrapv1.NodeSpec{
+			Labels: map[string]string{"disk": "ssd"},
+			Taints: &[]bootstrapv1.Taint{{Key: "a", Value: "b", Effect: corev1.TaintEffectNoExecute}},
+		},
+		Files: []bootstrapv1.File{
+			{Path: "/etc/motd", Content: "hello: \"world\"\n\ttab # no comment\n", Append: ptr.To(true)},
+			{Path: "/etc/secret", ContentFrom: bootstrapv1.ContentSource{Secret: secret("files", "binary")}, Owner: "nobody:nogroup"},
+			{Path: "/etc/encoded", Content: "aGVsbG8=", Encoding: bootstrapv1.EncodingBase64, Permissions: "0700"},
+			{Path: "/etc/compressed", ContentFrom: bootstrapv1.ContentSource{Secret: secret("files", "gzip")}, Encoding: bootstrapv1.EncodingGzip},
+		},
+		PreCommands:  []string{"echo before"},
+		PostCommands: []string{"echo 'after: all' # done"},
+		Registries: []bootstrapv1.Registry{{
+			Host: "registry.example.com:5000", Mirrors: []string{"https://mirror.example.com"},
+			CA: secret("registry", "ca.crt"), Credentials: bootstrapv1.SecretReference{Name: "registry"}, InsecureSkipVerify: ptr.To(true),
+		}},
+	}
+	in.Network = network(t, render.WithDefaults(in.Spec.Cluster))
+	in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{
+		secret("oidc", "config"):       []byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"),
+		secret("files", "binary"):      {0xff, 0x00, 0xfe},
+		secret("files", "gzip"):        {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0x2b, 0xcd, 0x2b, 0x48, 0x4c, 0xce, 0x4e, 0x4d, 0x01, 0x00, 0x96, 0x62, 0x2f, 0xca, 0x08, 0x00, 0x00, 0x00},
+		secret("registry", "ca.crt"):   []byte("REGISTRY CA\n"),
+		secret("registry", "username"): []byte("me"),
+		secret("registry", "password"): []byte("p: 'w\"\n"),
+	}
+	return in
+}
+
+// TestGolden is what machines are given (BC-05, BC-06). `go test -update` writes the files anew.
+func TestGolden(t *testing.T) {
+	for name, in := range map[string]render.Input{
+		"worker": worker(t), "control-plane": controlPlane(t), "everything": everything(t),
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := render.CloudConfig(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", name+".yaml")
+			if *update {
+				if err := os.WriteFile(golden, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(got) != string(want) {
+				t.Errorf("differs from %s:\n%s", golden, got)
+			}
+		})
+	}
+}
+
+// TestMachineReadsIt: what one side writes the other side reads, with nothing refused.
+func TestMachineReadsIt(t *testing.T) {
+	for name, in := range map[string]render.Input{
+		"worker": worker(t), "control-plane": controlPlane(t), "everything": everything(t),
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := render.CloudConfig(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := cloudconfig.Parse(data, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(config.RunCommands); n != 3+len(in.Spec.PreCommands)+len(in.Spec.PostCommands) {
+				t.Errorf("%d commands", n)
+			}
+			files := map[string]string{}
+			for _, f := range config.Files {
+				files[f.Path] = string(f.Content)
+			}
+			node, err := nodeconfig.Parse([]byte(files[nodeconfig.Path]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if node.Role != in.Role || node.BootstrapToken != in.Token {
+				t.Errorf("role %q, token %q", node.Role, node.BootstrapToken)
+			}
+			if name == "everything" && (files["/etc/secret"] != "\xff\x00\xfe" || files["/etc/encoded"] != "hello" || files["/etc/compressed"] != "unpacked" || node.Registries[0].Password != "p: 'w\"\n") {
+				t.Errorf("contents differ: %q %q %q", files["/etc/secret"], files["/etc/encoded"], node.Registries[0].Password)
+			}
+		})
+	}
+}
+
+// TestWorkerGetsNoKeys (CP-23): a worker has the cluster's certificate, and no key of anything.
+func TestWorkerGetsNoKeys(t *testing.T) {
+	in := worker(t)
+	in.EncryptionKey = []byte(strings.Repeat("k", render.EncryptionKeySize))
+	data, err := render.CloudConfig(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, no := range []string{".key", "encryption", "audit-policy"} {
+		if strings.Contains(string(data), no) {
+			t.Errorf("a worker's data has %q", no)
+		}
+	}
+}
+
+// A machine that joins a control plane gets what the first one gets, and only its role differs: it signs its
+// own certificates, so it needs the authorities and no token (CP-01, CP-23).
+func TestJoiningControlPlane(t *testing.T) {
+	first := everything(t)
+	joining := first
+	joining.Role = nodeconfig.RoleControlPlane
+	want, err := render.CloudConfig(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := render.CloudConfig(joining)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) == string(want) {
+		t.Error("the role is the same")
+	}
+	if text := strings.Replace(string(want), "role: init\n", "role: control-plane\n", 1); string(got) != text {
+		t.Errorf("differs in more than its role:\n%s", got)
+	}
+	if token, err := render.Token(got); err != nil || token != "" {
+		t.Errorf("token %q, %v", token, err)
+	}
+}
+
+func TestTaints(t *testing.T) {
+	taint := []bootstrapv1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}}
+	for name, c := range map[string]struct {
+		role nodeconfig.Role
+		in   *[]bootstrapv1.Taint
+		want string
+	}{
+		"BC-06 worker":            {nodeconfig.RoleWorker, nil, "node.cluster.x-k8s.io/uninitialized:NoSchedule"},
+		"BC-06 worker with more":  {nodeconfig.RoleWorker, &taint, "node.cluster.x-k8s.io/uninitialized:NoSchedule,a:NoSchedule"},
+		"control plane":           {nodeconfig.RoleInit, nil, "node-role.kubernetes.io/control-plane:NoSchedule"},
+		"control plane, replaced": {nodeconfig.RoleControlPlane, &taint, "a:NoSchedule"},
+		"control plane, none":     {nodeconfig.RoleInit, &[]bootstrapv1.Taint{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := controlPlane(t)
+			in.Role, in.Spec.Node.Taints = c.role, c.in
+			if got := strings.Join(node(t, in).Node.Taints, ","); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
+	t.Helper()
+	data, err := render.CloudConfig(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := cloudconfig.Parse(data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range config.Files {
+		if f.Path == nodeconfig.Path {
+			out, err := nodeconfig.Parse([]byte(f.Content))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+	}
+	t.Fatal("no " + nodeconfig.Path)
+	return nil
+}
+
+func TestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*render.Input)
+		want   string
+	}{
+		"a path that is not clean": {func(in *render.Input) { in.Spec.Files = []bootstrapv1.File{{Path: "/etc/../x", Content: "x"}} }, "shortest form"},
+		"Capstan's own folder": {func(in *render.Input) {
+			in.Spec.Files = []bootstrapv1.File{{Path: "/etc/capstan/node.yaml", Content: "x"}}
+		}, "Capstan's own"},
+		"not base64": {func(in *render.Input) {
+			in.Spec.Files = []bootstrapv1.File{{Path: "/x", Content: "%", Encoding: bootstrapv1.EncodingBase64}}
+		}, "not base64"},
+		"a short key":              {func(in *render.Input) { in.EncryptionKey = []byte("short") }, "5 bytes"},
+		"a policy that is no YAML": {func(in *render.Input) { in.Spec.Cluster.APIServer.AuditPolicy.Content = "{hunter2" }, "auditPolicy is not a YAML document"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := controlPlane(t)
+			c.change(&in)
+			_, err := render.CloudConfig(in)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error quotes the content: %v", err)
+			}
+		})
+	}
+}
+
+func TestToken(t *testing.T) {
+	for name, in := range map[string]render.Input{"worker": worker(t), "control plane": controlPlane(t)} {
+		data, err := render.CloudConfig(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := render.Token(data); err != nil || got != in.Token {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+	}
+	if _, err := render.Token([]byte("- not: [a cloud-config")); err == nil {
+		t.Error("no error for data that is not ours")
+	}
+}
+
+func TestNetwork(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods, services []string
+		dns, want      string
+	}{
+		"defaults":          {nil, nil, "10.96.0.10", ""},
+		"dual stack":        {[]string{"10.1.0.0/16", "fd00:1::/56"}, []string{"10.2.0.0/16", "fd00:2::/112"}, "10.2.0.10", ""},
+		"IPv6 only":         {[]string{"fd00:1::/56"}, []string{"fd00:2::/112"}, "fd00:2::a", ""},
+		"overlap":           {[]string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}, "", "overlap"},
+		"malformed":         {[]string{"10.1.0.0"}, nil, "", "pods.cidrBlocks[0]"},
+		"host bits":         {nil, []string{"10.2.0.1/16"}, "", "services.cidrBlocks[0]"},
+		"two of one family": {[]string{"10.1.0.0/16", "10.3.0.0/16"}, nil, "", "one IPv4 and one IPv6"},
+		"three":             {[]string{"10.1.0.0/16", "10.3.0.0/16", "fd00::/64"}, nil, "", "3 networks"},
+		"too few for DNS":   {nil, []string{"10.2.0.0/29"}, "", "too small"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := &clusterv1.Cluster{}
+			cluster.Spec.ClusterNetwork.Pods.CIDRBlocks = c.pods
+			cluster.Spec.ClusterNetwork.Services.CIDRBlocks = c.services
+			got, err := render.Network(cluster, render.Foreign())
+			if c.want == "" && (err != nil || got.DNSServiceIP != c.dns) {
+				t.Errorf("got %q, %v", got.DNSServiceIP, err)
+			}
+			if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestCheckEndpoint(t *testing.T) {
+	n := network(t, render.WithDefaults(bootstrapv1.ClusterConfiguration{}))
+	for host, ok := range map[string]bool{"10.200.0.1": true, "api.example.com": true, "": true, "10.244.3.4": false, "10.96.0.1": false} {
+		if err := render.CheckEndpoint(host, n); (err == nil) != ok {
+			t.Errorf("%q: %v", host, err)
+		}
+	}
+}
+
+// TestVersion (CP-05).
+func TestVersion(t *testing.T) {
+	for in, want := range map[string]string{
+		"v1.36.3": "v1.36.3", "1.36.3": "v1.36.3", "v1.37.0-rc.1+build": "v1.37.0-rc.1+build",
+		"": "", "v1.36": "", "latest": "", "v1.36.3 ": "", "vv1.36.3": "",
+	} {
+		if got, err := render.Version(in); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v", in, got, err)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// Provider runs the bootstrap provider in a manager. It knows the types of the control plane provider,
+// which need not be installed.
+var Provider = manager.Provider{
+	Name:              "bootstrap",
+	Kinds:             []string{"CapstanConfig"},
+	NeedsClusterCache: true,
+	AddToScheme: func(s *runtime.Scheme) error {
+		return errors.Join(bootstrapv1.AddToScheme(s), controlplanev1.AddToScheme(s))
+	},
+	Setup:         SetupWithManager,
+	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },
+}
+
+// SetupWithManager adds the bootstrap provider's reconciler (ALL-13).
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts manager.Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
+	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
+	b := ctrl.NewControllerManagedBy(mgr).
+		Named("capstanconfig").
+		For(&bootstrapv1.CapstanConfig{}).
+		WithOptions(opts.For("CapstanConfig")).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig)).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs)).
+		// Certificate authorities, the kubeconfig, the encryption key: Secrets with the cluster's label.
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToConfigs))
+	if opts.ClusterCache != nil {
+		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
+	}
+	c, err := b.Build(r)
+	if err != nil {
+		return err
+	}
+	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
+	return nil
+}
+
+// watchControlPlanes starts the watch on CapstanControlPlanes, once.
+func (r *Reconciler) watchControlPlanes(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
+	if r.tracker.Controller == nil {
+		return nil // A test without a manager.
+	}
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.labelledToConfigs))
+}
+
+func machineToConfig(_ context.Context, obj client.Object) []ctrl.Request {
+	return refToConfig(obj, obj.(*clusterv1.Machine).Spec.Bootstrap.ConfigRef)
+}
+
+func machinePoolToConfig(_ context.Context, obj client.Object) []ctrl.Request {
+	return refToConfig(obj, obj.(*clusterv1.MachinePool).Spec.Template.Spec.Bootstrap.ConfigRef)
+}
+
+func refToConfig(obj client.Object, ref clusterv1.ContractVersionedObjectReference) []ctrl.Request {
+	if ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != "CapstanConfig" {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: ref.Name}}}
+}
+
+func (r *Reconciler) clusterToConfigs(ctx context.Context, obj client.Object) []ctrl.Request {
+	return r.configsOf(ctx, obj.GetNamespace(), obj.GetName())
+}
+
+// labelledToConfigs maps an object with the cluster's label to the configs of the cluster.
+func (r *Reconciler) labelledToConfigs(ctx context.Context, obj client.Object) []ctrl.Request {
+	return r.configsOf(ctx, obj.GetNamespace(), obj.GetLabels()[clusterv1.ClusterNameLabel])
+}
+
+// secretToConfigs maps a data secret to its config, so that one that somebody deletes is made again,
+// and any other secret of a cluster to all configs of the cluster.
+func (r *Reconciler) secretToConfigs(ctx context.Context, obj client.Object) []ctrl.Request {
+	if ref := metav1.GetControllerOf(obj); ref != nil && ref.Kind == "CapstanConfig" {
+		return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: ref.Name}}}
+	}
+	return r.labelledToConfigs(ctx, obj)
+}
+
+func (r *Reconciler) configsOf(ctx context.Context, namespace, cluster string) []ctrl.Request {
+	if cluster == "" {
+		return nil
+	}
+	configs := &bootstrapv1.CapstanConfigList{}
+	if err := r.Client.List(ctx, configs, client.InNamespace(namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster}); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the CapstanConfigs of a cluster", "cluster", cluster)
+		return nil
+	}
+	var out []ctrl.Request
+	for i := range configs.Items {
+		out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&configs.Items[i])})
+	}
+	return out
+}

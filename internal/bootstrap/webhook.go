@@ -1,0 +1,139 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kubeletapis "k8s.io/kubelet/pkg/apis"
+	"sigs.k8s.io/cluster-api/util/topology"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	"sigs.k8s.io/yaml"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+)
+
+// SetupWebhooksWithManager adds the webhooks of the bootstrap provider. They check what CEL rules in
+// the CRDs cannot.
+func SetupWebhooksWithManager(mgr ctrl.Manager) error {
+	if err := ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfig{}).WithValidator(webhook{}).Complete(); err != nil {
+		return err
+	}
+	return ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfigTemplate{}).WithValidator(templateWebhook{}).Complete()
+}
+
+// +kubebuilder:webhook:path=/validate-bootstrap-capstan-dev-v1beta2-capstanconfig,mutating=false,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=create;update,versions=v1beta2,name=validation.capstanconfig.bootstrap.capstan.dev,admissionReviewVersions=v1
+
+// webhook validates CapstanConfigs.
+type webhook struct{}
+
+// ValidateCreate checks a new config.
+func (webhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
+	return nil, invalidError("CapstanConfig", obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+}
+
+// ValidateUpdate checks a changed config. A change has no effect on data that was made (ALL-17).
+func (webhook) ValidateUpdate(_ context.Context, _, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
+	if !obj.DeletionTimestamp.IsZero() {
+		return nil, nil
+	}
+	return nil, invalidError("CapstanConfig", obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+}
+
+// ValidateDelete allows every deletion.
+func (webhook) ValidateDelete(context.Context, *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// ValidateSpec checks the spec of a config, wherever it stands.
+func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.ErrorList {
+	labels := path.Child("node", "labels")
+	errs := metav1validation.ValidateLabels(spec.Node.Labels, labels)
+	for name := range spec.Node.Labels {
+		if forbiddenNodeLabel(name) {
+			errs = append(errs, field.Forbidden(labels.Key(name), "Kubernetes does not let a kubelet set this label: set it on the Machine, Cluster API brings it to the Node"))
+		}
+	}
+	apiServer := path.Child("cluster", "apiServer")
+	errs = append(errs, validateDocument(spec.Cluster.APIServer.AuditPolicy, "audit.k8s.io", "Policy", apiServer.Child("auditPolicy"))...)
+	return append(errs, validateDocument(spec.Cluster.APIServer.Authentication, "apiserver.config.k8s.io", "AuthenticationConfiguration", apiServer.Child("authentication"))...)
+}
+
+// forbiddenNodeLabel is what the kubelet and the admission plugin NodeRestriction refuse.
+func forbiddenNodeLabel(name string) bool {
+	namespace, _, _ := strings.Cut(name, "/")
+	reserved := false
+	for _, domain := range []string{"kubernetes.io", "k8s.io"} {
+		reserved = reserved || namespace == domain || strings.HasSuffix(namespace, "."+domain)
+	}
+	return reserved && !kubeletapis.IsKubeletLabel(name)
+}
+
+// validateDocument checks the type of a document given in place.
+func validateDocument(document bootstrapv1.Document, group, kind string, path *field.Path) field.ErrorList {
+	if document.Content == "" {
+		return nil
+	}
+	var meta struct{ APIVersion, Kind string }
+	if err := yaml.Unmarshal([]byte(document.Content), &meta); err != nil || !strings.HasPrefix(meta.APIVersion, group+"/") || meta.Kind != kind {
+		return field.ErrorList{field.Invalid(path.Child("content"), field.OmitValueType{}, fmt.Sprintf("must be a YAML document with an apiVersion of %s and the kind %s", group, kind))}
+	}
+	return nil
+}
+
+// +kubebuilder:webhook:path=/validate-bootstrap-capstan-dev-v1beta2-capstanconfigtemplate,mutating=false,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=bootstrap.capstan.dev,resources=capstanconfigtemplates,verbs=create;update,versions=v1beta2,name=validation.capstanconfigtemplate.bootstrap.capstan.dev,admissionReviewVersions=v1
+
+// templateWebhook validates CapstanConfigTemplates, which cannot be changed (ALL-10).
+type templateWebhook struct{}
+
+// ValidateCreate checks a new template.
+func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
+	path := field.NewPath("spec", "template", "spec")
+	errs := ValidateSpec(obj.Spec.Template.Spec, path)
+	if obj.Spec.Template.Spec.Node.Name != "" {
+		errs = append(errs, field.Forbidden(path.Child("node", "name"), "machines made from one template need names of their own"))
+	}
+	return nil, invalidError("CapstanConfigTemplate", obj.Name, errs)
+}
+
+// ValidateUpdate refuses changes but in a dry run of the topology controller, which tries out what a
+// change of a ClusterClass would do.
+func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
+	req, err := admission.RequestFromContext(ctx)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
+	}
+	if topology.IsDryRunRequest(req, obj) || equalJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
+		return nil, nil
+	}
+	return nil, invalidError("CapstanConfigTemplate", obj.Name, field.ErrorList{
+		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: make another one and refer to it"),
+	})
+}
+
+// ValidateDelete allows every deletion.
+func (templateWebhook) ValidateDelete(context.Context, *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
+	return nil, nil
+}
+
+func invalidError(kind, name string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(bootstrapv1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
+}
+
+func equalJSON(a, b any) bool {
+	x, err := json.Marshal(a)
+	if err != nil {
+		return false
+	}
+	y, err := json.Marshal(b)
+	return err == nil && bytes.Equal(x, y)
+}

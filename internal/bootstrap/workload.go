@@ -1,0 +1,42 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/controllers/remote"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// workloadTimeout limits a call to a workload cluster that is reached without the ClusterCache.
+const workloadTimeout = 5 * time.Second
+
+// workloadClient talks to the workload cluster; nil when it cannot be reached yet, in which case an
+// event follows. ClusterCache connects after core has copied what the control plane says, and tries
+// again 30 s after a failure; once our own control plane says that it is initialized,
+// the kubeconfig is used directly, so that workers need not wait for that.
+func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Client, error) {
+	key := util.ObjectKey(s.cluster)
+	if r.ClusterCache != nil {
+		workload, err := r.ClusterCache.GetUncachedClient(ctx, key)
+		if err == nil {
+			return workload, nil
+		}
+		if !errors.Is(err, clustercache.ErrClusterNotConnected) {
+			return nil, err
+		}
+	}
+	if s.controlPlane == nil || !ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false) {
+		return nil, nil
+	}
+	config, err := remote.RESTConfig(ctx, "capstan-bootstrap", r.SecretClient, key)
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = workloadTimeout
+	return client.New(config, client.Options{Scheme: r.Client.Scheme()})
+}

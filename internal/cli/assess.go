@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// view is a Cluster and everything that belongs to it, of whichever providers.
+type view struct {
+	cluster *unstructured.Unstructured
+	objects []*unstructured.Unstructured
+}
+
+// assessment says how far a cluster is.
+type assessment struct {
+	steps []step
+	// blockers say what is in the way, the cause before its consequences.
+	blockers []string
+	done     bool
+}
+
+// assess judges a cluster from what its objects say.
+func assess(v view) assessment {
+	if v.cluster == nil {
+		return assessment{steps: []step{{name: "cluster"}}}
+	}
+	c := v.cluster.Object
+	infrastructure, _, _ := unstructured.NestedBool(c, "status", "initialization", "infrastructureProvisioned")
+	initialized, _, _ := unstructured.NestedBool(c, "status", "initialization", "controlPlaneInitialized")
+	controlPlane, workers := replicasOf(c, "controlPlane"), replicasOf(c, "workers")
+	available := conditionStatus(v.cluster, "Available") == "True"
+
+	a := assessment{steps: []step{
+		{name: "infrastructure", done: infrastructure, note: endpoint(c)},
+		{name: "control plane answers", done: initialized},
+		{name: "control plane machines", done: controlPlane.complete(), note: controlPlane.String()},
+		{name: "workers", done: initialized && workers.complete(), note: workers.String()},
+		{name: "cluster available", done: available},
+	}}
+	a.done = !slices.ContainsFunc(a.steps, func(s step) bool { return !s.done })
+	if !a.done {
+		a.blockers = blockers(v)
+	}
+	return a
+}
+
+// replicas of a part of a cluster.
+type replicas struct{ desired, ready, available int64 }
+
+func replicasOf(cluster map[string]any, part string) replicas {
+	get := func(field string) int64 {
+		n, _, _ := unstructured.NestedInt64(cluster, "status", part, field)
+		return n
+	}
+	r := replicas{get("desiredReplicas"), get("readyReplicas"), get("availableReplicas")}
+	if _, found, _ := unstructured.NestedInt64(cluster, "status", part, "desiredReplicas"); !found {
+		r.desired = -1
+	}
+	return r
+}
+
+// complete: everything that is wanted is there. Nothing is, before it is known what is wanted.
+func (r replicas) complete() bool { return r.desired >= 0 && r.ready >= r.desired }
+
+func (r replicas) String() string {
+	if r.desired < 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d ready", r.ready, r.desired)
+}
+
+func endpoint(cluster map[string]any) string {
+	host, _, _ := unstructured.NestedString(cluster, "spec", "controlPlaneEndpoint", "host")
+	port, _, _ := unstructured.NestedInt64(cluster, "spec", "controlPlaneEndpoint", "port")
+	if host == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d", host, port)
+}
+
+// condition is one of an object, in the form that all providers of the v1beta2 contract have.
+type condition struct{ kind, status, reason, message string }
+
+func conditionsOf(o *unstructured.Unstructured) []condition {
+	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	var out []condition
+	for _, item := range list {
+		fields, ok := item.(map[string]any)
+		if !ok {
+			continue
+		}
+		get := func(name string) string { s, _ := fields[name].(string); return s }
+		out = append(out, condition{get("type"), get("status"), get("reason"), get("message")})
+	}
+	return out
+}
+
+func conditionStatus(o *unstructured.Unstructured, kind string) string {
+	for _, c := range conditionsOf(o) {
+		if c.kind == kind {
+			return c.status
+		}
+	}
+	return ""
+}
+
+// Conditions for which False is the good answer.
+var negative = []string{"Paused", "Deleting", "ScalingUp", "ScalingDown", "RollingOut", "Remediating", "Updating", "HasRemediateMachineAnnotation", "ClassVersionOutdated"}
+
+// Conditions that only sum up others.
+var summaries = []string{"Ready", "Available"}
+
+// blockers names, per object, the first condition that is not as it should be. Objects that are
+// nearer to the machine come first: what is wrong there is the cause of the rest.
+func blockers(v view) []string {
+	objects := append([]*unstructured.Unstructured{v.cluster}, v.objects...)
+	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
+		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	var out []string
+	seen := map[string]bool{}
+	for _, o := range objects {
+		c, found := firstFalse(conditionsOf(o))
+		if !found || seen[c.message] {
+			continue // the same message, told by an object that only repeats it
+		}
+		if c.message != "" {
+			seen[c.message] = true
+		}
+		out = append(out, fmt.Sprintf("%s %s: %s", o.GetKind(), o.GetName(), c))
+	}
+	return out
+}
+
+func (c condition) String() string {
+	text := c.kind + " is " + c.status
+	if c.reason != "" {
+		text += " (" + c.reason + ")"
+	}
+	if c.message != "" {
+		text += ": " + strings.ReplaceAll(strings.TrimPrefix(c.message, "* "), "\n", " ")
+	}
+	return text
+}
+
+// firstFalse finds the first condition that is not as it should be; a summary only when nothing more
+// precise is there.
+func firstFalse(all []condition) (condition, bool) {
+	var summary *condition
+	for _, c := range all {
+		switch {
+		case c.kind == "Paused" && c.status == "True":
+			return c, true
+		case slices.Contains(negative, c.kind) || c.status != "False":
+		case slices.Contains(summaries, c.kind):
+			summary = &c
+		default:
+			return c, true
+		}
+	}
+	if summary != nil {
+		return *summary, true
+	}
+	return condition{}, false
+}
+
+// distance of a kind from the machine itself.
+func distance(o *unstructured.Unstructured) int {
+	group, _, _ := strings.Cut(o.GetAPIVersion(), "/")
+	switch kind := o.GetKind(); {
+	case strings.HasPrefix(group, "infrastructure.") || strings.HasPrefix(group, "ipam."):
+		return 0
+	case strings.HasPrefix(group, "bootstrap."):
+		return 1
+	case strings.HasPrefix(group, "controlplane."):
+		return 2
+	case kind == "Machine":
+		return 3
+	case kind == "Cluster":
+		return 5
+	}
+	return 4
+}

@@ -1,0 +1,369 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/templates"
+)
+
+// clock gives a time that the test moves.
+type clock struct{ at time.Time }
+
+func (c *clock) now() time.Time { return c.at }
+
+func TestProgress(t *testing.T) {
+	for name, test := range map[string]struct {
+		live bool
+		want string
+	}{
+		"plain": {false, `   1.0s  ✓ etcd
+   2.5s  ✓ API server: 127.0.0.1:6443
+   2.5s  … waiting for a miracle
+`},
+		"terminal": {true, "   1.0s  ✓ etcd\n" + "   1.0s  … API server\n" +
+			"\x1b[1A\x1b[J" + "   2.5s  ✓ API server: 127.0.0.1:6443\n" + "   2.5s  … manager: starting\n" +
+			"\x1b[1A\x1b[J"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			c := &clock{at: time.Unix(1000, 0)}
+			p := &progress{out: &out, live: test.live, start: c.at, now: c.now, stop: make(chan struct{})}
+			c.at = c.at.Add(time.Second)
+			p.show([]step{{name: "etcd", done: true}, {name: "API server"}})
+			c.at = c.at.Add(1500 * time.Millisecond)
+			p.show([]step{{name: "etcd"}, {name: "API server", done: true, note: "127.0.0.1:6443"}, {name: "manager", note: "starting"}})
+			p.remark("a miracle")
+			p.close()
+			if diff := cmp.Diff(test.want, out.String()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestProgressIsQuietForScripts(t *testing.T) {
+	var out bytes.Buffer
+	p := (&app{out: &out, output: "json", live: true}).newProgress()
+	p.show([]step{{name: "etcd", done: true}})
+	p.remark("nothing")
+	p.close()
+	if out.Len() > 0 {
+		t.Errorf("wrote %q", out.String())
+	}
+}
+
+func TestPlaneSteps(t *testing.T) {
+	steps := planeSteps(up.Status{Installed: true, Components: []up.ProcessStatus{
+		{Name: "etcd", State: up.ProcessReady}, {Name: "kube-apiserver", State: up.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: up.ProcessStarting},
+	}})
+	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"kinds, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
+	if diff := cmp.Diff(want, steps, cmp.AllowUnexported(step{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func parseObject(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		t.Fatal(err)
+	}
+	// As the API gives it: whole numbers are int64.
+	data, err := o.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.UnmarshalJSON(data); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestAssess(t *testing.T) {
+	const head = "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Cluster\nmetadata: {name: a}\n"
+	for name, test := range map[string]struct {
+		cluster string
+		objects []string
+		done    string // the steps that are done
+		note    string // of the first step that is not
+		blocker string // the first one
+	}{
+		"not there": {done: ""},
+		"new":       {cluster: head, done: ""},
+		"infrastructure first": {
+			cluster: head + "spec: {controlPlaneEndpoint: {host: 10.0.0.1, port: 6443}}\nstatus: {initialization: {infrastructureProvisioned: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 0}}",
+			done:    "infrastructure",
+		},
+		"workers are not complete before the control plane answers, even if none are wanted": {
+			cluster: head + "status: {initialization: {infrastructureProvisioned: true}, workers: {desiredReplicas: 0}}",
+			done:    "infrastructure",
+		},
+		"half of the workers": {
+			cluster: head + "status: {initialization: {infrastructureProvisioned: true, controlPlaneInitialized: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 1}, workers: {desiredReplicas: 2, readyReplicas: 1}}",
+			done:    "infrastructure, control plane answers, control plane machines", note: "1 of 2 ready",
+		},
+		"complete": {
+			cluster: head + "status: {conditions: [{type: Available, status: 'True'}], initialization: {infrastructureProvisioned: true, controlPlaneInitialized: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 1}, workers: {desiredReplicas: 0}}",
+			done:    "infrastructure, control plane answers, control plane machines, workers, cluster available",
+		},
+		"the cause comes before what follows from it": {
+			cluster: head + "status: {conditions: [{type: Available, status: 'False', message: '* ControlPlane: x'}]}",
+			objects: []string{
+				"apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata: {name: a-1}\nstatus: {conditions: [{type: InfrastructureReady, status: 'False', reason: NotReady, message: no host has 2Gi free}]}",
+				"apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanMachine\nmetadata: {name: a-1}\nstatus: {conditions: [{type: Ready, status: 'False', message: '* HostAssigned: no'}, {type: Paused, status: 'False'}, {type: HostAssigned, status: 'False', reason: NoHost, message: no host has 2Gi free}]}",
+			},
+			blocker: "CapstanMachine a-1: HostAssigned is False (NoHost): no host has 2Gi free",
+		},
+		"a paused cluster says so": {
+			cluster: head + "status: {conditions: [{type: Paused, status: 'True', reason: Paused}]}",
+			blocker: "Cluster a: Paused is True (Paused)",
+		},
+		"good conditions that are False block nothing": {
+			cluster: head + "status: {conditions: [{type: ScalingUp, status: 'False'}, {type: Deleting, status: 'False'}, {type: RollingOut, status: 'False'}]}",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var v view
+			if test.cluster != "" {
+				v.cluster = parseObject(t, test.cluster)
+			}
+			for _, o := range test.objects {
+				v.objects = append(v.objects, parseObject(t, o))
+			}
+			a := assess(v)
+			var done []string
+			note := ""
+			for _, s := range a.steps {
+				if s.done {
+					done = append(done, s.name)
+				} else if note == "" {
+					note = s.note
+				}
+			}
+			if got := strings.Join(done, ", "); got != test.done {
+				t.Errorf("done are %q, want %q", got, test.done)
+			}
+			if test.note != "" && note != test.note {
+				t.Errorf("the first open step says %q", note)
+			}
+			if a.done != (len(done) == len(a.steps)) {
+				t.Errorf("done is %v with %v", a.done, done)
+			}
+			switch {
+			case test.blocker == "" && len(a.blockers) > 0:
+				t.Errorf("blocked by %v", a.blockers)
+			case test.blocker != "" && (len(a.blockers) == 0 || a.blockers[0] != test.blocker):
+				t.Errorf("blocked by %q, want %q first", a.blockers, test.blocker)
+			}
+		})
+	}
+}
+
+// A message that is only repeated by an owner is told once.
+func TestBlockersAreToldOnce(t *testing.T) {
+	v := view{cluster: parseObject(t, "kind: Cluster\napiVersion: cluster.x-k8s.io/v1beta2\nmetadata: {name: a}\nstatus: {conditions: [{type: InfrastructureReady, status: 'False', message: port 6443 is taken}]}"), objects: []*unstructured.Unstructured{
+		parseObject(t, "kind: CapstanCluster\napiVersion: infrastructure.capstan.dev/v1beta2\nmetadata: {name: a}\nstatus: {conditions: [{type: LoadBalancerReady, status: 'False', message: port 6443 is taken}]}"),
+	}}
+	if got := blockers(v); len(got) != 1 || !strings.HasPrefix(got[0], "CapstanCluster a: LoadBalancerReady") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestClusterOptions(t *testing.T) {
+	versions := []string{"v1.35.9", "v1.36.3"}
+	good := clusterOptions{name: "a", namespace: "default", controlPlanes: 1, workers: 2}
+	for name, test := range map[string]struct {
+		change  func(*clusterOptions)
+		version string // afterwards
+		wrong   string
+	}{
+		"newest version":               {func(*clusterOptions) {}, "v1.36.3", ""},
+		"version without v":            {func(o *clusterOptions) { o.kubernetesVersion = "1.35.9" }, "v1.35.9", ""},
+		"unknown version":              {func(o *clusterOptions) { o.kubernetesVersion = "v1.30.0" }, "", "found v1.35.9, v1.36.3 on this box"},
+		"malformed version":            {func(o *clusterOptions) { o.kubernetesVersion = "latest" }, "", "such as v1.36.3"},
+		"version without patch":        {func(o *clusterOptions) { o.kubernetesVersion = "1.36" }, "", "such as v1.36.3"},
+		"bad name":                     {func(o *clusterOptions) { o.name = "My_Cluster" }, "", "lower case"},
+		"bad namespace":                {func(o *clusterOptions) { o.namespace = "a.b" }, "", "namespace of lower case"},
+		"even number of control plane": {func(o *clusterOptions) { o.controlPlanes = 2 }, "", "odd number"},
+		"no control plane":             {func(o *clusterOptions) { o.controlPlanes = 0 }, "", "odd number"},
+		"negative workers":             {func(o *clusterOptions) { o.workers = -1 }, "", "number of workers"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := good
+			test.change(&o)
+			err := o.complete(versions, true)
+			if test.wrong == "" {
+				if err != nil || o.kubernetesVersion != test.version {
+					t.Errorf("got %s, %v", o.kubernetesVersion, err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), test.wrong) || exitCode(err) != exitUsage {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+const template = `apiVersion: cluster.x-k8s.io/v1beta2
+kind: Cluster
+metadata: {name: "${CLUSTER_NAME}", namespace: "${NAMESPACE}"}
+---
+apiVersion: example.com/v1
+kind: Machines
+metadata: {name: "${CLUSTER_NAME}-md"}
+spec: {replicas: ${WORKER_MACHINE_COUNT}, version: "${KUBERNETES_VERSION}", cidr: "${CIDR:=10.0.0.0/8}", zone: "${ZONE}"}
+`
+
+func TestTemplate(t *testing.T) {
+	o := clusterOptions{name: "a", namespace: "team", kubernetesVersion: "v1.36.3", controlPlanes: 1, workers: 3}
+	environment := map[string]string{"ZONE": "north", "CLUSTER_NAME": "not this one"}
+	lookup := func(name string) (string, bool) { v, ok := environment[name]; return v, ok }
+	objects, err := o.process([]byte(template), lookup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(objects) != 2 || objects[1].GetKind() != "Cluster" {
+		t.Fatalf("wanted the Cluster last, got %v", objects)
+	}
+	if objects[0].GetName() != "a-md" || objects[0].GetNamespace() != "team" {
+		t.Errorf("got %s/%s", objects[0].GetNamespace(), objects[0].GetName())
+	}
+	want := map[string]any{"replicas": int64(3), "version": "v1.36.3", "cidr": "10.0.0.0/8", "zone": "north"}
+	if diff := cmp.Diff(want, objects[0].Object["spec"]); diff != "" {
+		t.Error(diff)
+	}
+	delete(environment, "ZONE")
+	if _, err := o.process([]byte(template), lookup); err == nil || !strings.Contains(err.Error(), "ZONE") || exitCode(err) != exitUsage {
+		t.Errorf("a missing variable gives %v", err)
+	}
+	if _, err := o.process([]byte("kind: ConfigMap\napiVersion: v1\n"), lookup); err == nil || !strings.Contains(err.Error(), "one Cluster named a, found 0") {
+		t.Errorf("a template without a Cluster gives %v", err)
+	}
+}
+
+func TestTemplateSources(t *testing.T) {
+	shipped := fstest.MapFS{"cluster-template.yaml": {Data: []byte("default")}, "cluster-template-ha.yaml": {Data: []byte("ha")}}
+	for name, test := range map[string]struct{ flavor, from, want, wrong string }{
+		"default": {"", "", "default", ""},
+		"flavor":  {"ha", "", "ha", ""},
+		"unknown": {"x", "", "", "wanted the template cluster-template-x.yaml, found [cluster-template-ha.yaml cluster-template.yaml]"},
+		"stdin":   {"", "-", "piped", ""},
+		"file":    {"", "/nonexistent", "", "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := clusterOptions{flavor: test.flavor, from: test.from}
+			got, err := o.template(shipped, strings.NewReader("piped"))
+			if test.wrong != "" {
+				if err == nil || !strings.Contains(err.Error(), test.wrong) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil || string(got) != test.want {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// The default template needs nothing but what the command gives.
+func TestShippedTemplates(t *testing.T) {
+	o := clusterOptions{name: "demo", namespace: "default", kubernetesVersion: "v1.36.3", controlPlanes: 1, workers: 2}
+	data, err := o.template(templates.FS, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := o.process(data, func(string) (string, bool) { return "", false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range objects {
+		if u.GetNamespace() != "default" {
+			t.Errorf("%s %s is in namespace %s", u.GetKind(), u.GetName(), u.GetNamespace())
+		}
+	}
+}
+
+func TestFindMachine(t *testing.T) {
+	machine := func(namespace, name string) located {
+		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Namespace: namespace, Name: name}}}
+	}
+	all := []located{machine("a", "one"), machine("a", "two"), machine("b", "two")}
+	for name, test := range map[string]struct {
+		namespace, name string
+		code            int
+		wrong           string
+	}{
+		"by name":               {"", "one", exitOK, ""},
+		"by name and namespace": {"b", "two", exitOK, ""},
+		"not clear":             {"", "two", exitUsage, "--namespace"},
+		"unknown":               {"", "three", exitNotFound, "found one, two, two"},
+		"elsewhere":             {"b", "one", exitNotFound, "wanted a machine one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := findMachine(all, test.namespace, test.name)
+			if test.code == exitOK {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || exitCode(err) != test.code || !strings.Contains(err.Error(), test.wrong) {
+				t.Errorf("got %v with code %d", err, exitCode(err))
+			}
+		})
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"version"}, exitOK},
+		{[]string{"completion", "bash"}, exitOK},
+		{[]string{"--help"}, exitOK},
+		{[]string{"status"}, exitNotFound},
+		{[]string{"get", "clusters"}, exitNotFound},
+		{[]string{"down"}, exitOK},
+		{[]string{"status", "--nonsense"}, exitUsage},
+		{[]string{"status", "-o", "xml"}, exitUsage},
+		{[]string{"status", "too", "many"}, exitUsage},
+		{[]string{"create", "cluster"}, exitUsage},
+		{[]string{"create", "cluster", "UPPER"}, exitUsage},
+		{[]string{"nonsense"}, exitUsage},
+		{[]string{"get", "nonsense"}, exitUsage},
+	} {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			var out bytes.Buffer
+			a := &app{out: &out, errOut: &out}
+			c := a.command()
+			c.SetOut(&out)
+			c.SetArgs(append([]string{"--root", t.TempDir(), "--assets", t.TempDir()}, test.args...))
+			err := c.ExecuteContext(context.Background())
+			code := exitOK
+			if err != nil {
+				code = exitCode(err)
+			}
+			if code != test.code {
+				t.Errorf("exit code %d, want %d: %v", code, test.code, err)
+			}
+		})
+	}
+	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
+		t.Errorf("a timeout exits with %d", code)
+	}
+}

@@ -1,0 +1,244 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+)
+
+func (a *app) deleteCommand() *cobra.Command {
+	key := client.ObjectKey{}
+	var timeout time.Duration
+	var wait bool
+	cluster := &cobra.Command{
+		Use: "cluster NAME", Short: "Delete a cluster and wait until all of it is gone", Args: oneArg("the name of the cluster"),
+		RunE: func(c *cobra.Command, args []string) error {
+			key.Name = args[0]
+			ctx, cancel := withTimeout(c.Context(), timeout)
+			defer cancel()
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			return a.deleteCluster(ctx, m, key, wait)
+		},
+	}
+	cluster.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
+	cluster.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait; 0 for ever")
+	cluster.Flags().BoolVar(&wait, "wait", true, "wait until all of it is gone")
+	return group("delete", "Delete a cluster", cluster)
+}
+
+func (a *app) deleteCluster(ctx context.Context, m *management, key client.ObjectKey, wait bool) error {
+	cluster, err := m.getCluster(ctx, key)
+	if err != nil {
+		return err
+	}
+	if err := client.IgnoreNotFound(m.client.Delete(ctx, cluster)); err != nil {
+		return err
+	}
+	if !wait {
+		return nil
+	}
+	p := a.newProgress()
+	defer p.close()
+	var last view
+	err = m.follow(ctx, key, nil, func(v view) (bool, error) {
+		last = v
+		p.show(deletionSteps(v))
+		return v.cluster == nil, nil
+	})
+	if errors.Is(err, context.DeadlineExceeded) {
+		p.close()
+		for _, blocker := range blockers(last) {
+			fmt.Fprintln(a.errOut, "  waiting for", blocker)
+		}
+		return coded{fmt.Errorf("cluster %s is not gone: %w", key.Name, err), exitTimeout}
+	}
+	return err
+}
+
+// deletionSteps are the steps in which Cluster API takes a cluster apart.
+func deletionSteps(v view) []step {
+	count := map[string]int{}
+	for _, o := range v.objects {
+		count[o.GetKind()]++
+	}
+	machines := step{name: "machines", done: count["Machine"] == 0}
+	if !machines.done {
+		machines.note = fmt.Sprintf("%d left", count["Machine"])
+	}
+	return []step{machines, {name: "cluster", done: v.cluster == nil}}
+}
+
+func (a *app) getCommand() *cobra.Command {
+	return group("get", "Show clusters, or a kubeconfig", a.getClustersCommand(), a.getKubeconfigCommand())
+}
+
+func (a *app) getClustersCommand() *cobra.Command {
+	var namespace string
+	c := &cobra.Command{
+		Use: "clusters", Short: "List clusters", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			list := &clusterv1.ClusterList{}
+			if err := m.client.List(c.Context(), list, client.InNamespace(namespace)); err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(summarize(list.Items))
+			}
+			return printClusters(a.out, list.Items, time.Now())
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: all)")
+	return c
+}
+
+// summary of a cluster, for scripts.
+type summary struct {
+	Name              string `json:"name"`
+	Namespace         string `json:"namespace"`
+	Phase             string `json:"phase"`
+	Available         bool   `json:"available"`
+	Endpoint          string `json:"endpoint,omitempty"`
+	ControlPlaneReady int32  `json:"controlPlaneReady"`
+	ControlPlanes     int32  `json:"controlPlanes"`
+	WorkersReady      int32  `json:"workersReady"`
+	Workers           int32  `json:"workers"`
+}
+
+func summarize(clusters []clusterv1.Cluster) []summary {
+	out := make([]summary, 0, len(clusters))
+	for i := range clusters {
+		c := &clusters[i]
+		s := summary{Name: c.Name, Namespace: c.Namespace, Phase: c.Status.Phase, Available: conditions.IsTrue(c, clusterv1.AvailableCondition)}
+		if c.Spec.ControlPlaneEndpoint.IsValid() {
+			s.Endpoint = c.Spec.ControlPlaneEndpoint.String()
+		}
+		if r := c.Status.ControlPlane; r != nil {
+			s.ControlPlaneReady, s.ControlPlanes = ptr.Deref(r.ReadyReplicas, 0), ptr.Deref(r.DesiredReplicas, 0)
+		}
+		if r := c.Status.Workers; r != nil {
+			s.WorkersReady, s.Workers = ptr.Deref(r.ReadyReplicas, 0), ptr.Deref(r.DesiredReplicas, 0)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func printClusters(out io.Writer, clusters []clusterv1.Cluster, now time.Time) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAMESPACE\tNAME\tPHASE\tAVAILABLE\tCONTROL PLANE\tWORKERS\tENDPOINT\tAGE")
+	for i, s := range summarize(clusters) {
+		age := duration.HumanDuration(now.Sub(clusters[i].CreationTimestamp.Time))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%d/%d\t%d/%d\t%s\t%s\n", s.Namespace, s.Name, s.Phase, s.Available,
+			s.ControlPlaneReady, s.ControlPlanes, s.WorkersReady, s.Workers, s.Endpoint, age)
+	}
+	return w.Flush()
+}
+
+func (a *app) getKubeconfigCommand() *cobra.Command {
+	var managementPlane bool
+	key := client.ObjectKey{}
+	c := &cobra.Command{
+		Use: "kubeconfig [NAME]", Short: "Print the kubeconfig of a cluster, or of the management plane",
+		Args: func(c *cobra.Command, args []string) error {
+			if managementPlane {
+				return noArgs(c, args)
+			}
+			return oneArg("the name of the cluster, or --management")(c, args)
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if managementPlane {
+				data, err := a.managementKubeconfig()
+				if err == nil {
+					_, err = a.out.Write(data)
+				}
+				return err
+			}
+			key.Name = args[0]
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			data, err := m.kubeconfig(c.Context(), key)
+			if err == nil {
+				_, err = a.out.Write(data)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
+	c.Flags().BoolVar(&managementPlane, "management", false, "that of the management plane")
+	return c
+}
+
+// kubeconfig of a cluster, from the Secret that the control plane provider keeps.
+func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]byte, error) {
+	s := &corev1.Secret{}
+	err := m.client.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: secret.Name(key.Name, secret.Kubeconfig)}, s)
+	if apierrors.IsNotFound(err) {
+		if _, err := m.getCluster(ctx, key); err != nil {
+			return nil, err
+		}
+		return nil, coded{fmt.Errorf("cluster %s has no kubeconfig yet: wait until its control plane answers", key.Name), exitNotFound}
+	}
+	if err != nil {
+		return nil, err
+	}
+	data := s.Data[secret.KubeconfigDataName]
+	if len(data) == 0 {
+		return nil, fmt.Errorf("wanted a kubeconfig under the key %s of Secret %s/%s, found none", secret.KubeconfigDataName, s.Namespace, s.Name)
+	}
+	return data, nil
+}
+
+func (a *app) managementKubeconfig() ([]byte, error) {
+	data, err := os.ReadFile(a.layout().AdminKubeconfig())
+	if err != nil {
+		return nil, a.noPlane(err)
+	}
+	return data, nil
+}
+
+func printYAML(out io.Writer, objects []*unstructured.Unstructured) error {
+	for _, o := range objects {
+		data, err := yaml.Marshal(o.Object)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(out, "---\n%s", data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func oneArg(what string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return coded{fmt.Errorf("wanted %s, found %d arguments; see `%s --help`", what, len(args), c.CommandPath()), exitUsage}
+		}
+		return nil
+	}
+}

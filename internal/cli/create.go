@@ -1,0 +1,350 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/mod/semver"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/yamlprocessor"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/templates"
+)
+
+// clusterOptions are what a cluster is made from.
+type clusterOptions struct {
+	name, namespace   string
+	kubernetesVersion string
+	controlPlanes     int
+	workers           int
+	flavor, from      string
+}
+
+func (a *app) createCommand() *cobra.Command {
+	return group("create", "Create a cluster", a.createClusterCommand())
+}
+
+func (a *app) createClusterCommand() *cobra.Command {
+	o := clusterOptions{}
+	var dryRun, wait bool
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use: "cluster NAME", Short: "Create a cluster and wait until it can be used", Args: oneArg("the name of the cluster"),
+		Long: `Create a cluster from a template and wait until it can be used.
+
+Variables of the template that are not set by flags come from the environment. When the cluster is
+not complete within --timeout, what is in the way is printed and the exit code is 3; the cluster
+stays, and the work goes on.`,
+		RunE: func(c *cobra.Command, args []string) error {
+			o.name = args[0]
+			ctx, cancel := withTimeout(c.Context(), timeout)
+			defer cancel()
+			objects, err := a.render(&o)
+			if err != nil {
+				return err
+			}
+			if dryRun {
+				return printYAML(a.out, objects)
+			}
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			if err := m.createCluster(ctx, o, objects); err != nil {
+				return err
+			}
+			if !wait {
+				return nil
+			}
+			if err := a.waitCluster(ctx, m, o.key(), a.newProgress()); err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(map[string]any{"name": o.name, "namespace": o.namespace})
+			}
+			fmt.Fprintf(a.out, "\nCluster %s is ready: %s get kubeconfig %s%s >%s.kubeconfig\n", o.name, a.self(), o.name, o.namespaceFlag(), o.name)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the cluster's objects; made when it is missing")
+	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest of this box)")
+	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "control plane machines; an odd number")
+	f.IntVar(&o.workers, "workers", 1, "worker machines")
+	f.StringVar(&o.flavor, "flavor", "", "template cluster-template-FLAVOR.yaml instead of cluster-template.yaml")
+	f.StringVar(&o.from, "from", "", "template file, - for standard input")
+	f.BoolVar(&dryRun, "dry-run", false, "print the objects, and make nothing")
+	f.BoolVar(&wait, "wait", true, "wait until the cluster can be used")
+	f.DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait; 0 for ever")
+	c.MarkFlagsMutuallyExclusive("flavor", "from")
+	return c
+}
+
+func (o clusterOptions) key() client.ObjectKey {
+	return client.ObjectKey{Namespace: o.namespace, Name: o.name}
+}
+
+// namespaceFlag is what other commands need to find the cluster.
+func (o clusterOptions) namespaceFlag() string {
+	if o.namespace == metav1.NamespaceDefault {
+		return ""
+	}
+	return " -n " + o.namespace
+}
+
+// render makes the objects of a cluster. It completes the options.
+func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
+	assets, err := a.assetsDir()
+	if err != nil {
+		return nil, err
+	}
+	versions, err := up.KubernetesVersions(assets)
+	if err != nil {
+		return nil, err
+	}
+	// Another management plane has hosts, and versions, of its own.
+	if err := o.complete(versions, a.kubeconfig == ""); err != nil {
+		return nil, err
+	}
+	template, err := o.template(templates.FS, os.Stdin)
+	if err != nil {
+		return nil, err
+	}
+	return o.process(template, os.LookupEnv)
+}
+
+// complete checks the options and fills in what was not given.
+func (o *clusterOptions) complete(versions []string, ownHosts bool) error {
+	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
+		return coded{fmt.Errorf("wanted a cluster name of lower case letters, digits and dashes, found %q: %s", o.name, problems[0]), exitUsage}
+	}
+	if problems := validation.IsDNS1123Label(o.namespace); len(problems) > 0 {
+		return coded{fmt.Errorf("wanted a namespace of lower case letters, digits and dashes, found %q: %s", o.namespace, problems[0]), exitUsage}
+	}
+	if o.controlPlanes < 1 || o.controlPlanes%2 == 0 {
+		return coded{fmt.Errorf("wanted an odd number of control plane machines, found %d: etcd needs a majority", o.controlPlanes), exitUsage}
+	}
+	if o.workers < 0 {
+		return coded{fmt.Errorf("wanted a number of workers, found %d", o.workers), exitUsage}
+	}
+	if o.kubernetesVersion == "" && len(versions) > 0 {
+		o.kubernetesVersion = versions[len(versions)-1]
+	}
+	return o.checkVersion(versions, ownHosts)
+}
+
+func (o *clusterOptions) checkVersion(versions []string, ownHosts bool) error {
+	if o.kubernetesVersion != "" && !strings.HasPrefix(o.kubernetesVersion, "v") {
+		o.kubernetesVersion = "v" + o.kubernetesVersion
+	}
+	if !semver.IsValid(o.kubernetesVersion) || strings.Count(o.kubernetesVersion, ".") < 2 {
+		return coded{fmt.Errorf("wanted a Kubernetes version such as v1.36.3, found %q", o.kubernetesVersion), exitUsage}
+	}
+	if !ownHosts {
+		return nil
+	}
+	for _, v := range versions {
+		if v == o.kubernetesVersion {
+			return nil
+		}
+	}
+	return coded{fmt.Errorf("wanted Kubernetes %s, found %s on this box: choose one of them, or build the other one", o.kubernetesVersion, strings.Join(versions, ", ")), exitUsage}
+}
+
+// template reads the template.
+func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error) {
+	switch o.from {
+	case "":
+		name := yamlprocessor.NewSimpleProcessor().GetTemplateName("", o.flavor)
+		data, err := fs.ReadFile(shipped, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			found, _ := fs.Glob(shipped, "cluster-template*.yaml")
+			return nil, coded{fmt.Errorf("wanted the template %s, found %v", name, found), exitUsage}
+		}
+		return data, err
+	case "-":
+		return io.ReadAll(stdin)
+	}
+	return os.ReadFile(o.from)
+}
+
+// process fills in a template as `clusterctl generate cluster` does.
+func (o *clusterOptions) process(template []byte, environment func(string) (string, bool)) ([]*unstructured.Unstructured, error) {
+	values := map[string]string{
+		"CLUSTER_NAME": o.name, "NAMESPACE": o.namespace, "KUBERNETES_VERSION": o.kubernetesVersion,
+		"CONTROL_PLANE_MACHINE_COUNT": strconv.Itoa(o.controlPlanes), "WORKER_MACHINE_COUNT": strconv.Itoa(o.workers),
+	}
+	data, err := yamlprocessor.NewSimpleProcessor().Process(template, func(name string) (string, error) {
+		if value, ok := values[name]; ok {
+			return value, nil
+		}
+		if value, ok := environment(name); ok {
+			return value, nil
+		}
+		return "", fmt.Errorf("%s is not set", name)
+	})
+	if err != nil {
+		return nil, coded{fmt.Errorf("wanted every variable of the template: %w; set them in the environment", err), exitUsage}
+	}
+	return o.parse(data)
+}
+
+// incompleteAnnotation is on a Cluster for as long as not all of its objects are made.
+const incompleteAnnotation = "capstan.dev/incomplete"
+
+// parse reads the objects. Those without a namespace get the cluster's. What the Cluster refers to comes
+// before it; what refers to the Cluster comes after it: core looks for it at once, and again a second later.
+func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error) {
+	all, err := up.Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("wanted a template of YAML objects: %w", err)
+	}
+	var objects, clusters, workers []*unstructured.Unstructured
+	for _, u := range all {
+		if u.GetNamespace() == "" {
+			u.SetNamespace(o.namespace)
+		}
+		switch gvk := u.GroupVersionKind(); {
+		case gvk.Group == clusterv1.GroupVersion.Group && gvk.Kind == "Cluster" && u.GetName() == o.name:
+			clusters = append(clusters, u)
+		case gvk.Group == clusterv1.GroupVersion.Group && namesCluster(u):
+			workers = append(workers, u)
+		default:
+			objects = append(objects, u)
+		}
+	}
+	if len(clusters) != 1 {
+		return nil, fmt.Errorf("wanted a template with one Cluster named %s, found %d", o.name, len(clusters))
+	}
+	return slices.Concat(objects, clusters, workers), nil
+}
+
+// namesCluster says whether an object of core's looks for its Cluster.
+func namesCluster(u *unstructured.Unstructured) bool {
+	_, found, _ := unstructured.NestedString(u.Object, "spec", "clusterName")
+	return found
+}
+
+// createCluster makes the objects. Killed half way, it is repeated: until it is done an annotation on the
+// Cluster says so.
+func (m *management) createCluster(ctx context.Context, o clusterOptions, objects []*unstructured.Unstructured) error {
+	if cluster, err := m.getCluster(ctx, o.key()); err == nil && !metav1.HasAnnotation(cluster.ObjectMeta, incompleteAnnotation) {
+		return fmt.Errorf("cluster %s exists already in namespace %s: change it with kubectl, or choose another name", o.name, o.namespace)
+	} else if err != nil && exitCode(err) != exitNotFound {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.namespace}}
+	if err := m.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	var cluster *unstructured.Unstructured
+	for _, u := range objects {
+		if u.GetKind() == "Cluster" {
+			cluster = u
+			// Core would spend one of its turns, one a second, on nothing else.
+			cluster.SetFinalizers([]string{clusterv1.ClusterFinalizer})
+			u = incomplete(cluster)
+		}
+		if err := m.apply(ctx, u); err != nil {
+			return err
+		}
+	}
+	return m.apply(ctx, cluster)
+}
+
+func incomplete(cluster *unstructured.Unstructured) *unstructured.Unstructured {
+	out := cluster.DeepCopy()
+	annotations := out.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[incompleteAnnotation] = ""
+	out.SetAnnotations(annotations)
+	return out
+}
+
+func (m *management) apply(ctx context.Context, u *unstructured.Unstructured) error {
+	err := m.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u.DeepCopy()), client.FieldOwner("capstan-cli"), client.ForceOwnership)
+	if err != nil {
+		return fmt.Errorf("cannot create %s %s: %w", u.GetKind(), u.GetName(), err)
+	}
+	return nil
+}
+
+// stuckAfter is how long nothing may change before what is in the way is shown.
+const stuckAfter = 15 * time.Second
+
+// waitCluster shows the progress of a cluster until it can be used.
+func (a *app) waitCluster(ctx context.Context, m *management, key client.ObjectKey, p *progress) error {
+	defer p.close()
+	var last assessment
+	tick := make(chan struct{}, 1)
+	timer := time.AfterFunc(stuckAfter, func() { tick <- struct{}{} })
+	defer timer.Stop()
+	changedAt, told := time.Now(), ""
+	err := m.follow(ctx, key, tick, func(v view) (bool, error) {
+		now := assess(v)
+		if doneSteps(now) != doneSteps(last) {
+			changedAt = time.Now()
+			timer.Reset(stuckAfter)
+		}
+		last = now
+		if len(now.blockers) > 0 && time.Since(changedAt) >= stuckAfter {
+			withNote(now.steps, now.blockers[0])
+			if now.blockers[0] != told {
+				told = now.blockers[0]
+				p.remark(told)
+			}
+			timer.Reset(stuckAfter)
+		}
+		p.show(now.steps)
+		return now.done, nil
+	})
+	if err == nil {
+		return nil
+	}
+	p.close()
+	for _, blocker := range last.blockers {
+		fmt.Fprintln(a.errOut, "  waiting for", blocker)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return coded{fmt.Errorf("cluster %s is not complete: %w", key.Name, err), exitTimeout}
+	}
+	return err
+}
+
+func doneSteps(a assessment) int {
+	n := 0
+	for _, s := range a.steps {
+		if s.done {
+			n++
+		}
+	}
+	return n
+}
+
+// withNote puts what is in the way beside the first open step.
+func withNote(steps []step, note string) {
+	for i := range steps {
+		if !steps[i].done {
+			steps[i].note = note
+			return
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"capstan.dev/capstan/internal/doctor"
+	"capstan.dev/capstan/internal/up"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "doctor", Short: "Check whether this box can run clusters, and say how to mend it", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			results, err := a.examine(c.Context())
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				err = a.printJSON(results)
+			} else {
+				a.printResults(results, false)
+			}
+			if err == nil && !doctor.Fit(results) {
+				err = errUnfit
+			}
+			return err
+		},
+	}
+}
+
+var errUnfit = coded{errors.New("this box cannot run clusters until what is marked ✗ is mended"), exitUnfit}
+
+// examine gathers the facts and judges them.
+func (a *app) examine(ctx context.Context) ([]doctor.Result, error) {
+	assets, err := a.assetsDir()
+	if err != nil {
+		return nil, err
+	}
+	facts := doctor.Gather(a.root)
+	_, err = up.GetStatus(ctx, a.layout())
+	facts.Running = err == nil
+	facts.FreePorts = up.FreePorts(doctor.WantedPorts)
+	if problem := up.Enterable(a.root); facts.RootProblem == "" && problem != nil {
+		facts.RootProblem = problem.Error()
+	}
+	if facts.Versions, err = up.KubernetesVersions(assets); err != nil {
+		return nil, err
+	}
+	facts.MissingAssets = missingAssets(assets, facts.Versions)
+	return doctor.Check(facts), nil
+}
+
+func missingAssets(a up.Assets, versions []string) []string {
+	var missing []string
+	if len(versions) == 0 {
+		missing = append(missing, a.Kubernetes())
+	}
+	for _, path := range []string{
+		a.Manager(), a.Capstand(), filepath.Join(a.Dir, "capstan-init"), a.CoreManager(), a.CoreComponents(), a.Runc(),
+		filepath.Join(a.Dir, "node", "bin", "containerd"), filepath.Join(a.Dir, "node", "cni", "ptp"), filepath.Join(a.Dir, "images", "pause.tar"),
+	} {
+		if _, err := os.Stat(path); err != nil {
+			missing = append(missing, path)
+		}
+	}
+	return missing
+}
+
+// printResults prints the findings; only those that matter when brief.
+func (a *app) printResults(results []doctor.Result, brief bool) {
+	marks := map[doctor.Level]string{doctor.OK: "✓", doctor.Info: "·", doctor.Warn: "!", doctor.Fail: "✗"}
+	for _, r := range results {
+		if brief && (r.Level == doctor.OK || r.Level == doctor.Info) {
+			continue
+		}
+		fmt.Fprintf(a.out, "%s %s: %s\n", marks[r.Level], r.Name, r.Found)
+		if r.Mend != "" && r.Level != doctor.OK {
+			fmt.Fprintf(a.out, "    → %s\n", r.Mend)
+		}
+	}
+}

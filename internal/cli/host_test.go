@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
+)
+
+// What the command prints is a CapstanHost with credentials that capstand's own files belong to.
+func TestHostCredentials(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "host", "tls")
+	var out bytes.Buffer
+	c := (&app{out: &out}).command()
+	c.SetArgs([]string{"host", "credentials", "rack-1", "--address", "[fd00::5]:7443", "--dir", dir, "--allow-namespace", "a,b", "--failure-domain", "row-2"})
+	if err := c.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	documents := strings.Split(strings.TrimPrefix(out.String(), "---\n"), "---\napiVersion: infra")
+	if len(documents) != 2 {
+		t.Fatalf("printed %d documents", len(documents))
+	}
+	secret, host := &corev1.Secret{}, &infrav1.CapstanHost{}
+	if err := yaml.UnmarshalStrict([]byte(documents[0]), secret); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict([]byte("apiVersion: infra"+documents[1]), host); err != nil {
+		t.Fatal(err)
+	}
+	if host.Spec.CredentialsRef.Name != secret.Name || host.Spec.CredentialsRef.Namespace != secret.Namespace ||
+		host.Spec.Address != "[fd00::5]:7443" || host.Spec.FailureDomain != "row-2" || len(host.Spec.AllowedNamespaces.Names) != 2 {
+		t.Errorf("host: %+v", host.Spec)
+	}
+	client, err := credentials.FromSecret(secret.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Transport(time.Now()); err != nil {
+		t.Error(err)
+	}
+	if _, err := credentials.In(dir).Transport(nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHostCredentialsAreRefused(t *testing.T) {
+	for _, o := range []hostOptions{
+		{name: "a", address: "10.0.0.5"}, {name: "a", address: ":7443"}, {name: "a", address: "x:0"}, {name: "a", address: "x:http"},
+		{name: "A_B", address: "x:1"},
+	} {
+		o.dir, o.validity = t.TempDir(), time.Hour
+		var c coded
+		if _, err := o.make(time.Now()); !errors.As(err, &c) || c.code != exitUsage {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}

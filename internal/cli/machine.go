@@ -1,0 +1,259 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/up"
+)
+
+// located is a machine and the host of this box that it is on.
+type located struct {
+	machine *hostpb.Machine
+	host    string
+}
+
+// machines lists the machines of every host of this box, of all management planes.
+func (a *app) machines(ctx context.Context) ([]located, error) {
+	state, err := up.LoadState(a.layout())
+	if err != nil {
+		return nil, a.noPlane(err)
+	}
+	var found []located
+	for _, host := range state.Hosts {
+		err := a.withHost(host, func(c hostpb.HostClient) error {
+			list, err := c.ListMachines(ctx, &hostpb.ListMachinesRequest{})
+			for _, m := range list.GetMachines() {
+				found = append(found, located{m, host})
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// withHost talks to the capstand of a host.
+func (a *app) withHost(host string, do func(hostpb.HostClient) error) error {
+	conn, err := up.DialHost(a.layout().HostSocket(host))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	err = do(hostpb.NewHostClient(conn))
+	if status.Code(err) == codes.Unavailable {
+		return fmt.Errorf("wanted capstand of host %s, found nobody at its socket: see `capstan status`, as root (%w)", host, err)
+	}
+	return err
+}
+
+// findMachine finds a machine by its name, which is also that of its Node and CapstanMachine.
+func findMachine(all []located, namespace, name string) (located, error) {
+	matches := slices.DeleteFunc(slices.Clone(all), func(l located) bool {
+		s := l.machine.GetSpec()
+		return s.GetName() != name || namespace != "" && s.GetNamespace() != namespace
+	})
+	switch len(matches) {
+	case 1:
+		return matches[0], nil
+	case 0:
+		var names []string
+		for _, l := range all {
+			names = append(names, l.machine.GetSpec().GetName())
+		}
+		slices.Sort(names)
+		return located{}, coded{fmt.Errorf("wanted a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
+	}
+	return located{}, coded{fmt.Errorf("%d machines are named %s: say which with --namespace", len(matches), name), exitUsage}
+}
+
+func orNone(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+func (a *app) logsCommand() *cobra.Command {
+	var namespace string
+	request := &hostpb.LogsRequest{}
+	c := &cobra.Command{
+		Use: "logs MACHINE [SERVICE]", Short: "Print the log of a machine's init process, or of one of its services",
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			all, err := a.machines(c.Context())
+			if err != nil {
+				return err
+			}
+			found, err := findMachine(all, namespace, args[0])
+			if err != nil {
+				return err
+			}
+			request.Machine, request.Service = found.machine.GetSpec().GetId(), "init"
+			if len(args) == 2 {
+				request.Service = args[1]
+			}
+			return a.withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(c.Context(), h, request, a.out) })
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	c.Flags().BoolVarP(&request.Follow, "follow", "f", false, "go on with what comes")
+	c.Flags().Int32Var(&request.TailLines, "tail", 0, "only the last lines")
+	return c
+}
+
+func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequest, out io.Writer) error {
+	stream, err := h.Logs(ctx, request)
+	if err != nil {
+		return err
+	}
+	for {
+		chunk, err := stream.Recv()
+		if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
+			return nil // the end, or the user has seen enough
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(chunk.GetData()); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *app) loadCommand() *cobra.Command {
+	var cluster, namespace string
+	image := &cobra.Command{
+		Use: "image ARCHIVE", Short: "Load an OCI image archive into every machine of a cluster on this box", Args: oneArg("the path of an OCI image archive"),
+		RunE: func(c *cobra.Command, args []string) error {
+			images, err := a.loadImage(c.Context(), namespace, cluster, args[0])
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(map[string]any{"images": images})
+			}
+			fmt.Fprintln(a.out, strings.Join(images, "\n"))
+			return nil
+		},
+	}
+	image.Flags().StringVar(&cluster, "cluster", "", "name of the cluster")
+	image.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the cluster")
+	_ = image.MarkFlagRequired("cluster")
+	return group("load", "Load images into clusters, without a registry", image)
+}
+
+// loadImage sends an archive once to each host with machines of the cluster.
+func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
+	all, err := a.machines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	byHost := map[string][]string{}
+	for _, l := range all {
+		if s := l.machine.GetSpec(); s.GetCluster() == cluster && s.GetNamespace() == namespace {
+			byHost[l.host] = append(byHost[l.host], s.GetId())
+		}
+	}
+	if len(byHost) == 0 {
+		return nil, coded{fmt.Errorf("wanted machines of cluster %s (namespace %s) on this box, found none", cluster, namespace), exitNotFound}
+	}
+	var images []string
+	for host, ids := range byHost {
+		err := a.withHost(host, func(h hostpb.HostClient) error {
+			loaded, err := sendImage(ctx, h, ids, archive)
+			images = append(images, loaded...)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("cannot load %s on host %s: %w", archive, host, err)
+		}
+	}
+	slices.Sort(images)
+	return slices.Compact(images), nil
+}
+
+func sendImage(ctx context.Context, h hostpb.HostClient, machines []string, archive string) ([]string, error) {
+	file, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	stream, err := h.LoadImage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = stream.Send(&hostpb.LoadImageRequest{Machines: machines})
+	reader, buffer := bufio.NewReader(file), make([]byte, 256<<10)
+	for err == nil {
+		n, readErr := reader.Read(buffer)
+		if n > 0 {
+			err = stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]})
+		}
+		if errors.Is(readErr, io.EOF) {
+			break
+		}
+		if readErr != nil {
+			return nil, readErr
+		}
+	}
+	// A refusal in the middle is told by the answer, not by Send.
+	response, err := stream.CloseAndRecv()
+	return response.GetImages(), err
+}
+
+func (a *app) shellCommand() *cobra.Command {
+	var namespace string
+	c := &cobra.Command{
+		Use: "shell MACHINE [-- COMMAND...]", Short: "Run a shell, or a command, as root in a machine", Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			all, err := a.machines(c.Context())
+			if err != nil {
+				return err
+			}
+			found, err := findMachine(all, namespace, args[0])
+			if err != nil {
+				return err
+			}
+			return a.shell(found, args[1:])
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	return c
+}
+
+// shell becomes runc, in the container of the machine.
+func (a *app) shell(l located, command []string) error {
+	if len(command) == 0 {
+		command = []string{"/bin/sh", "-c", "exec $(command -v bash || echo sh) -l"}
+	}
+	state, err := up.LoadState(a.layout())
+	if err != nil {
+		return err
+	}
+	runc := up.Assets{Dir: state.Assets}.Runc()
+	args := []string{"runc", "--root", filepath.Join(a.layout().HostRoot(l.host), "runc"), "exec", "--cwd", "/",
+		"--env", "PATH=/opt/capstan/kubernetes/" + l.machine.GetSpec().GetKubernetesVersion() + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"--env", "HOME=/root", "--env", "TERM=" + os.Getenv("TERM")}
+	if term.IsTerminal(int(os.Stdin.Fd())) && a.live {
+		args = append(args, "--tty")
+	}
+	args = append(append(args, l.machine.GetSpec().GetId()), command...)
+	return fmt.Errorf("cannot run %s: %w", runc, syscall.Exec(runc, args, os.Environ())) //nolint:gosec // the command is the user's own
+}

@@ -1,0 +1,191 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"capstan.dev/capstan/internal/up"
+)
+
+func (a *app) upCommand() *cobra.Command {
+	var hosts int
+	var noHosts bool
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use: "up", Short: "Start the management plane of this box", Args: noArgs,
+		Long: "Start the management plane of this box and wait until it is ready. Run again, it changes nothing.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, cancel := withTimeout(c.Context(), timeout)
+			defer cancel()
+			if noHosts {
+				hosts = -1
+			}
+			status, err := a.up(ctx, hosts)
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(status)
+			}
+			fmt.Fprintf(a.out, "\nThe management plane is ready: export KUBECONFIG=%s\n", a.layout().AdminKubeconfig())
+			return nil
+		},
+	}
+	c.Flags().IntVar(&hosts, "hosts", 0, "hosts on this box, each with a capstand and a failure domain of its own (default: those that there are, or 1)")
+	c.Flags().BoolVar(&noHosts, "no-hosts", false, "no host on this box: all of them are elsewhere")
+	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
+	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "how long to wait")
+	return c
+}
+
+// up starts the plane and shows each component as it comes up.
+func (a *app) up(ctx context.Context, hosts int) (up.Status, error) {
+	p := a.newProgress()
+	defer p.close()
+	return up.Up(ctx, up.Options{Root: a.root, Assets: a.assets, Hosts: hosts}, func(s up.Status) { p.show(planeSteps(s)) })
+}
+
+// planeSteps are the steps that a starting plane goes through.
+func planeSteps(s up.Status) []step {
+	steps := []step{}
+	for _, c := range s.Components {
+		steps = append(steps, step{name: componentTitle(c.Name), done: c.State == up.ProcessReady, note: c.Message})
+		if c.Name == "kube-apiserver" {
+			steps = append(steps, step{name: "kinds, roles and webhooks", done: s.Installed})
+		}
+	}
+	return append(steps, step{name: "management plane", done: s.Ready, note: s.Error})
+}
+
+func componentTitle(name string) string {
+	switch name {
+	case "kube-apiserver":
+		return "API server"
+	case "kube-controller-manager":
+		return "controller manager"
+	case "capi-core-manager":
+		return "Cluster API"
+	case "manager":
+		return "Capstan's providers"
+	}
+	return name
+}
+
+func (a *app) downCommand() *cobra.Command {
+	var keepState bool
+	c := &cobra.Command{
+		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
+		Long: "Stop the management plane, remove every machine, load balancer and network of the installation, and then its root folder.",
+		RunE: func(c *cobra.Command, _ []string) error {
+			start := time.Now()
+			return up.Down(c.Context(), a.root, keepState, func(what string) {
+				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
+			})
+		},
+	}
+	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and `capstan up` goes on")
+	return c
+}
+
+func (a *app) planeCommand() *cobra.Command {
+	var notifyFD int
+	c := &cobra.Command{
+		Use: "plane", Short: "Run the daemon of the management plane in the foreground (for service managers)", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			return up.Run(ctx, a.layout(), notifyFD)
+		},
+	}
+	c.Flags().IntVar(&notifyFD, "notify-fd", 0, "file to write to once the status is served")
+	_ = c.Flags().MarkHidden("notify-fd")
+	return c
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the management plane", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			status, err := up.GetStatus(c.Context(), a.layout())
+			if err != nil {
+				return a.noPlane(err)
+			}
+			if a.json() {
+				return a.printJSON(status)
+			}
+			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, status.Ready)
+			fmt.Fprintln(w, "\nCOMPONENT\tSTATE\tPID\tRESTARTS\tMESSAGE")
+			for _, p := range status.Components {
+				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+// noPlane explains why there is no answer from a plane.
+func (a *app) noPlane(err error) error {
+	if _, stateErr := up.LoadState(a.layout()); errors.Is(stateErr, fs.ErrNotExist) {
+		return coded{fmt.Errorf("there is no management plane in %s: make one with `capstan up`", a.root), exitNotFound}
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return up.ErrNotRoot
+	}
+	return fmt.Errorf("the management plane in %s does not run: start it with `capstan up` (%w)", a.root, err)
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show versions", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			assets, err := a.assetsDir()
+			if err != nil {
+				return err
+			}
+			kubernetes, err := up.KubernetesVersions(assets)
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(map[string]any{"capstan": up.Version, "kubernetes": kubernetes})
+			}
+			fmt.Fprintf(a.out, "capstan %s\nKubernetes %v\n", up.Version, kubernetes)
+			return nil
+		},
+	}
+}
+
+func (a *app) assetsDir() (up.Assets, error) {
+	dir, err := up.AssetsDir(a.assets)
+	return up.Assets{Dir: dir}, err
+}
+
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(c, args); err != nil {
+		return coded{err, exitUsage}
+	}
+	return nil
+}
+
+func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if d <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("not done after %s: %w", d, context.DeadlineExceeded))
+}

@@ -1,0 +1,200 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/keyutil"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/certs"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/bootstrap/render"
+)
+
+// reconcileCertificates makes the certificate authorities and the encryption key that are not there,
+// and checks those that are (CP-15). What is there is never overwritten. Once the control plane is
+// initialized nothing is made any more: machines hold what is missing, and another one
+// would not fit.
+func (r *Reconciler) reconcileCertificates(ctx context.Context, s *scope) (done bool, err error) {
+	problems, err := r.ensureCertificates(ctx, s)
+	if err != nil {
+		setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", err.Error())
+		return false, err
+	}
+	if len(problems) > 0 {
+		setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", strings.Join(problems, "; "))
+		return false, nil
+	}
+	setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
+	return true, nil
+}
+
+func (r *Reconciler) ensureCertificates(ctx context.Context, s *scope) (problems []string, err error) {
+	s.certificates = bootstrap.Certificates(s.controlPlane.Spec.Config.Cluster)
+	for _, c := range s.certificates {
+		problem, err := r.ensureCertificate(ctx, s, c)
+		if err != nil {
+			return nil, err
+		}
+		if problem != "" {
+			problems = append(problems, problem)
+		}
+	}
+	if render.NeedsEncryptionKey(s.controlPlane.Spec.Config.Cluster.Encryption) {
+		problem, err := r.ensureEncryptionKey(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		if problem != "" {
+			problems = append(problems, problem)
+		}
+	}
+	return problems, nil
+}
+
+// ensureCertificate makes one certificate authority, or says what is wrong with the one that is there.
+func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.Certificate) (problem string, err error) {
+	name := secret.Name(s.cluster.Name, c.Purpose)
+	existing, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: name})
+	switch {
+	case err != nil:
+		return "", err
+	case existing != nil:
+		c.KeyPair = &certs.KeyPair{Cert: existing.Data[secret.TLSCrtDataName], Key: existing.Data[secret.TLSKeyDataName]}
+		return checkCertificate(name, c, now()), nil
+	case c.External:
+		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
+	case s.initialized():
+		return fmt.Sprintf("the secret %s is gone: the machines still use what was in it, restore it from a backup", name), nil
+	}
+	one := secret.Certificates{c}
+	if err := one.Generate(); err != nil {
+		return "", err
+	}
+	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.cluster), controllerRef(s.controlPlane))
+}
+
+// checkCertificate says what is wrong with a certificate authority; never anything of its content.
+func checkCertificate(name string, c *secret.Certificate, now time.Time) string {
+	if c.Purpose == secret.ServiceAccount {
+		return checkServiceAccountKeys(name, c)
+	}
+	if c.External && len(c.KeyPair.Key) == 0 {
+		return "" // The authority of an external etcd: its key is not ours.
+	}
+	pair, err := tls.X509KeyPair(c.KeyPair.Cert, c.KeyPair.Key)
+	if err != nil {
+		return fmt.Sprintf("the secret %s is broken: tls.crt is not a PEM certificate, or tls.key is not its key", name)
+	}
+	cert, err := x509.ParseCertificate(pair.Certificate[0])
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the secret %s is broken: tls.crt is not a certificate", name)
+	case !cert.IsCA && c.Purpose != secret.APIServerEtcdClient:
+		return fmt.Sprintf("the secret %s is broken: its certificate is not one of a certificate authority", name)
+	case now.After(cert.NotAfter):
+		return fmt.Sprintf("the certificate in the secret %s has expired at %s", name, cert.NotAfter.UTC().Format("2006-01-02"))
+	}
+	return ""
+}
+
+func checkServiceAccountKeys(name string, c *secret.Certificate) string {
+	broken := fmt.Sprintf("the secret %s is broken: tls.key needs a PEM private key, and tls.crt its public key", name)
+	public, err := keyutil.ParsePublicKeysPEM(c.KeyPair.Cert)
+	if err != nil {
+		return broken
+	}
+	// The public part of the private key.
+	private, err := keyutil.ParsePublicKeysPEM(c.KeyPair.Key)
+	if err != nil || !equalKeys(public[0], private[0]) {
+		return broken
+	}
+	return ""
+}
+
+func equalKeys(a, b any) bool {
+	x, err := x509.MarshalPKIXPublicKey(a)
+	if err != nil {
+		return false
+	}
+	y, err := x509.MarshalPKIXPublicKey(b)
+	return err == nil && bytes.Equal(x, y)
+}
+
+// ensureEncryptionKey makes the key that secrets are encrypted with in etcd.
+func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem string, err error) {
+	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: bootstrap.EncryptionSecretName(s.cluster.Name)}
+	existing, err := r.getSecret(ctx, key)
+	switch {
+	case err != nil:
+		return "", err
+	case existing != nil && len(existing.Data[secret.KubeconfigDataName]) != render.EncryptionKeySize:
+		return fmt.Sprintf("the secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
+	case existing != nil:
+		return "", nil
+	case s.initialized():
+		return fmt.Sprintf("the secret %s is gone: what is in etcd is encrypted with it, restore it from a backup", key.Name), nil
+	}
+	value := make([]byte, render.EncryptionKeySize)
+	if _, err := rand.Read(value); err != nil {
+		return "", err
+	}
+	return "", r.Client.Create(ctx, ownedSecret(s, key.Name, value))
+}
+
+// ownedSecret is a secret of the cluster's that the control plane owns.
+func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       s.cluster.Namespace,
+			Name:            name,
+			Labels:          map[string]string{clusterv1.ClusterNameLabel: s.cluster.Name},
+			OwnerReferences: []metav1.OwnerReference{controllerRef(s.controlPlane)},
+		},
+		Type: clusterv1.ClusterSecretType,
+		Data: map[string][]byte{secret.KubeconfigDataName: value},
+	}
+}
+
+// getSecret reads a secret from the cache, and live when the cache has not got it; nil when there is none.
+func (r *Reconciler) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
+	out := &corev1.Secret{}
+	err := r.SecretClient.Get(ctx, key, out)
+	if apierrors.IsNotFound(err) {
+		err = r.Client.Get(ctx, key, out)
+	}
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return out, err
+}
+
+// initialized says that the API server has answered once.
+func (s *scope) initialized() bool {
+	_, written := s.controlPlane.Annotations[controlplanev1.InitializedAnnotation]
+	return written || ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false)
+}
+
+func controllerRef(controlPlane *controlplanev1.CapstanControlPlane) metav1.OwnerReference {
+	return *metav1.NewControllerRef(controlPlane, controlplanev1.GroupVersion.WithKind("CapstanControlPlane"))
+}
+
+func setCondition(controlPlane *controlplanev1.CapstanControlPlane, kind string, status metav1.ConditionStatus, reason, message string) {
+	conditions.Set(controlPlane, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
+}

@@ -1,0 +1,224 @@
+package controlplane
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/certs"
+	"sigs.k8s.io/cluster-api/util/collections"
+	"sigs.k8s.io/cluster-api/util/secret"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
+)
+
+func aMachine(name, version string, ready bool) *clusterv1.Machine {
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+	m.Spec.Version = version
+	status := metav1.ConditionFalse
+	if ready {
+		status = metav1.ConditionTrue
+	}
+	m.Status.Conditions = []metav1.Condition{{Type: clusterv1.ReadyCondition, Status: status}}
+	return m
+}
+
+// TestVersions (CP-05): from old to new, each with its replicas.
+func TestVersions(t *testing.T) {
+	got := versions(collections.FromMachines(aMachine("a", "v1.36.10", true), aMachine("b", "v1.36.9", true), aMachine("c", "v1.36.10", true), aMachine("d", "", true)))
+	want := []clusterv1.StatusVersion{{Version: "v1.36.9", Replicas: 1}, {Version: "v1.36.10", Replicas: 2}}
+	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestRenderName(t *testing.T) {
+	for name, c := range map[string]struct{ template, controlPlane, want, err string }{
+		"default":          {"", "cp", "cp-abcde", ""},
+		"variables":        {"{{ .cluster.name }}-x-{{ .random }}", "cp", "cluster-x-abcde", ""},
+		"too long":         {"", strings.Repeat("a", 70), strings.Repeat("a", 58) + "abcde", ""},
+		"malformed":        {"{{ .random", "cp", "", "cannot be read"},
+		"unknown variable": {"{{ .nobody }}-{{ .random }}", "cp", "", "cannot be used"},
+		"no name":          {"A_{{ .random }}", "cp", "", "no name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := renderName(c.template, "cluster", c.controlPlane, "abcde")
+			if got != c.want || (c.err == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func newCA(t *testing.T) *certs.KeyPair {
+	t.Helper()
+	authorities := bootstrap.Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := authorities.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	return authorities.GetByPurpose(secret.ClusterCA).KeyPair
+}
+
+// TestKubeconfigRenewal (CP-14): a year, renewed at half; both configurable.
+func TestKubeconfigRenewal(t *testing.T) {
+	ca, other, start := newCA(t), newCA(t), time.Now()
+	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, 100*day, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		server string
+		ca     *certs.KeyPair
+		at     time.Time
+		good   bool
+	}{
+		"new":               {"https://10.0.0.1:6443", ca, start, true},
+		"just before half":  {"https://10.0.0.1:6443", ca, start.Add(49 * day), true},
+		"past half":         {"https://10.0.0.1:6443", ca, start.Add(51 * day), false},
+		"expired":           {"https://10.0.0.1:6443", ca, start.Add(101 * day), false},
+		"another endpoint":  {"https://10.0.0.2:6443", ca, start, false},
+		"another authority": {"https://10.0.0.1:6443", other, start, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := kubeconfigGoodFor(data, c.server, c.ca.Cert, 50*day, c.at); (got > 0) != c.good {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+	if kubeconfigGoodFor([]byte("garbage"), "", nil, 0, start) != 0 {
+		t.Error("garbage is good")
+	}
+	for _, c := range []struct {
+		spec                  controlplanev1.KubeconfigSpec
+		validity, renewBefore time.Duration
+	}{
+		{controlplanev1.KubeconfigSpec{}, 365 * day, 365 * day / 2},
+		{controlplanev1.KubeconfigSpec{ValidityDays: 30}, 30 * day, 15 * day},
+		{controlplanev1.KubeconfigSpec{ValidityDays: 30, RenewBeforeDays: 10}, 30 * day, 10 * day},
+	} {
+		if v, r := kubeconfigTimes(c.spec); v != c.validity || r != c.renewBefore {
+			t.Errorf("%v: got %s, %s", c.spec, v, r)
+		}
+	}
+}
+
+// TestKubeconfigEndsWithItsAuthority: a certificate cannot outlive its authority, and is then not
+// made again at each look.
+func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
+	ca, start := newCA(t), time.Now()
+	data, err := newKubeconfig("demo", "https://a:1", ca, 100*365*day, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := kubeconfigGoodFor(data, "https://a:1", ca.Cert, 50*365*day, start); got == 0 {
+		t.Error("would be made again and again")
+	}
+}
+
+// TestCheckCertificate (CP-15): broken authorities are named, and nothing of them is quoted.
+func TestCheckCertificate(t *testing.T) {
+	authorities := bootstrap.Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := authorities.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	ca, sa, other := authorities.GetByPurpose(secret.ClusterCA), authorities.GetByPurpose(secret.ServiceAccount), newCA(t)
+	leaf, key := leafOf(t, ca.KeyPair)
+	for name, c := range map[string]struct {
+		purpose   secret.Purpose
+		cert, key []byte
+		at        time.Time
+		want      string
+	}{
+		"good":                      {secret.ClusterCA, ca.KeyPair.Cert, ca.KeyPair.Key, time.Now(), ""},
+		"another's key":             {secret.ClusterCA, ca.KeyPair.Cert, other.Key, time.Now(), "broken"},
+		"no key":                    {secret.ClusterCA, ca.KeyPair.Cert, nil, time.Now(), "broken"},
+		"garbage":                   {secret.EtcdCA, []byte("hunter2"), []byte("hunter2"), time.Now(), "broken"},
+		"not an authority":          {secret.FrontProxyCA, leaf, key, time.Now(), "not one of a certificate authority"},
+		"expired":                   {secret.ClusterCA, ca.KeyPair.Cert, ca.KeyPair.Key, time.Now().Add(11 * 365 * day), "expired"},
+		"service account":           {secret.ServiceAccount, sa.KeyPair.Cert, sa.KeyPair.Key, time.Now(), ""},
+		"service account, two keys": {secret.ServiceAccount, sa.KeyPair.Cert, ca.KeyPair.Key, time.Now(), "public key"},
+		"service account, garbage":  {secret.ServiceAccount, []byte("hunter2"), sa.KeyPair.Key, time.Now(), "public key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := checkCertificate("demo-x", &secret.Certificate{Purpose: c.purpose, KeyPair: &certs.KeyPair{Cert: c.cert, Key: c.key}}, c.at)
+			if (got == "") != (c.want == "") || !strings.Contains(got, c.want) || strings.Contains(got, "hunter2") {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func leafOf(t *testing.T, ca *certs.KeyPair) (cert, key []byte) {
+	t.Helper()
+	caCert, err := certs.DecodeCertPEM(ca.Cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caKey, err := certs.DecodePrivateKeyPEM(ca.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key, err = clientCertificate(caCert, caKey, day, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+func TestFailedChecks(t *testing.T) {
+	body := "[+]ping ok\n[-]etcd failed: reason withheld\n[-]poststarthook/rbac/bootstrap-roles failed: not finished\nreadyz check failed\n"
+	if got := strings.Join(failedChecks(body, 500), ","); got != "etcd,poststarthook/rbac/bootstrap-roles" {
+		t.Errorf("got %s", got)
+	}
+	if got := strings.Join(failedChecks("unauthorized", 401), ","); got != "HTTP status 401" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// CP-18: what makes a Machine not up to date, and what does not.
+func TestOutdated(t *testing.T) {
+	cp := &controlplanev1.CapstanControlPlane{}
+	cp.Spec.Version = "v1.36.3"
+	cp.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachineTemplate", Name: "new"}
+	infra := &unstructured.Unstructured{Object: map[string]any{"kind": "CapstanMachine"}}
+	infra.SetAnnotations(map[string]string{
+		clusterv1.TemplateClonedFromNameAnnotation: "new", clusterv1.TemplateClonedFromGroupKindAnnotation: "CapstanMachineTemplate.infrastructure.capstan.dev",
+	})
+	config := &bootstrapv1.CapstanConfig{}
+	config.Spec.Role = bootstrapv1.RoleInit // Differs from machine to machine, and is no reason.
+	if got := outdated(cp, aMachine("a", "v1.36.3", true), config, infra, time.Now()); got != nil {
+		t.Errorf("got %v", got)
+	}
+	old := infra.DeepCopy()
+	old.SetAnnotations(map[string]string{clusterv1.TemplateClonedFromNameAnnotation: "old"})
+	changed := config.DeepCopy()
+	changed.Spec.PreCommands = []string{"true"}
+	got := strings.Join(outdated(cp, aMachine("a", "v1.36.2", true), changed, old, time.Now()), ";")
+	if got != "CapstanConfig is not up-to-date;CapstanMachine is not up-to-date;Version v1.36.2, v1.36.3 required" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// TestVersionChange (CP-05): one minor at a time.
+func TestVersionChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		from, to, want string
+	}{
+		"same": {"v1.36.3", "v1.36.3", ""}, "patch": {"v1.36.3", "v1.36.4", ""}, "patch back": {"v1.36.3", "v1.36.2", ""},
+		"minor": {"v1.36.3", "v1.37.0", ""}, "two minors": {"v1.36.3", "v1.38.0", "one minor"},
+		"back": {"v1.36.3", "v1.35.9", "cannot go back"}, "major": {"v1.36.3", "v2.0.0", "one minor"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := validateVersionChange(c.from, c.to, field.NewPath("spec", "version"))
+			if (len(errs) == 0) != (c.want == "") || c.want != "" && !strings.Contains(errs.ToAggregate().Error(), c.want) {
+				t.Errorf("got %v", errs)
+			}
+		})
+	}
+}

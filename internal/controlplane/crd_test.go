@@ -1,0 +1,103 @@
+package controlplane
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/cluster-api/util/contract"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/templates"
+)
+
+// TestCRDs (ALL-01 to ALL-04, ALL-06, BC-01, CP-04, CP-12): names, labels, scope, lists, categories, columns, docs.
+func TestCRDs(t *testing.T) {
+	for kind, group := range map[string]string{
+		"CapstanControlPlane": "controlplane.capstan.dev", "CapstanControlPlaneTemplate": "controlplane.capstan.dev",
+		"CapstanConfig": "bootstrap.capstan.dev", "CapstanConfigTemplate": "bootstrap.capstan.dev",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			crd := getCRD(t, contract.CalculateCRDName(group, kind))
+			names, version := crd.Spec.Names, crd.Spec.Versions[0]
+			if crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta2" || version.Name != "v1beta2" || !version.Storage || !version.Served {
+				t.Errorf("ALL-04: labels %v, version %s", crd.Labels, version.Name)
+			}
+			if crd.Spec.Scope != apiextensionsv1.NamespaceScoped || names.ListKind != kind+"List" || len(names.ShortNames) == 0 ||
+				!slices.Contains(names.Categories, "cluster-api") || len(version.AdditionalPrinterColumns) == 0 {
+				t.Errorf("ALL-01, ALL-02, ALL-06: %s, %v", crd.Spec.Scope, names)
+			}
+			undocumented(t, "", *version.Schema.OpenAPIV3Schema)
+		})
+	}
+	scale := getCRD(t, "capstancontrolplanes.controlplane.capstan.dev").Spec.Versions[0].Subresources.Scale
+	if scale.SpecReplicasPath != ".spec.replicas" || scale.StatusReplicasPath != ".status.replicas" || *scale.LabelSelectorPath != ".status.selector" {
+		t.Errorf("CP-04: %v", scale)
+	}
+}
+
+func getCRD(t *testing.T, name string) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	obj := &unstructured.Unstructured{}
+	obj.SetAPIVersion("apiextensions.k8s.io/v1")
+	obj.SetKind("CustomResourceDefinition")
+	if err := env.Client.Get(context.Background(), client.ObjectKey{Name: name}, obj); err != nil {
+		t.Fatalf("ALL-03: %v", err)
+	}
+	data, err := yaml.Marshal(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal(data, crd); err != nil {
+		t.Fatal(err)
+	}
+	return crd
+}
+
+// undocumented finds fields without a word for kubectl explain.
+func undocumented(t *testing.T, path string, schema apiextensionsv1.JSONSchemaProps) {
+	t.Helper()
+	for name, field := range schema.Properties {
+		if field.Description == "" && path+"/"+name != "/metadata" {
+			t.Errorf("ALL-06: %s/%s has no description", path, name)
+		}
+		undocumented(t, path+"/"+name, field)
+		if field.Items != nil && field.Items.Schema != nil {
+			undocumented(t, path+"/"+name+"[]", *field.Items.Schema)
+		}
+	}
+}
+
+// TestClusterTemplate (CTL-09): what a user gets by default is accepted as it is.
+func TestClusterTemplate(t *testing.T) {
+	data, err := templates.FS.ReadFile("cluster-template.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]string{"CLUSTER_NAME": "demo", "NAMESPACE": env.Namespace(t), "KUBERNETES_VERSION": "v1.36.3"}
+	text := regexp.MustCompile(`\$\{([A-Z0-9_]+)(?::=([^}]*))?\}`).ReplaceAllStringFunc(string(data), func(match string) string {
+		name, value, _ := strings.Cut(strings.Trim(match, "${}"), ":=")
+		if v, ok := given[name]; ok {
+			return v
+		}
+		if value == "" {
+			t.Errorf("the variable %s has no default", name)
+		}
+		return value
+	})
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		obj := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(document), obj); err != nil {
+			t.Fatal(err)
+		}
+		if err := env.Client.Create(context.Background(), obj, client.DryRunAll, client.FieldValidation("Strict")); err != nil {
+			t.Errorf("%s %s: %v", obj.GetKind(), obj.GetName(), err)
+		}
+	}
+}

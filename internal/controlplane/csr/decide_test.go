@@ -1,0 +1,179 @@
+package csr
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// asked is a request in short.
+type asked struct {
+	signer, user string
+	groups       []string
+	cn           string
+	o            []string
+	dns, ips     []string
+	emails       []string
+	uris         []string
+	usages       []certificatesv1.KeyUsage
+	pem          []byte
+}
+
+var (
+	serverUsages  = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+	clientUsages  = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth}
+	authenticated = "system:authenticated"
+)
+
+func serving() asked {
+	return asked{
+		signer: certificatesv1.KubeletServingSignerName, user: "system:node:w1", groups: []string{nodesGroup, authenticated},
+		cn: "system:node:w1", o: []string{nodesGroup}, dns: []string{"w1"}, ips: []string{"10.200.0.3"}, usages: serverUsages,
+	}
+}
+
+func agent() asked {
+	return asked{
+		signer: certificatesv1.KubeAPIServerClientSignerName, user: "system:bootstrap:abcdef", groups: []string{bootstrapGroup, authenticated},
+		cn: "capstan:node-agent:w1", o: []string{NodeAgentGroup}, usages: clientUsages,
+	}
+}
+
+func proxy() asked {
+	a := agent()
+	a.cn, a.o = kubeProxyUser, nil
+	return a
+}
+
+func with(a asked, change func(*asked)) asked {
+	change(&a)
+	return a
+}
+
+func request(t *testing.T, a asked) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	if a.pem == nil {
+		a.pem = requestPEM(t, a)
+	}
+	return &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
+		SignerName: a.signer, Username: a.user, Groups: a.groups, Usages: a.usages, Request: a.pem,
+	}}
+}
+
+func requestPEM(t *testing.T, a asked) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: a.cn, Organization: a.o}, DNSNames: a.dns, EmailAddresses: a.emails,
+	}
+	for _, ip := range a.ips {
+		template.IPAddresses = append(template.IPAddresses, net.ParseIP(ip))
+	}
+	for _, u := range a.uris {
+		parsed, err := url.Parse(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template.URIs = append(template.URIs, parsed)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+func machine(name string, change func(*clusterv1.Machine)) clusterv1.Machine {
+	m := clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	m.Spec.InfrastructureRef.Name = name
+	m.Status.Addresses = clusterv1.MachineAddresses{
+		{Type: clusterv1.MachineHostName, Address: name},
+		{Type: clusterv1.MachineInternalIP, Address: "10.200.0.3"},
+	}
+	if change != nil {
+		change(&m)
+	}
+	return m
+}
+
+func TestDecide(t *testing.T) {
+	w1 := []clusterv1.Machine{machine("w1", nil)}
+	linked := []clusterv1.Machine{machine("machine-of-w1", func(m *clusterv1.Machine) { m.Status.NodeRef.Name = "w1" })}
+	for name, c := range map[string]struct {
+		asked    asked
+		machines []clusterv1.Machine
+		want     Verdict
+		why      string
+	}{
+		"serving: its own name and address":  {serving(), w1, Approved, ""},
+		"serving: linked by nodeRef":         {serving(), linked, Approved, ""},
+		"serving: by infrastructure machine": {serving(), []clusterv1.Machine{machine("m", func(m *clusterv1.Machine) { m.Spec.InfrastructureRef.Name = "w1" })}, Approved, ""},
+		"serving: by host name": {serving(), []clusterv1.Machine{machine("m", func(m *clusterv1.Machine) {
+			m.Spec.InfrastructureRef.Name = "other"
+			m.Status.Addresses[0].Address = "w1"
+		})}, Approved, ""},
+		"serving: only an address":                        {with(serving(), func(a *asked) { a.dns = nil }), w1, Approved, ""},
+		"serving: another's address":                      {with(serving(), func(a *asked) { a.ips = append(a.ips, "10.200.0.4") }), w1, Denied, "10.200.0.4"},
+		"serving: another's name":                         {with(serving(), func(a *asked) { a.dns = append(a.dns, "kubernetes.default") }), w1, Denied, "kubernetes.default"},
+		"serving: an address as a name":                   {with(serving(), func(a *asked) { a.dns = []string{"10.200.0.3"} }), w1, Denied, "10.200.0.3"},
+		"serving: a Machine linked to another node":       {serving(), []clusterv1.Machine{machine("w1", func(m *clusterv1.Machine) { m.Status.NodeRef.Name = "w2" })}, Untouched, "no Machine"},
+		"serving: no Machine yet":                         {serving(), nil, Untouched, "no Machine"},
+		"serving: addresses not known yet":                {serving(), []clusterv1.Machine{machine("w1", func(m *clusterv1.Machine) { m.Status.Addresses = nil })}, Untouched, "not known yet"},
+		"serving: for another node":                       {with(serving(), func(a *asked) { a.cn = "system:node:w2" }), w1, Denied, "subject"},
+		"serving: another organization":                   {with(serving(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "subject"},
+		"serving: two organizations":                      {with(serving(), func(a *asked) { a.o = append(a.o, "system:masters") }), w1, Denied, "subject"},
+		"serving: as a client too":                        {with(serving(), func(a *asked) { a.usages = append(a.usages, certificatesv1.UsageClientAuth) }), w1, Denied, "client auth"},
+		"serving: without server auth":                    {with(serving(), func(a *asked) { a.usages = a.usages[:1] }), w1, Denied, "missing"},
+		"serving: an e-mail address":                      {with(serving(), func(a *asked) { a.emails = []string{"a@example.com"} }), w1, Denied, "e-mail"},
+		"serving: a URI":                                  {with(serving(), func(a *asked) { a.uris = []string{"spiffe://x"} }), w1, Denied, "URI"},
+		"serving: for nothing":                            {with(serving(), func(a *asked) { a.dns, a.ips = nil, nil }), w1, Denied, "no name"},
+		"serving: garbage":                                {with(serving(), func(a *asked) { a.pem = []byte("garbage") }), w1, Denied, "PEM"},
+		"serving: from a user":                            {with(serving(), func(a *asked) { a.user = "alice" }), w1, Untouched, ""},
+		"serving: a name like a node's, not in the group": {with(serving(), func(a *asked) { a.groups = nil }), w1, Untouched, ""},
+
+		"agent: with a token":                {agent(), w1, Approved, ""},
+		"agent: renewal":                     {with(agent(), func(a *asked) { a.user, a.groups = a.cn, []string{NodeAgentGroup} }), w1, Approved, ""},
+		"agent: renewal of another's":        {with(agent(), func(a *asked) { a.user = "capstan:node-agent:w2" }), w1, Untouched, ""},
+		"agent: no Machine yet":              {agent(), nil, Untouched, "no Machine"},
+		"agent: without a node":              {with(agent(), func(a *asked) { a.cn = "capstan:node-agent:" }), w1, Untouched, "no Machine"},
+		"agent: more groups":                 {with(agent(), func(a *asked) { a.o = append(a.o, "system:masters") }), w1, Denied, "organizations"},
+		"agent: no group":                    {with(agent(), func(a *asked) { a.o = nil }), w1, Denied, "organizations"},
+		"agent: with names":                  {with(agent(), func(a *asked) { a.dns = []string{"w1"} }), w1, Denied, "alternative names"},
+		"agent: as a server":                 {with(agent(), func(a *asked) { a.usages = append(a.usages, certificatesv1.UsageServerAuth) }), w1, Denied, "server auth"},
+		"agent: from an administrator":       {with(agent(), func(a *asked) { a.user, a.groups = "kubernetes-admin", []string{"system:masters"} }), w1, Untouched, ""},
+		"agent: token's name, not its group": {with(agent(), func(a *asked) { a.groups = []string{authenticated} }), w1, Untouched, ""},
+
+		"proxy: with a token":      {proxy(), w1, Approved, ""},
+		"proxy: renewal":           {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Approved, ""},
+		"proxy: with a group":      {with(proxy(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "organizations"},
+		"proxy: from a node":       {with(proxy(), func(a *asked) { a.user = "system:node:w1" }), w1, Untouched, ""},
+		"client: somebody else":    {with(proxy(), func(a *asked) { a.cn = "alice" }), w1, Untouched, ""},
+		"client: an administrator": {with(proxy(), func(a *asked) { a.cn, a.o = "kubernetes-admin", []string{"system:masters"} }), w1, Untouched, ""},
+		"client: garbage":          {with(proxy(), func(a *asked) { a.pem = []byte("garbage") }), w1, Untouched, ""},
+		"kubelet's client":         {with(agent(), func(a *asked) { a.signer = certificatesv1.KubeAPIServerClientKubeletSignerName }), w1, Untouched, "signer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(request(t, c.asked), c.machines)
+			if got.Verdict != c.want || !strings.Contains(got.Message, c.why) {
+				t.Errorf("got %v, want %s with %q", got, c.want, c.why)
+			}
+			if got.Message == "" {
+				t.Error("no reason is given")
+			}
+		})
+	}
+}

@@ -1,0 +1,136 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// reason of the conditions Approved and Denied.
+const reason = "CapstanControlPlane"
+
+// Reconciler decides on the requests of every cluster whose control plane is ours.
+type Reconciler struct {
+	Client       client.Client
+	ClusterCache clustercache.ClusterCache
+
+	controller controller.Controller
+}
+
+// SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and goes over all its
+// requests that are not decided: there are few, and a Machine that changes may decide several.
+func SetupWithManager(mgr ctrl.Manager, clusterCache clustercache.ClusterCache, opts controller.Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), ClusterCache: clusterCache}
+	c, err := ctrl.NewControllerManagedBy(mgr).
+		Named("capstan-csr").
+		WithOptions(opts).
+		// A connection is made: the moment from which requests can be watched.
+		WatchesRawSource(clusterCache.GetClusterSource("capstan-csr", func(_ context.Context, obj client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
+		})).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster)).
+		Build(r)
+	r.controller = c
+	return err
+}
+
+func machineToCluster(_ context.Context, obj client.Object) []ctrl.Request {
+	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: obj.(*clusterv1.Machine).Spec.ClusterName}}}
+}
+
+// Reconcile watches the requests of a Cluster and decides on those that are open.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	cluster := &clusterv1.Cluster{}
+	if err := r.Client.Get(ctx, req.NamespacedName, cluster); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	ref := cluster.Spec.ControlPlaneRef
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
+		return ctrl.Result{}, nil
+	}
+	err := r.reconcile(ctx, req.NamespacedName)
+	if errors.Is(err, clustercache.ErrClusterNotConnected) {
+		return ctrl.Result{}, nil // The connection is an event.
+	}
+	return ctrl.Result{}, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) error {
+	if err := r.ClusterCache.Watch(ctx, cluster, clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:    "capstan-csr",
+		Watcher: r.controller,
+		Kind:    &certificatesv1.CertificateSigningRequest{},
+		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+			return []ctrl.Request{{NamespacedName: cluster}}
+		}),
+	})); err != nil {
+		return err
+	}
+	workload, err := r.ClusterCache.GetClient(ctx, cluster)
+	if err != nil {
+		return err
+	}
+	requests := &certificatesv1.CertificateSigningRequestList{}
+	if err := workload.List(ctx, requests); err != nil {
+		return err
+	}
+	machines := &clusterv1.MachineList{}
+	if err := r.Client.List(ctx, machines, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {
+		return err
+	}
+	var errs []error
+	for i := range requests.Items {
+		errs = append(errs, r.answer(ctx, workload, &requests.Items[i], machines.Items))
+	}
+	return errors.Join(errs...)
+}
+
+// answer writes the decision on one request.
+func (r *Reconciler) answer(ctx context.Context, workload client.Client, request *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) error {
+	if decided(request) {
+		return nil
+	}
+	decision := Decide(request, machines)
+	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
+	condition := certificatesv1.CertificateSigningRequestCondition{Status: corev1.ConditionTrue, Reason: reason, Message: decision.Message}
+	switch decision.Verdict {
+	case Approved:
+		condition.Type = certificatesv1.CertificateApproved
+	case Denied:
+		condition.Type = certificatesv1.CertificateDenied
+	default:
+		log.V(4).Info("Certificate request left untouched", "why", decision.Message)
+		return nil
+	}
+	request.Status.Conditions = append(request.Status.Conditions, condition)
+	if err := workload.SubResource("approval").Update(ctx, request); err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return nil // It has changed, which is an event, or is gone.
+		}
+		return fmt.Errorf("cannot answer the certificate request %s: %w", request.Name, err)
+	}
+	log.Info("Certificate request "+string(decision.Verdict), "why", decision.Message)
+	return nil
+}
+
+func decided(request *certificatesv1.CertificateSigningRequest) bool {
+	for _, c := range request.Status.Conditions {
+		if c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied {
+			return true
+		}
+	}
+	return len(request.Status.Certificate) > 0
+}

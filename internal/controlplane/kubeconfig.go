@@ -1,0 +1,153 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	"sigs.k8s.io/cluster-api/util/certs"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+const day = 24 * time.Hour
+
+// clockSkew is how far the clocks of machines may differ.
+const clockSkew = 5 * time.Minute
+
+// reconcileKubeconfig makes the kubeconfig secret as soon as the endpoint is known, and makes it again
+// when its certificate nears its end, or when the endpoint or the certificate authority is another one
+// (CP-13, CP-14). One that somebody else made is left alone. It returns when to look again.
+func (r *Reconciler) reconcileKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
+	again, err := r.ensureKubeconfig(ctx, s)
+	if err != nil {
+		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		return 0, err
+	}
+	setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", "")
+	return again, nil
+}
+
+func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
+	validity, renewBefore := kubeconfigTimes(s.controlPlane.Spec.Kubeconfig)
+	ca := s.certificates.GetByPurpose(secret.ClusterCA).KeyPair
+	server := "https://" + s.endpoint.String()
+	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.Kubeconfig)}
+
+	existing, err := r.getSecret(ctx, key)
+	if err != nil {
+		return 0, err
+	}
+	if existing != nil {
+		s.kubeconfig = existing.Data[secret.KubeconfigDataName]
+		if !metav1.IsControlledBy(existing, s.controlPlane) {
+			return 0, nil
+		}
+		if again := kubeconfigGoodFor(s.kubeconfig, server, ca.Cert, renewBefore, now()); again > 0 {
+			return again, nil
+		}
+	}
+	data, err := newKubeconfig(s.cluster.Name, server, ca, validity, now())
+	if err != nil {
+		return 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
+	}
+	s.kubeconfig = data
+	if existing == nil {
+		return validity - renewBefore, r.Client.Create(ctx, ownedSecret(s, key.Name, data))
+	}
+	before := existing.DeepCopy()
+	existing.Data = map[string][]byte{secret.KubeconfigDataName: data}
+	return validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFrom(before))
+}
+
+func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore time.Duration) {
+	validity = day * controlplanev1.DefaultKubeconfigValidityDays
+	if spec.ValidityDays > 0 {
+		validity = day * time.Duration(spec.ValidityDays)
+	}
+	renewBefore = validity / 2
+	if spec.RenewBeforeDays > 0 {
+		renewBefore = day * time.Duration(spec.RenewBeforeDays)
+	}
+	return validity, renewBefore
+}
+
+// kubeconfigGoodFor is how long a kubeconfig needs no renewal; 0 when it has to be made again now.
+func kubeconfigGoodFor(data []byte, server string, ca []byte, renewBefore time.Duration, now time.Time) time.Duration {
+	config, err := clientcmd.RESTConfigFromKubeConfig(data)
+	if err != nil || config.Host != server || !bytes.Equal(config.CAData, ca) {
+		return 0
+	}
+	cert, err := certs.DecodeCertPEM(config.CertData)
+	if err != nil {
+		return 0
+	}
+	if caCert, err := certs.DecodeCertPEM(ca); err == nil && !cert.NotAfter.Before(caCert.NotAfter) {
+		return max(day, caCert.NotAfter.Sub(now)) // It ends with its authority: another one would, too.
+	}
+	return max(0, cert.NotAfter.Add(-renewBefore).Sub(now))
+}
+
+// newKubeconfig is a kubeconfig for an administrator of the cluster.
+func newKubeconfig(cluster, server string, ca *certs.KeyPair, validity time.Duration, now time.Time) ([]byte, error) {
+	caCert, err := certs.DecodeCertPEM(ca.Cert)
+	if err != nil {
+		return nil, err
+	}
+	caKey, err := certs.DecodePrivateKeyPEM(ca.Key)
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := clientCertificate(caCert, caKey, validity, now)
+	if err != nil {
+		return nil, err
+	}
+	user := cluster + "-admin"
+	name := user + "@" + cluster
+	return clientcmd.Write(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{cluster: {Server: server, CertificateAuthorityData: ca.Cert}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: cert, ClientKeyData: key}},
+		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: cluster, AuthInfo: user}},
+		CurrentContext: name,
+	})
+}
+
+func clientCertificate(caCert *x509.Certificate, caKey crypto.Signer, validity time.Duration, now time.Time) (cert, key []byte, err error) {
+	signer, err := certs.NewSigner(bootstrapkubeadmv1.EncryptionAlgorithmECDSAP256)
+	if err != nil {
+		return nil, nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, nil, err
+	}
+	notAfter := now.Add(validity)
+	if caCert.NotAfter.Before(notAfter) {
+		notAfter = caCert.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		Subject:      pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}},
+		SerialNumber: serial,
+		NotBefore:    now.Add(-clockSkew),
+		NotAfter:     notAfter,
+		KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, caCert, signer.Public(), caKey)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err = certs.EncodePrivateKeyPEMFromSigner(signer)
+	return certs.EncodeCertPEM(&x509.Certificate{Raw: der}), key, err
+}

@@ -1,0 +1,501 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// namesOfMachines are sorted, with the oldest first.
+func namesOfMachines(t *testing.T, w *world) []string {
+	t.Helper()
+	machines := machinesOf(t, w.cluster)
+	slices.SortFunc(machines, func(a, b clusterv1.Machine) int {
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	var out []string
+	for _, m := range machines {
+		out = append(out, m.Name)
+	}
+	return out
+}
+
+func scaleTo(w *world, cp *controlplanev1.CapstanControlPlane, n int32) {
+	w.t.Helper()
+	w.cluster.Change(cp, func() { cp.Spec.Replicas = &n })
+}
+
+func deleteMachine(t *testing.T, w *world, name string) {
+	t.Helper()
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: name}}
+	if err := env.Client.Delete(context.Background(), m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestScaleUpAndDown (CP-03, CP-04): 1, 3, 5, 3, 1. Machines are made at once and go one by one; etcd always
+// has its quorum, which the world checks.
+func TestScaleUpAndDown(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	w.until("one", w.settled(cp, 1))
+	first := namesOfMachines(t, w)[0]
+	scaleTo(w, cp, 3)
+	w.until("both are made at once", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
+	if w.voting() != 1 {
+		t.Errorf("%d members vote: the second Machine waited for the first", w.voting())
+	}
+	w.until("three", w.settled(cp, 3))
+	scaleTo(w, cp, 5)
+	w.until("five", w.settled(cp, 5))
+	scaleTo(w, cp, 3)
+	w.until("three again", w.settled(cp, 3))
+	scaleTo(w, cp, 1)
+	w.until("one again", w.settled(cp, 1))
+	if len(w.made) != 5 || w.most != 5 {
+		t.Errorf("%d Machines were made, %d at once", len(w.made), w.most)
+	}
+	if namesOfMachines(t, w)[0] == first {
+		t.Error("the oldest did not go first")
+	}
+}
+
+// otherTemplate makes the control plane use another infrastructure template.
+func otherTemplate(w *world, cp *controlplanev1.CapstanControlPlane, name string) {
+	w.t.Helper()
+	w.cluster.MachineTemplate(name)
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = name })
+}
+
+// TestRollOut: every reason for it replaces every Machine, one at a time, the new one first.
+func TestRollOut(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	for _, c := range []struct {
+		what   string
+		change func()
+	}{
+		{"another template", func() { otherTemplate(w, cp, "other") }},
+		{"another config", func() { w.cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} }) }},
+		{"CP-05 a version", func() { w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" }) }},
+		{"CP-20 rollout.after", func() {
+			time.Sleep(time.Second) // Creation times have whole seconds.
+			w.cluster.Change(cp, func() { cp.Spec.Rollout.After = metav1.NewTime(time.Now()) })
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w.t = t
+			before := namesOfMachines(t, w)
+			w.most, w.fewest = 0, 1000
+			c.change()
+			w.until("it begins", func() bool {
+				return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "")
+			})
+			w.until("all are new", func() bool {
+				for _, name := range namesOfMachines(t, w) {
+					if slices.Contains(before, name) {
+						return false
+					}
+				}
+				return w.settled(cp, 3)()
+			})
+			if w.most != 4 || w.fewest != 3 {
+				t.Errorf("%d Machines at most, %d members at least", w.most, w.fewest)
+			}
+		})
+	}
+	w.t = t
+	if len(cp.Status.Versions) != 1 || cp.Status.Versions[0].Version != "v1.36.4" {
+		t.Errorf("CP-05: %v", cp.Status.Versions)
+	}
+}
+
+// TestRollOutWithoutSurge: first one goes, then one comes.
+func TestRollOutWithoutSurge(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Replicas = ptr.To[int32](3)
+		cp.Spec.Rollout.Strategy = controlplanev1.RolloutStrategy{Type: controlplanev1.RollingUpdateStrategyType, RollingUpdate: controlplanev1.RollingUpdate{MaxSurge: ptr.To(intstr.FromInt32(0))}}
+	})
+	w.until("three", w.settled(cp, 3))
+	otherTemplate(w, cp, "other")
+	w.until("all are new", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
+	if w.most != 3 {
+		t.Errorf("%d Machines at once", w.most)
+	}
+}
+
+// TestChangedMind: the spec changes again and again while a rollout is under way, once to something that
+// never works. It ends as the last one says, and nothing is left over.
+func TestChangedMind(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	w.fewest = 3
+	otherTemplate(w, cp, "second")
+	w.until("the first new one", func() bool { return len(w.made) == 4 })
+	otherTemplate(w, cp, "third")
+	w.until("one of the third", func() bool { return len(w.made) == 5 })
+
+	// Machines of this one never start.
+	w.cluster.MachineTemplate("broken")
+	before := maps.Clone(w.made)
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "broken" })
+	var hung string
+	w.until("one that hangs", func() bool {
+		for _, m := range machinesOf(t, w.cluster) {
+			infra := &infrav1.CapstanMachine{}
+			if before[m.Name] || env.Client.Get(context.Background(), client.ObjectKeyFromObject(&m), infra) != nil {
+				continue
+			}
+			if infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation] == "broken" {
+				w.broken[m.Name], hung = true, m.Name
+			}
+		}
+		return hung != ""
+	})
+	w.until("it says what it waits for", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "waits: Machine "+hung+" has not joined etcd")
+	})
+	w.still("nothing goes", func() bool { return w.voting() >= 3 })
+	otherTemplate(w, cp, "last")
+	w.until("all as the last one says", w.settled(cp, 3))
+	if w.most > 4 || w.fewest < 3 {
+		t.Errorf("%d Machines at most, %d members at least", w.most, w.fewest)
+	}
+	for _, m := range machinesOf(t, w.cluster) {
+		infra := &infrav1.CapstanMachine{}
+		if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(&m), infra); err != nil || infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation] != "last" {
+			t.Errorf("%s is of %s, %v", m.Name, infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation], err)
+		}
+	}
+}
+
+// TestDeletedMachines: `kubectl delete machine` is safe: its member leaves first, and another one comes. Also
+// for the only Machine, for all of them at once, and with somebody else's hook.
+func TestDeletedMachines(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	w.until("one", w.settled(cp, 1))
+	deleteMachine(t, w, namesOfMachines(t, w)[0])
+	w.until("another one has taken over", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
+	if w.fewest != 1 {
+		t.Errorf("%d members at least", w.fewest)
+	}
+
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	victim := machinesOf(t, w.cluster)[1]
+	other := clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/other"
+	w.cluster.Change(&victim, func() { victim.Annotations[other] = "" })
+	deleteMachine(t, w, victim.Name)
+	w.until("it waits for the other hook", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && waitsForHook(&victim)
+	})
+	w.still("its member stays", func() bool { return w.voting() == 3 })
+	w.cluster.Change(&victim, func() { delete(victim.Annotations, other) })
+	w.until("replaced", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
+
+	for _, name := range namesOfMachines(t, w) {
+		deleteMachine(t, w, name)
+	}
+	w.until("all are replaced", func() bool { return len(w.made) == 8 && w.settled(cp, 3)() })
+}
+
+// TestDrainComesFirst: a member stays as long as its Machine is drained.
+func TestDrainComesFirst(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	oldest := namesOfMachines(t, w)[0]
+	w.stubborn[oldest] = true
+	scaleTo(w, cp, 1)
+	w.until("deleted", func() bool {
+		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: oldest}}
+		return w.cluster.Get(m) == nil && !m.DeletionTimestamp.IsZero()
+	})
+	w.still("three vote", func() bool { return w.voting() == 3 && len(machinesOf(t, w.cluster)) == 3 })
+	w.stubborn = map[string]bool{}
+	w.until("one", w.settled(cp, 1))
+}
+
+// TestOrphan: a member whose Machine is gone without it leaves, but not while that would cost the quorum.
+func TestOrphan(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	w.fewest = 3
+	lost := machinesOf(t, w.cluster)[0]
+	w.dead[lost.Name] = true
+	w.cluster.Change(&lost, func() { lost.Finalizers, lost.Annotations = nil, nil })
+	deleteMachine(t, w, lost.Name)
+	w.until("replaced, and its member is gone", func() bool { return w.member(lost.Name) == nil && w.settled(cp, 3)() })
+	if w.fewest != 2 {
+		t.Errorf("%d members at least", w.fewest)
+	}
+}
+
+// TestRepairedMachine (CP-10): a machine that is killed for good is replaced when a MachineHealthCheck says so.
+func TestRepairedMachine(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	killed := machinesOf(t, w.cluster)[1]
+	w.dead[killed.Name] = true
+	w.until("it is seen", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
+	})
+	if !has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") {
+		t.Error("not available with one of three lost")
+	}
+	w.still("nothing is done before anybody asks for it", func() bool { return len(w.made) == 3 })
+	unhealthy(w, &killed)
+	w.until("replaced", func() bool { return len(w.made) == 4 && w.settled(cp, 3)() })
+	if cp.Status.LastRemediation.Machine != killed.Name || !has(cp, clusterv1.RemediatingCondition, metav1.ConditionFalse, "") {
+		t.Errorf("last %v, conditions %v", cp.Status.LastRemediation, cp.Status.Conditions)
+	}
+	if _, open := cp.Annotations[controlplanev1.RemediationInProgressAnnotation]; open {
+		t.Error("the repair is not over")
+	}
+}
+
+func unhealthy(w *world, m *clusterv1.Machine) {
+	w.t.Helper()
+	w.cluster.ChangeStatus(m, func() {
+		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse, Reason: "Test"})
+		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.MachineOwnerRemediatedWaitingForRemediationReason})
+	})
+}
+
+// TestRepairRetries: a replacement that fails in its turn is counted, and given up; one that heals is forgotten.
+func TestRepairRetries(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Replicas = ptr.To[int32](3)
+		cp.Spec.Remediation.MaxRetry = ptr.To[int32](1)
+	})
+	w.until("three", w.settled(cp, 3))
+	replace := func(n int) clusterv1.Machine {
+		known := maps.Clone(w.made)
+		var out clusterv1.Machine
+		w.until("a replacement", func() bool {
+			for _, m := range machinesOf(t, w.cluster) {
+				if !known[m.Name] {
+					w.broken[m.Name], out = true, m
+				}
+			}
+			return len(w.made) == n
+		})
+		return out
+	}
+	killed := machinesOf(t, w.cluster)[0]
+	w.dead[killed.Name] = true
+	w.until("it is seen", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
+	})
+	unhealthy(w, &killed)
+	second := replace(4)
+	unhealthy(w, &second)
+	third := replace(5)
+	unhealthy(w, &third)
+	w.until("given up", func() bool {
+		return w.cluster.Get(&third) == nil && conditions.GetReason(&third, clusterv1.MachineOwnerRemediatedCondition) == controlplanev1.CannotBeRemediatedReason &&
+			w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
+	})
+	w.still("it stays", func() bool { return len(w.made) == 5 })
+	w.broken = map[string]bool{}
+	w.cluster.ChangeStatus(&third, func() {
+		conditions.Set(&third, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionTrue, Reason: "Test"})
+	})
+	w.until("it has healed", func() bool {
+		return w.cluster.Get(&third) == nil && !conditions.Has(&third, clusterv1.MachineOwnerRemediatedCondition) && w.settled(cp, 3)()
+	})
+}
+
+// TestDeathDuringDeparture: one machine dies while another one is about to leave, which then cannot: that would
+// cost the quorum. The dead one goes first.
+func TestDeathDuringDeparture(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	names := namesOfMachines(t, w)
+	leaving, dead := names[0], clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[1]}}
+	w.careful[leaving] = true // The agent does not remove it: it has seen the other one die.
+	deleteMachine(t, w, leaving)
+	w.until("it is asked to leave", func() bool { return w.member(leaving).Spec.Leave })
+	w.dead[dead.Name] = true
+	w.until("the death is seen", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead.Name)
+	})
+	unhealthy(w, &dead)
+	w.until("the dead one has left", func() bool { return w.member(dead.Name) == nil })
+	if m := w.member(leaving); m == nil || !conditions.IsTrue(m, etcdv1.JoinedCondition) {
+		t.Fatal("the other one left before it")
+	}
+	w.careful = map[string]bool{}
+	w.until("both are replaced", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
+}
+
+// TestQuorumLost: it is said, and nothing makes it worse.
+func TestQuorumLost(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	names := namesOfMachines(t, w)
+	// The agent still tells of it; then it is silent.
+	for _, name := range names[:2] {
+		w.dead[name] = true
+		m := w.member(name)
+		w.set(m, metav1.Condition{Type: etcdv1.HealthyCondition, Status: metav1.ConditionFalse, Reason: "Unreachable"})
+	}
+	w.until("it is said", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, "1 of 3 voting members work") &&
+			conditions.GetReason(cp, controlplanev1.EtcdClusterHealthyCondition) == controlplanev1.QuorumLostReason
+	})
+	w.until("the users are told", func() bool {
+		list := &eventsv1.EventList{}
+		if err := env.Client.List(context.Background(), list, client.InNamespace(w.cluster.Namespace)); err != nil {
+			return false
+		}
+		return slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Reason == controlplanev1.QuorumLostReason && strings.Contains(e.Note, "1 of 3 voting members work")
+		})
+	})
+	for i := range names {
+		m := clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[i]}}
+		unhealthy(w, &m)
+	}
+	otherTemplate(w, cp, "other")
+	scaleTo(w, cp, 1)
+	deleteMachine(t, w, names[2])
+	w.still("no member is asked to leave, nothing is made", func() bool {
+		for _, m := range w.members() {
+			if m.Spec.Leave {
+				return false
+			}
+		}
+		return len(machinesOf(t, w.cluster)) == 3
+	})
+}
+
+// TestInPlace (CP-07, CP-17): what may change without another Machine does, and what is taken away goes.
+func TestInPlace(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "a"}}
+		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "old", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
+	})
+	w.until("one", w.settled(cp, 1))
+	machine := machinesOf(t, w.cluster)[0]
+	infra := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: machine.Namespace, Name: machine.Name}}
+	config := &bootstrapv1.CapstanConfig{ObjectMeta: infra.ObjectMeta}
+	everywhere := func(holds func(client.Object) bool) func() bool {
+		return func() bool {
+			for _, obj := range []client.Object{&machine, infra, config} {
+				if w.cluster.Get(obj) != nil || !holds(obj) {
+					return false
+				}
+			}
+			return true
+		}
+	}
+	w.until("labels and annotations are everywhere", everywhere(func(obj client.Object) bool {
+		return obj.GetLabels()["team"] == "a" && obj.GetAnnotations()["note"] == "a" && obj.GetLabels()[clusterv1.ClusterNameLabel] == "demo"
+	}))
+	w.cluster.Change(&machine, func() { machine.Labels["somebody"] = "else"; machine.Labels["team"] = "spoilt" })
+	w.until("what somebody has spoilt is mended", func() bool { return w.cluster.Get(&machine) == nil && machine.Labels["team"] == "a" })
+	w.cluster.Change(cp, func() {
+		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"group": "b"}}
+		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "new", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
+		cp.Spec.MachineTemplate.Spec.Deletion = controlplanev1.MachineDeletionSpec{NodeDrainTimeoutSeconds: ptr.To[int32](11), NodeVolumeDetachTimeoutSeconds: ptr.To[int32](12), NodeDeletionTimeoutSeconds: ptr.To[int32](13)}
+		cp.Spec.MachineTemplate.Spec.ReadinessGates = []clusterv1.MachineReadinessGate{{ConditionType: "Special"}}
+	})
+	w.until("what is new is there and what is old is gone", everywhere(func(obj client.Object) bool {
+		_, label := obj.GetLabels()["team"]
+		_, annotation := obj.GetAnnotations()["note"]
+		return obj.GetLabels()["group"] == "b" && !label && !annotation
+	}))
+	w.until("the Machine's own fields", func() bool {
+		d := machine.Spec.Deletion
+		return w.cluster.Get(&machine) == nil && len(machine.Spec.Taints) == 1 && machine.Spec.Taints[0].Key == "new" &&
+			*d.NodeDrainTimeoutSeconds == 11 && *d.NodeVolumeDetachTimeoutSeconds == 12 && *d.NodeDeletionTimeoutSeconds == 13 &&
+			len(machine.Spec.ReadinessGates) == 3 && machine.Labels["somebody"] == "else"
+	})
+	w.stubborn[machine.Name] = true
+	deleteMachine(t, w, machine.Name)
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](21) })
+	w.until("a timeout reaches a Machine that is drained", func() bool {
+		return w.cluster.Get(&machine) == nil && *machine.Spec.Deletion.NodeDrainTimeoutSeconds == 21
+	})
+	w.until("another one joins before the only one goes", func() bool { return len(w.made) == 2 })
+}
+
+// TestMoved: a move loses the status, and Capstan still knows that there is data to lose.
+func TestMoved(t *testing.T) {
+	w, cp, endpoint := connected(t, nil)
+	w.until("one", w.settled(cp, 1))
+	endpoint.Close()
+	w.cluster.ChangeStatus(cp, func() { cp.Status = controlplanev1.CapstanControlPlaneStatus{} })
+	otherTemplate(w, cp, "other")
+	w.still("the Machine stays", func() bool {
+		m := machinesOf(t, w.cluster)
+		return len(m) == 1 && m[0].DeletionTimestamp.IsZero()
+	})
+	becomes(t, w.cluster, cp, "initialized", func() bool {
+		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false)
+	})
+}
+
+// TestBadFirstMachine: before there is data, a spec that is mended gets another first Machine.
+func TestBadFirstMachine(t *testing.T) {
+	w, cp := func() (*world, *controlplanev1.CapstanControlPlane) {
+		cluster := testcluster.New(t, env, nil)
+		return newWorld(t, cluster), cluster.ControlPlane(nil)
+	}()
+	w.cluster.SetInfraEndpoint(somewhere)
+	w.until("the first", func() bool { return len(w.made) == 1 })
+	otherTemplate(w, cp, "other")
+	w.until("another first one", func() bool { return len(w.made) == 2 && len(machinesOf(t, w.cluster)) == 1 })
+	config := &bootstrapv1.CapstanConfig{}
+	config.Namespace, config.Name = w.cluster.Namespace, machinesOf(t, w.cluster)[0].Name
+	if err := w.cluster.Get(config); err != nil || config.Spec.Role != bootstrapv1.RoleInit {
+		t.Errorf("role %s, %v", config.Spec.Role, err)
+	}
+}
+
+// TestSpread (CP-16): three Machines stand in three failure domains, also after they were replaced.
+func TestSpread(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	w.cluster.ChangeStatus(w.cluster.Cluster, func() {
+		w.cluster.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "a", ControlPlane: ptr.To(true)}, {Name: "b", ControlPlane: ptr.To(true)}, {Name: "c", ControlPlane: ptr.To(true)}, {Name: "no", ControlPlane: ptr.To(false)}}
+	})
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	otherTemplate(w, cp, "other")
+	w.until("all are new", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
+	in := map[string]int{}
+	for _, m := range machinesOf(t, w.cluster) {
+		in[m.Spec.FailureDomain]++
+	}
+	if fmt.Sprint(in) != "map[a:1 b:1 c:1]" {
+		t.Errorf("Machines stand in %v", in)
+	}
+}

@@ -1,0 +1,312 @@
+package controlplane
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"text/template"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/collections"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// reconcileMachines does the next step towards the Machines that the spec wants: it makes some, or deletes
+// one.
+func (r *Reconciler) reconcileMachines(ctx context.Context, s *scope) error {
+	if p := makePlan(s.fleet(), s.wish()); !p.acts() {
+		s.blocked = cmp.Or(p.why, s.blocked)
+		return nil
+	}
+	// What we know may be old, and what follows cannot be taken back: what is stored decides.
+	if current, err := r.readLive(ctx, s); err != nil || !current {
+		return err
+	}
+	p := makePlan(s.fleet(), s.wish())
+	switch {
+	case p.create > 0:
+		return r.createMachines(ctx, s, p)
+	case p.remove != nil:
+		why := "ScaleDown"
+		if len(s.outdated[p.remove.Name]) > 0 {
+			why = "RollOut"
+		}
+		return r.deleteMachine(ctx, s, p.remove, why)
+	}
+	s.blocked = cmp.Or(p.why, s.blocked)
+	return nil
+}
+
+// readLive replaces what came from the cache by what is stored (the workload cluster is always read live).
+// current says that the spec has not changed since; if it has, an event follows.
+func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err error) {
+	live := &controlplanev1.CapstanControlPlane{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.controlPlane), live); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	if live.UID != s.controlPlane.UID || live.Generation != s.controlPlane.Generation || !live.DeletionTimestamp.IsZero() {
+		return false, nil
+	}
+	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil {
+		return false, err
+	}
+	return true, r.findOutdated(ctx, s)
+}
+
+// createMachines makes Machines. All but the first of a cluster may be made at once.
+func (r *Reconciler) createMachines(ctx context.Context, s *scope, p plan) error {
+	for range p.create {
+		if err := r.createMachine(ctx, s, p.first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteMachine deletes a Machine as we have read it. Its pre-terminate hook keeps it until it has left etcd.
+func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
+	err := r.Client.Delete(ctx, machine, client.Preconditions{UID: &machine.UID, ResourceVersion: &machine.ResourceVersion})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil // It has changed, which is an event.
+	}
+	if err != nil {
+		return fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
+	}
+	machine.DeletionTimestamp = &metav1.Time{Time: now()}
+	deleted.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name, why).Inc()
+	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deletes Machine %s", machine.Name)
+	return nil
+}
+
+// ownMachines are the Machines of a control plane.
+func (r *Reconciler) ownMachines(ctx context.Context, c client.Reader, s *scope) (collections.Machines, error) {
+	list := &clusterv1.MachineList{}
+	if err := c.List(ctx, list, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{
+		clusterv1.ClusterNameLabel: s.cluster.Name,
+	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+		return nil, err
+	}
+	return collections.FromMachineList(list).Filter(func(m *clusterv1.Machine) bool {
+		return m != nil && metav1.IsControlledBy(m, s.controlPlane)
+	}), nil
+}
+
+// createMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig
+// comes first and the Machine last: if we end in between, the config that has no Machine is found
+// again and the rest is made under its name, so that nothing is left over or made twice.
+func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) error {
+	infraTemplate, err := r.infraTemplate(ctx, s)
+	if err != nil || infraTemplate == nil {
+		return err
+	}
+	config, err := r.unfinishedConfig(ctx, s, first)
+	if err != nil {
+		return err
+	}
+	if config == nil {
+		name, err := machineName(s)
+		if err != nil {
+			return err
+		}
+		config = desiredConfig(s, name, first)
+		if err := r.Client.Create(ctx, config); err != nil {
+			return fmt.Errorf("cannot make the CapstanConfig %s: %w", name, err)
+		}
+	}
+	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
+	if err != nil {
+		return err
+	}
+	if err := r.Client.Create(ctx, infraMachine); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
+	}
+	machine := desiredMachine(s, newMachine(s, infraMachine))
+	if err := r.apply(ctx, machine); err != nil {
+		return fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
+	}
+	s.machines.Insert(machine)
+	if err := r.handOver(ctx, machine, config, infraMachine); err != nil {
+		return err
+	}
+	created.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name).Inc()
+	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Made Machine %s", machine.Name)
+	return r.finishRemediation(ctx, s)
+}
+
+// unfinishedConfig is a CapstanConfig that was made for a Machine which does not exist. Any others, and
+// those made for another spec, are removed with their infrastructure machines.
+func (r *Reconciler) unfinishedConfig(ctx context.Context, s *scope, first bool) (*bootstrapv1.CapstanConfig, error) {
+	list := &bootstrapv1.CapstanConfigList{}
+	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{
+		clusterv1.ClusterNameLabel: s.cluster.Name,
+	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+		return nil, err
+	}
+	var found *bootstrapv1.CapstanConfig
+	for i := range list.Items {
+		config := &list.Items[i]
+		if !util.IsOwnedByObject(config, s.controlPlane, controlplanev1.GroupVersion.WithKind("CapstanControlPlane").GroupKind()) {
+			continue
+		}
+		if s.machines[config.Name] != nil || !config.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if found == nil && equalJSON(config.Spec, desiredConfig(s, config.Name, first).Spec) {
+			found = config
+			continue
+		}
+		if err := r.removeUnfinished(ctx, s, config); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig) error {
+	infraTemplate, err := r.infraTemplate(ctx, s)
+	if err != nil || infraTemplate == nil {
+		return err
+	}
+	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
+	if err != nil {
+		return err
+	}
+	for _, obj := range []client.Object{infraMachine, config} {
+		if err := client.IgnoreNotFound(r.Client.Delete(ctx, obj)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ownLabels are those that tell whose a Machine, a config or an infrastructure machine is (CP-19).
+func ownLabels(s *scope) map[string]string {
+	return map[string]string{
+		clusterv1.ClusterNameLabel:             s.cluster.Name,
+		clusterv1.MachineControlPlaneLabel:     "",
+		clusterv1.MachineControlPlaneNameLabel: controlPlaneNameLabel(s.controlPlane.Name),
+	}
+}
+
+func controlPlaneNameLabel(name string) string {
+	if len(name) <= validation.LabelValueMaxLength {
+		return name
+	}
+	return name[:validation.LabelValueMaxLength]
+}
+
+// metadata of what is made for a Machine. What the template adds is applied afterwards, so that it can be
+// taken away again; see propagate.go.
+func metadata(s *scope, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: s.cluster.Namespace, Name: name, Labels: ownLabels(s)}
+}
+
+// ownerRef is how the CapstanConfig and the infrastructure machine are owned until the Machine's
+// controller takes them over.
+func ownerRef(s *scope) metav1.OwnerReference {
+	ref := controllerRef(s.controlPlane)
+	ref.Controller, ref.BlockOwnerDeletion = nil, nil
+	return ref
+}
+
+func desiredConfig(s *scope, name string, first bool) *bootstrapv1.CapstanConfig {
+	out := &bootstrapv1.CapstanConfig{ObjectMeta: metadata(s, name), Spec: *s.controlPlane.Spec.Config.DeepCopy()}
+	out.OwnerReferences = []metav1.OwnerReference{ownerRef(s)}
+	out.Spec.Role = bootstrapv1.RoleControlPlane
+	if first {
+		out.Spec.Role = bootstrapv1.RoleInit
+	}
+	return out
+}
+
+func desiredInfraMachine(s *scope, from *unstructured.Unstructured, name string) (*unstructured.Unstructured, error) {
+	ref := ownerRef(s)
+	meta := metadata(s, name)
+	return external.GenerateTemplate(&external.GenerateTemplateInput{
+		Template:    from.DeepCopy(),
+		TemplateRef: &corev1.ObjectReference{APIVersion: from.GetAPIVersion(), Kind: from.GetKind(), Name: from.GetName(), Namespace: from.GetNamespace()},
+		Namespace:   meta.Namespace,
+		Name:        name,
+		ClusterName: s.cluster.Name,
+		OwnerRef:    &ref,
+		Labels:      meta.Labels,
+	})
+}
+
+// newMachine is what of a Machine is decided when it is made, and never changes.
+func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
+	out := &clusterv1.Machine{
+		ObjectMeta: metadata(s, infraMachine.GetName()),
+		Spec: clusterv1.MachineSpec{
+			ClusterName:   s.cluster.Name,
+			Version:       s.controlPlane.Spec.Version,
+			FailureDomain: place(forControlPlanes(failureDomains(s)), s.machines.UnsortedList(), s.outdated),
+			Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{
+				APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: infraMachine.GetName(),
+			}},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
+				APIGroup: infraMachine.GroupVersionKind().Group, Kind: infraMachine.GetKind(), Name: infraMachine.GetName(),
+			},
+		},
+	}
+	out.Finalizers = []string{clusterv1.MachineFinalizer} // see handOver
+	if record, ok := s.controlPlane.Annotations[controlplanev1.RemediationInProgressAnnotation]; ok {
+		out.Annotations = map[string]string{controlplanev1.RemediationForAnnotation: record}
+	}
+	return out
+}
+
+// failureDomains are the Cluster's, or, before core has copied them, the infrastructure's own.
+func failureDomains(s *scope) []clusterv1.FailureDomain {
+	if len(s.cluster.Status.FailureDomains) > 0 || s.infraCluster == nil {
+		return s.cluster.Status.FailureDomains
+	}
+	var out []clusterv1.FailureDomain
+	// What cannot be read is left out: a Machine without a failure domain is placed anywhere.
+	_ = util.UnstructuredUnmarshalField(s.infraCluster, &out, "status", "failureDomains")
+	return out
+}
+
+// machineName renders spec.machineNaming.template.
+func machineName(s *scope) (string, error) {
+	return renderName(s.controlPlane.Spec.MachineNaming.Template, s.cluster.Name, s.controlPlane.Name, rand.String(5))
+}
+
+func renderName(text, cluster, controlPlane, random string) (string, error) {
+	if text == "" {
+		text = controlplanev1.DefaultMachineNamingTemplate
+	}
+	t, err := template.New("machineNaming").Option("missingkey=error").Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("spec.machineNaming.template cannot be read: %w", err)
+	}
+	var out bytes.Buffer
+	if err := t.Execute(&out, map[string]any{
+		"cluster":             map[string]any{"name": cluster},
+		"capstanControlPlane": map[string]any{"name": controlPlane},
+		"random":              random,
+	}); err != nil {
+		return "", fmt.Errorf("spec.machineNaming.template cannot be used: %w", err)
+	}
+	name := out.String()
+	if len(name) > 63 {
+		name = name[:58] + random
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return "", fmt.Errorf("spec.machineNaming.template gives %q, which is no name: %s", name, strings.Join(problems, "; "))
+	}
+	return name, nil
+}

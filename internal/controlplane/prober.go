@@ -1,0 +1,168 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+const (
+	// probeTimeout limits one attempt. It is long, because load balancers of ours hold a connection
+	// until the first API server is healthy: the answer then comes at once.
+	probeTimeout = 10 * time.Second
+	// After an attempt that failed at once the next follows after a pause that doubles.
+	firstProbePause   = 250 * time.Millisecond
+	longestProbePause = 2 * time.Second
+	// An API server that answers but is not ready yet is asked again soon: that takes it a second.
+	probePauseReady = 100 * time.Millisecond
+)
+
+// prober finds out when a new API server answers through its endpoint (CP-09). Nothing that Cluster
+// API watches changes at that moment, and before it the workload cluster itself cannot send anything:
+// so a goroutine for each control plane that is not initialized asks, and sends an event.
+type prober struct {
+	events chan event.GenericEvent
+
+	ctx    context.Context // of all probes: they outlive the reconciliation that starts them
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	probes map[client.ObjectKey]*probe
+}
+
+type probe struct {
+	server   string
+	cancel   context.CancelFunc
+	answered bool
+}
+
+func newProber() *prober {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &prober{ctx: ctx, cancel: cancel, events: make(chan event.GenericEvent), probes: map[client.ObjectKey]*probe{}}
+}
+
+// Start ends the probes with the manager.
+func (p *prober) Start(ctx context.Context) error {
+	<-ctx.Done()
+	p.cancel()
+	return nil
+}
+
+// answeredOrAsk says whether the API server of a control plane has answered. It begins to ask when nobody
+// does yet; an event follows.
+func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, kubeconfig []byte) (bool, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return false, fmt.Errorf("the kubeconfig secret cannot be used: %w", err)
+	}
+	http, err := probeClient(config)
+	if err != nil {
+		return false, err
+	}
+	key := client.ObjectKeyFromObject(controlPlane)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if running := p.probes[key]; running != nil {
+		if running.server == config.Host {
+			return running.answered, nil
+		}
+		running.cancel()
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	started := &probe{server: config.Host, cancel: cancel}
+	p.probes[key] = started
+	go p.ask(ctx, started, http, controlPlane.DeepCopy())
+	return false, nil
+}
+
+// forget ends the probe of a control plane that is initialized, or gone.
+func (p *prober) forget(key client.ObjectKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if running := p.probes[key]; running != nil {
+		running.cancel()
+		delete(p.probes, key)
+	}
+}
+
+func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlPlane *controlplanev1.CapstanControlPlane) {
+	pause := firstProbePause
+	for ready, _, err := readyz(ctx, c, probe.server); !ready; ready, _, err = readyz(ctx, c, probe.server) {
+		next := min(2*pause, longestProbePause)
+		if err == nil {
+			pause, next = probePauseReady, firstProbePause
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		pause = next
+	}
+	p.mu.Lock()
+	probe.answered = true
+	p.mu.Unlock()
+	select {
+	case p.events <- event.GenericEvent{Object: controlPlane}:
+	case <-ctx.Done():
+	}
+}
+
+// probeClient talks to the API server with a new connection for each request: one that hangs does
+// not spoil the next.
+func probeClient(config *rest.Config) (*http.Client, error) {
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("the kubeconfig secret cannot be used: %w", err)
+	}
+	return &http.Client{Timeout: probeTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}, nil
+}
+
+// readyz asks an API server whether it can serve. If it answers but is not ready, failed are the
+// names of the checks that failed. The error says that it did not answer.
+func readyz(ctx context.Context, c *http.Client, server string) (ready bool, failed []string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+"/readyz?verbose", nil)
+	if err != nil {
+		return false, nil, err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return false, nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return false, nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return true, nil, nil
+	}
+	return false, failedChecks(string(body), resp.StatusCode), nil
+}
+
+// failedChecks reads the lines `[-]name failed: …` of a verbose answer.
+func failedChecks(body string, code int) []string {
+	var out []string
+	for line := range strings.Lines(body) {
+		if name, ok := strings.CutPrefix(line, "[-]"); ok {
+			name, _, _ = strings.Cut(name, " ")
+			out = append(out, name)
+		}
+	}
+	if len(out) == 0 {
+		out = []string{fmt.Sprintf("HTTP status %d", code)}
+	}
+	return out
+}

@@ -1,0 +1,254 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// fieldManager owns what we apply: a field that we do not apply any more goes, whoever else's stay.
+const fieldManager = "capstan-control-plane"
+
+// reconcilePropagation brings what may change without a new Machine to those that are there: labels,
+// annotations, timeouts, readiness gates, taints (CP-07, CP-17).
+func (r *Reconciler) reconcilePropagation(ctx context.Context, s *scope) error {
+	f := s.fleet()
+	for n := range f.instances {
+		i := &f.instances[n]
+		if i.deleting() {
+			if err := r.propagateToDeleting(ctx, s, i.machine); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := r.propagateTo(ctx, s, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) propagateTo(ctx context.Context, s *scope, i *instance) error {
+	stored := i.machine.DeepCopy()
+	if i.member != nil && !i.member.certificatesExpire.IsZero() {
+		metav1.SetMetaDataAnnotation(&stored.ObjectMeta, clusterv1.MachineCertificatesExpiryDateAnnotation, i.member.certificatesExpire.UTC().Format(time.RFC3339))
+	}
+	if err := r.applyOnce(ctx, i.machine, desiredMachine(s, stored)); err != nil {
+		return fmt.Errorf("cannot bring changes to the Machine %s: %w", i.name(), err)
+	}
+	config, infraMachine, err := r.partsOf(ctx, i.machine)
+	if err != nil {
+		return err
+	}
+	if config != nil {
+		if err := r.applyOnce(ctx, config, desiredMetadata(s, config, bootstrapv1.GroupVersion.String(), "CapstanConfig")); err != nil {
+			return fmt.Errorf("cannot bring changes to the CapstanConfig %s: %w", config.Name, err)
+		}
+	}
+	if infraMachine == nil {
+		return nil
+	}
+	if err := r.applyOnce(ctx, infraMachine, desiredMetadata(s, infraMachine, infraMachine.GetAPIVersion(), infraMachine.GetKind())); err != nil {
+		return fmt.Errorf("cannot bring changes to the %s %s: %w", infraMachine.GetKind(), infraMachine.GetName(), err)
+	}
+	return nil
+}
+
+// desiredMachine is what we apply of a Machine: all that was decided when it was made, as it is stored, and
+// what the template says now.
+func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
+	template := s.controlPlane.Spec.MachineTemplate
+	out := &clusterv1.Machine{
+		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: stored.Namespace, Name: stored.Name, UID: stored.UID},
+		Spec: clusterv1.MachineSpec{
+			ClusterName:       stored.Spec.ClusterName,
+			Version:           stored.Spec.Version,
+			FailureDomain:     stored.Spec.FailureDomain,
+			Bootstrap:         clusterv1.Bootstrap{ConfigRef: stored.Spec.Bootstrap.ConfigRef},
+			InfrastructureRef: stored.Spec.InfrastructureRef,
+			ReadinessGates:    readinessGates(s),
+			Taints:            template.Spec.Taints,
+			Deletion: clusterv1.MachineDeletionSpec{
+				NodeDrainTimeoutSeconds:        template.Spec.Deletion.NodeDrainTimeoutSeconds,
+				NodeVolumeDetachTimeoutSeconds: template.Spec.Deletion.NodeVolumeDetachTimeoutSeconds,
+				NodeDeletionTimeoutSeconds:     template.Spec.Deletion.NodeDeletionTimeoutSeconds,
+			},
+		},
+	}
+	out.OwnerReferences = []metav1.OwnerReference{controllerRef(s.controlPlane)}
+	if slices.Contains(stored.Finalizers, clusterv1.MachineFinalizer) { // core's, given at birth: see handOver
+		out.Finalizers = []string{clusterv1.MachineFinalizer}
+	}
+	out.Labels = maps.Clone(template.ObjectMeta.Labels)
+	out.Annotations = maps.Clone(template.ObjectMeta.Annotations)
+	if out.Labels == nil {
+		out.Labels = map[string]string{}
+	}
+	if out.Annotations == nil {
+		out.Annotations = map[string]string{}
+	}
+	maps.Copy(out.Labels, ownLabels(s))
+	out.Annotations[controlplanev1.PreTerminateHookAnnotation] = ""
+	for _, kept := range []string{controlplanev1.RemediationForAnnotation, clusterv1.MachineCertificatesExpiryDateAnnotation} {
+		if value, ok := stored.Annotations[kept]; ok {
+			out.Annotations[kept] = value
+		}
+	}
+	return out
+}
+
+// readinessGates are ours and then the user's (CP-18): a Machine is Ready when what runs on it is.
+func readinessGates(s *scope) []clusterv1.MachineReadinessGate {
+	out := []clusterv1.MachineReadinessGate{{ConditionType: controlplanev1.MachineAPIServerHealthyCondition}}
+	if s.stacked() {
+		out = append(out, clusterv1.MachineReadinessGate{ConditionType: controlplanev1.MachineEtcdMemberHealthyCondition})
+	}
+	ours := len(out)
+	for _, gate := range s.controlPlane.Spec.MachineTemplate.Spec.ReadinessGates {
+		known := false
+		for _, mine := range out[:ours] {
+			known = known || mine.ConditionType == gate.ConditionType
+		}
+		if !known {
+			out = append(out, gate)
+		}
+	}
+	return out
+}
+
+// desiredMetadata is what we apply of a CapstanConfig or an infrastructure machine.
+func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) client.Object {
+	template := s.controlPlane.Spec.MachineTemplate.ObjectMeta
+	out := &unstructured.Unstructured{}
+	out.SetAPIVersion(apiVersion)
+	out.SetKind(kind)
+	out.SetNamespace(stored.GetNamespace())
+	out.SetName(stored.GetName())
+	out.SetUID(stored.GetUID())
+	labels := maps.Clone(template.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, ownLabels(s))
+	out.SetLabels(labels)
+	if len(template.Annotations) > 0 {
+		out.SetAnnotations(maps.Clone(template.Annotations))
+	}
+	return out
+}
+
+// propagateToDeleting brings only what still matters to a Machine that is being deleted: how long its parts
+// may take.
+func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, machine *clusterv1.Machine) error {
+	after := machine.DeepCopy()
+	template := s.controlPlane.Spec.MachineTemplate.Spec
+	set := func(has **int32, want *int32) {
+		if want != nil {
+			*has = want
+		}
+	}
+	set(&after.Spec.Deletion.NodeDrainTimeoutSeconds, template.Deletion.NodeDrainTimeoutSeconds)
+	set(&after.Spec.Deletion.NodeVolumeDetachTimeoutSeconds, template.Deletion.NodeVolumeDetachTimeoutSeconds)
+	set(&after.Spec.Deletion.NodeDeletionTimeoutSeconds, template.Deletion.NodeDeletionTimeoutSeconds)
+	if equalJSON(machine.Spec.Deletion, after.Spec.Deletion) {
+		return nil
+	}
+	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(machine)))
+}
+
+// applyOnce applies an object, but not again while neither what is wanted nor what is stored has changed.
+func (r *Reconciler) applyOnce(ctx context.Context, stored, desired client.Object) error {
+	want, err := json.Marshal(desired)
+	if err != nil {
+		return err
+	}
+	state := func(obj client.Object) ([sha256.Size]byte, error) {
+		has, err := json.Marshal([]any{obj.GetLabels(), obj.GetAnnotations(), obj.GetOwnerReferences(), specOf(obj)})
+		return sha256.Sum256(append(has, want...)), err
+	}
+	before, err := state(stored)
+	if err != nil || r.applied.is(stored.GetUID(), before) {
+		return err
+	}
+	err = r.apply(ctx, desired)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // It is gone, and another one has its name: both are events.
+	}
+	if err != nil {
+		return err
+	}
+	// What came back, and not what the cache has, is what need not be applied again.
+	after, err := state(desired)
+	if err != nil {
+		return err
+	}
+	r.applied.set(stored.GetUID(), after)
+	return nil
+}
+
+func specOf(obj client.Object) any {
+	if machine, ok := obj.(*clusterv1.Machine); ok {
+		return machine.Spec
+	}
+	return nil
+}
+
+// apply applies an object by server-side apply, and fills it with the answer.
+func (r *Reconciler) apply(ctx context.Context, obj client.Object) error {
+	u, ok := obj.(*unstructured.Unstructured)
+	if !ok {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+		if err != nil {
+			return err
+		}
+		u = &unstructured.Unstructured{Object: content}
+	}
+	unstructured.RemoveNestedField(u.Object, "status")
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	if err := r.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(fieldManager), client.ForceOwnership); err != nil {
+		return err
+	}
+	if ok {
+		return nil
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, obj)
+}
+
+// memory of what was applied. It is lost with the process: then everything is applied once more, which
+// changes nothing.
+type memory struct {
+	mu   sync.Mutex
+	sums map[types.UID][sha256.Size]byte
+}
+
+func (m *memory) is(uid types.UID, sum [sha256.Size]byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sums[uid] == sum
+}
+
+func (m *memory) set(uid types.UID, sum [sha256.Size]byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sums == nil || len(m.sums) > 10000 { // Of Machines that are long gone.
+		m.sums = map[types.UID][sha256.Size]byte{}
+	}
+	m.sums[uid] = sum
+}

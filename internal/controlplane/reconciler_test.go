@@ -1,0 +1,495 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/kubeconfig"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+var somewhere = clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 1}
+
+func has(cp *controlplanev1.CapstanControlPlane, kind string, status metav1.ConditionStatus, message string) bool {
+	c := conditions.Get(cp, kind)
+	return c != nil && c.Status == status && strings.Contains(c.Message, message)
+}
+
+// becomes waits until a control plane is as it should be.
+func becomes(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, what string, holds func() bool) {
+	t.Helper()
+	testcluster.Eventually(t, what, func() bool { return cluster.Get(cp) == nil && holds() })
+}
+
+func machinesOf(t *testing.T, cluster *testcluster.Cluster) []clusterv1.Machine {
+	t.Helper()
+	list := &clusterv1.MachineList{}
+	if err := env.Client.List(context.Background(), list, client.InNamespace(cluster.Namespace), client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// TestPreparesBeforeProvisioned: as soon as the infrastructure's own object has the endpoint,
+// everything up to the first Machine is there (CP-02, CP-03, CP-05, CP-06, CP-13, CP-15, CP-19, CP-23).
+func TestPreparesBeforeProvisioned(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Version = "1.36.3"
+		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "b"}}
+		cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](7)
+		cp.Spec.MachineTemplate.Spec.ReadinessGates = []clusterv1.MachineReadinessGate{{ConditionType: "Special"}}
+		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "k", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
+		cp.Spec.Config.Cluster.DNS = bootstrapv1.DNSNone
+	})
+	becomes(t, cluster, cp, "certificates without an endpoint (CP-15)", func() bool {
+		return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
+	})
+	becomes(t, cluster, cp, "waits for the endpoint (CP-02)", func() bool {
+		return has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
+	})
+	if len(machinesOf(t, cluster)) != 0 || cluster.Secret("demo-kubeconfig") != nil {
+		t.Fatal("made a Machine or a kubeconfig without an endpoint")
+	}
+	for _, name := range []string{"demo-ca", "demo-etcd", "demo-proxy", "demo-sa", "demo-encryption"} {
+		checkSecret(t, cluster, cp, name)
+	}
+
+	cluster.SetInfraEndpoint(somewhere)
+	becomes(t, cluster, cp, "versions as soon as there is a Machine (CP-05)", func() bool {
+		return len(cp.Status.Versions) == 1 && cp.Status.Versions[0].Version == "v1.36.3" &&
+			ptr.Deref(cp.Status.Replicas, 0) == 1 && ptr.Deref(cp.Status.ReadyReplicas, 9) == 0
+	})
+	if *cp.Spec.Replicas != 1 || cp.Status.Selector == "" || cp.Status.ObservedGeneration != cp.Generation {
+		t.Errorf("replicas %d, selector %q, observed %d of %d", *cp.Spec.Replicas, cp.Status.Selector, cp.Status.ObservedGeneration, cp.Generation)
+	}
+	checkSecret(t, cluster, cp, "demo-kubeconfig")
+	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
+	if err != nil || config.Host != "https://127.0.0.1:1" {
+		t.Errorf("kubeconfig: %v, %v", config, err)
+	}
+	machines := machinesOf(t, cluster)
+	if len(machines) != 1 {
+		t.Fatalf("%d Machines", len(machines))
+	}
+	checkMachine(t, cluster, cp, &machines[0])
+}
+
+func checkSecret(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, name string) {
+	t.Helper()
+	s := cluster.Secret(name)
+	if s == nil {
+		t.Fatalf("no secret %s", name)
+	}
+	if s.Type != clusterv1.ClusterSecretType || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, cp) {
+		t.Errorf("secret %s: type %s, labels %v, owners %v", name, s.Type, s.Labels, s.OwnerReferences)
+	}
+}
+
+func checkMachine(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, m *clusterv1.Machine) {
+	t.Helper()
+	if value, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; !ok || value != "" || m.Labels["team"] != "a" || m.Annotations["note"] != "b" {
+		t.Errorf("CP-19, CP-06: labels %v, annotations %v", m.Labels, m.Annotations)
+	}
+	if !metav1.IsControlledBy(m, cp) || m.Spec.Version != "v1.36.3" || m.Spec.ClusterName != "demo" {
+		t.Errorf("Machine: owners %v, spec %v", m.OwnerReferences, m.Spec)
+	}
+	if *m.Spec.Deletion.NodeDrainTimeoutSeconds != 7 || len(m.Spec.Taints) != 1 || m.Spec.ReadinessGates[2].ConditionType != "Special" {
+		t.Errorf("CP-06: %v", m.Spec)
+	}
+	config := &bootstrapv1.CapstanConfig{}
+	config.Namespace, config.Name = m.Namespace, m.Name
+	infra := &infrav1.CapstanMachine{}
+	infra.Namespace, infra.Name = m.Namespace, m.Name
+	if err := cluster.Get(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.Get(infra); err != nil {
+		t.Fatal(err)
+	}
+	if config.Spec.Role != bootstrapv1.RoleInit || config.Spec.Cluster.DNS != bootstrapv1.DNSNone {
+		t.Errorf("CapstanConfig: %v", config.Spec)
+	}
+	for _, obj := range []client.Object{config, infra} {
+		if obj.GetLabels()[clusterv1.ClusterNameLabel] != "demo" || len(obj.GetOwnerReferences()) != 1 || obj.GetOwnerReferences()[0].UID != m.UID || obj.GetOwnerReferences()[0].Controller == nil {
+			t.Errorf("%T: labels %v, owners %v", obj, obj.GetLabels(), obj.GetOwnerReferences())
+		}
+	}
+	template := &infrav1.CapstanMachineTemplate{}
+	template.Namespace, template.Name = m.Namespace, "demo"
+	if err := cluster.Get(template); err != nil || len(template.OwnerReferences) != 1 || template.OwnerReferences[0].Kind != "Cluster" {
+		t.Errorf("ALL-11: the template's owners %v, %v", template.OwnerReferences, err)
+	}
+}
+
+// started is a cluster whose API server answers through its endpoint.
+func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
+	t.Helper()
+	cluster := testcluster.New(t, env, nil)
+	cp := cluster.ControlPlane(change)
+	endpoint := testcluster.NewEndpoint(t)
+	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	testcluster.Consistently(t, "not initialized while nothing answers (CP-09)", func() bool {
+		return cluster.Get(cp) == nil && cp.Status.Initialization.ControlPlaneInitialized == nil
+	})
+	endpoint.Serve(t, cluster.Secret("demo-ca"), env.Config)
+	becomes(t, cluster, cp, "initialized once the API server answers (CP-09)", func() bool {
+		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "")
+	})
+	return cluster, cp, endpoint
+}
+
+// connected is a started cluster that core and we have a connection to, with a world in it.
+func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*world, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
+	t.Helper()
+	cluster, cp, endpoint := started(t, change)
+	w := newWorld(t, cluster)
+	cluster.SetEndpoint(endpoint.APIEndpoint)
+	// As core does: the cluster cache connects once the Cluster says that its API server answers.
+	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	w.until("the machine is healthy", func() bool {
+		machines := machinesOf(t, cluster)
+		return len(machines) > 0 && conditions.IsTrue(&machines[0], controlplanev1.MachineEtcdMemberHealthyCondition)
+	})
+	return w, cp, endpoint
+}
+
+// TestInitialized (CP-09, CP-10): set when the API server answers, never unset; Available follows it.
+func TestInitialized(t *testing.T) {
+	w, cp, endpoint := connected(t, nil)
+	cluster := w.cluster
+	for kind, status := range map[string]metav1.ConditionStatus{
+		"Initialized": "True", "EtcdClusterHealthy": "True", "ControlPlaneComponentsHealthy": "True", "KubeconfigAvailable": "True",
+		"RollingOut": "False", "ScalingUp": "False", "ScalingDown": "False", "Remediating": "False", "Deleting": "False", "Paused": "False",
+		"MachinesUpToDate": "True",
+	} {
+		becomes(t, cluster, cp, "CP-10 "+kind, func() bool { return has(cp, kind, status, "") })
+	}
+	becomes(t, cluster, cp, "CP-03 upToDateReplicas", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
+	endpoint.Close()
+	cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": "yes"} })
+	becomes(t, cluster, cp, "not available when nothing answers", func() bool {
+		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "does not answer")
+	})
+	if !ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) {
+		t.Error("CP-09: controlPlaneInitialized was unset")
+	}
+}
+
+// TestSteadyState: a control plane that is as it should be causes no writes.
+func TestSteadyState(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	cluster := w.cluster
+	w.until("it settles", w.settled(cp, 1))
+	becomes(t, cluster, cp, "up to date", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
+	versions := func() string {
+		var out strings.Builder
+		_ = cluster.Get(cp)
+		m := machinesOf(t, cluster)[0]
+		fmt.Fprint(&out, cp.ResourceVersion, " ", m.ResourceVersion)
+		for _, name := range []string{"demo-ca", "demo-etcd", "demo-proxy", "demo-sa", "demo-encryption", "demo-kubeconfig"} {
+			fmt.Fprint(&out, " ", cluster.Secret(name).ResourceVersion)
+		}
+		return out.String()
+	}
+	before := ""
+	testcluster.Eventually(t, "rest", func() bool {
+		last := before
+		before = versions()
+		return before == last
+	})
+	for i := range 3 {
+		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": strconv.Itoa(i)} })
+	}
+	testcluster.Consistently(t, "no writes", func() bool { return versions() == before })
+}
+
+// TestUserAuthority (CP-15): one that the user provides is used and not overwritten; a broken one is
+// named, and nothing is made until it is mended.
+func TestUserAuthority(t *testing.T) {
+	ca := newCA(t)
+	cluster := testcluster.New(t, env, nil)
+	secret := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": []byte("broken"), "tls.key": ca.Key}}
+	cluster.Create(secret)
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	becomes(t, cluster, cp, "CertificatesAvailable False", func() bool {
+		return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-ca is broken")
+	})
+	if len(machinesOf(t, cluster)) != 0 {
+		t.Error("made a Machine with a broken authority")
+	}
+	cluster.Change(secret, func() { secret.Data["tls.crt"] = ca.Cert })
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	after := cluster.Secret("demo-ca")
+	if !bytes.Equal(after.Data["tls.crt"], ca.Cert) || !bytes.Equal(after.Data["tls.key"], ca.Key) || len(after.OwnerReferences) != 0 {
+		t.Error("the user's authority was changed")
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
+	if err != nil || !bytes.Equal(config.CAData, ca.Cert) {
+		t.Errorf("the kubeconfig is not by the user's authority: %v", err)
+	}
+}
+
+// TestLostSecrets: once initialized nothing is made that would not fit what the machines hold.
+func TestLostSecrets(t *testing.T) {
+	cluster, cp, _ := started(t, nil)
+	for _, name := range []string{"demo-etcd", "demo-encryption"} {
+		lost := cluster.Secret(name)
+		if err := env.Client.Delete(context.Background(), lost); err != nil {
+			t.Fatal(err)
+		}
+		becomes(t, cluster, cp, name+" is missed", func() bool {
+			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, name+" is gone")
+		})
+		if cluster.Secret(name) != nil {
+			t.Errorf("%s was made again", name)
+		}
+		lost.ResourceVersion, lost.UID = "", ""
+		cluster.Create(lost)
+		becomes(t, cluster, cp, name+" is back", func() bool {
+			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
+		})
+	}
+}
+
+// TestKubeconfig (CP-13, CP-14): made again when the endpoint changes or somebody deletes it; left
+// alone when it is somebody else's.
+func TestKubeconfig(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Kubeconfig.ValidityDays = 10 })
+	server := func() string {
+		s := cluster.Secret("demo-kubeconfig")
+		if s == nil {
+			return ""
+		}
+		config, err := clientcmd.RESTConfigFromKubeConfig(s.Data["value"])
+		if err != nil {
+			return err.Error()
+		}
+		return config.Host
+	}
+	testcluster.Eventually(t, "a kubeconfig", func() bool { return server() == "https://127.0.0.1:1" })
+	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 11*day); err != nil || !again {
+		t.Errorf("CP-14: valid for more than ten days: %v", err)
+	}
+	cluster.SetEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
+	testcluster.Eventually(t, "another endpoint", func() bool { return server() == "https://127.0.0.1:2" })
+	if err := env.Client.Delete(context.Background(), cluster.Secret("demo-kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, "made again", func() bool { return server() == "https://127.0.0.1:2" })
+
+	foreign := testcluster.New(t, env, nil)
+	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: cluster.Secret("demo-kubeconfig").Data}
+	foreign.Create(mine)
+	foreign.SetInfraEndpoint(somewhere)
+	foreign.ControlPlane(nil)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, foreign)) == 1 })
+	if after := foreign.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
+		t.Error("the user's kubeconfig was changed")
+	}
+}
+
+// TestCrash: killed after the CapstanConfig was made, the next run makes the rest under its name.
+func TestCrash(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cp := cluster.ControlPlane(nil)
+	left := desiredConfig(&scope{controlPlane: cp, cluster: cluster.Cluster}, "demo-left1", true)
+	cluster.Create(left)
+	stale := desiredConfig(&scope{controlPlane: cp, cluster: cluster.Cluster}, "demo-stale", true)
+	stale.Spec.PreCommands = []string{"echo of another spec"}
+	cluster.Create(stale)
+	cluster.SetInfraEndpoint(somewhere)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	testcluster.Consistently(t, "one Machine, one config", func() bool {
+		configs := &bootstrapv1.CapstanConfigList{}
+		if err := env.Client.List(context.Background(), configs, client.InNamespace(cluster.Namespace)); err != nil {
+			return false
+		}
+		machines := machinesOf(t, cluster)
+		return len(machines) == 1 && machines[0].Name == "demo-left1" && len(configs.Items) == 1
+	})
+}
+
+// TestLostMachine: a control plane that has lost its last machine is not silently made anew.
+func TestLostMachine(t *testing.T) {
+	cluster, cp, _ := started(t, nil)
+	machine := machinesOf(t, cluster)[0]
+	if err := env.Client.Delete(context.Background(), &machine); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Change(&machine, func() { machine.Finalizers = nil }) // By force: nobody asks it to leave.
+	becomes(t, cluster, cp, "it is said", func() bool {
+		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "every control plane machine is gone")
+	})
+	testcluster.Consistently(t, "no new machine", func() bool { return len(machinesOf(t, cluster)) == 0 })
+}
+
+// TestDelete: workers first, then the control plane machines, then the object.
+func TestDelete(t *testing.T) {
+	cluster, cp, _ := started(t, nil)
+	worker := &clusterv1.Machine{ObjectMeta: cluster.Meta("worker"), Spec: machinesOf(t, cluster)[0].Spec}
+	cluster.Create(worker)
+	if err := env.Client.Delete(context.Background(), cp); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, cluster, cp, "waits for the worker", func() bool {
+		return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
+	})
+	if m := machinesOf(t, cluster); len(m) != 1 || !m[0].DeletionTimestamp.IsZero() {
+		t.Error("the control plane machine went before the worker")
+	}
+	// As in life: the worker has a finalizer, so that its deletion is seen twice.
+	cluster.Change(worker, func() { worker.Finalizers = []string{"test/finalizer"} })
+	if err := env.Client.Delete(context.Background(), worker); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Change(worker, func() { worker.Finalizers = nil })
+	newWorld(t, cluster).until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, cluster)) == 0 && cluster.Get(cp) != nil })
+}
+
+// TestPaused (ALL-08, CP-22): nothing is done for a paused Cluster, deletion included, and it is said.
+func TestPaused(t *testing.T) {
+	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	becomes(t, cluster, cp, "Paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
+	if cluster.Secret("demo-ca") != nil || len(cp.Finalizers) != 0 {
+		t.Error("did something while paused")
+	}
+	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(false) })
+	testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	cluster.Change(cp, func() { cp.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	becomes(t, cluster, cp, "paused by annotation", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "annotation") })
+	if err := env.Client.Delete(context.Background(), cp); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Consistently(t, "not deleted", func() bool { return len(machinesOf(t, cluster)) == 1 && cluster.Get(cp) == nil })
+}
+
+// TestInvalid: what cannot work is said, and goes on once it is mended.
+func TestInvalid(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods, services []string
+		want           string
+	}{
+		"overlap":   {[]string{"10.0.0.0/8"}, []string{"10.96.0.0/16"}, "overlap"},
+		"malformed": {[]string{"10.1.2.3/16"}, nil, "is not a network"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := testcluster.New(t, env, func(cl *clusterv1.Cluster) {
+				cl.Spec.ClusterNetwork.Pods.CIDRBlocks, cl.Spec.ClusterNetwork.Services.CIDRBlocks = c.pods, c.services
+			})
+			cluster.SetInfraEndpoint(somewhere)
+			cp := cluster.ControlPlane(nil)
+			becomes(t, cluster, cp, "Available False", func() bool {
+				return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, c.want) &&
+					conditions.GetReason(cp, controlplanev1.AvailableCondition) == controlplanev1.InvalidConfigurationReason
+			})
+			cluster.Change(cluster.Cluster, func() { cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
+			testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+		})
+	}
+}
+
+// TestMissingTemplate: said, and its creation is an event.
+func TestMissingTemplate(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "later"
+	})
+	becomes(t, cluster, cp, "said", func() bool {
+		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "CapstanMachineTemplate later does not exist")
+	})
+	cluster.MachineTemplate("later")
+	testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+}
+
+// TestFailureDomain (CP-16): of those for control planes.
+func TestFailureDomain(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.ChangeStatus(cluster.Cluster, func() {
+		cluster.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "a", ControlPlane: ptr.To(false)}, {Name: "b", ControlPlane: ptr.To(true)}}
+	})
+	cluster.SetInfraEndpoint(somewhere)
+	cluster.ControlPlane(nil)
+	testcluster.Eventually(t, "in b", func() bool {
+		m := machinesOf(t, cluster)
+		return len(m) == 1 && m[0].Spec.FailureDomain == "b"
+	})
+}
+
+// TestScale (CP-04): the subresource works, and refuses what can never be.
+func TestScale(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	becomes(t, cluster, cp, "a Machine", func() bool { return ptr.Deref(cp.Status.Replicas, 0) == 1 })
+	scale := &autoscalingv1.Scale{}
+	if err := env.Client.SubResource("scale").Get(context.Background(), cp, scale); err != nil {
+		t.Fatal(err)
+	}
+	if scale.Spec.Replicas != 1 || scale.Status.Replicas != 1 || scale.Status.Selector != cp.Status.Selector {
+		t.Errorf("scale: %v", scale)
+	}
+	for _, n := range []int32{2, 0} {
+		scale.Spec.Replicas = n
+		if err := env.Client.SubResource("scale").Update(context.Background(), cp, client.WithSubResourceBody(scale)); err == nil {
+			t.Errorf("scaled to %d", n)
+		}
+	}
+	testcluster.Eventually(t, "scaled to 3", func() bool {
+		if err := env.Client.SubResource("scale").Get(context.Background(), cp, scale); err != nil {
+			return false
+		}
+		scale.Spec.Replicas = 3
+		return env.Client.SubResource("scale").Update(context.Background(), cp, client.WithSubResourceBody(scale)) == nil
+	})
+}
+
+// TestCertificateRequests: through a real API server, from requests of machines to their answers.
+func TestCertificateRequests(t *testing.T) {
+	cluster, cp, endpoint := started(t, nil)
+	// Names are of this cluster alone: other tests' clusters have the same API server behind them.
+	node := "node-" + cluster.Namespace
+	machine := machinesOf(t, cluster)[0]
+	cluster.ChangeStatus(&machine, func() {
+		machine.Status.Addresses = clusterv1.MachineAddresses{{Type: clusterv1.MachineHostName, Address: node}, {Type: clusterv1.MachineInternalIP, Address: "10.200.0.3"}}
+	})
+	cluster.SetEndpoint(endpoint.APIEndpoint)
+	// As core does: the cluster cache connects once the Cluster says that its API server answers.
+	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	kubelet := rest.ImpersonationConfig{UserName: "system:node:" + node, Groups: []string{"system:nodes", "system:authenticated"}}
+	token := rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
+	good := ask(t, kubelet, certificatesv1.KubeletServingSignerName, request{cn: kubelet.UserName, o: "system:nodes", dns: node, ip: "10.200.0.3", usage: certificatesv1.UsageServerAuth})
+	bad := ask(t, kubelet, certificatesv1.KubeletServingSignerName, request{cn: kubelet.UserName, o: "system:nodes", dns: "elsewhere", ip: "10.200.0.3", usage: certificatesv1.UsageServerAuth})
+	agent := ask(t, token, certificatesv1.KubeAPIServerClientSignerName, request{cn: "capstan:node-agent:" + node, o: "capstan:node-agents", usage: certificatesv1.UsageClientAuth})
+	other := ask(t, token, certificatesv1.KubeAPIServerClientSignerName, request{cn: "alice", usage: certificatesv1.UsageClientAuth})
+
+	testcluster.Eventually(t, "approved", func() bool { return answer(t, good) == "Approved" && answer(t, agent) == "Approved" })
+	testcluster.Eventually(t, "denied", func() bool { return answer(t, bad) == "Denied" })
+	testcluster.Consistently(t, "untouched", func() bool { return answer(t, other) == "" })
+	_ = cp
+}

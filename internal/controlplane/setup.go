@@ -1,0 +1,176 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	"sigs.k8s.io/cluster-api/util"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/csr"
+	"capstan.dev/capstan/internal/manager"
+)
+
+const (
+	kind = "CapstanControlPlane"
+	// probeFailure is after how long without an answer a workload cluster's silence is an event.
+	probeFailure = 20 * time.Second
+)
+
+// Provider runs the control plane provider in a manager.
+var Provider = manager.Provider{
+	Name:              "control-plane",
+	Kinds:             []string{kind},
+	NeedsClusterCache: true,
+	AddToScheme: func(s *runtime.Scheme) error {
+		return errors.Join(controlplanev1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
+	},
+	Setup:         SetupWithManager,
+	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },
+}
+
+// SetupWithManager adds the control plane provider's reconcilers (ALL-13).
+func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
+	r := &Reconciler{
+		Client:       mgr.GetClient(),
+		LiveClient:   opts.LiveClient,
+		SecretClient: opts.SecretCachingClient,
+		ClusterCache: opts.ClusterCache,
+		Options:      opts,
+		prober:       newProber(),
+		recorder:     mgr.GetEventRecorder("capstancontrolplane-controller"),
+	}
+	if err := mgr.Add(r.prober); err != nil {
+		return err
+	}
+	log := mgr.GetLogger().WithValues("controller", "capstancontrolplane")
+	b := ctrl.NewControllerManagedBy(mgr).
+		Named("capstancontrolplane").
+		For(&controlplanev1.CapstanControlPlane{}).
+		WithOptions(opts.For(kind)).
+		Owns(&clusterv1.Machine{}).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane)).
+		// Workers that go: the deletion of a control plane waits for them.
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
+		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), builder.WithPredicates(dataCreated())).
+		WatchesRawSource(source.Channel(r.prober.events, &handler.EnqueueRequestForObject{}))
+	if opts.ClusterCache != nil {
+		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
+	}
+	c, err := b.Build(r)
+	if err != nil {
+		return err
+	}
+	r.controller = c
+	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
+	if opts.ClusterCache == nil {
+		return nil
+	}
+	return csr.SetupWithManager(mgr, opts.ClusterCache, opts.For(kind))
+}
+
+func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request {
+	cluster, ok := obj.(*clusterv1.Cluster)
+	if !ok {
+		return nil
+	}
+	ref := cluster.Spec.ControlPlaneRef
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != kind {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}}}
+}
+
+// labelledToControlPlane maps an object with the cluster's label to the cluster's control plane.
+func (r *Reconciler) labelledToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	name := obj.GetLabels()[clusterv1.ClusterNameLabel]
+	if name == "" {
+		return nil
+	}
+	cluster, err := util.GetClusterByName(ctx, r.Client, obj.GetNamespace(), name)
+	if err != nil {
+		return nil
+	}
+	return clusterToControlPlane(ctx, cluster)
+}
+
+func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; ok || obj.GetDeletionTimestamp().IsZero() {
+		return nil
+	}
+	return r.labelledToControlPlane(ctx, obj)
+}
+
+// secretToControlPlane leaves out bootstrap data.
+func (r *Reconciler) secretToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	for _, ref := range obj.GetOwnerReferences() {
+		if ref.Kind != "Cluster" && ref.Kind != kind {
+			return nil
+		}
+	}
+	return r.labelledToControlPlane(ctx, obj)
+}
+
+// watchInfraCluster starts the watch on the infrastructure's kind of cluster, once.
+func (r *Reconciler) watchInfraCluster(ctx context.Context, obj *unstructured.Unstructured) error {
+	if r.tracker.Controller == nil {
+		return nil // A test without a manager.
+	}
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
+}
+
+// infraClusterToControlPlane: an infrastructure's own object has its Cluster as owner.
+func (r *Reconciler) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
+	if err != nil || cluster == nil {
+		return nil
+	}
+	return clusterToControlPlane(ctx, cluster)
+}
+
+// watchTemplates starts the watch on a kind of infrastructure template, once: one that a control plane
+// names may be made later.
+func (r *Reconciler) watchTemplates(ctx context.Context, ref clusterv1.ContractVersionedObjectReference) error {
+	if r.tracker.Controller == nil {
+		return nil
+	}
+	mapping, err := r.Client.RESTMapper().RESTMapping(ref.GroupKind())
+	if err != nil {
+		return err
+	}
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(mapping.GroupVersionKind)
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.templateToControlPlanes))
+}
+
+func (r *Reconciler) templateToControlPlanes(ctx context.Context, obj client.Object) []ctrl.Request {
+	list := &controlplanev1.CapstanControlPlaneList{}
+	if err := r.Client.List(ctx, list, client.InNamespace(obj.GetNamespace())); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list CapstanControlPlanes")
+		return nil
+	}
+	var out []ctrl.Request
+	for i := range list.Items {
+		if list.Items[i].Spec.MachineTemplate.Spec.InfrastructureRef.Name == obj.GetName() {
+			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}

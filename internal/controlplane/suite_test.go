@@ -1,0 +1,42 @@
+package controlplane
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// env is a real API server, on which the control plane provider runs with its webhooks.
+var env *testenv.Env
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	var err error
+	env, err = testenv.Start(testenv.Options{
+		AddToScheme: []func(*runtime.Scheme) error{Provider.AddToScheme, infrav1.AddToScheme},
+		Webhooks:    []string{"config/control-plane/webhook"},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = env.Stop() }()
+	if err := installMembers(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	stop, err := testcluster.StartManager(env, Provider)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer stop()
+	return m.Run()
+}

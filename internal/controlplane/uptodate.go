@@ -1,0 +1,127 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sort"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// findOutdated finds out which Machines are not what the spec would make now, and why.
+func (r *Reconciler) findOutdated(ctx context.Context, s *scope) error {
+	s.outdated = map[string][]string{}
+	for _, machine := range s.machines {
+		config, infraMachine, err := r.partsOf(ctx, machine)
+		if err != nil {
+			return err
+		}
+		s.outdated[machine.Name] = outdated(s.controlPlane, machine, config, infraMachine, now())
+	}
+	return nil
+}
+
+// partsOf are the CapstanConfig and the infrastructure machine of a Machine; nil when they are not there,
+// because it is being deleted, or cannot be read now: that is no reason to call it outdated.
+func (r *Reconciler) partsOf(ctx context.Context, machine *clusterv1.Machine) (*bootstrapv1.CapstanConfig, *unstructured.Unstructured, error) {
+	config := &bootstrapv1.CapstanConfig{}
+	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
+	if err := r.Client.Get(ctx, key, config); client.IgnoreNotFound(err) != nil {
+		return nil, nil, err
+	} else if err != nil {
+		config = nil
+	}
+	infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace)
+	if err != nil {
+		infraMachine = nil
+	}
+	return config, infraMachine, nil
+}
+
+// outdated says why a Machine is not what the spec would make now (CP-18, CP-20). Specs are compared as they
+// are stored, never with what this version of Capstan makes of them: a new version, which may have new
+// defaults, is no reason to replace anything.
+func outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured, now time.Time) []string {
+	var out []string
+	if machine.Spec.Version != controlPlane.Spec.Version {
+		out = append(out, fmt.Sprintf("Version %s, %s required", machine.Spec.Version, controlPlane.Spec.Version))
+	}
+	if config != nil && !sameConfig(config.Spec, controlPlane.Spec.Config) {
+		out = append(out, "CapstanConfig is not up-to-date")
+	}
+	if infraMachine != nil && !clonedFrom(infraMachine, controlPlane.Spec.MachineTemplate.Spec.InfrastructureRef) {
+		out = append(out, fmt.Sprintf("%s is not up-to-date", infraMachine.GetKind()))
+	}
+	if after := controlPlane.Spec.Rollout.After; !after.IsZero() && !now.Before(after.Time) && machine.CreationTimestamp.Before(&after) {
+		out = append(out, "rollout.after has come")
+	}
+	if days := controlPlane.Spec.Rollout.Before.CertificatesExpiryDays; days > 0 {
+		if expire := certificatesExpire(machine); !expire.IsZero() && expire.Sub(now) < time.Duration(days)*day {
+			out = append(out, fmt.Sprintf("Certificates expire within %d days", days))
+		}
+	}
+	sort.Strings(out)
+	return out
+}
+
+// sameConfig compares all but the role, which differs between the first machine and the others.
+func sameConfig(has, want bootstrapv1.CapstanConfigSpec) bool {
+	has.Role, want.Role = "", ""
+	return equalJSON(has, want)
+}
+
+// clonedFrom says whether an infrastructure machine was made from a template.
+func clonedFrom(infraMachine *unstructured.Unstructured, ref clusterv1.ContractVersionedObjectReference) bool {
+	name := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromNameAnnotation]
+	kind := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromGroupKindAnnotation]
+	return (name == "" || name == ref.Name) && (kind == "" || kind == ref.GroupKind().String())
+}
+
+// certificatesExpire is what the Machine's annotation says, which we keep; zero when nothing is known.
+func certificatesExpire(machine *clusterv1.Machine) time.Time {
+	at, err := time.Parse(time.RFC3339, machine.Annotations[clusterv1.MachineCertificatesExpiryDateAnnotation])
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}
+
+// nextOutdated is when the next Machine becomes outdated by the clock alone, which is no event; 0 when none does.
+func nextOutdated(controlPlane *controlplanev1.CapstanControlPlane, machines []*clusterv1.Machine, now time.Time) time.Duration {
+	var next time.Duration
+	soonest := func(at time.Time) {
+		if d := at.Sub(now); d > 0 && (next == 0 || d < next) {
+			next = d
+		}
+	}
+	if after := controlPlane.Spec.Rollout.After; !after.IsZero() {
+		soonest(after.Time)
+	}
+	if days := controlPlane.Spec.Rollout.Before.CertificatesExpiryDays; days > 0 {
+		for _, m := range machines {
+			if expire := certificatesExpire(m); !expire.IsZero() {
+				soonest(expire.Add(-time.Duration(days) * day))
+			}
+		}
+	}
+	return next
+}
+
+// equalJSON compares as the API server stores: empty and missing are the same.
+func equalJSON(a, b any) bool {
+	x, err := json.Marshal(a)
+	if err != nil {
+		return false
+	}
+	y, err := json.Marshal(b)
+	return err == nil && bytes.Equal(x, y)
+}

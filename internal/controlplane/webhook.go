@@ -1,0 +1,171 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/blang/semver/v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/cluster-api/util/topology"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/bootstrap/render"
+)
+
+// SetupWebhooksWithManager adds the webhooks of the control plane provider. They check what CEL rules
+// in the CRDs cannot.
+func SetupWebhooksWithManager(mgr ctrl.Manager) error {
+	if err := ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlane{}).
+		WithDefaulter(webhook{}).WithValidator(webhook{}).Complete(); err != nil {
+		return err
+	}
+	return ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlaneTemplate{}).
+		WithValidator(templateWebhook{}).Complete()
+}
+
+// +kubebuilder:webhook:path=/mutate-controlplane-capstan-dev-v1beta2-capstancontrolplane,mutating=true,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=create;update,versions=v1beta2,name=default.capstancontrolplane.controlplane.capstan.dev,admissionReviewVersions=v1
+// +kubebuilder:webhook:path=/validate-controlplane-capstan-dev-v1beta2-capstancontrolplane,mutating=false,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=create;update,versions=v1beta2,name=validation.capstancontrolplane.controlplane.capstan.dev,admissionReviewVersions=v1
+
+// webhook defaults and validates CapstanControlPlanes.
+type webhook struct{}
+
+// Default fills what a user may leave out: one replica, the v of the version, a rolling update with
+// one machine more (CP-03, CP-05).
+func (webhook) Default(_ context.Context, obj *controlplanev1.CapstanControlPlane) error {
+	spec := &obj.Spec
+	if spec.Replicas == nil {
+		spec.Replicas = ptr.To[int32](1)
+	}
+	if spec.Version != "" && !strings.HasPrefix(spec.Version, "v") {
+		spec.Version = "v" + spec.Version
+	}
+	strategy := &spec.Rollout.Strategy
+	if strategy.Type == "" {
+		strategy.Type = controlplanev1.RollingUpdateStrategyType
+	}
+	if strategy.RollingUpdate.MaxSurge == nil {
+		strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(1))
+	}
+	return nil
+}
+
+// ValidateCreate checks a new control plane.
+func (webhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
+	return nil, invalidError("CapstanControlPlane", obj.Name, validateSpec(obj))
+}
+
+// ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so
+// that it can go.
+func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
+	if !obj.DeletionTimestamp.IsZero() {
+		return nil, nil
+	}
+	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
+}
+
+// ValidateDelete allows every deletion.
+func (webhook) ValidateDelete(context.Context, *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
+	return nil, nil
+}
+
+func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
+	var errs field.ErrorList
+	spec := field.NewPath("spec")
+	if _, err := render.Version(obj.Spec.Version); err != nil {
+		errs = append(errs, field.Invalid(spec.Child("version"), obj.Spec.Version, err.Error()))
+	}
+	errs = append(errs, validateNaming(obj.Spec.MachineNaming, obj.Name, spec)...)
+	return append(errs, bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))...)
+}
+
+func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *field.Path) field.ErrorList {
+	if naming.Template == "" {
+		return nil
+	}
+	path = path.Child("machineNaming", "template")
+	first, err := renderName(naming.Template, "cluster", name, "abcde")
+	if err != nil {
+		return field.ErrorList{field.Invalid(path, naming.Template, err.Error())}
+	}
+	if second, err := renderName(naming.Template, "cluster", name, "fghij"); err != nil || first == second {
+		return field.ErrorList{field.Invalid(path, naming.Template, "must contain {{ .random }}, so that names are unique")}
+	}
+	return nil
+}
+
+// validateChange checks what may change, and to what.
+func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.ErrorList {
+	spec := field.NewPath("spec")
+	errs := validateVersionChange(before.Spec.Version, obj.Spec.Version, spec.Child("version"))
+	etcd := spec.Child("config", "cluster", "etcd", "external")
+	if (len(before.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) != (len(obj.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) {
+		errs = append(errs, field.Forbidden(etcd, "etcd cannot be moved into or out of the machines: the cluster's data would stay behind"))
+	}
+	// In the middle of an upgrade some Machines still have the former version.
+	if len(errs) == 0 && before.Spec.Version != obj.Spec.Version && len(before.Status.Versions) > 0 {
+		errs = append(errs, validateVersionChange(before.Status.Versions[0].Version, obj.Spec.Version, spec.Child("version"))...)
+	}
+	return errs
+}
+
+// validateVersionChange: one minor at a time, and never back by one: Kubernetes supports neither.
+func validateVersionChange(before, after string, path *field.Path) field.ErrorList {
+	from, errFrom := semver.ParseTolerant(before)
+	to, errTo := semver.ParseTolerant(after)
+	switch {
+	case errFrom != nil || errTo != nil || from.EQ(to):
+		return nil
+	case from.Major != to.Major || to.Minor > from.Minor+1:
+		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("Kubernetes goes up one minor version at a time: from %s to a v%d.%d first", before, from.Major, from.Minor+1))}
+	case to.Minor < from.Minor:
+		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("Kubernetes cannot go back from %s to %s", before, after))}
+	}
+	return nil
+}
+
+// +kubebuilder:webhook:path=/validate-controlplane-capstan-dev-v1beta2-capstancontrolplanetemplate,mutating=false,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=controlplane.capstan.dev,resources=capstancontrolplanetemplates,verbs=create;update,versions=v1beta2,name=validation.capstancontrolplanetemplate.controlplane.capstan.dev,admissionReviewVersions=v1
+
+// templateWebhook validates CapstanControlPlaneTemplates, which cannot be changed (ALL-10).
+type templateWebhook struct{}
+
+// ValidateCreate checks a new template.
+func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
+	spec := field.NewPath("spec", "template", "spec")
+	errs := validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)
+	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
+	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
+}
+
+// ValidateUpdate refuses changes but in a dry run of the topology controller, which tries out what a
+// change of a ClusterClass would do.
+func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
+	req, err := admission.RequestFromContext(ctx)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
+	}
+	if topology.IsDryRunRequest(req, obj) || equalJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
+		return nil, nil
+	}
+	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, field.ErrorList{
+		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: make another one and refer to it"),
+	})
+}
+
+// ValidateDelete allows every deletion.
+func (templateWebhook) ValidateDelete(context.Context, *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
+	return nil, nil
+}
+
+func invalidError(kind, name string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(controlplanev1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
+}

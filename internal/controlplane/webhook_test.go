@@ -1,0 +1,186 @@
+package controlplane
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+func newControlPlane(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) *controlplanev1.CapstanControlPlane {
+	t.Helper()
+	cp := &controlplanev1.CapstanControlPlane{}
+	cp.Namespace, cp.GenerateName = env.Namespace(t), "demo-"
+	cp.Spec.Version = "v1.36.3"
+	cp.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{
+		APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachineTemplate", Name: "demo",
+	}
+	if change != nil {
+		change(cp)
+	}
+	return cp
+}
+
+// refused checks the answer of the API server; want "" means that it is accepted.
+func refused(t *testing.T, err error, want string) {
+	t.Helper()
+	switch {
+	case want == "" && err != nil:
+		t.Errorf("refused: %v", err)
+	case want != "" && err == nil:
+		t.Errorf("accepted, want %q", want)
+	case want != "" && !strings.Contains(err.Error(), want):
+		t.Errorf("got %v, want %q", err, want)
+	}
+}
+
+// TestDefaults (CP-03, CP-05).
+func TestDefaults(t *testing.T) {
+	cp := newControlPlane(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = "1.36.3" })
+	if err := env.Client.Create(context.Background(), cp); err != nil {
+		t.Fatal(err)
+	}
+	if ptr.Deref(cp.Spec.Replicas, 0) != 1 || cp.Spec.Version != "v1.36.3" ||
+		cp.Spec.Rollout.Strategy.Type != controlplanev1.RollingUpdateStrategyType || cp.Spec.Rollout.Strategy.RollingUpdate.MaxSurge.IntValue() != 1 {
+		t.Errorf("got %v", cp.Spec)
+	}
+}
+
+// TestCreateRules: what the CRD and the webhook refuse.
+func TestCreateRules(t *testing.T) {
+	type cp = controlplanev1.CapstanControlPlane
+	for name, c := range map[string]struct {
+		change func(*cp)
+		want   string
+	}{
+		"plain":                {nil, ""},
+		"CP-03 even replicas":  {func(o *cp) { o.Spec.Replicas = ptr.To[int32](2) }, "replicas must be odd"},
+		"CP-03 three replicas": {func(o *cp) { o.Spec.Replicas = ptr.To[int32](3) }, ""},
+		"CP-03 even replicas, external etcd": {func(o *cp) {
+			o.Spec.Replicas = ptr.To[int32](2)
+			o.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://etcd:2379"}
+		}, ""},
+		"CP-03 no replicas":         {func(o *cp) { o.Spec.Replicas = ptr.To[int32](0) }, "greater than or equal to 1"},
+		"CP-05 no version":          {func(o *cp) { o.Spec.Version = "" }, "spec.version"},
+		"CP-05 a malformed version": {func(o *cp) { o.Spec.Version = "v1.36" }, "is not a Kubernetes version"},
+		"CP-06 no template": {func(o *cp) {
+			o.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{}
+		}, "spec.machineTemplate"},
+		"CP-06 negative timeout":      {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](-1) }, "greater than or equal to 0"},
+		"a role":                      {func(o *cp) { o.Spec.Config.Role = bootstrapv1.RoleInit }, "config.role is set by"},
+		"a node name":                 {func(o *cp) { o.Spec.Config.Node.Name = "me" }, "config.node.name cannot be set"},
+		"strategy":                    {func(o *cp) { o.Spec.Rollout.Strategy.Type = "Recreate" }, "Unsupported value"},
+		"maxSurge 2":                  {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(2)) }, "maxSurge must be 0 or 1"},
+		"maxSurge 0, one replica":     {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(0)) }, "three replicas"},
+		"certificatesExpiryDays":      {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 6 }, "greater than or equal to 7"},
+		"naming without random":       {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},
+		"naming that is malformed":    {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .random" }, "cannot be read"},
+		"naming with random unused":   {func(o *cp) { o.Spec.MachineNaming.Template = "{{/* .random */}}x" }, "must contain {{ .random }}"},
+		"naming":                      {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}-{{ .random }}" }, ""},
+		"CP-14 renewal after the end": {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 10} }, "less than validityDays"},
+		"CP-14 renewal, default end":  {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{RenewBeforeDays: 400} }, "less than validityDays"},
+		"CP-14 one day":               {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 1} }, ""},
+		"CP-14":                       {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 3} }, ""},
+		"etcd twice": {func(o *cp) {
+			o.Spec.Config.Cluster.Etcd = bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd:2379"}}}
+		}, "cannot be used together with external"},
+		"etcd without TLS": {func(o *cp) { o.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"http://etcd:2379"} }, "should match"},
+		"encryption: all of it and a part": {func(o *cp) {
+			o.Spec.Config.Cluster.Encryption = bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionSecretBox, Configuration: bootstrapv1.EncryptionConfigurationSource{Secret: bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}}}
+		}, "cannot be used together with mode or resources"},
+		"encryption: nothing, of something": {func(o *cp) {
+			o.Spec.Config.Cluster.Encryption = bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionNone, Resources: []string{"secrets"}}
+		}, "resources make no sense"},
+		"audit policy twice": {func(o *cp) {
+			o.Spec.Config.Cluster.APIServer.AuditPolicy = bootstrapv1.Document{Content: "x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}}}
+		}, "exactly one of content and contentFrom"},
+		"audit policy of another kind": {func(o *cp) { o.Spec.Config.Cluster.APIServer.AuditPolicy.Content = "apiVersion: v1\nkind: Pod" }, "audit.k8s.io"},
+		"audit policy": {func(o *cp) {
+			o.Spec.Config.Cluster.APIServer.AuditPolicy.Content = "apiVersion: audit.k8s.io/v1\nkind: Policy"
+		}, ""},
+		"authentication of another kind":     {func(o *cp) { o.Spec.Config.Cluster.APIServer.Authentication.Content = "{" }, "AuthenticationConfiguration"},
+		"a label that a kubelet may not set": {func(o *cp) { o.Spec.Config.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""} }, "does not let a kubelet set"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			obj := newControlPlane(t, c.change)
+			refused(t, env.Client.Create(context.Background(), obj, client.DryRunAll), c.want)
+		})
+	}
+}
+
+// TestUpdateRules: what may change.
+func TestUpdateRules(t *testing.T) {
+	type cp = controlplanev1.CapstanControlPlane
+	for name, c := range map[string]struct {
+		change func(*cp)
+		want   string
+	}{
+		"CP-05 two minors": {func(o *cp) { o.Spec.Version = "v1.38.0" }, "one minor version at a time"},
+		"CP-05 back":       {func(o *cp) { o.Spec.Version = "v1.35.0" }, "cannot go back"},
+		"CP-05 upgrade":    {func(o *cp) { o.Spec.Version = "v1.37.0" }, ""},
+		"another template": {func(o *cp) { o.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "other" }, ""},
+		"another config":   {func(o *cp) { o.Spec.Config.PreCommands = []string{"true"} }, ""},
+		"etcd moves":       {func(o *cp) { o.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://etcd:2379"} }, "would stay behind"},
+		"CP-07 metadata":   {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "b"} }, ""},
+		"CP-07 timeouts":   {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](1) }, ""},
+		"kubeconfig":       {func(o *cp) { o.Spec.Kubeconfig.ValidityDays = 3 }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			obj := newControlPlane(t, nil)
+			if err := env.Client.Create(context.Background(), obj); err != nil {
+				t.Fatal(err)
+			}
+			c.change(obj)
+			refused(t, env.Client.Update(context.Background(), obj), c.want)
+		})
+	}
+}
+
+// TestUpgradeUnderWay (CP-05): while Machines still have the former version, the one after the next is refused.
+func TestUpgradeUnderWay(t *testing.T) {
+	ctx := context.Background()
+	obj := newControlPlane(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = "v1.37.0" })
+	if err := env.Client.Create(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	obj.Status.Versions = []clusterv1.StatusVersion{{Version: "v1.36.3", Replicas: 2}, {Version: "v1.37.0", Replicas: 1}}
+	if err := env.Client.Status().Update(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	obj.Spec.Version = "v1.38.0"
+	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "from v1.36.3 to a v1.37 first")
+	obj.Spec.Version = "v1.37.1"
+	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "")
+}
+
+// TestTemplateImmutable (ALL-10, CP-12): no change, but the topology controller may try one out.
+func TestTemplateImmutable(t *testing.T) {
+	obj := &controlplanev1.CapstanControlPlaneTemplate{}
+	obj.Namespace, obj.Name = env.Namespace(t), "demo"
+	obj.Spec.Template.Spec.Kubeconfig.ValidityDays = 10
+	ctx := context.Background()
+	if err := env.Client.Create(ctx, obj); err != nil {
+		t.Fatal(err)
+	}
+	obj.Labels = map[string]string{"a": "b"}
+	refused(t, env.Client.Update(ctx, obj), "")
+	obj.Spec.Template.Spec.Kubeconfig.ValidityDays = 20
+	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "a template cannot be changed")
+	obj.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
+	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
+	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
+
+	bad := &controlplanev1.CapstanControlPlaneTemplate{}
+	bad.Namespace, bad.Name = obj.Namespace, "bad"
+	bad.Spec.Template.Spec.Config.Role = bootstrapv1.RoleInit
+	refused(t, env.Client.Create(ctx, bad), "config.role is set by")
+}

@@ -1,0 +1,296 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/yaml"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// world plays Cluster API's core, the machines and the agent that looks after etcd: one step of each at a
+// time, so that a test can look at every state in between. It fails the test when anything is done that
+// etcd would not survive.
+type world struct {
+	t       *testing.T
+	cluster *testcluster.Cluster
+
+	// broken machines never start. dead ones were killed: their API server and their member do not answer.
+	// stubborn ones are drained for ever.
+	broken, dead, stubborn map[string]bool
+	// careful members are not removed yet, although they are to leave.
+	careful map[string]bool
+	// silent says that nobody looks after etcd.
+	silent bool
+	// most Machines, and fewest working voting members, that were seen.
+	most, fewest int
+	// made are all Machines that ever were.
+	made map[string]bool
+}
+
+// newWorld clears what former tests have left in the workload cluster, which has the same API server.
+func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
+	t.Helper()
+	ctx := context.Background()
+	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdMember{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := env.Client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
+		t.Fatal(err)
+	}
+	return &world{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
+}
+
+// installMembers installs the EtcdMember kind, as the first control plane machine does.
+func installMembers() error {
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_etcdmembers.yaml"))
+	if err != nil {
+		return err
+	}
+	crd := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(data, crd); err != nil {
+		return err
+	}
+	if err := env.Client.Create(context.Background(), crd); err != nil {
+		return err
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if err = env.Client.List(context.Background(), &etcdv1.EtcdMemberList{}); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// until lets time go on until a condition holds.
+func (w *world) until(what string, holds func() bool) {
+	w.t.Helper()
+	testcluster.Eventually(w.t, what, func() bool {
+		w.step()
+		return holds()
+	})
+}
+
+// still lets time go on and checks that a condition does not cease to hold.
+func (w *world) still(what string, holds func() bool) {
+	w.t.Helper()
+	testcluster.Consistently(w.t, what, func() bool {
+		w.step()
+		return holds()
+	})
+}
+
+func (w *world) step() {
+	w.t.Helper()
+	machines := machinesOf(w.t, w.cluster)
+	w.most = max(w.most, len(machines))
+	for i := range machines {
+		m := &machines[i]
+		w.made[m.Name] = true
+		switch {
+		case !m.DeletionTimestamp.IsZero():
+			w.remove(m)
+		case !w.broken[m.Name]:
+			w.boot(m)
+		}
+	}
+	w.lookAfterEtcd()
+}
+
+// boot does what happens until a machine is in the cluster; its member is a learner at first.
+func (w *world) boot(m *clusterv1.Machine) {
+	w.t.Helper()
+	if m.Spec.Bootstrap.DataSecretName == nil {
+		w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(
+			`{"spec":{"bootstrap":{"dataSecretName":%q}}}`, m.Name)))))
+		return
+	}
+	if !ptr.Deref(w.cluster.Status.Initialization.ControlPlaneInitialized, false) {
+		return
+	}
+	if !m.Status.NodeRef.IsDefined() {
+		before := m.DeepCopy()
+		m.Status.NodeRef.Name = m.Name
+		m.Status.Addresses = clusterv1.MachineAddresses{{Type: clusterv1.MachineHostName, Address: m.Name}}
+		w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
+	}
+	if !w.dead[m.Name] {
+		w.renew("apiserver-"+m.Name, map[string]string{apiServerIdentityLabel: apiServerIdentity, corev1.LabelHostname: m.Name})
+	}
+	member := &etcdv1.EtcdMember{ObjectMeta: metav1.ObjectMeta{Name: m.Name}, Spec: etcdv1.EtcdMemberSpec{PeerURL: "https://" + m.Name + ":2380", ClientURL: "https://" + m.Name + ":2379"}}
+	if err := env.Client.Create(context.Background(), member); err != nil && !apierrors.IsAlreadyExists(err) {
+		w.t.Fatal(err)
+	}
+}
+
+// remove does what core does with a Machine that is deleted.
+func (w *world) remove(m *clusterv1.Machine) {
+	w.t.Helper()
+	if w.stubborn[m.Name] {
+		return
+	}
+	if annotations.HasWithPrefix(clusterv1.PreTerminateDeleteHookAnnotationPrefix, m.Annotations) {
+		if !waitsForHook(m) {
+			before := m.DeepCopy()
+			conditions.Set(m, metav1.Condition{Type: clusterv1.MachineDeletingCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineDeletingWaitingForPreTerminateHookReason})
+			w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
+		}
+		return
+	}
+	if member := w.member(m.Name); member != nil && conditions.IsTrue(member, etcdv1.JoinedCondition) {
+		w.t.Errorf("Machine %s goes while its member has a vote", m.Name)
+	}
+	w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
+}
+
+// lookAfterEtcd does what the agent next to etcd's leader does: members join, one learner at a time, and leave.
+func (w *world) lookAfterEtcd() {
+	w.t.Helper()
+	members := w.members()
+	voting, working, leaving, learners := 0, 0, 0, 0
+	for i := range members {
+		m := &members[i]
+		if conditions.IsTrue(m, etcdv1.JoinedCondition) {
+			voting++
+			if !w.dead[m.Name] {
+				working++
+			}
+			if m.Spec.Leave && !w.careful[m.Name] {
+				leaving++
+			}
+		}
+		if conditions.GetReason(m, etcdv1.JoinedCondition) == etcdv1.LearnerReason {
+			learners++
+		}
+	}
+	if leaving > 1 {
+		w.t.Errorf("%d members leave at once", leaving)
+	}
+	if voting > 0 {
+		w.fewest = min(w.fewest, working)
+	}
+	if w.silent || voting > 0 && working < voting/2+1 {
+		return // No quorum: nobody decides anything.
+	}
+	w.renew(etcdv1.CareLeaseName, nil)
+	for i := range members {
+		m := &members[i]
+		joined := conditions.GetReason(m, etcdv1.JoinedCondition)
+		healthy := metav1.Condition{Type: etcdv1.HealthyCondition, Status: metav1.ConditionTrue, Reason: etcdv1.HealthyReason}
+		if w.dead[m.Name] {
+			healthy.Status, healthy.Reason = metav1.ConditionFalse, etcdv1.UnreachableReason
+		}
+		switch {
+		case joined == etcdv1.LeftReason:
+			continue
+		case m.Spec.Leave && !w.careful[m.Name]:
+			w.set(m, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse, Reason: etcdv1.LeftReason})
+			return // One change at a time.
+		case voting == 0 || joined == etcdv1.VotingReason || joined == etcdv1.LearnerReason && !w.dead[m.Name]:
+			w.set(m, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionTrue, Reason: etcdv1.VotingReason}, healthy)
+			voting++
+		case learners == 0 && joined != etcdv1.LearnerReason && !w.dead[m.Name]:
+			w.set(m, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse, Reason: etcdv1.LearnerReason})
+			learners++
+		}
+	}
+}
+
+func (w *world) set(m *etcdv1.EtcdMember, wanted ...metav1.Condition) {
+	w.t.Helper()
+	before := m.DeepCopy()
+	for _, c := range wanted {
+		conditions.Set(m, c)
+	}
+	w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
+}
+
+func (w *world) renew(name string, labels map[string]string) {
+	w.t.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}}
+	if _, err := controllerutil.CreateOrPatch(context.Background(), env.Client, lease, func() error {
+		if lease.Spec.RenewTime != nil && time.Since(lease.Spec.RenewTime.Time) < 5*time.Second {
+			return nil
+		}
+		lease.Labels = map[string]string{"test": ""}
+		for k, v := range labels {
+			lease.Labels[k] = v
+		}
+		lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
+		return nil
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) members() []etcdv1.EtcdMember {
+	w.t.Helper()
+	list := &etcdv1.EtcdMemberList{}
+	if err := env.Client.List(context.Background(), list); err != nil {
+		w.t.Fatal(err)
+	}
+	return list.Items
+}
+
+func (w *world) member(name string) *etcdv1.EtcdMember {
+	for _, m := range w.members() {
+		if m.Name == name {
+			return &m
+		}
+	}
+	return nil
+}
+
+// voting are the names of the voting members.
+func (w *world) voting() int {
+	n := 0
+	for _, m := range w.members() {
+		if conditions.IsTrue(&m, etcdv1.JoinedCondition) {
+			n++
+		}
+	}
+	return n
+}
+
+// settled says that there are n Machines, all of them up to date, with n voting members and no others.
+func (w *world) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
+	return func() bool {
+		machines := machinesOf(w.t, w.cluster)
+		if len(machines) != n || w.voting() != n || len(w.members()) != n || w.cluster.Get(cp) != nil {
+			return false
+		}
+		for i := range machines {
+			if !conditions.IsTrue(&machines[i], controlplanev1.MachineEtcdMemberHealthyCondition) || !conditions.IsTrue(&machines[i], controlplanev1.MachineAPIServerHealthyCondition) {
+				return false
+			}
+		}
+		return ptr.Deref(cp.Status.Replicas, 0) == int32(n) && ptr.Deref(cp.Status.UpToDateReplicas, 0) == int32(n) &&
+			has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionTrue, "") && has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "")
+	}
+}
+
+// ignoreGone: what a test plays races with what it tests, as in life.
+func (w *world) ignoreGone(err error) {
+	w.t.Helper()
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		w.t.Fatal(err)
+	}
+}

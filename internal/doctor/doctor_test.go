@@ -1,0 +1,154 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// fit is a box on which nothing is wrong.
+func fit() Facts {
+	f := Facts{
+		Root: true, Kernel: "6.1.0", Architecture: "amd64", Capabilities: append([]string{"CAP_SYS_RESOURCE"}, capabilities...),
+		Probes: map[string]string{}, Seccomp: true, CgroupVersion: 2, Controllers: []string{"cpu", "memory", "pids"},
+		Sysctls: map[string]int64{"net.ipv4.ip_forward": 1}, OpenFiles: 1 << 20, Tools: map[string]string{},
+		MemoryTotal: 16 * gib, MemoryAvailable: 15 * gib, DiskFree: 100 * gib, DiskType: "ext4",
+		FreePorts: WantedPorts, Versions: []string{"v1.36.3"},
+	}
+	for _, feature := range features {
+		f.Probes[feature.name] = ""
+	}
+	for _, l := range limits {
+		f.Sysctls[l.sysctl] = l.comfort
+	}
+	for _, t := range tools {
+		f.Tools[t.name] = "/usr/sbin/" + t.name
+	}
+	return f
+}
+
+func TestFitBoxHasNothingToMend(t *testing.T) {
+	for _, r := range Check(fit()) {
+		if r.Level == Warn || r.Level == Fail || r.Mend != "" {
+			t.Errorf("%+v on a box that is fit", r)
+		}
+	}
+	if !Fit(Check(fit())) {
+		t.Error("a fit box is not fit")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Facts)
+		check  string
+		level  Level
+		found  string
+		mend   string
+	}{
+		"not root":             {func(f *Facts) { f.Root = false }, "root", Fail, "not root", "sudo"},
+		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
+		"no CAP_SYS_RESOURCE":  {func(f *Facts) { f.Capabilities = capabilities }, "CAP_SYS_RESOURCE", Info, "OOM", "nothing to do"},
+		"overlay":              {func(f *Facts) { f.Probes["overlay"] = "no such device" }, "overlay", Fail, "no such device", "modprobe overlay"},
+		"probe never ran":      {func(f *Facts) { delete(f.Probes, "veth") }, "veth", Fail, "does not work", "modprobe veth"},
+		"bridge":               {func(f *Facts) { f.Probes["bridge"] = "not supported" }, "bridge", Fail, "networks", "kernel 6.1.0"},
+		"nftables":             {func(f *Facts) { f.Probes["nftables"] = "not supported" }, "nftables", Fail, "Services", "nf_tables"},
+		"vxlan is optional":    {func(f *Facts) { f.Probes["vxlan"] = "not supported" }, "vxlan", Info, "several boxes", "modprobe vxlan"},
+		"seccomp":              {func(f *Facts) { f.Seccomp = false }, "seccomp", Fail, "seccomp", "CONFIG_SECCOMP_FILTER"},
+		"no cgroups":           {func(f *Facts) { f.CgroupVersion = 0 }, "cgroups", Fail, "none", "cgroup2"},
+		"cgroup v1":            {func(f *Facts) { f.CgroupVersion = 1 }, "cgroups", Info, "version 1", "nothing to do"},
+		"memory controller":    {func(f *Facts) { f.Controllers = []string{"cpu", "pids"} }, "cgroups", Fail, "memory", "cgroup_enable=memory"},
+		"inotify too low":      {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 64 }, "fs.inotify.max_user_instances", Fail, "needed are 128", "sysctl -w fs.inotify.max_user_instances=1024"},
+		"inotify low":          {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 128 }, "fs.inotify.max_user_instances", Warn, "1024 for many", "/etc/sysctl.d"},
+		"open files":           {func(f *Facts) { f.OpenFiles = 1000 }, "open files", Fail, "needed are 1024", "ulimit"},
+		"forwarding off":       {func(f *Facts) { f.Sysctls["net.ipv4.ip_forward"] = 0 }, "net.ipv4.ip_forward", Info, "off", "capstand turns it on"},
+		"forwarding unknown":   {func(f *Facts) { delete(f.Sysctls, "net.ipv4.ip_forward") }, "net.ipv4.ip_forward", Fail, "cannot be read", "kernel"},
+		"bridged firewall":     {func(f *Facts) { f.Sysctls["net.bridge.bridge-nf-call-iptables"] = 1 }, "net.bridge.bridge-nf-call-iptables", Info, "on:", ""},
+		"tool":                 {func(f *Facts) { f.Tools["conntrack"] = "" }, "tool conntrack", Fail, "not found", "apt-get install conntrack"},
+		"forward policy":       {func(f *Facts) { f.ForwardDrop = []string{"nftables chain filter FORWARD"} }, "forwarding", Warn, "filter FORWARD", "iptables -I FORWARD"},
+		"memory":               {func(f *Facts) { f.MemoryAvailable = gib }, "memory", Fail, "1.0 GiB of 16.0 GiB", "end what is not needed"},
+		"little memory":        {func(f *Facts) { f.MemoryAvailable = 3 * gib }, "memory", Warn, "small cluster", "end what is not needed"},
+		"disk":                 {func(f *Facts) { f.DiskFree = gib }, "disk", Fail, "1.0 GiB free (ext4)", "--root"},
+		"root folder":          {func(f *Facts) { f.RootProblem = "/x is mounted read-only" }, "root folder", Fail, "read-only", "--root"},
+		"tmpfs":                {func(f *Facts) { f.DiskType = "tmpfs" }, "file system", Warn, "tmpfs", "real disk"},
+		"ports":                {func(f *Facts) { f.FreePorts = 3 }, "ports", Fail, "3 free", "ss -ltnp"},
+		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
+		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "make build"},
+		"versions are printed": {func(*Facts) {}, "binaries", OK, "v1.36.3 for amd64", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			facts := fit()
+			test.change(&facts)
+			for _, r := range Check(facts) {
+				if r.Name != test.check {
+					continue
+				}
+				if r.Level != test.level || !strings.Contains(r.Found, test.found) || !strings.Contains(r.Mend, test.mend) {
+					t.Errorf("found %+v, wanted level %s, %q found, %q to mend", r, test.level, test.found, test.mend)
+				}
+				if (r.Level == Fail || r.Level == Warn) && r.Mend == "" {
+					t.Errorf("%s says nothing about how to mend it", r.Name)
+				}
+				if Fit(Check(facts)) == (test.level == Fail) {
+					t.Errorf("Fit does not follow level %s", test.level)
+				}
+				return
+			}
+			t.Errorf("no result named %s", test.check)
+		})
+	}
+}
+
+func TestCgroups(t *testing.T) {
+	write := func(dir string, files map[string]string) string {
+		for name, content := range files {
+			path := filepath.Join(dir, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	const proc = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t1\t1\nmemory\t2\t1\t0\npids\t3\t1\t1\n"
+	for name, test := range map[string]struct {
+		files   map[string]string
+		version int
+		found   string
+	}{
+		"version 2":                   {map[string]string{"cgroup.controllers": "cpu memory pids\n"}, 2, "cpu memory pids"},
+		"version 1, memory disabled":  {map[string]string{"cpu/x": "", "memory/x": "", "pids/x": "", "p": proc}, 1, "cpu pids"},
+		"version 1, pids not mounted": {map[string]string{"cpu/x": "", "p": proc}, 1, "cpu"},
+		"nothing mounted":             {map[string]string{"p": proc}, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := write(t.TempDir(), test.files)
+			version, controllers := cgroups(dir, filepath.Join(dir, "p"))
+			if version != test.version || strings.Join(controllers, " ") != test.found {
+				t.Errorf("found version %d with %v", version, controllers)
+			}
+		})
+	}
+}
+
+// What is gathered here must be judged without surprises on any box.
+func TestGatherThisBox(t *testing.T) {
+	facts := Gather(filepath.Join(t.TempDir(), "not", "there", "yet"))
+	if facts.MemoryTotal < gib/4 || facts.MemoryAvailable > facts.MemoryTotal || facts.DiskFree == 0 || facts.DiskType == "" || facts.Kernel == "" || facts.OpenFiles == 0 {
+		t.Errorf("facts are missing: %+v", facts)
+	}
+	if facts.Root != (os.Geteuid() == 0) {
+		t.Error("root is wrong")
+	}
+	if facts.Root && len(facts.Probes) != len(features) {
+		t.Errorf("wanted a probe for each of %d features, found %v", len(features), facts.Probes)
+	}
+	for _, link := range []string{"a", "b", "br", "vx"} {
+		if _, err := os.Stat("/sys/class/net/" + link); err == nil {
+			t.Errorf("the probe left the interface %s on the box", link)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package host
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+func goodSpec() *hostpb.MachineSpec {
+	return &hostpb.MachineSpec{
+		Id: "m-1", Namespace: "default", Name: "one", Cpus: 1, MemoryBytes: 1 << 30, Image: HostImage, KubernetesVersion: "v1.36.3",
+		Network:   &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"},
+		Addresses: []*hostpb.Address{{Address: "10.1.0.10", Prefix: 24}},
+	}
+}
+
+func dualStack(s *hostpb.MachineSpec) {
+	s.Network.Ipv6Cidr = "fd00:1::/64"
+	s.Addresses = append(s.Addresses, &hostpb.Address{Address: "fd00:1::a", Prefix: 64})
+}
+
+// IPAM-08: one address of each family that the network has.
+func TestCheckMachine(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*hostpb.MachineSpec)
+		says   string // empty: it is fine
+	}{
+		"good":     {func(*hostpb.MachineSpec) {}, ""},
+		"all cpus": {func(s *hostpb.MachineSpec) { s.Cpus = 0 }, ""},
+		"dual stack": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1].Gateway = "fd00:1::1"
+		}, ""},
+		"IPv4 only in a dual stack network": {func(s *hostpb.MachineSpec) { s.Network.Ipv6Cidr = "fd00:1::/64" }, ""},
+		"no IPv6 network": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Network.Ipv6Cidr = ""
+		}, "one more than"},
+		"two of IPv4": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1] = &hostpb.Address{Address: "10.1.0.11", Prefix: 24}
+		}, "not in the machine network fd00:1::/64"},
+		"IPv6 only":           {func(s *hostpb.MachineSpec) { s.Network.Cidr = "fd00:1::/64" }, "machines have an IPv4 network"},
+		"second IPv4 network": {func(s *hostpb.MachineSpec) { s.Network.Ipv6Cidr = "10.2.0.0/24" }, "is not IPv6"},
+		"IPv6 gateway": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1].Address = "fd00:1::1"
+		}, "is the gateway"},
+		"gateway elsewhere":  {func(s *hostpb.MachineSpec) { s.Addresses[0].Gateway = "10.2.0.1" }, "gateway"},
+		"id leads elsewhere": {func(s *hostpb.MachineSpec) { s.Id = "../x" }, "id"},
+		"no id":              {func(s *hostpb.MachineSpec) { s.Id = "" }, "id"},
+		"name in capitals":   {func(s *hostpb.MachineSpec) { s.Name = "One" }, "name"},
+		"negative cpus":      {func(s *hostpb.MachineSpec) { s.Cpus = -1 }, "cpus"},
+		"hardly any memory":  {func(s *hostpb.MachineSpec) { s.MemoryBytes = 1 }, "memory"},
+		"no network":         {func(s *hostpb.MachineSpec) { s.Network = nil }, "network"},
+		"another prefix":     {func(s *hostpb.MachineSpec) { s.Addresses[0].Prefix = 16 }, "prefix"},
+		"broadcast":          {func(s *hostpb.MachineSpec) { s.Addresses[0].Address = "10.1.0.255" }, "broadcast"},
+		"the network itself": {func(s *hostpb.MachineSpec) { s.Addresses[0].Address = "10.1.0.0" }, "network or broadcast"},
+		"second is no address": {func(s *hostpb.MachineSpec) {
+			dualStack(s)
+			s.Addresses[1].Address = "x"
+		}, "no IP address"},
+	} {
+		spec := goodSpec()
+		test.change(spec)
+		err := checkMachine(spec)
+		if test.says == "" {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: got %v, want INVALID_ARGUMENT with %q", name, err, test.says)
+		}
+	}
+}
+
+func TestFitsAndProvided(t *testing.T) {
+	info := &hostpb.HostInfo{
+		MemoryBytes: 4 << 30, AllocatedMemoryBytes: 3 << 30, Images: []string{HostImage}, KubernetesVersions: []string{"v1.35.0", "v1.36.3"},
+	}
+	if err := fits(goodSpec(), info); err != nil {
+		t.Errorf("exactly what is left does not fit: %v", err)
+	}
+	info.AllocatedMemoryBytes++
+	if err := fits(goodSpec(), info); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a byte too much: %v", err)
+	}
+	if err := provided(goodSpec(), info); err != nil {
+		t.Error(err)
+	}
+	spec := goodSpec()
+	spec.KubernetesVersion = "1.36.3"
+	if err := provided(spec, info); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "v1.35.0, v1.36.3") {
+		t.Errorf("unknown version: %v", err)
+	}
+}
+
+// What a machine is does not change; how it is spelled may.
+func TestChanged(t *testing.T) {
+	have, want := goodSpec(), goodSpec()
+	want.Addresses[0].Gateway = "10.1.0.1"
+	want.Network.Bridge = "cap0"
+	if err := changed(have, want); err != nil {
+		t.Errorf("the same, spelled out: %v", err)
+	}
+	want.ProviderId = "capstan://other"
+	if err := changed(have, want); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("another provider id: %v", err)
+	}
+}

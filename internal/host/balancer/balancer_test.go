@@ -1,0 +1,327 @@
+package balancer
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+var fast = Timing{
+	FirstChecks: 10 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: time.Second,
+	Park: 2 * time.Second, Dial: 200 * time.Millisecond,
+}
+
+// fixture is a running balancer with one listen address.
+type fixture struct {
+	t       *testing.T
+	dir     string
+	address string
+}
+
+func start(t *testing.T, timing Timing, backends ...Backend) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), address: freePort(t)}
+	f.configure(backends...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- New(f.dir, timing, slog.New(slog.NewTextHandler(io.Discard, nil))).Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	f.await("listening", func(s Status) bool { return slices.Contains(s.Listening, f.address) })
+	return f
+}
+
+func (f *fixture) configure(backends ...Backend) {
+	f.t.Helper()
+	config := Config{Listen: []string{f.address}, Backends: backends}
+	if err := disk.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) await(what string, wanted func(Status) bool) {
+	f.t.Helper()
+	var s Status
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		s = Status{}
+		if disk.ReadJSON(filepath.Join(f.dir, StatusFile), &s) == nil && wanted(s) {
+			return
+		}
+	}
+	f.t.Fatalf("not %s; status %+v", what, s)
+}
+
+func (f *fixture) awaitHealthy(n int) {
+	f.t.Helper()
+	f.await(fmt.Sprintf("%d healthy", n), func(s Status) bool { return len(s.Healthy) == n })
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	return listener.Addr().String()
+}
+
+// apiServer answers /readyz with ready's value and every other path with its name.
+func apiServer(t *testing.T, name string, ready *atomic.Int32) Backend {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			w.WriteHeader(int(ready.Load()))
+		}
+		_, _ = io.WriteString(w, name)
+	}))
+	t.Cleanup(server.Close)
+	return Backend{Name: name, Address: server.Listener.Addr().String()}
+}
+
+func ready(code int32) *atomic.Int32 {
+	var v atomic.Int32
+	v.Store(code)
+	return &v
+}
+
+func (f *fixture) get() (string, error) {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	res, err := client.Get("https://" + f.address + "/")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(res.Body)
+	return string(body), err
+}
+
+func TestRoundRobinOverHealthy(t *testing.T) {
+	down := ready(500)
+	f := start(t, fast, apiServer(t, "a", ready(200)), apiServer(t, "b", ready(403)), apiServer(t, "c", down))
+	f.awaitHealthy(2)
+	count := func(n int) map[string]int {
+		seen := map[string]int{}
+		for range n {
+			name, err := f.get()
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[name]++
+		}
+		return seen
+	}
+	if got := count(10); got["a"] != 5 || got["b"] != 5 {
+		t.Errorf("10 connections went to %v", got)
+	}
+	down.Store(200)
+	f.awaitHealthy(3)
+	if got := count(9); got["a"] != 3 || got["b"] != 3 || got["c"] != 3 {
+		t.Errorf("9 connections went to %v", got)
+	}
+	down.Store(500)
+	f.awaitHealthy(2)
+	if got := count(4); got["c"] != 0 {
+		t.Errorf("4 connections went to %v", got)
+	}
+}
+
+// A connection that comes before the first backend is served as soon as there is one.
+func TestParks(t *testing.T) {
+	f := start(t, fast)
+	answer := make(chan string, 1)
+	go func() {
+		name, err := f.get()
+		answer <- name + fmt.Sprint(err)
+	}()
+	late := ready(500)
+	f.configure(apiServer(t, "late", late))
+	select {
+	case got := <-answer:
+		t.Fatalf("answered %q before a backend was ready", got)
+	case <-time.After(100 * time.Millisecond):
+	}
+	late.Store(200)
+	if got := <-answer; got != "late<nil>" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Without a backend a connection is given up in the end.
+func TestParkingEnds(t *testing.T) {
+	timing := fast
+	timing.Park = 100 * time.Millisecond
+	f := start(t, timing)
+	conn, err := net.Dial("tcp", f.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	began := time.Now()
+	_ = conn.SetReadDeadline(began.Add(5 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(began) < timing.Park/2 {
+		t.Errorf("after %s: %v, want EOF after %s", time.Since(began), err, timing.Park)
+	}
+}
+
+// A backend that looks healthy and refuses connections costs no client its connection.
+func TestFailover(t *testing.T) {
+	timing := fast
+	timing.Checks = time.Hour // health notices nothing
+	dead := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	f := start(t, timing, Backend{"dead", dead.Listener.Addr().String()}, apiServer(t, "alive", ready(200)))
+	f.awaitHealthy(2)
+	dead.Close()
+	for range 6 {
+		if name, err := f.get(); err != nil || name != "alive" {
+			t.Errorf("got %q, %v", name, err)
+		}
+	}
+}
+
+// pipeThrough connects a client, through a balancer, to a TCP server that counts as healthy.
+func pipeThrough(t *testing.T, serve func(*net.TCPConn)) (client *net.TCPConn, p *pool) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		if conn, err := listener.Accept(); err == nil {
+			serve(conn.(*net.TCPConn))
+		}
+	}()
+	b := New(t.TempDir(), fast, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	added := b.pool.set([]Backend{{"x", listener.Addr().String()}})
+	b.pool.setHealth(added[0], true)
+	address := freePort(t)
+	if err := b.listen([]string{address}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	return conn.(*net.TCPConn), b.pool
+}
+
+// A client that has said all it wants to say still hears the answer.
+func TestHalfClose(t *testing.T) {
+	client, _ := pipeThrough(t, func(conn *net.TCPConn) {
+		question, _ := io.ReadAll(conn) // to the end
+		_, _ = conn.Write([]byte("heard " + string(question)))
+		_ = conn.Close()
+	})
+	_, _ = client.Write([]byte("hello"))
+	_ = client.CloseWrite()
+	if answer, err := io.ReadAll(client); err != nil || string(answer) != "heard hello" {
+		t.Errorf("got %q, %v", answer, err)
+	}
+}
+
+// A change of the configuration leaves connections of backends that stay alone, and ends those of a
+// backend that goes.
+func TestConfigurationChange(t *testing.T) {
+	client, pool := pipeThrough(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
+	echo := func() error {
+		if _, err := client.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(client, make([]byte, 1))
+		return err
+	}
+	if err := echo(); err != nil {
+		t.Fatal(err)
+	}
+	keep := pool.backends[0].Backend
+	if added := pool.set([]Backend{{"other", "127.0.0.1:1"}, keep}); len(added) != 1 {
+		t.Errorf("added %v", added)
+	}
+	if err := echo(); err != nil {
+		t.Errorf("connection lost by a change: %v", err)
+	}
+	pool.set(nil)
+	if _, err := client.Read(make([]byte, 1)); err == nil {
+		t.Error("connection goes on after its backend was removed")
+	}
+}
+
+func TestPick(t *testing.T) {
+	p := newPool()
+	added := p.set([]Backend{{"a", "a:1"}, {"b", "b:1"}, {"c", "c:1"}})
+	if b, changed := p.pick(nil); b != nil || changed == nil {
+		t.Fatalf("picked %v without health", b)
+	}
+	_, changed := p.pick(nil)
+	p.setHealth(added[0], true)
+	select {
+	case <-changed:
+	default:
+		t.Error("who waits is not told")
+	}
+	p.setHealth(added[2], true)
+	if p.setHealth(added[2], true) {
+		t.Error("old news")
+	}
+	var names []string
+	for range 4 {
+		b, _ := p.pick(nil)
+		names = append(names, b.Name)
+	}
+	if got := strings.Join(names, ""); got != "acac" {
+		t.Errorf("turns %s", got)
+	}
+	if b, _ := p.pick([]*backend{added[0]}); b.Name != "c" {
+		t.Errorf("picked %s, which was tried", b.Name)
+	}
+	if b, _ := p.pick([]*backend{added[0], added[2]}); b != nil {
+		t.Errorf("picked %s, all were tried", b.Name)
+	}
+}
+
+// A second balancer for the same folder does not start: capstand may have lost sight of the first.
+func TestOnlyOne(t *testing.T) {
+	f := start(t, fast)
+	err := New(f.dir, fast, slog.New(slog.NewTextHandler(io.Discard, nil))).Run(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "another balancer") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A taken address is reported, and served as soon as it is free.
+func TestAddressTaken(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := start(t, fast)
+	config := Config{Listen: []string{f.address, taken.Addr().String()}}
+	if err := disk.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.await("reported", func(s Status) bool { return strings.Contains(s.Message, "in use") && len(s.Listening) == 1 })
+	_ = taken.Close()
+	f.await("served", func(s Status) bool { return s.Message == "" && len(s.Listening) == 2 })
+}

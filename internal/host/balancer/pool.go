@@ -1,0 +1,95 @@
+package balancer
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// pool knows the backends, which of them are healthy, and whose turn it is.
+type pool struct {
+	mu       sync.Mutex
+	backends []*backend
+	next     int
+	// changed is closed, and made anew, when a backend becomes healthy.
+	changed chan struct{}
+}
+
+// backend is a Backend with its health and its connections.
+type backend struct {
+	Backend
+	healthy bool
+	// removed is done when the backend is no longer in the configuration: its machine is going, and
+	// its connections are ended so that clients connect anew, to another one.
+	removed context.Context
+	remove  context.CancelFunc
+}
+
+func newPool() *pool { return &pool{changed: make(chan struct{})} }
+
+// set makes the pool hold exactly these backends and returns the new ones. What stays keeps its
+// health and its connections.
+func (p *pool) set(want []Backend) (added []*backend) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var now []*backend
+	for _, w := range want {
+		i := slices.IndexFunc(p.backends, func(b *backend) bool { return b.Address == w.Address })
+		if i >= 0 {
+			now = append(now, p.backends[i])
+			continue
+		}
+		b := &backend{Backend: w}
+		b.removed, b.remove = context.WithCancel(context.Background())
+		now, added = append(now, b), append(added, b)
+	}
+	for _, b := range p.backends {
+		if !slices.Contains(now, b) {
+			b.remove()
+		}
+	}
+	p.backends = now
+	return added
+}
+
+// setHealth notes a backend's health and says whether that is news.
+func (p *pool) setHealth(b *backend, healthy bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b.healthy == healthy {
+		return false
+	}
+	b.healthy = healthy
+	if healthy {
+		close(p.changed)
+		p.changed = make(chan struct{})
+	}
+	return true
+}
+
+// pick returns the next healthy backend in turn that is not among tried. Without one it returns nil
+// and a channel that is closed when it is worth asking again.
+func (p *pool) pick(tried []*backend) (*backend, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.backends {
+		at := (p.next + i) % len(p.backends)
+		if b := p.backends[at]; b.healthy && !slices.Contains(tried, b) {
+			p.next = at + 1
+			return b, nil
+		}
+	}
+	return nil, p.changed
+}
+
+func (p *pool) healthy() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	addresses := []string{}
+	for _, b := range p.backends {
+		if b.healthy {
+			addresses = append(addresses, b.Address)
+		}
+	}
+	return addresses
+}

@@ -1,0 +1,200 @@
+// Package cgroup names, fills, kills and removes cgroups on hosts with cgroup v2, v1, or both.
+package cgroup
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Version is 2 on a host with the unified hierarchy alone, else 1.
+func Version() int {
+	var st unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/cgroup", &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+		return 2
+	}
+	return 1
+}
+
+// Group is a cgroup by its path below the root of each hierarchy, for example /capstan/3f2a/m-1.
+type Group string
+
+// dirs lists the group's folder in each hierarchy of the host.
+func (g Group) dirs() ([]string, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	var dirs []string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		mount, super, ok := strings.Cut(lines.Text(), " - ")
+		fields := strings.Fields(mount)
+		if !ok || len(fields) < 5 || !strings.HasPrefix(fields[4], "/sys/fs/cgroup") {
+			continue
+		}
+		if fsType, _, _ := strings.Cut(super, " "); fsType == "cgroup" || fsType == "cgroup2" {
+			dirs = append(dirs, filepath.Join(fields[4], string(g)))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs), nil
+}
+
+// Add makes the group and moves a process into it.
+func (g Group) Add(pid int) error {
+	dirs, err := g.dirs()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := fillCpuset(dir); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return fmt.Errorf("moving process %d into its cgroup: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// fillCpuset gives a new v1 cpuset its parent's cpus and memory nodes: an empty one takes no process.
+func fillCpuset(dir string) error {
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		file := filepath.Join(dir, name)
+		now, err := os.ReadFile(file)
+		if err != nil || strings.TrimSpace(string(now)) != "" || Version() == 2 {
+			continue
+		}
+		if err := fillCpuset(filepath.Dir(dir)); err != nil {
+			return err
+		}
+		parent, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, parent, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Exists says whether any hierarchy has the group.
+func (g Group) Exists() bool {
+	dirs, err := g.dirs()
+	return err != nil || slices.ContainsFunc(dirs, func(d string) bool {
+		_, err := os.Stat(d)
+		return err == nil
+	})
+}
+
+// Remove kills every process in the group and in those below it, and removes them all. It returns
+// when nothing is left, or with ctx's error.
+func (g Group) Remove(ctx context.Context) error {
+	for {
+		err := g.removeOnce()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("removing cgroup %s: %w (%w)", g, err, ctx.Err())
+		// A killed process leaves its cgroup when it has ended; v1 has no event for that.
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (g Group) removeOnce() error {
+	dirs, err := g.dirs()
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if killErr := killTree(dir); killErr != nil {
+			err = errors.Join(err, killErr)
+		}
+	}
+	for _, dir := range dirs {
+		err = errors.Join(err, removeTree(dir))
+	}
+	return err
+}
+
+// killTree sends SIGKILL to all processes below dir.
+func killTree(dir string) error {
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err == nil {
+		return nil // v2, kernel 5.14 or newer
+	}
+	return walk(dir, func(dir string) error {
+		// A frozen process of v1 dies only when it is thawed.
+		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			return ignoreGone(err)
+		}
+		for _, field := range strings.Fields(string(procs)) {
+			// 0 is a process of another pid namespace: never kill our own group with it.
+			if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		return nil
+	})
+}
+
+// removeTree removes dir and all below it, the deepest first.
+func removeTree(dir string) error {
+	var all []string
+	if err := walk(dir, func(dir string) error { all = append(all, dir); return nil }); err != nil {
+		return err
+	}
+	for _, dir := range slices.Backward(all) {
+		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+func walk(root string, visit func(dir string) error) error {
+	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return ignoreGone(err)
+		case !entry.IsDir():
+			return nil
+		}
+		return visit(path)
+	})
+}
+
+// ignoreGone forgives that a cgroup vanished while we looked.
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// RemoveEmpty removes the group where nothing is in it.
+func (g Group) RemoveEmpty() {
+	dirs, _ := g.dirs()
+	for _, dir := range dirs {
+		_ = unix.Rmdir(dir) // fails, as it should, where something is
+	}
+}

@@ -1,0 +1,110 @@
+package credentials
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// CAKey is the key of the authority in the Secret of a host's credentials. The others are Kubernetes' own,
+// tls.crt and tls.key.
+const CAKey = "ca.crt"
+
+// Client is what a manager needs to use a host, PEM encoded.
+type Client struct{ CA, Cert, Key []byte }
+
+// FromSecret reads what is in a Secret.
+func FromSecret(data map[string][]byte) (Client, error) {
+	c := Client{CA: data[CAKey], Cert: data[corev1.TLSCertKey], Key: data[corev1.TLSPrivateKeyKey]}
+	if len(c.CA) == 0 || len(c.Cert) == 0 || len(c.Key) == 0 {
+		return Client{}, fmt.Errorf("must have %s, %s and %s for mutual TLS", CAKey, corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	}
+	return c, nil
+}
+
+// Data is what FromSecret reads.
+func (c Client) Data() map[string][]byte {
+	return map[string][]byte{CAKey: c.CA, corev1.TLSCertKey: c.Cert, corev1.TLSPrivateKeyKey: c.Key}
+}
+
+// Equal says whether both are the same.
+func (c Client) Equal(o Client) bool {
+	return bytes.Equal(c.CA, o.CA) && bytes.Equal(c.Cert, o.Cert) && bytes.Equal(c.Key, o.Key)
+}
+
+// Transport is mutual TLS with a host. The error never says more about the material than which part of it is
+// unusable.
+func (c Client) Transport(now time.Time) (credentials.TransportCredentials, error) {
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(c.CA) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", CAKey)
+	}
+	pair, err := tls.X509KeyPair(c.Cert, c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("%s and %s are not a key pair", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	}
+	if now.After(pair.Leaf.NotAfter) {
+		return nil, fmt.Errorf("%s has expired on %s: make another one with `capstan host credentials`",
+			corev1.TLSCertKey, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	return patient{credentials.NewTLS(&tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		RootCAs:      roots,
+		Certificates: []tls.Certificate{pair},
+	})}, nil
+}
+
+// patient waits, after the handshake, for the first byte of the host's greeting. With TLS 1.3 a server refuses a
+// client's certificate only after the client's part of the handshake, and what the client has written until then
+// makes a "broken pipe" of the reason.
+type patient struct {
+	credentials.TransportCredentials
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (p patient) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := p.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	first := make([]byte, 1)
+	err = conn.SetReadDeadline(deadline)
+	if err == nil {
+		_, err = conn.Read(first)
+	}
+	if err = errors.Join(err, conn.SetReadDeadline(time.Time{})); err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	return &begun{Conn: conn, first: first}, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (p patient) Clone() credentials.TransportCredentials {
+	return patient{p.TransportCredentials.Clone()}
+}
+
+// begun is a connection whose first byte was read.
+type begun struct {
+	net.Conn
+	first []byte
+}
+
+// Read implements net.Conn.
+func (b *begun) Read(p []byte) (int, error) {
+	if len(b.first) > 0 && len(p) > 0 {
+		n := copy(p, b.first)
+		b.first = b.first[n:]
+		return n, nil
+	}
+	return b.Conn.Read(p)
+}

@@ -1,0 +1,144 @@
+// Package credentials is mutual TLS between capstand and the managers: it makes the certificates of a host and
+// of those who use it, and reads them on capstand's side.
+package credentials
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// DefaultValidity of certificates.
+const DefaultValidity = 365 * 24 * time.Hour
+
+// Make makes the certificates of a host in a folder and returns credentials for its clients. The addresses, IP
+// addresses or names, are those that clients dial.
+//
+// The authority (ca.crt, ca.key) is made once and kept: called again, Make issues new certificates, and those that are
+// out go on until they expire. Whoever has the folder can use the host: it is root's.
+func Make(dir string, addresses []string, validity time.Duration, now time.Time) (Client, error) {
+	if len(addresses) == 0 || validity <= 0 {
+		return Client{}, fmt.Errorf("wanted an address and a validity, found %v and %s", addresses, validity)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return Client{}, err
+	}
+	if err := ensureCA(dir, now); err != nil {
+		return Client{}, err
+	}
+	server := pki.Leaf{Name: "server", CA: "ca", CommonName: "capstand", Usages: pki.Server}
+	for _, a := range addresses {
+		if ip := net.ParseIP(a); ip != nil {
+			server.IPs = append(server.IPs, ip)
+		} else {
+			server.DNSNames = append(server.DNSNames, a)
+		}
+	}
+	// A new one in any case: whoever calls wants the time to start over.
+	if err := os.Remove(filepath.Join(dir, "server.crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Client{}, err
+	}
+	if _, err := server.Ensure(dir, validity, now); err != nil {
+		return Client{}, err
+	}
+	pair, err := pki.Leaf{Name: "client", CA: "ca", CommonName: "capstan-manager", Usages: pki.Client}.Issue(dir, validity, now)
+	if err != nil {
+		return Client{}, err
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	return Client{CA: ca, Cert: pair, Key: pair}.split(), err
+}
+
+// split parts the certificate from the key.
+func (c Client) split() Client {
+	certs, err := cert.ParseCertsPEM(c.Cert)
+	if err != nil {
+		panic(err) // it was encoded a moment ago
+	}
+	c.Cert = pki.EncodeCert(certs[0])
+	c.Key = c.Key[len(c.Cert):]
+	return c
+}
+
+// ensureCA makes the authority. The key comes first: a certificate without its key would be found, and be of
+// no use.
+func ensureCA(dir string, now time.Time) error {
+	if _, err := os.Stat(filepath.Join(dir, "ca.crt")); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	key, err := pki.EnsureKey(filepath.Join(dir, "ca.key"))
+	if err != nil {
+		return err
+	}
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "capstand", NotBefore: now.Add(-time.Minute)}, key)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca))
+}
+
+// Server names the files of capstand's side.
+type Server struct {
+	Cert, Key string
+	// ClientCA is the authority of the certificates that clients must have.
+	ClientCA string
+}
+
+// In is the server of a folder that Make made.
+func In(dir string) Server {
+	return Server{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), ClientCA: filepath.Join(dir, "ca.crt")}
+}
+
+// Transport is mutual TLS with the files as they are at each handshake, so that certificates can be renewed without a
+// restart. Files that are unusable later, half-written for example, leave the last good ones in use. Warn is
+// told why.
+func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
+	last, err := s.load()
+	if err != nil {
+		return nil, fmt.Errorf("%w: make them with `capstan host credentials`", err)
+	}
+	var mu sync.Mutex
+	return credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			config, err := s.load()
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				warn(err)
+				return last, nil
+			}
+			last = config
+			return config, nil
+		},
+	}), nil
+}
+
+func (s Server) load() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
+	if err != nil {
+		return nil, fmt.Errorf("wanted a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
+	}
+	roots, err := cert.NewPool(s.ClientCA)
+	if err != nil {
+		return nil, fmt.Errorf("wanted the authority of clients in %s: %w", s.ClientCA, err)
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		NextProtos:   []string{"h2"},
+		Certificates: []tls.Certificate{pair},
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		ClientCAs:    roots,
+	}, nil
+}

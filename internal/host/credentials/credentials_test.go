@@ -1,0 +1,205 @@
+package credentials_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	grpccredentials "google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"capstan.dev/capstan/internal/host/credentials"
+)
+
+func issue(t *testing.T, dir string, validity time.Duration, now time.Time, addresses ...string) credentials.Client {
+	t.Helper()
+	c, err := credentials.Make(dir, addresses, validity, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// serve serves with the credentials of a folder.
+func serve(t *testing.T, dir string) (address string, warnings *atomic.Int32) {
+	t.Helper()
+	warnings = &atomic.Int32{}
+	transport, err := credentials.In(dir).Transport(func(error) { warnings.Add(1) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(transport))
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return l.Addr().String(), warnings
+}
+
+// call makes one call over a connection of its own.
+func call(t *testing.T, address string, transport grpccredentials.TransportCredentials) error {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(transport))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+	return err
+}
+
+// transport of a client whose clock is an hour late.
+func transport(t *testing.T, c credentials.Client, serverName string) grpccredentials.TransportCredentials {
+	t.Helper()
+	transport, err := c.Transport(time.Now().Add(-time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if serverName != "" {
+		if err := transport.OverrideServerName(serverName); err != nil { //nolint:staticcheck // no other way
+			t.Fatal(err)
+		}
+	}
+	return transport
+}
+
+// sameAuthority is another folder with the authority of a folder.
+func sameAuthority(t *testing.T, dir string) string {
+	t.Helper()
+	other := t.TempDir()
+	for _, name := range []string{"ca.crt", "ca.key"} {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(other, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return other
+}
+
+// Only who has a certificate of the host's own authority, valid today, gets in; and knows who it talks to.
+func TestTransport(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tls")
+	now := time.Now()
+	good := issue(t, dir, time.Hour, now, "127.0.0.1", "rack-1.example.org")
+	address, _ := serve(t, dir)
+	other := issue(t, filepath.Join(t.TempDir(), "tls"), time.Hour, now, "127.0.0.1")
+	old := issue(t, sameAuthority(t, dir), time.Minute, now.Add(-time.Hour), "x")
+	stranger, deceived := other, good
+	stranger.CA, deceived.CA = good.CA, other.CA
+	nobody := grpccredentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+	tls12 := grpccredentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})
+	for name, test := range map[string]struct {
+		client grpccredentials.TransportCredentials
+		want   string
+	}{
+		"right":                  {transport(t, good, ""), ""},
+		"by name":                {transport(t, good, "rack-1.example.org"), ""},
+		"of another authority":   {transport(t, stranger, ""), "unknown certificate authority"},
+		"expired":                {transport(t, old, ""), "expired certificate"},
+		"a host that is no host": {transport(t, deceived, ""), "signed by unknown authority"},
+		"a host of another name": {transport(t, good, "rack-2.example.org"), "not rack-2.example.org"},
+		"no certificate":         {nobody, "Unavailable"},
+		"an old version of TLS":  {tls12, "protocol version"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := call(t, address, test.client)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// Made anew, certificates are used without a restart, and those that are out still work. Broken files do not lock
+// anybody out.
+func TestRenewal(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	first := issue(t, dir, time.Hour, now, "127.0.0.1")
+	address, warnings := serve(t, dir)
+	before, err := os.ReadFile(filepath.Join(dir, "server.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := issue(t, dir, time.Hour, now, "127.0.0.1")
+	after, err := os.ReadFile(filepath.Join(dir, "server.crt"))
+	if err != nil || bytes.Equal(before, after) {
+		t.Errorf("the certificate is the old one, %v", err)
+	}
+	for _, c := range []credentials.Client{first, second} {
+		if err := call(t, address, transport(t, c, "")); err != nil {
+			t.Error(err)
+		}
+	}
+	if warnings.Load() != 0 {
+		t.Error("warned")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "server.crt"), before[:len(before)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := call(t, address, transport(t, second, "")); err != nil || warnings.Load() == 0 {
+		t.Errorf("%v, %d warnings", err, warnings.Load())
+	}
+	if _, err := credentials.In(dir).Transport(nil); err == nil || !strings.Contains(err.Error(), "capstan host credentials") {
+		t.Errorf("started with broken files: %v", err)
+	}
+}
+
+// What is wrong with a Secret is said, and nothing of what is in it.
+func TestClient(t *testing.T) {
+	now := time.Now()
+	good := issue(t, t.TempDir(), time.Hour, now, "x")
+	other := issue(t, t.TempDir(), time.Hour, now, "x")
+	for want, change := range map[string]func(map[string][]byte){
+		"":                                       func(map[string][]byte) {},
+		"must have ca.crt, tls.crt and tls.key":  func(d map[string][]byte) { delete(d, "tls.key") },
+		"ca.crt holds no PEM certificate":        func(d map[string][]byte) { d["ca.crt"] = []byte("x") },
+		"tls.crt and tls.key are not a key pair": func(d map[string][]byte) { d["tls.key"] = other.Key },
+		"tls.crt has expired on": func(d map[string][]byte) {
+			old := issue(t, t.TempDir(), time.Minute, now.Add(-time.Hour), "x")
+			d["tls.crt"], d["tls.key"] = old.Cert, old.Key
+		},
+	} {
+		data := good.Data()
+		change(data)
+		c, err := credentials.FromSecret(data)
+		if err == nil {
+			_, err = c.Transport(now)
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// Keys are root's only.
+func TestModes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tls")
+	issue(t, dir, time.Hour, time.Now(), "127.0.0.1")
+	for _, name := range []string{"", "ca.key", "server.key"} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%q: %v, %v", name, info.Mode(), err)
+		}
+	}
+	if _, err := credentials.Make(dir, nil, time.Hour, time.Now()); err == nil {
+		t.Error("made a certificate for no address")
+	}
+}

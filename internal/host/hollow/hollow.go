@@ -1,0 +1,350 @@
+// Package hollow is a capstand without a sandbox: a host whose machines are made of nothing. It speaks the same
+// protocol as the real one and keeps its promises: machines are recorded on disk, come up after a
+// while, register a Node with their providerID in the workload cluster, with the credentials that
+// their bootstrap data gives them, and keep it healthy until they are deleted or fail. How long that
+// takes and how often it fails can be set. It serves scale tests, and everybody who wants to
+// see a thousand machines on a laptop. It needs no privileges.
+package hollow
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/client-go/rest"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Driver is what HostInfo says.
+const Driver = "hollow"
+
+// Config of a hollow host.
+type Config struct {
+	// Root is the folder of all state.
+	Root string
+	// Name of the host.
+	Name string
+	// CPUs and MemoryBytes are what the host says that it has. Memory is given away only once.
+	CPUs        int32
+	MemoryBytes int64
+	// Versions of Kubernetes that its machines can claim to run, with the leading v.
+	Versions []string
+
+	// Behaviour of machines.
+	Behaviour Behaviour
+
+	// Credentials gives the credentials of a machine's kubelet. The default asks the workload
+	// cluster for a certificate with the bootstrap token, as a kubelet does.
+	Credentials func(ctx context.Context, m Identity) (*rest.Config, error)
+}
+
+// Behaviour is how long machines take and how often they fail.
+type Behaviour struct {
+	// StartDelay is until a machine runs, BootDelay from there until it registers its Node.
+	StartDelay, BootDelay time.Duration
+	// Jitter varies the delays, and FailAfter, by up to this fraction: 0.2 is ± 20 %.
+	Jitter float64
+	// FailStart and FailBootstrap are the probabilities that a machine fails before it runs, and that
+	// its bootstrap fails: 0 to 1.
+	FailStart, FailBootstrap float64
+	// FailAfter is for how long a machine runs on average until it fails; for ever if 0.
+	FailAfter time.Duration
+	// LeaseInterval is how often a machine renews its Node's lease; a kubelet's 10 s if 0.
+	LeaseInterval time.Duration
+}
+
+// Host is a hollow host.
+type Host struct {
+	hostpb.UnimplementedHostServer
+
+	config  Config
+	log     *slog.Logger
+	store   store
+	hub     *hub
+	ctx     context.Context
+	running sync.WaitGroup
+
+	mu       sync.Mutex
+	id       string
+	machines map[string]*machine
+	// holders are the ids of the machines that have a name or an address of a network.
+	holders  map[string]string
+	networks map[string]*hostpb.Network
+	used     int64
+}
+
+// New reads the state folder and brings the machines of the last run back: they did not notice anything.
+func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
+	if config.Credentials == nil {
+		config.Credentials = bootstrapCredentials
+	}
+	if config.Behaviour.LeaseInterval <= 0 {
+		config.Behaviour.LeaseInterval = leaseDuration / 4
+	}
+	slices.Sort(config.Versions)
+	h := &Host{
+		config: config, log: log, store: store{root: config.Root}, hub: newHub(), ctx: ctx,
+		machines: map[string]*machine{}, holders: map[string]string{}, networks: map[string]*hostpb.Network{},
+	}
+	var err error
+	if h.id, err = h.store.hostID(); err != nil {
+		return nil, err
+	}
+	records, err := h.store.load()
+	if err != nil {
+		return nil, err
+	}
+	for _, record := range records {
+		h.add(newMachine(h, record))
+	}
+	return h, nil
+}
+
+// Wait waits until everything that the context stopped has ended.
+func (h *Host) Wait() { h.running.Wait() }
+
+// add starts a machine; h.mu is held, or nobody else has h yet.
+func (h *Host) add(m *machine) {
+	spec := m.record.GetSpec()
+	h.machines[spec.GetId()] = m
+	h.used += spec.GetMemoryBytes()
+	for _, key := range append(addressKeys(spec), nameKey(spec)) {
+		h.holders[key] = spec.GetId()
+	}
+	if n := spec.GetNetwork(); h.networks[n.GetId()] == nil {
+		h.networks[n.GetId()] = described(n)
+	}
+	h.running.Go(m.run)
+}
+
+// remove forgets a machine; h.mu is held.
+func (h *Host) remove(m *machine) {
+	spec := m.record.GetSpec()
+	delete(h.machines, spec.GetId())
+	h.used -= spec.GetMemoryBytes()
+	for _, key := range append(addressKeys(spec), nameKey(spec)) {
+		delete(h.holders, key)
+	}
+}
+
+func nameKey(spec *hostpb.MachineSpec) string { return spec.GetNamespace() + "/" + spec.GetName() }
+
+// addressKeys are keys of the machine's addresses, which are those of its cluster's network.
+func addressKeys(spec *hostpb.MachineSpec) []string {
+	var out []string
+	for _, a := range spec.GetAddresses() {
+		out = append(out, spec.GetNetwork().GetId()+" "+a.GetAddress())
+	}
+	return out
+}
+
+// info describes the host; h.mu is held.
+func (h *Host) info() *hostpb.HostInfo {
+	return &hostpb.HostInfo{
+		Id: h.id, Hostname: h.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
+		Cpus: h.config.CPUs, MemoryBytes: h.config.MemoryBytes, AllocatedMemoryBytes: h.used, Machines: int32(len(h.machines)),
+		KubernetesVersions: h.config.Versions, Images: []string{"host"}, Driver: Driver, CgroupVersion: 2, CapstandVersion: "v0.0.0-hollow",
+	}
+}
+
+// GetInfo implements hostpb.HostServer.
+func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInfo, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.info(), nil
+}
+
+// Watch implements hostpb.HostServer.
+func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
+	w, end := h.hub.subscribe()
+	defer end()
+	h.mu.Lock()
+	first := []*hostpb.Event{hostEvent(h.info())}
+	for _, m := range h.machines {
+		first = append(first, machineEvent(hostpb.Event_CHANGED, m.snapshot()))
+	}
+	h.mu.Unlock()
+	first = append(first, &hostpb.Event{Type: hostpb.Event_SYNCED})
+	for events := first; ; {
+		for _, e := range events {
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+		var err error
+		if events, err = w.take(stream.Context()); err != nil {
+			return err
+		}
+	}
+}
+
+// EnsureNetwork implements hostpb.HostServer. A hollow network is a note.
+func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Network, error) {
+	if _, err := netip.ParsePrefix(n.GetCidr()); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "cidr: %v", err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.networks[n.GetId()] = described(n)
+	return h.networks[n.GetId()], nil
+}
+
+func described(n *hostpb.Network) *hostpb.Network {
+	out := proto.CloneOf(n)
+	if cidr, err := netip.ParsePrefix(n.GetCidr()); err == nil {
+		out.Gateway = cidr.Masked().Addr().Next().String()
+	}
+	return out
+}
+
+// DeleteNetwork implements hostpb.HostServer.
+func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.machines {
+		if spec := m.record.GetSpec(); spec.GetNetwork().GetId() == r.GetId() {
+			return nil, status.Errorf(codes.FailedPrecondition, "network %s has machine %s/%s; delete its machines first", r.GetId(), spec.GetNamespace(), spec.GetName())
+		}
+	}
+	delete(h.networks, r.GetId())
+	return &hostpb.DeleteNetworkResponse{}, nil
+}
+
+// EnsureLoadBalancer implements hostpb.HostServer. There is nothing to balance here.
+func (h *Host) EnsureLoadBalancer(context.Context, *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
+	return nil, status.Errorf(codes.FailedPrecondition,
+		"this host is hollow: its machines run nothing, so that it cannot serve a control plane. Set spec.controlPlane of its CapstanHost to false")
+}
+
+// DeleteLoadBalancer implements hostpb.HostServer.
+func (h *Host) DeleteLoadBalancer(context.Context, *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
+	return &hostpb.DeleteLoadBalancerResponse{}, nil
+}
+
+// EnsureMachine implements hostpb.HostServer.
+func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	spec := r.GetSpec()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[spec.GetId()]; m != nil {
+		return m.snapshot(), nil
+	}
+	if err := h.admit(spec); err != nil {
+		return nil, err
+	}
+	record := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING}}
+	if err := h.store.create(record, r.GetBootstrapData()); err != nil {
+		return nil, status.Errorf(codes.Internal, "recording machine: %v", err)
+	}
+	m := newMachine(h, record)
+	answer := m.snapshot()
+	h.hub.publish(machineEvent(hostpb.Event_CHANGED, answer))
+	h.add(m)
+	h.hub.publish(hostEvent(h.info()))
+	return answer, nil
+}
+
+// admit decides whether a new machine may be made; h.mu is held.
+func (h *Host) admit(spec *hostpb.MachineSpec) error {
+	if spec.GetId() == "" || filepath.Base(spec.GetId()) != spec.GetId() || spec.GetName() == "" {
+		return status.Errorf(codes.InvalidArgument, "id %q and name %q: both are needed, and the id must be a file's name", spec.GetId(), spec.GetName())
+	}
+	if h.store.buried(spec.GetId()) {
+		return status.Errorf(codes.FailedPrecondition, "machine %s was deleted; make one with a new id", spec.GetId())
+	}
+	if other := h.holders[nameKey(spec)]; other != "" {
+		return status.Errorf(codes.AlreadyExists, "machine %s is %s on this host, not %s; delete it first", nameKey(spec), other, spec.GetId())
+	}
+	for i, key := range addressKeys(spec) {
+		if other := h.holders[key]; other != "" {
+			return status.Errorf(codes.AlreadyExists, "address %s belongs to machine %s of this host", spec.GetAddresses()[i].GetAddress(), other)
+		}
+	}
+	if spec.GetControlPlane() {
+		return status.Errorf(codes.FailedPrecondition, "this host is hollow and runs no control planes: set spec.controlPlane of its CapstanHost to false")
+	}
+	if !slices.Contains(h.config.Versions, spec.GetKubernetesVersion()) {
+		return status.Errorf(codes.FailedPrecondition, "kubernetes %s is not here, only %v; choose one of these, or add it to --versions", spec.GetKubernetesVersion(), h.config.Versions)
+	}
+	if free := h.config.MemoryBytes - h.used; spec.GetMemoryBytes() > free {
+		return status.Errorf(codes.ResourceExhausted, "%d MiB of memory are wanted, %d MiB are left; delete machines, or raise --memory", spec.GetMemoryBytes()>>20, free>>20)
+	}
+	return nil
+}
+
+// GetMachine implements hostpb.HostServer.
+func (h *Host) GetMachine(_ context.Context, r *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[r.GetId()]; m != nil {
+		return m.snapshot(), nil
+	}
+	return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+}
+
+// ListMachines implements hostpb.HostServer.
+func (h *Host) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*hostpb.ListMachinesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := &hostpb.ListMachinesResponse{}
+	for _, m := range h.machines {
+		out.Machines = append(out.Machines, m.snapshot())
+	}
+	return out, nil
+}
+
+// DeleteMachine implements hostpb.HostServer. The tombstone comes first: whatever happens then, the machine goes.
+func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
+	if filepath.Base(r.GetId()) != r.GetId() {
+		return nil, status.Errorf(codes.InvalidArgument, "id %q is no machine's", r.GetId())
+	}
+	h.mu.Lock()
+	m := h.machines[r.GetId()]
+	if m == nil {
+		h.mu.Unlock()
+		return &hostpb.DeleteMachineResponse{Done: true}, h.store.bury(r.GetId())
+	}
+	m.cancel()
+	if err := h.store.bury(r.GetId()); err != nil {
+		h.mu.Unlock()
+		return nil, status.Errorf(codes.Internal, "removing machine: %v", err)
+	}
+	h.remove(m)
+	h.hub.publish(hostEvent(h.info()))
+	h.mu.Unlock()
+	m.stop()
+	h.hub.publish(machineEvent(hostpb.Event_DELETED, m.snapshot()))
+	return &hostpb.DeleteMachineResponse{Done: true}, nil
+}
+
+// Logs implements hostpb.HostServer.
+func (h *Host) Logs(r *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
+	return stream.Send(&hostpb.LogChunk{Data: []byte(fmt.Sprintf("machine %s is hollow: nothing runs in it\n", r.GetMachine()))})
+}
+
+// LoadImage implements hostpb.HostServer.
+func (h *Host) LoadImage(hostpb.Host_LoadImageServer) error {
+	return status.Errorf(codes.FailedPrecondition, "this host is hollow: its machines run nothing")
+}
+
+// FailMachine makes a machine fail now, for tests. It says whether the machine is there.
+func (h *Host) FailMachine(id, message string) bool {
+	h.mu.Lock()
+	m := h.machines[id]
+	h.mu.Unlock()
+	if m == nil {
+		return false
+	}
+	m.fail(message)
+	return true
+}

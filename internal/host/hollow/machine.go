@@ -1,0 +1,160 @@
+package hollow
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// machine is a machine without anything in it.
+type machine struct {
+	host   *Host
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+	failed chan string
+
+	mu     sync.Mutex
+	record *hostpb.Machine // its spec never changes
+	// recorded guards the file, so that an older state does not overwrite a newer one.
+	recorded sync.Mutex
+}
+
+func newMachine(h *Host, record *hostpb.Machine) *machine {
+	ctx, cancel := context.WithCancel(h.ctx)
+	return &machine{host: h, ctx: ctx, cancel: cancel, done: make(chan struct{}), failed: make(chan string, 1), record: record}
+}
+
+func (m *machine) snapshot() *hostpb.Machine {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return proto.CloneOf(m.record)
+}
+
+// update changes the status, on disk first.
+func (m *machine) update(change func(*hostpb.MachineStatus)) {
+	m.recorded.Lock()
+	defer m.recorded.Unlock()
+	next := m.snapshot()
+	change(next.Status)
+	if m.ctx.Err() != nil {
+		return // deleted, or the host ends: the next run continues from what was recorded
+	}
+	if err := m.host.store.save(next); err != nil {
+		m.host.log.Error("recording a machine", "machine", next.GetSpec().GetName(), "error", err)
+	}
+	m.mu.Lock()
+	m.record = next
+	m.mu.Unlock()
+	m.host.hub.publish(machineEvent(hostpb.Event_CHANGED, proto.CloneOf(next)))
+}
+
+// stop ends the machine and waits until nothing of it runs.
+func (m *machine) stop() {
+	m.cancel()
+	<-m.done
+}
+
+// fail makes the machine fail.
+func (m *machine) fail(message string) {
+	select {
+	case m.failed <- message:
+	default: // it fails already
+	}
+}
+
+// run is the machine's life: it starts, boots, registers its Node, and keeps that healthy. A host that was started
+// again takes it up where it was.
+func (m *machine) run() {
+	defer close(m.done)
+	b := m.host.config.Behaviour
+	status := m.snapshot().GetStatus()
+	if status.GetPhase() == hostpb.MachineStatus_FAILED {
+		return
+	}
+	if status.GetPhase() == hostpb.MachineStatus_PENDING {
+		if !m.sleep(b.StartDelay) {
+			return
+		}
+		if rand.Float64() < b.FailStart {
+			m.end("it was set to fail before it runs, with probability --fail-start")
+			return
+		}
+		m.update(func(s *hostpb.MachineStatus) {
+			s.Phase, s.Bootstrap, s.StartedAt = hostpb.MachineStatus_RUNNING, hostpb.MachineStatus_STARTED, timestamppb.Now()
+		})
+	}
+	if status.GetBootstrap() != hostpb.MachineStatus_SUCCEEDED && !m.boot(b) {
+		return
+	}
+	m.live(b)
+}
+
+// boot waits and takes the decision whether the bootstrap fails.
+func (m *machine) boot(b Behaviour) bool {
+	if !m.sleep(b.BootDelay) {
+		return false
+	}
+	if rand.Float64() < b.FailBootstrap {
+		m.update(func(s *hostpb.MachineStatus) {
+			s.Bootstrap, s.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_FAILED, "it was set to fail, with probability --fail-bootstrap"
+		})
+		return false
+	}
+	return true
+}
+
+// live registers the Node and keeps it until the machine fails or is deleted.
+func (m *machine) live(b Behaviour) {
+	ctx, cancel := context.WithCancel(m.ctx)
+	var node sync.WaitGroup
+	node.Go(func() { m.beNode(ctx) })
+	defer node.Wait()
+	defer cancel()
+	end := make(<-chan time.Time)
+	if b.FailAfter > 0 {
+		// Exponential: a machine does not grow old.
+		end = time.After(time.Duration(rand.ExpFloat64() * float64(b.FailAfter)))
+	}
+	select {
+	case <-m.ctx.Done():
+	case <-end:
+		m.end("it was set to fail, with --fail-after")
+	case message := <-m.failed:
+		m.end(message)
+	}
+}
+
+// bootstrapped erases the bootstrap data and says that the machine is what it was to be.
+func (m *machine) bootstrapped() {
+	_ = os.Remove(filepath.Join(m.host.store.dir(m.record.GetSpec().GetId()), bootstrapFile))
+	m.update(func(s *hostpb.MachineStatus) {
+		s.Bootstrap = hostpb.MachineStatus_SUCCEEDED
+		s.Services = []*hostpb.ServiceStatus{{Name: "kubelet", State: "ready", Message: "hollow"}}
+	})
+}
+
+func (m *machine) end(message string) {
+	m.update(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Message, s.Services = hostpb.MachineStatus_FAILED, message, nil
+	})
+}
+
+// sleep waits, more or less; false if the machine was stopped meanwhile.
+func (m *machine) sleep(d time.Duration) bool {
+	d += time.Duration((rand.Float64()*2 - 1) * m.host.config.Behaviour.Jitter * float64(d))
+	select {
+	case <-m.ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

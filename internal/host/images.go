@@ -1,0 +1,118 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// ctr imports an archive from its standard input into the machine's containerd, where the kubelet
+// sees it.
+var ctr = []string{
+	"/opt/capstan/node/bin/ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io",
+	"images", "import", "-",
+}
+
+// LoadImage imports an OCI archive into machines. It is kept on disk meanwhile, for it may be large
+// and is read once per machine.
+func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	var machines []*machine
+	for _, id := range first.Machines {
+		m, err := h.machine(id)
+		if err != nil {
+			return err
+		}
+		if phase := m.snapshot().Status.Phase; phase != hostpb.MachineStatus_RUNNING {
+			return status.Errorf(codes.FailedPrecondition, "machine %s/%s is %s, images are loaded into running machines", m.spec.Namespace, m.spec.Name, phase)
+		}
+		machines = append(machines, m)
+	}
+	if len(machines) == 0 {
+		return status.Error(codes.InvalidArgument, "the first message names no machine")
+	}
+	archive, err := h.receive(first.Chunk, stream)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(archive) }()
+	images, err := h.importAll(stream.Context(), machines, archive)
+	if err != nil {
+		return err
+	}
+	return stream.SendAndClose(&hostpb.LoadImageResponse{Images: images})
+}
+
+// receive writes the archive to a file.
+func (h *Host) receive(first []byte, stream hostpb.Host_LoadImageServer) (path string, err error) {
+	file, err := os.CreateTemp(h.store.path(newDir), "image-*")
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err = errors.Join(err, file.Close()); err != nil {
+			_ = os.Remove(file.Name())
+		}
+	}()
+	for chunk := first; ; {
+		if _, err := file.Write(chunk); err != nil {
+			return "", err
+		}
+		next, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return file.Name(), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		chunk = next.Chunk
+	}
+}
+
+// importAll imports into every machine, two at a time, and returns the names that ctr printed.
+func (h *Host) importAll(ctx context.Context, machines []*machine, archive string) ([]string, error) {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	outputs := make([]string, len(machines))
+	for i, m := range machines {
+		group.Go(func() error {
+			file, err := os.Open(archive)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = file.Close() }()
+			out, err := h.runc.Exec(ctx, m.spec.Id, file, ctr...)
+			if err != nil {
+				return status.Errorf(codes.Internal, "machine %s/%s: %v", m.spec.Namespace, m.spec.Name, err)
+			}
+			outputs[i] = string(out)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return imageNames(outputs[0]), nil
+}
+
+// imageNames reads what ctr prints, a line of name and progress per image.
+func imageNames(output string) []string {
+	var names []string
+	for line := range strings.Lines(output) {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.Contains(fields[0], "/") {
+			names = append(names, fields[0])
+		}
+	}
+	return names
+}

@@ -1,0 +1,70 @@
+package host
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"github.com/blang/semver/v4"
+
+	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Driver that makes machines.
+const Driver = "runc"
+
+// Version of capstand, stamped by the build.
+var Version = "v0.0.0-dev"
+
+var memTotal = regexp.MustCompile(`(?m)^MemTotal:\s+(\d+) kB$`)
+
+// hostMemory reads the host's memory, in bytes.
+func hostMemory() (int64, error) {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	found := memTotal.FindSubmatch(data)
+	if found == nil {
+		return 0, fmt.Errorf("no MemTotal in /proc/meminfo")
+	}
+	kb, err := strconv.ParseInt(string(found[1]), 10, 64)
+	return kb << 10, err
+}
+
+// kubernetesVersions lists the versions that the assets hold, oldest first.
+func kubernetesVersions(assets string) []string {
+	found, _ := filepath.Glob(filepath.Join(assets, "kubernetes", "v*", "kubelet"))
+	var versions []string
+	for _, path := range found {
+		name := filepath.Base(filepath.Dir(path))
+		if _, err := semver.Parse(name[1:]); err == nil {
+			versions = append(versions, name)
+		}
+	}
+	slices.SortFunc(versions, func(a, b string) int {
+		return semver.MustParse(a[1:]).Compare(semver.MustParse(b[1:]))
+	})
+	return versions
+}
+
+// info describes the host; h.mu is held. The assets are looked at each time: a version that was added
+// needs no restart.
+func (h *Host) info() *hostpb.HostInfo {
+	info := &hostpb.HostInfo{
+		Id: h.id, Hostname: h.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
+		Cpus: int32(runtime.NumCPU()), MemoryBytes: h.capacity,
+		Machines:           int32(len(h.machines)),
+		KubernetesVersions: kubernetesVersions(h.config.Assets), Images: []string{HostImage},
+		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
+	}
+	for _, m := range h.machines {
+		info.AllocatedMemoryBytes += m.spec.MemoryBytes
+	}
+	return info
+}

@@ -1,0 +1,103 @@
+package host
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// initStatus is what capstan-init tells, one document a line.
+type initStatus struct {
+	Bootstrap        string        `json:"bootstrap"`
+	BootstrapMessage string        `json:"bootstrapMessage"`
+	Services         []initService `json:"services"`
+}
+
+type initService struct {
+	Name     string `json:"name"`
+	State    string `json:"state"`
+	Restarts int32  `json:"restarts"`
+	Message  string `json:"message"`
+	PID      int32  `json:"pid"`
+}
+
+// bootstrapStates by their names in initStatus.
+var bootstrapStates = map[string]hostpb.MachineStatus_Bootstrap{
+	"Waiting":   hostpb.MachineStatus_WAITING,
+	"Started":   hostpb.MachineStatus_STARTED,
+	"Succeeded": hostpb.MachineStatus_SUCCEEDED,
+	"Failed":    hostpb.MachineStatus_BOOTSTRAP_FAILED,
+}
+
+func (s initStatus) services() []*hostpb.ServiceStatus {
+	var all []*hostpb.ServiceStatus
+	for _, service := range s.Services {
+		all = append(all, &hostpb.ServiceStatus{
+			Name: service.Name, State: service.State, Restarts: service.Restarts,
+			Message: service.Message, Pid: service.PID,
+		})
+	}
+	return all
+}
+
+// watchInit calls f with each state of the machine's init until ctx is done. The socket appears soon
+// after PID 1 starts, and a connection that ends is dialled again: inotify could tell when the socket's
+// file appears but not when it is listened on, so it is simply tried.
+func watchInit(ctx context.Context, runDir string, f func(initStatus)) {
+	const first, longest = 25 * time.Millisecond, time.Second
+	pause := first
+	for ctx.Err() == nil {
+		err := streamInit(ctx, runDir, func(s initStatus) { pause = first; f(s) })
+		if err != nil {
+			pause = min(pause*2, longest)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// streamInit follows one connection to its end.
+func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
+	// Through the folder's descriptor: a socket's path has at most 107 characters, folders have more.
+	dir, err := os.Open(runDir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/init.sock", dir.Fd()))
+		},
+	}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://init/v1/status?watch=true", nil)
+	if err != nil {
+		return err
+	}
+	res, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = res.Body.Close() }()
+	lines := bufio.NewScanner(res.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var s initStatus
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			return fmt.Errorf("init's status: %w", err)
+		}
+		f(s)
+	}
+	return lines.Err()
+}

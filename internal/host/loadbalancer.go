@@ -1,0 +1,322 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/balancer"
+	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/proc"
+)
+
+// loadBalancer is a cluster's load balancer: the process, which outlives capstand, and the goroutine
+// (run) that starts it, listens to it and starts it again.
+type loadBalancer struct {
+	host *Host
+	id   string
+	dir  string
+	log  *slog.Logger
+
+	deleted context.Context
+	delete  context.CancelFunc
+	gone    chan struct{}
+
+	// mu guards what follows; spec and listen change only with the host's mu held too.
+	mu   sync.Mutex
+	spec *hostpb.LoadBalancer
+	// listen holds the spec's listen addresses with the gateway filled in.
+	listen []string
+	status balancer.Status
+	// message says why there is no process.
+	message string
+}
+
+func newLoadBalancer(h *Host, spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
+	lb := &loadBalancer{
+		host: h, id: spec.Id, spec: spec, listen: listen, dir: h.store.path(balancersDir, spec.Id),
+		log:  h.log.With("balancer", spec.Namespace+"/"+spec.Name, "id", spec.Id),
+		gone: make(chan struct{}),
+	}
+	lb.deleted, lb.delete = context.WithCancel(context.Background())
+	if disk.Exists(filepath.Join(lb.dir, "deleted")) {
+		lb.delete()
+	}
+	return lb
+}
+
+// shared is the only folder that the balancer's process can write to.
+func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "shared") }
+func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup("balancer-" + lb.id) }
+
+// listenAddresses fills in the gateway.
+func listenAddresses(wanted []string, gateway string) ([]string, error) {
+	var all []string
+	for i, listen := range wanted {
+		host, port, err := net.SplitHostPort(listen)
+		if err != nil {
+			return nil, fmt.Errorf("listen address %q: want host:port", listen)
+		}
+		if i == 0 && host == "" {
+			host = gateway
+		}
+		all = append(all, net.JoinHostPort(host, port))
+	}
+	return all, nil
+}
+
+// configure writes the process's configuration. It notices by itself.
+func (lb *loadBalancer) configure() error {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	config := balancer.Config{Listen: lb.listen, Backends: []balancer.Backend{}}
+	for _, b := range lb.spec.Backends {
+		config.Backends = append(config.Backends, balancer.Backend{Name: b.Name, Address: b.Address})
+	}
+	if err := os.Mkdir(lb.shared(), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chown(lb.shared(), lb.host.config.BalancerUID, lb.host.config.BalancerUID); err != nil {
+		return err
+	}
+	return disk.WriteJSON(filepath.Join(lb.shared(), balancer.ConfigFile), config, 0o644)
+}
+
+// run keeps the process running until the load balancer is deleted or capstand ends.
+func (lb *loadBalancer) run(ctx context.Context) {
+	life, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(lb.deleted, end)()
+	var pause time.Duration
+	for attempt := 0; rest(life, nil, pause); attempt++ {
+		started := time.Now()
+		err := lb.live(life)
+		if life.Err() != nil {
+			break
+		}
+		if time.Since(started) > maxRestartDelay {
+			attempt = 0
+		}
+		pause = backoff(attempt - 1) // the first time at once: it was killed
+		lb.log.Warn("balancer ended", "error", err, "restart in", pause)
+		lb.setMessage(fmt.Sprintf("the balancer's process ended (%v); started again after %s", err, pause))
+	}
+	pause = 0
+	for attempt := 0; lb.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
+		if err := lb.remove(ctx); err != nil {
+			lb.log.Error("removal", "error", err)
+			lb.setMessage("removal: " + err.Error())
+			pause = backoff(attempt)
+			continue
+		}
+		close(lb.gone)
+		return
+	}
+}
+
+// live adopts or starts the process and listens to it until it ends.
+func (lb *loadBalancer) live(life context.Context) error {
+	if err := lb.serve(); err != nil {
+		return err
+	}
+	if err := lb.configure(); err != nil {
+		return err
+	}
+	changes, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = changes.Close() }()
+	if err := changes.Add(lb.shared()); err != nil {
+		return err
+	}
+	process, err := lb.find()
+	if errors.Is(err, proc.ErrGone) {
+		process, err = lb.start()
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = process.Close() }()
+	lb.setMessage("")
+	lb.readStatus()
+	ended := make(chan error, 1)
+	go func() { ended <- process.Wait(life) }()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case event := <-changes.Events:
+			if filepath.Base(event.Name) == balancer.StatusFile {
+				lb.readStatus()
+			}
+		case <-changes.Errors: // lost events: look again
+			lb.readStatus()
+		}
+	}
+}
+
+// find returns the process that runs, ErrGone when there is none. The status names it; it is believed
+// only if that process really is the balancer's user, so that nothing else is ever killed by mistake.
+func (lb *loadBalancer) find() (*proc.Handle, error) {
+	var status balancer.Status
+	if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil || !status.Process.Alive() {
+		return nil, proc.ErrGone
+	}
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", status.Process.PID))
+	if err != nil || int(info.Sys().(*syscall.Stat_t).Uid) != lb.host.config.BalancerUID {
+		return nil, proc.ErrGone
+	}
+	return status.Process.Open()
+}
+
+// start starts the process: unprivileged but for ports below 1024, in a session and cgroup of its own,
+// with nothing of capstand's but its folder, as descriptor 3.
+func (lb *loadBalancer) start() (*proc.Handle, error) {
+	shared, err := os.Open(lb.shared())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = shared.Close() }()
+	log, err := os.OpenFile(filepath.Join(lb.dir, "balancer.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	uid := uint32(lb.host.config.BalancerUID)
+	cmd := exec.Command("/proc/self/exe", "balancer", "--config", "/proc/self/fd/3/"+balancer.ConfigFile)
+	cmd.Args[0], cmd.Env, cmd.Dir = "capstand", []string{}, "/"
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{shared}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:      true,
+		Credential:  &syscall.Credential{Uid: uid, Gid: uid},
+		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting the balancer: %w", err)
+	}
+	ref, err := proc.Find(cmd.Process.Pid)
+	go func() { _ = cmd.Wait() }() // reaps it; pidfds tell the rest
+	if err != nil {
+		return nil, err
+	}
+	if err := lb.cgroup().Add(ref.PID); err != nil {
+		lb.log.Warn("balancer has no cgroup of its own", "error", err)
+	}
+	lb.log.Info("balancer started", "pid", ref.PID)
+	return ref.Open()
+}
+
+// serve makes sure that the network's bridge has the addresses that the balancer listens on.
+func (lb *loadBalancer) serve() error {
+	lb.host.mu.Lock()
+	defer lb.host.mu.Unlock()
+	return lb.host.serve(lb.spec, lb.listen)
+}
+
+// remove ends the process, takes its addresses from the bridge, and removes its files.
+func (lb *loadBalancer) remove(ctx context.Context) error {
+	if process, err := lb.find(); err == nil {
+		err := errors.Join(process.Signal(unix.SIGKILL), process.Wait(ctx), process.Close())
+		if err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := lb.cgroup().Remove(ctx); err != nil {
+		return err
+	}
+	if err := lb.host.box.Serve(lb.currentSpec().NetworkId, lb.id, "", nil); err != nil {
+		return err
+	}
+	if err := lb.host.store.discard(lb.dir); err != nil {
+		return err
+	}
+	lb.host.forgetBalancer(lb)
+	return nil
+}
+
+func (lb *loadBalancer) setMessage(message string) {
+	lb.change(func() {
+		lb.message = message
+		if message != "" {
+			lb.status = balancer.Status{}
+		}
+	})
+}
+
+func (lb *loadBalancer) readStatus() {
+	var status balancer.Status
+	if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			lb.log.Error("balancer's status", "error", err)
+		}
+		return
+	}
+	if !status.Process.Alive() {
+		return // of the one before
+	}
+	lb.change(func() { lb.status = status })
+}
+
+// change changes what is known of the load balancer and tells watchers.
+func (lb *loadBalancer) change(f func()) {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	before := lb.snapshotLocked()
+	f()
+	if after := lb.snapshotLocked(); !proto.Equal(before, after) {
+		lb.host.hub.publish(balancerEvent(hostpb.Event_CHANGED, after))
+	}
+}
+
+func (lb *loadBalancer) snapshot() *hostpb.LoadBalancer {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	return lb.snapshotLocked()
+}
+
+func (lb *loadBalancer) snapshotLocked() *hostpb.LoadBalancer {
+	out := clone(lb.spec)
+	out.Message = lb.message
+	if lb.status.Message != "" {
+		out.Message = lb.status.Message
+	}
+	out.Serving = len(lb.status.Listening) > 0 && out.Message == ""
+	for _, b := range out.Backends {
+		b.Healthy = slices.Contains(lb.status.Healthy, b.Address)
+	}
+	return out
+}
+
+// portFree says why an address cannot be listened on. One that the balancer has already is its own.
+func portFree(address string, have []string) error {
+	if slices.Contains(have, address) {
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("%s is an address of neither this host nor the cluster's machine network; choose another", address)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; free the port or choose another", err)
+	}
+	return listener.Close()
+}

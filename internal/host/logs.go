@@ -1,0 +1,216 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/fsnotify/fsnotify"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// maxInitLog is how much of an init log is kept, twice: the current file and the one before.
+const maxInitLog = 8 << 20
+
+// openLog opens an init log for its writers: appended to, so that it can be cut while they write.
+func openLog(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+}
+
+// capLog keeps a log from growing beyond maxInitLog until ctx is done. The writer holds the file
+// itself open, so its content is moved and not the file; a line written meanwhile may be lost.
+func capLog(ctx context.Context, path string, log *slog.Logger) {
+	changes, err := fsnotify.NewWatcher()
+	if err != nil {
+		log.Error("init log is not watched", "error", err)
+		return
+	}
+	defer func() { _ = changes.Close() }()
+	if err := changes.Add(path); err != nil {
+		log.Error("init log is not watched", "error", err)
+		return
+	}
+	for {
+		if err := cutLog(path, maxInitLog); err != nil {
+			log.Error("init log cannot be cut", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changes.Events:
+		case <-changes.Errors: // lost events: look again
+		}
+	}
+}
+
+func cutLog(path string, most int64) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= most {
+		return err
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(path+".1", data, 0o600), os.Truncate(path, 0))
+}
+
+var serviceForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+
+// Logs streams a log of a machine.
+func (h *Host) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
+	m, err := h.machine(req.Machine)
+	if err != nil {
+		return err
+	}
+	file, err := m.openServiceLog(req.Service)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	if req.TailLines > 0 {
+		if err := seekTail(file, int(req.TailLines)); err != nil {
+			return err
+		}
+	}
+	ctx, stop := context.WithCancel(stream.Context())
+	defer stop()
+	defer context.AfterFunc(m.deleted, stop)()
+	return follow(ctx, file, req.Follow, func(data []byte) error {
+		return stream.Send(&hostpb.LogChunk{Data: data})
+	})
+}
+
+// openServiceLog opens the log of a service, or of init. The machine's own files are opened as seen
+// from its root folder: a link in it must not lead to a file of the host's.
+func (m *machine) openServiceLog(service string) (*os.File, error) {
+	if service == "init" {
+		file, err := os.Open(m.initLog())
+		return file, noLog(err, "init", m.spec)
+	}
+	if !serviceForm.MatchString(service) {
+		return nil, status.Errorf(codes.InvalidArgument, "service name %q is not valid", service)
+	}
+	root, err := os.OpenRoot(m.rootfs())
+	if err != nil {
+		return nil, noLog(err, service, m.spec)
+	}
+	defer func() { _ = root.Close() }()
+	file, err := root.Open("var/log/capstan/" + service + ".log")
+	return file, noLog(err, service, m.spec)
+}
+
+func noLog(err error, service string, spec *hostpb.MachineSpec) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return status.Errorf(codes.NotFound, "machine %s/%s has no log of service %q (yet)", spec.Namespace, spec.Name, service)
+	}
+	return status.Errorf(codes.Internal, "log of service %q: %v", service, err)
+}
+
+// follow sends what the file holds and, if so asked, what is added to it, until ctx is done. A file
+// that was cut is read from its start.
+func follow(ctx context.Context, file *os.File, on bool, send func([]byte) error) error {
+	// The folder of the open file itself, wherever its path leads by now.
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
+	if err != nil {
+		return err
+	}
+	changes, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = changes.Close() }()
+	if err := changes.Add(filepath.Dir(path)); err != nil {
+		return err
+	}
+	for {
+		if err := sendRest(file, send); err != nil || !on {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case event := <-changes.Events:
+			if event.Name == path && event.Has(fsnotify.Remove|fsnotify.Rename) {
+				return sendRest(file, send)
+			}
+		case err := <-changes.Errors:
+			return err
+		}
+	}
+}
+
+func sendRest(file *os.File, send func([]byte) error) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	at, err := file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return err
+	}
+	if info.Size() < at {
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := file.Read(buffer)
+		if n > 0 {
+			if err := send(bytes.Clone(buffer[:n])); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// seekTail moves to the start of the last n lines.
+func seekTail(file *os.File, n int) error {
+	at, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	const step = 16 << 10
+	lines, last := 0, true
+	for at > 0 {
+		size := min(at, step)
+		block := make([]byte, size)
+		if _, err := file.ReadAt(block, at-size); err != nil {
+			return err
+		}
+		for i := len(block) - 1; i >= 0; i-- {
+			end := last
+			last = false
+			if block[i] != '\n' || end { // the newline that ends the last line starts none
+				continue
+			}
+			if lines++; lines == n {
+				_, err := file.Seek(at-size+int64(i)+1, io.SeekStart)
+				return err
+			}
+		}
+		at -= size
+	}
+	_, err = file.Seek(0, io.SeekStart)
+	return err
+}

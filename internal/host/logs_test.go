@@ -1,0 +1,94 @@
+package host
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestSeekTail(t *testing.T) {
+	long := strings.Repeat("a line that is there many times\n", 5000)
+	for _, test := range []struct {
+		text string
+		n    int
+		want string
+	}{
+		{"one\ntwo\nthree\n", 2, "two\nthree\n"},
+		{"one\ntwo\nthree", 2, "two\nthree"},
+		{"one\ntwo\n", 9, "one\ntwo\n"},
+		{"\n\n\n", 1, "\n"},
+		{"", 1, ""},
+		{long + "last\n", 1, "last\n"},
+		{long, 1000, long[len(long)-32*1000:]},
+	} {
+		path := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := seekTail(file, test.n); err != nil {
+			t.Fatal(err)
+		}
+		var got strings.Builder
+		if err := sendRest(file, func(b []byte) error { got.Write(b); return nil }); err != nil || got.String() != test.want {
+			t.Errorf("last %d lines of %.20q…: got %d bytes %.40q, %v", test.n, test.text, got.Len(), got.String(), err)
+		}
+		_ = file.Close()
+	}
+}
+
+// A log that is followed gives what is added, also after it was cut; and it is cut when it grows.
+func TestFollowAndCut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	writer, err := openLog(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = writer.Close() }()
+	reader, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	got, done := make(chan string), make(chan error, 1)
+	go func() {
+		done <- follow(ctx, reader, true, func(b []byte) error { got <- string(b); return nil })
+	}()
+	write := func(text string) {
+		t.Helper()
+		if _, err := writer.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		if seen := <-got; seen != text {
+			t.Errorf("wrote %q, followed %q", text, seen)
+		}
+	}
+	write("first, longer line\n")
+	if err := cutLog(path, 10); err != nil {
+		t.Fatal(err)
+	}
+	write("second\n")
+	if old, err := os.ReadFile(path + ".1"); err != nil || string(old) != "first, longer line\n" {
+		t.Errorf("kept %q, %v", old, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestImageNames(t *testing.T) {
+	out := "registry.example.com/pause:3.10\tsaved\t\napplication/vnd.oci... \nImporting\telapsed: 0.1 s\ttotal: 0.0 B\n"
+	names := imageNames(out)
+	if len(names) == 0 || names[0] != "registry.example.com/pause:3.10" {
+		t.Errorf("got %v", names)
+	}
+}

@@ -1,0 +1,510 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// machine is a machine and the goroutine (run) that makes, watches, restarts and removes it. All
+// that run does can be done again from the start: it is what happens after a crash of capstand.
+type machine struct {
+	host *Host
+	spec *hostpb.MachineSpec
+	dir  string
+	log  *slog.Logger
+
+	// deleted is done once the machine is to go.
+	deleted context.Context
+	delete  context.CancelFunc
+	// wake makes run look again at what to do.
+	wake chan struct{}
+	// gone is closed when nothing of the machine is left.
+	gone chan struct{}
+
+	mu     sync.Mutex
+	state  machineState
+	status *hostpb.MachineStatus
+}
+
+// machineState is what must be remembered beside the spec, in state.json.
+type machineState struct {
+	// HasDisk says that the disk was made. If it is not there then, it is lost.
+	HasDisk bool `json:"hasDisk,omitempty"`
+	// Bootstrap is SUCCEEDED or BOOTSTRAP_FAILED once that is known; the bootstrap data is not passed
+	// again then.
+	Bootstrap        hostpb.MachineStatus_Bootstrap `json:"bootstrap,omitempty"`
+	BootstrapMessage string                         `json:"bootstrapMessage,omitempty"`
+	// StartedAt is when PID 1 was started last.
+	StartedAt time.Time `json:"startedAt,omitzero"`
+	Restarts  int32     `json:"restarts,omitempty"`
+	// Deaths of PID 1 that count against the restart budget.
+	Deaths []time.Time `json:"deaths,omitempty"`
+	// Failed says why the machine is not started any more.
+	Failed string `json:"failed,omitempty"`
+}
+
+func (s machineState) bootstrapped() bool {
+	return s.Bootstrap == hostpb.MachineStatus_SUCCEEDED || s.Bootstrap == hostpb.MachineStatus_BOOTSTRAP_FAILED
+}
+
+// newMachine takes over a machine that is recorded on disk.
+func newMachine(h *Host, spec *hostpb.MachineSpec) *machine {
+	m := &machine{
+		host: h, spec: spec, dir: h.store.path(machinesDir, spec.Id),
+		log:  h.log.With("machine", spec.Namespace+"/"+spec.Name, "id", spec.Id),
+		wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
+	}
+	m.deleted, m.delete = context.WithCancel(context.Background())
+	err := disk.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.state.Failed = fmt.Sprintf("what is known of the machine cannot be read: %v", err)
+	}
+	m.status.Restarts = m.state.Restarts
+	m.status.Bootstrap, m.status.BootstrapMessage = m.state.Bootstrap, m.state.BootstrapMessage
+	if !m.state.bootstrapped() {
+		m.status.Bootstrap = hostpb.MachineStatus_WAITING
+	}
+	if disk.Exists(h.store.path(tombstonesDir, spec.Id)) {
+		m.status.Phase = hostpb.MachineStatus_DELETING
+		m.delete()
+	}
+	return m
+}
+
+// forever is a pause that only wake ends.
+const forever = time.Duration(-1)
+
+// run looks after the machine until it is gone or capstand ends.
+func (m *machine) run(ctx context.Context) {
+	life, end := context.WithCancel(ctx) // of the machine, as far as this capstand sees it
+	defer end()
+	defer context.AfterFunc(m.deleted, end)()
+	var pause time.Duration
+	for attempt := 0; rest(life, m.wake, pause); {
+		pause = m.live(life, &attempt)
+	}
+	pause = 0
+	for attempt := 0; m.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
+		if err := m.remove(ctx); err != nil {
+			m.log.Error("removal", "error", err)
+			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "removal: " + err.Error() })
+			pause = backoff(attempt)
+			continue
+		}
+		m.log.Info("machine is gone")
+		close(m.gone)
+		return
+	}
+}
+
+// rest waits, for at most pause, until woken. It returns false when ctx is done.
+func rest(ctx context.Context, wake <-chan struct{}, pause time.Duration) bool {
+	var over <-chan time.Time
+	if pause != forever {
+		over = time.After(pause)
+	}
+	select {
+	case <-ctx.Done():
+	case <-wake:
+	case <-over:
+	}
+	return ctx.Err() == nil
+}
+
+// live adopts or starts the machine, if it is to run, and watches it until PID 1 ends or life does. It
+// returns for how long to wait before the next call; attempt counts starts that failed in a row.
+func (m *machine) live(life context.Context, attempt *int) time.Duration {
+	if !m.toRun() {
+		return forever
+	}
+	pid1, err := m.adoptOrStart(life)
+	if err != nil {
+		if life.Err() != nil || m.failed() {
+			return forever
+		}
+		m.log.Error("start", "error", err)
+		m.setStatus(func(s *hostpb.MachineStatus) { s.Message = err.Error() })
+		*attempt++
+		return backoff(*attempt - 1)
+	}
+	*attempt = 0
+	defer func() { _ = pid1.Close() }()
+	m.watch(life, pid1)
+	if life.Err() != nil {
+		return forever
+	}
+	return m.died()
+}
+
+// toRun says whether PID 1 is to run now.
+func (m *machine) toRun() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.Failed != "" {
+		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.state.Failed })
+		return false
+	}
+	if !m.state.bootstrapped() && !disk.Exists(m.bootstrapFile()) {
+		m.publish(func(s *hostpb.MachineStatus) { s.Message = "waits for its bootstrap data" })
+		return false
+	}
+	return true
+}
+
+func (m *machine) failed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.Failed != ""
+}
+
+func (m *machine) bootstrapFile() string { return filepath.Join(m.dir, "bootstrap-data") }
+func (m *machine) rootfs() string        { return filepath.Join(m.dir, "rootfs") }
+func (m *machine) initLog() string       { return filepath.Join(m.dir, "init.log") }
+func (m *machine) runDir() string        { return m.host.store.path(runDir, m.spec.Id) }
+func (m *machine) cgroup() cgroup.Group  { return m.host.cgroup(m.spec.Id) }
+
+// adoptOrStart returns the PID 1 that runs, or that of a new start.
+func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
+	pid1, err := m.find(life)
+	if err != nil {
+		return nil, err
+	}
+	if pid1 == nil {
+		if pid1, err = m.start(life); err != nil {
+			return nil, err
+		}
+	} else {
+		m.log.Info("adopted", "pid", pid1.PID)
+	}
+	m.setStatus(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Message, s.Pid = hostpb.MachineStatus_RUNNING, "", int32(pid1.PID)
+		s.StartedAt, s.Restarts = timestamppb.New(m.state.StartedAt), m.state.Restarts
+	})
+	return pid1, nil
+}
+
+// find returns the PID 1 that runs, nil when there is none.
+func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
+	state, err := m.host.runc.State(ctx, m.spec.Id)
+	if err != nil || state.Status != "running" {
+		return nil, err
+	}
+	ref, err := proc.Find(state.PID)
+	if errors.Is(err, proc.ErrGone) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	pid1, err := ref.Open()
+	if errors.Is(err, proc.ErrGone) {
+		return nil, nil
+	}
+	return pid1, err
+}
+
+// startTimeout bounds a start: runc takes some tens of milliseconds.
+const startTimeout = time.Minute
+
+// start makes all that the machine needs, whatever of it is there already, and starts PID 1.
+func (m *machine) start(life context.Context) (*proc.Handle, error) {
+	// A start that has begun is not interrupted when capstand ends.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
+	defer cancel()
+	if err := m.clear(ctx); err != nil {
+		return nil, err
+	}
+	if err := m.ensureDisk(); err != nil {
+		return nil, err
+	}
+	if err := m.ensureNetwork(ctx); err != nil {
+		return nil, err
+	}
+	bundle, err := m.prepare()
+	if err != nil {
+		return nil, err
+	}
+	log, err := openLog(m.initLog())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = log.Close() }()
+	if err := m.noteStart(); err != nil {
+		return nil, err
+	}
+	if err := m.host.runc.Start(ctx, m.spec.Id, bundle, log); err != nil {
+		return nil, err
+	}
+	pid1, err := m.find(ctx)
+	if err == nil && pid1 == nil {
+		err = errors.New("PID 1 ended at once; see the machine's init log")
+	}
+	if err == nil {
+		m.log.Info("started", "pid", pid1.PID)
+	}
+	return pid1, err
+}
+
+// clear removes what is left of an earlier PID 1.
+func (m *machine) clear(ctx context.Context) error {
+	if err := m.cgroup().Remove(ctx); err != nil {
+		return err
+	}
+	state := filepath.Join(m.host.runc.Root, m.spec.Id)
+	if !disk.Exists(state) {
+		return nil
+	}
+	if err := m.host.runc.Delete(ctx, m.spec.Id); err != nil {
+		// A state that runc cannot read, from a runc that was killed: no process is left to care for.
+		m.log.Warn("runc's state is dropped", "error", err)
+		return os.RemoveAll(state)
+	}
+	return nil
+}
+
+// ensureDisk makes the machine's disk. It is made once: a disk that was there and is lost fails the
+// machine, for starting it from an empty one would make it another machine.
+func (m *machine) ensureDisk() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.state.HasDisk {
+		return makeDisk(m.rootfs(), m.spec, m.host.system)
+	}
+	if disk.Exists(filepath.Join(m.rootfs(), "etc", "machine-id")) {
+		return nil
+	}
+	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
+}
+
+// fail gives the machine up; m.mu is held.
+func (m *machine) fail(why string) error {
+	m.log.Error("machine failed", "why", why)
+	m.state.Failed = why
+	m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message, s.Pid = hostpb.MachineStatus_FAILED, why, 0 })
+	return errors.Join(errors.New(why), m.save())
+}
+
+// ensureNetwork makes the machine's network again, after a reboot all of it.
+func (m *machine) ensureNetwork(ctx context.Context) error {
+	n := m.spec.Network
+	if err := m.host.box.Ensure(ctx, boxNetwork(n)); err != nil {
+		return err
+	}
+	if err := m.host.lease(m.spec); err != nil {
+		return err
+	}
+	return m.host.box.Plug(n.Id, m.spec.Id, addresses(m.spec))
+}
+
+// addresses as package network wants them.
+func addresses(spec *hostpb.MachineSpec) []network.Address {
+	var all []network.Address
+	for _, a := range normal(spec).Addresses {
+		addr, _ := netip.ParseAddr(a.Address)
+		gateway, _ := netip.ParseAddr(a.Gateway)
+		all = append(all, network.Address{Prefix: netip.PrefixFrom(addr, int(a.Prefix)), Gateway: gateway})
+	}
+	return all
+}
+
+// prepare writes what PID 1 finds at its start.
+func (m *machine) prepare() (bundle string, err error) {
+	var data []byte
+	m.mu.Lock()
+	if !m.state.bootstrapped() {
+		data, err = os.ReadFile(m.bootstrapFile())
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	if err := makeRunDir(m.runDir(), m.spec, data); err != nil {
+		return "", err
+	}
+	bundle = filepath.Join(m.dir, "bundle")
+	return bundle, writeBundle(bundle, runc.Params{
+		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
+		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
+		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes,
+		Capabilities: m.host.capabilities, System: m.host.system,
+	})
+}
+
+// noteStart counts the start before it happens.
+func (m *machine) noteStart() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.state.StartedAt.IsZero() {
+		m.state.Restarts++
+	}
+	m.state.StartedAt = time.Now()
+	return m.save()
+}
+
+// watch follows PID 1 and what it tells until it ends or life does.
+func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
+	ctx, stop := context.WithCancel(life)
+	var all sync.WaitGroup
+	all.Go(func() { watchInit(ctx, m.runDir(), m.heard) })
+	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
+	if err := pid1.Wait(life); err != nil && life.Err() == nil {
+		m.log.Error("waiting for PID 1", "error", err)
+	}
+	stop()
+	all.Wait()
+}
+
+// died notes that PID 1 ended, and returns for how long to wait before the next start.
+func (m *machine) died() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var delay time.Duration
+	var usedUp bool
+	m.state.Deaths, delay, usedUp = afterDeath(m.state.Deaths, time.Now())
+	if usedUp {
+		_ = m.fail(fmt.Sprintf("PID 1 ended %d times within %s; its init log tells why", len(m.state.Deaths), restartWindow))
+		return 0 // toRun says the rest
+	}
+	m.log.Warn("PID 1 ended", "deaths", len(m.state.Deaths), "restart in", delay)
+	if err := m.save(); err != nil {
+		m.log.Error("state cannot be saved", "error", err)
+	}
+	m.publish(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Pid, s.Services = hostpb.MachineStatus_RESTARTING, 0, nil
+		s.Message = fmt.Sprintf("PID 1 ended; started again after %s", delay)
+	})
+	return delay
+}
+
+// heard takes a state of the machine's init.
+func (m *machine) heard(s initStatus) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	state := bootstrapStates[s.Bootstrap]
+	m.publish(func(status *hostpb.MachineStatus) {
+		status.Services = s.services()
+		if !m.state.bootstrapped() { // later starts have no bootstrap data, and nothing to say about it
+			status.Bootstrap, status.BootstrapMessage = state, s.BootstrapMessage
+		}
+	})
+	final := state == hostpb.MachineStatus_SUCCEEDED || state == hostpb.MachineStatus_BOOTSTRAP_FAILED
+	if final && !m.state.bootstrapped() {
+		m.state.Bootstrap, m.state.BootstrapMessage = state, s.BootstrapMessage
+		m.host.running.Go(m.recordBootstrap)
+	}
+}
+
+// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). The disk
+// comes first: after a power failure a machine must not be left with neither.
+func (m *machine) recordBootstrap() {
+	if root, err := os.Open(m.rootfs()); err == nil {
+		if err := unix.Syncfs(int(root.Fd())); err != nil {
+			m.log.Error("syncing the machine's disk", "error", err)
+		}
+		_ = root.Close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.HasDisk = true
+	if err := m.save(); err != nil {
+		m.log.Error("state cannot be saved", "error", err)
+		return
+	}
+	m.eraseBootstrapData()
+}
+
+// eraseBootstrapData removes both copies, if the data was used.
+func (m *machine) eraseBootstrapData() {
+	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), "bootstrap-data")} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			m.log.Error("bootstrap data cannot be erased", "error", err)
+		}
+	}
+}
+
+// remove removes all of the machine. It can be called again after an error or a crash.
+func (m *machine) remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	err := errors.Join(
+		m.clear(ctx),
+		os.RemoveAll(m.runDir()),
+		m.host.box.Unplug(m.spec.Id),
+		m.host.box.Unlease(m.spec.Network.Id, m.spec.Id),
+	)
+	if err != nil {
+		return err
+	}
+	if err := m.host.store.discard(m.dir); err != nil {
+		return err
+	}
+	return m.host.forget(ctx, m)
+}
+
+// save writes state.json; m.mu is held. A machine on its way out has no folder any more.
+func (m *machine) save() error {
+	if m.deleted.Err() != nil {
+		return nil
+	}
+	return disk.WriteJSON(filepath.Join(m.dir, "state.json"), m.state, 0o600)
+}
+
+// setStatus changes the status and tells watchers.
+func (m *machine) setStatus(change func(*hostpb.MachineStatus)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.publish(change)
+}
+
+// publish is setStatus with m.mu held.
+func (m *machine) publish(change func(*hostpb.MachineStatus)) {
+	before := clone(m.status)
+	change(m.status)
+	if m.deleted.Err() != nil {
+		m.status.Phase = hostpb.MachineStatus_DELETING
+	}
+	if !proto.Equal(before, m.status) {
+		m.host.hub.publish(machineEvent(hostpb.Event_CHANGED, m.snapshotLocked()))
+	}
+}
+
+// snapshot is the machine as clients see it.
+func (m *machine) snapshot() *hostpb.Machine {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.snapshotLocked()
+}
+
+func (m *machine) snapshotLocked() *hostpb.Machine {
+	spec := clone(m.spec)
+	fillNetwork(spec.Network)
+	return &hostpb.Machine{Spec: spec, Status: clone(m.status)}
+}
+
+// wakeUp makes run look again.
+func (m *machine) wakeUp() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}

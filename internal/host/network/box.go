@@ -1,0 +1,380 @@
+// Package network gives machines their network: a bridge per cluster, a network namespace and a cable
+// per machine, and the firewall around them.
+//
+// Several capstands may run on one box, and machines of one cluster on several of them. What they
+// share is recorded in files below /run/capstan (as short-lived as the links themselves), under one
+// lock for the box:
+//
+//	lock
+//	networks/<hash>/network.json     id, CIDR
+//	networks/<hash>/hosts/<host id>  a capstand that uses the network; the last one removes it
+//	networks/<hash>/leases/<address> the machine, or load balancer, that has the address
+//	netns/<hash>                     the network namespace of a machine
+//
+// After a reboot each capstand makes all of it again from its own disk.
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+// DefaultRunDir is shared by every capstand of the box.
+const DefaultRunDir = "/run/capstan"
+
+// InUseError says that an address belongs to another machine.
+type InUseError string
+
+// ConflictError says that a network cannot exist on this box as it is asked for.
+type ConflictError string
+
+func (e InUseError) Error() string    { return string(e) }
+func (e ConflictError) Error() string { return string(e) }
+
+// Box is the network of this box as one capstand sees it.
+type Box struct {
+	// Dir is DefaultRunDir.
+	Dir string
+	// HostID and HostRoot are the capstand's own id and state folder.
+	HostID, HostRoot string
+}
+
+// Network of a cluster.
+type Network struct {
+	ID   string `json:"id"`
+	CIDR string `json:"cidr"`
+	// IPv6CIDR is empty when the network is not dual stack.
+	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
+	// Cluster is its namespace and name, for messages.
+	Cluster string `json:"cluster"`
+}
+
+// Lease of an address.
+type Lease struct {
+	// Machine is the id of the machine, or of the load balancer, that has the address.
+	Machine string `json:"machine"`
+	// Name is its namespace and name, for messages.
+	Name string `json:"name"`
+	// Bridge says that a load balancer listens on the address, so that the bridge has it. The lease is
+	// written first and removed last.
+	Bridge bool `json:"bridge,omitempty"`
+	owner
+
+	address string // the file's name
+}
+
+func (l Lease) holder() string {
+	if l.Bridge {
+		return "load balancer " + l.Name
+	}
+	return "machine " + l.Name
+}
+
+// owner is a capstand.
+type owner struct {
+	Host string `json:"host"`
+	Root string `json:"root"`
+}
+
+// stale says that the capstand's state folder is gone, so nothing of it can be alive.
+func (o owner) stale() bool { return o.Root == "" || !disk.Exists(o.Root) }
+
+func (b Box) me() owner { return owner{Host: b.HostID, Root: b.HostRoot} }
+
+func (b Box) dir(networkID string) string { return filepath.Join(b.Dir, "networks", hash(networkID)) }
+
+// NetNS is the path of a machine's network namespace.
+func (b Box) NetNS(machineID string) string { return filepath.Join(b.Dir, "netns", hash(machineID)) }
+
+// locked runs f while no other capstand of the box changes networks.
+func (b Box) locked(f func() error) error {
+	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(b.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	return f()
+}
+
+// Ensure makes a network on the box, or mends it, and notes that this capstand uses it.
+// ConflictError when its CIDR is taken.
+func (b Box) Ensure(ctx context.Context, n Network) error {
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	if err != nil {
+		return err
+	}
+	return b.locked(func() error {
+		if err := b.admit(n, subnets); err != nil {
+			return err
+		}
+		dir := b.dir(n.ID)
+		for _, sub := range []string{"hosts", "leases"} {
+			if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
+				return err
+			}
+		}
+		if err := disk.WriteJSON(filepath.Join(dir, "network.json"), n, 0o644); err != nil {
+			return err
+		}
+		if err := disk.WriteJSON(filepath.Join(dir, "hosts", b.HostID), b.me(), 0o644); err != nil {
+			return err
+		}
+		mac := MAC(n.ID, subnets[0].Gateway.String())
+		if err := ensureFirewall(ctx, n.ID, mac, subnets); err != nil { // before the first packet
+			return err
+		}
+		if n.IPv6CIDR != "" {
+			if err := forwardIPv6(procIPv6); err != nil {
+				return err
+			}
+		}
+		return ensureBridge(BridgeName(n.ID), subnets, mac)
+	})
+}
+
+// admit checks the network against what else there is on the box.
+func (b Box) admit(n Network, subnets []Subnet) error {
+	networks, err := b.list()
+	if err != nil {
+		return err
+	}
+	var used []Used
+	var bridges []string
+	for _, other := range networks {
+		bridges = append(bridges, BridgeName(other.ID))
+		others, err := Subnets(other.CIDR, other.IPv6CIDR)
+		switch {
+		case err != nil: // written by nobody we know
+		case other.ID != n.ID:
+			for _, subnet := range others {
+				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
+			}
+		case !slices.Equal(others, subnets):
+			return ConflictError(fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
+				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR)))
+		}
+	}
+	routes, err := hostRoutes(append(bridges, BridgeName(n.ID)))
+	if err != nil {
+		return err
+	}
+	for _, subnet := range subnets {
+		if err := Overlap(subnet.Prefix, append(used, routes...)); err != nil {
+			return ConflictError(err.Error())
+		}
+	}
+	return nil
+}
+
+// list returns every network of the box. A folder without a readable network.json is one that was being
+// made, or removed, when its capstand was killed: nothing belongs to it, and it is dropped.
+func (b Box) list() ([]Network, error) {
+	entries, err := os.ReadDir(filepath.Join(b.Dir, "networks"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var all []Network
+	for _, entry := range entries {
+		var n Network
+		dir := filepath.Join(b.Dir, "networks", entry.Name())
+		if disk.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
+			all = append(all, n)
+		} else if err := os.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// Release says that this capstand uses the network no more; without a user left it is removed.
+func (b Box) Release(ctx context.Context, networkID string) error {
+	return b.locked(func() error { return b.release(ctx, networkID) })
+}
+
+func (b Box) release(ctx context.Context, networkID string) error {
+	dir := b.dir(networkID)
+	if err := b.dropLeases(networkID, func(l Lease) bool { return l.Host == b.HostID }); err != nil {
+		return err
+	}
+	if err := remove(filepath.Join(dir, "hosts", b.HostID)); err != nil {
+		return err
+	}
+	users, err := b.users(networkID)
+	if err != nil || len(users) > 0 {
+		return err
+	}
+	if err := errors.Join(deleteLink(BridgeName(networkID)), deleteFirewall(ctx, networkID)); err != nil {
+		return err
+	}
+	return os.RemoveAll(dir)
+}
+
+// Sweep releases every network but the known ones: a capstand that was killed may have made one and
+// not have recorded it, or not have finished its removal.
+func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error {
+	return b.locked(func() error {
+		networks, err := b.list()
+		for _, n := range networks {
+			if !known(n.ID) {
+				err = errors.Join(err, b.release(ctx, n.ID))
+			}
+		}
+		return err
+	})
+}
+
+// users lists the capstands that use a network, and forgets those that are gone from the disk.
+func (b Box) users(networkID string) ([]owner, error) {
+	dir := filepath.Join(b.dir(networkID), "hosts")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var all []owner
+	for _, entry := range entries {
+		var o owner
+		err := disk.ReadJSON(filepath.Join(dir, entry.Name()), &o)
+		// A file of another name is one that was being written when its capstand was killed.
+		if err != nil || o.stale() || o.Host != entry.Name() {
+			if err := remove(filepath.Join(dir, entry.Name())); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+// Lease takes addresses for a machine, all or none. InUseError when another machine has one.
+func (b Box) Lease(networkID, machineID, name string, addresses []string) error {
+	return b.locked(func() error {
+		return b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses)
+	})
+}
+
+// Serve gives the network's bridge the addresses that a load balancer listens on, all or none, and takes
+// those away that it had before. InUseError when a machine or another load balancer has one.
+func (b Box) Serve(networkID, balancerID, name string, addresses []string) error {
+	return b.locked(func() error {
+		if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses); err != nil {
+			return err
+		}
+		for _, address := range addresses {
+			if err := addBridgeAddress(BridgeName(networkID), address); err != nil {
+				return err
+			}
+		}
+		return b.dropLeases(networkID, func(l Lease) bool {
+			return l.Bridge && l.Machine == balancerID && !slices.Contains(addresses, l.address)
+		})
+	})
+}
+
+// take writes a lease for each of the addresses, all or none.
+func (b Box) take(networkID string, want Lease, addresses []string) error {
+	for _, address := range addresses {
+		var l Lease
+		if disk.ReadJSON(b.lease(networkID, address), &l) != nil || l.Machine == want.Machine && l.Bridge == want.Bridge {
+			continue
+		}
+		if !l.stale() {
+			return InUseError(fmt.Sprintf("address %s belongs to %s (%s) of the host in %s", address, l.holder(), l.Machine, l.Root))
+		}
+		if err := b.drop(networkID, address, l); err != nil {
+			return err
+		}
+	}
+	for _, address := range addresses {
+		if err := disk.WriteJSON(b.lease(networkID, address), want, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop gives one address back.
+func (b Box) drop(networkID, address string, l Lease) error {
+	if l.Bridge {
+		if err := deleteBridgeAddress(BridgeName(networkID), address); err != nil {
+			return err
+		}
+	}
+	return remove(b.lease(networkID, address))
+}
+
+func (b Box) lease(networkID, address string) string {
+	return filepath.Join(b.dir(networkID), "leases", address)
+}
+
+// Unlease gives a machine's addresses back.
+func (b Box) Unlease(networkID, machineID string) error {
+	return b.unlease(networkID, func(l Lease) bool { return l.Machine == machineID })
+}
+
+// KeepLeases gives back those of this capstand's leases whose machine or load balancer is not among the
+// given ones: a crash may have come between a lease and its holder's record.
+func (b Box) KeepLeases(networkID string, ids []string) error {
+	return b.unlease(networkID, func(l Lease) bool {
+		return l.Host == b.HostID && !slices.Contains(ids, l.Machine)
+	})
+}
+
+func (b Box) unlease(networkID string, which func(Lease) bool) error {
+	return b.locked(func() error { return b.dropLeases(networkID, which) })
+}
+
+func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
+	dir := filepath.Join(b.dir(networkID), "leases")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, entry := range entries {
+		l := Lease{address: entry.Name()}
+		if disk.ReadJSON(filepath.Join(dir, l.address), &l) == nil && which(l) {
+			if err := b.drop(networkID, l.address, l); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Plug makes a machine's network namespace and connects it.
+func (b Box) Plug(networkID, machineID string, addresses []Address) error {
+	ns := b.NetNS(machineID)
+	if err := ensureNetNS(ns); err != nil {
+		return err
+	}
+	mac := MAC(networkID, addresses[0].Prefix.Addr().String())
+	return plug(BridgeName(networkID), VethName(machineID), ns, mac, addresses)
+}
+
+// Unplug removes a machine's cable and network namespace.
+func (b Box) Unplug(machineID string) error {
+	return errors.Join(deleteLink(VethName(machineID)), deleteNetNS(b.NetNS(machineID)))
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

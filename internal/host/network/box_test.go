@@ -1,0 +1,82 @@
+package network
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func box(t *testing.T, dir, id string) Box {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), id)
+	if err := os.Mkdir(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return Box{Dir: dir, HostID: id, HostRoot: root}
+}
+
+// Leases are the box's: two capstands never give out one address, and a capstand that was removed from
+// the disk holds none.
+func TestLeases(t *testing.T) {
+	dir := t.TempDir()
+	a, b := box(t, dir, "a"), box(t, dir, "b")
+	if err := os.MkdirAll(filepath.Join(a.dir("n"), "leases"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	lease := func(from Box, machine string, addresses ...string) error {
+		return from.Lease("n", machine, "default/"+machine, addresses)
+	}
+	var inUse InUseError
+	if err := lease(a, "one", "10.0.0.2", "10.0.0.3"); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease(a, "one", "10.0.0.2", "10.0.0.3"); err != nil {
+		t.Errorf("the same again: %v", err)
+	}
+	if err := lease(b, "two", "10.0.0.4", "10.0.0.3"); !errors.As(err, &inUse) {
+		t.Errorf("another machine's address: %v", err)
+	}
+	if err := lease(b, "three", "10.0.0.4"); err != nil {
+		t.Errorf("a refused request took an address: %v", err)
+	}
+	if err := b.KeepLeases("n", nil); err != nil { // b has forgotten machine three; a's are not b's to drop
+		t.Fatal(err)
+	}
+	if err := lease(a, "four", "10.0.0.4"); err != nil {
+		t.Errorf("a forgotten lease: %v", err)
+	}
+	if err := lease(b, "two", "10.0.0.2"); !errors.As(err, &inUse) {
+		t.Errorf("dropped the lease of another capstand: %v", err)
+	}
+	if err := a.Unlease("n", "one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease(b, "two", "10.0.0.2"); err != nil {
+		t.Errorf("a lease given back: %v", err)
+	}
+	if err := os.RemoveAll(a.HostRoot); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease(b, "five", "10.0.0.4"); err != nil {
+		t.Errorf("a lease of a capstand that is gone: %v", err)
+	}
+}
+
+func TestUsers(t *testing.T) {
+	dir := t.TempDir()
+	a, b := box(t, dir, "a"), box(t, dir, "b")
+	hosts := filepath.Join(a.dir("n"), "hosts")
+	if err := os.MkdirAll(hosts, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"a": `{"host":"a","root":"` + a.HostRoot + `"}`, "b": `{"host":"b","root":"/nowhere"}`, ".new-1": "", ".new-2": `{"host":"a","root":"` + a.HostRoot + `"}`} {
+		if err := os.WriteFile(filepath.Join(hosts, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	users, err := b.users("n")
+	if err != nil || len(users) != 1 || users[0].Host != "a" {
+		t.Errorf("users %v, %v", users, err)
+	}
+}

@@ -1,0 +1,291 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Interface is the machine's end of its cable.
+const Interface = "eth0"
+
+// ensureBridge makes the bridge with the gateways' addresses, or mends it.
+func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr) error {
+	link, err := netlink.LinkByName(name)
+	if isNoLink(err) {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, uplinkMTU()
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("making bridge %s: %w", name, err)
+		}
+		link, err = netlink.LinkByName(name)
+	}
+	if err != nil {
+		return fmt.Errorf("bridge %s: %w", name, err)
+	}
+	if err := setBridgeIPv6(procIPv6, name, len(subnets) > 1); err != nil {
+		return err
+	}
+	for _, subnet := range subnets {
+		address := &netlink.Addr{IPNet: ipNet(subnet.Gateway, subnet.Prefix.Bits()), Flags: unix.IFA_F_NODAD}
+		if err := netlink.AddrReplace(link, address); err != nil {
+			return fmt.Errorf("giving bridge %s its address %s: %w", name, subnet.Gateway, err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// addBridgeAddress gives the bridge one more address: it alone, since its network is on the bridge already.
+func addBridgeAddress(name, address string) error {
+	link, addr, err := bridgeAddress(name, address)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrReplace(link, addr); err != nil {
+		return fmt.Errorf("giving bridge %s address %s: %w", name, address, err)
+	}
+	return nil
+}
+
+// deleteBridgeAddress takes an address from the bridge; one that it does not have is fine.
+func deleteBridgeAddress(name, address string) error {
+	link, addr, err := bridgeAddress(name, address)
+	if isNoLink(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrDel(link, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("taking address %s from bridge %s: %w", address, name, err)
+	}
+	return nil
+}
+
+func bridgeAddress(name, address string) (netlink.Link, *netlink.Addr, error) {
+	addr, err := netip.ParseAddr(address)
+	if err != nil {
+		return nil, nil, err
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("bridge %s: %w", name, err)
+	}
+	return link, &netlink.Addr{IPNet: ipNet(addr, addr.BitLen()), Flags: unix.IFA_F_NODAD}, nil
+}
+
+// deleteLink removes a link; one that does not exist is fine.
+func deleteLink(name string) error {
+	link, err := netlink.LinkByName(name)
+	if isNoLink(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("removing %s: %w", name, err)
+	}
+	return nil
+}
+
+// uplinkMTU is the MTU of the default route's interface: packets leave the box through it.
+func uplinkMTU() int {
+	routes, err := netlink.RouteGet(net.IPv4(1, 1, 1, 1)) // asks the routing table, sends nothing
+	if err == nil && len(routes) > 0 {
+		if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil && link.Attrs().MTU < 1500 {
+			return link.Attrs().MTU
+		}
+	}
+	return 1500
+}
+
+// ensureNetNS makes a network namespace that lives as long as the mount at path does, not as long as
+// a process is in it.
+func ensureNetNS(path string) error {
+	if isNetNS(path) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	_ = f.Close()
+	done := make(chan error)
+	go func() {
+		// The thread is not given back: it ends with the goroutine.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("making a network namespace: %w", err)
+			return
+		}
+		// An interface that comes up tells its address: whoever asked for it before, in vain, need not
+		// wait a second until he asks again. The load balancer does ask before.
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/default/arp_notify", []byte("1"), 0); err != nil {
+			done <- err
+			return
+		}
+		if err := setMachineIPv6(procIPv6); err != nil {
+			done <- err
+			return
+		}
+		own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+		done <- unix.Mount(own, path, "", unix.MS_BIND, "")
+	}()
+	return <-done
+}
+
+func isNetNS(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+func deleteNetNS(path string) error {
+	for isNetNS(path) {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", path, err)
+		}
+	}
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	return nil
+}
+
+// Address of a machine.
+type Address struct {
+	Prefix  netip.Prefix // the address with its network's length
+	Gateway netip.Addr
+}
+
+// plug lays the cable from the bridge to the machine's eth0 and sets its addresses and routes.
+func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address) error {
+	ns, err := netns.GetFromPath(nsPath)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+
+	eth0, err := inside.LinkByName(Interface)
+	if isNoLink(err) {
+		if err := addCable(bridge, veth, int(ns), mac); err != nil {
+			return err
+		}
+		eth0, err = inside.LinkByName(Interface)
+	}
+	if err != nil {
+		return err
+	}
+	if err := attach(bridge, veth); err != nil {
+		return err
+	}
+	return configure(inside, eth0, addresses)
+}
+
+func addCable(bridge, veth string, nsFD int, mac net.HardwareAddr) error {
+	if err := deleteLink(veth); err != nil { // half of a cable to a namespace that is gone
+		return err
+	}
+	on, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("bridge %s: %w", bridge, err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = veth, on.Attrs().MTU
+	cable := &netlink.Veth{
+		LinkAttrs: attrs, PeerName: Interface, PeerHardwareAddr: mac,
+		PeerNamespace: netlink.NsFd(nsFD), PeerMTU: uint32(on.Attrs().MTU),
+	}
+	if err := netlink.LinkAdd(cable); err != nil {
+		return fmt.Errorf("laying cable %s: %w", veth, err)
+	}
+	return nil
+}
+
+func attach(bridge, veth string) error {
+	on, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("bridge %s: %w", bridge, err)
+	}
+	cable, err := netlink.LinkByName(veth)
+	if err != nil {
+		return fmt.Errorf("cable %s: %w", veth, err)
+	}
+	if err := netlink.LinkSetMaster(cable, on); err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(cable)
+}
+
+func configure(inside *netlink.Handle, eth0 netlink.Link, addresses []Address) error {
+	lo, err := inside.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		address := &netlink.Addr{IPNet: ipNet(a.Prefix.Addr(), a.Prefix.Bits()), Flags: unix.IFA_F_NODAD}
+		if err := inside.AddrReplace(eth0, address); err != nil {
+			return fmt.Errorf("address %s: %w", a.Prefix, err)
+		}
+	}
+	// After the addresses, so that it tells them (arp_notify).
+	if err := errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth0)); err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		route := &netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: a.Gateway.AsSlice()}
+		if err := inside.RouteReplace(route); err != nil {
+			return fmt.Errorf("route through %s: %w", a.Gateway, err)
+		}
+	}
+	return nil
+}
+
+// hostRoutes lists the networks that the box knows a route to, but for those of the named bridges.
+func hostRoutes(except []string) ([]Used, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, err
+	}
+	var used []Used
+	for _, route := range routes {
+		// Unreachable and the like have no link: they are there to be overridden by better routes.
+		if route.Dst == nil || route.LinkIndex == 0 {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(route.Dst.IP)
+		link, err := netlink.LinkByIndex(route.LinkIndex)
+		if !ok || err != nil || slices.Contains(except, link.Attrs().Name) {
+			continue
+		}
+		bits, _ := route.Dst.Mask.Size()
+		used = append(used, Used{netip.PrefixFrom(addr.Unmap(), bits), "the host's route through " + link.Attrs().Name})
+	}
+	return used, nil
+}
+
+func ipNet(addr netip.Addr, bits int) *net.IPNet {
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}
+}
+
+func isNoLink(err error) bool {
+	var none netlink.LinkNotFoundError
+	return errors.As(err, &none)
+}

@@ -1,0 +1,148 @@
+package network
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"capstan.dev/capstan/internal/cidr"
+)
+
+// names of what one network or machine has on a box. They are made of hashes, because an interface
+// name has at most 15 characters, and the same on every capstand of the box.
+
+// BridgeName of a network.
+func BridgeName(networkID string) string { return "cap" + hash(networkID) }
+
+// TableName of a network's nftables table.
+func TableName(networkID string) string { return "capstan-" + hash(networkID) }
+
+// VethName is the host's end of a machine's cable.
+func VethName(machineID string) string { return "cpm" + hash(machineID) }
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return fmt.Sprintf("%x", sum[:5])
+}
+
+// MAC of an address in a network. The same address always has the same one, so nobody's neighbour
+// table is wrong when an address goes from a deleted machine to a new one.
+func MAC(networkID, address string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(networkID + " " + address))
+	return append(net.HardwareAddr{0x02, 0xca}, sum[:4]...)
+}
+
+// ParseCIDR checks a machine network and returns it with its gateway, the first address.
+func ParseCIDR(text string) (netip.Prefix, netip.Addr, error) {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil {
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %q is no CIDR, want for example 10.200.8.0/21", text)
+	}
+	if prefix != prefix.Masked() {
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s has host bits set, want %s", text, prefix.Masked())
+	}
+	if err := cidr.Usable(prefix); err != nil {
+		return netip.Prefix{}, netip.Addr{}, err
+	}
+	if prefix.Addr().BitLen()-prefix.Bits() < 2 {
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s has no room for machines, want at least 4 addresses", text)
+	}
+	return prefix, prefix.Addr().Next(), nil
+}
+
+// Subnet is what a network has of one address family.
+type Subnet struct {
+	Prefix  netip.Prefix
+	Gateway netip.Addr
+}
+
+// Subnets checks a machine network: IPv4, and IPv6 as well when ipv6 is not empty. IPv4 comes first.
+func Subnets(cidr, ipv6 string) ([]Subnet, error) {
+	prefix, gateway, err := ParseCIDR(cidr)
+	if err != nil {
+		return nil, err
+	}
+	if !prefix.Addr().Is4() {
+		return nil, fmt.Errorf("network %s is IPv6: machines have an IPv4 network, and may have an IPv6 one besides", cidr)
+	}
+	all := []Subnet{{prefix, gateway}}
+	if ipv6 == "" {
+		return all, nil
+	}
+	if prefix, gateway, err = ParseCIDR(ipv6); err != nil {
+		return nil, err
+	}
+	if !prefix.Addr().Is6() {
+		return nil, fmt.Errorf("the second network %s is not IPv6", ipv6)
+	}
+	return append(all, Subnet{prefix, gateway}), nil
+}
+
+// CheckAddress says why a machine of the network may not have the address, nil when it may.
+func CheckAddress(cidr netip.Prefix, address string, prefixLength int) error {
+	addr, err := netip.ParseAddr(address)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%q is no IP address", address)
+	case !cidr.Contains(addr):
+		return fmt.Errorf("address %s is not in the machine network %s", address, cidr)
+	case prefixLength != cidr.Bits():
+		return fmt.Errorf("address %s/%d has another prefix length than the machine network %s", address, prefixLength, cidr)
+	case addr == cidr.Addr().Next():
+		return fmt.Errorf("address %s is the gateway of the machine network %s", address, cidr)
+	case addr == cidr.Addr(), addr.Is4() && addr == lastAddress(cidr):
+		return fmt.Errorf("address %s is the network or broadcast address of %s", address, cidr)
+	}
+	return nil
+}
+
+// Served are those of a load balancer's listen addresses (host:port) that its network's bridge must have
+// for it: they lie in the network, and are not the gateway, which the bridge has anyway.
+func Served(cidr string, listen []string) ([]string, error) {
+	prefix, gateway, err := ParseCIDR(cidr)
+	if err != nil {
+		return nil, err
+	}
+	var served []string
+	for _, l := range listen {
+		host, _, err := net.SplitHostPort(l)
+		if err != nil {
+			return nil, err
+		}
+		addr, err := netip.ParseAddr(host)
+		if err != nil || !prefix.Contains(addr) || addr == gateway {
+			continue
+		}
+		if err := CheckAddress(prefix, host, prefix.Bits()); err != nil {
+			return nil, err
+		}
+		served = append(served, addr.String())
+	}
+	return served, nil
+}
+
+func lastAddress(p netip.Prefix) netip.Addr {
+	raw := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(raw)*8; bit++ {
+		raw[bit/8] |= 1 << (7 - bit%8)
+	}
+	last, _ := netip.AddrFromSlice(raw)
+	return last
+}
+
+// Used is a range of addresses that somebody has already.
+type Used struct {
+	Prefix netip.Prefix
+	By     string
+}
+
+// Overlap says with what a CIDR overlaps, nil when it is free.
+func Overlap(cidr netip.Prefix, used []Used) error {
+	for _, u := range used {
+		if u.Prefix.Bits() > 0 && u.Prefix.Overlaps(cidr) { // a default route overlaps everything
+			return fmt.Errorf("network %s overlaps %s of %s; choose another network for the machines", cidr, u.Prefix, u.By)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package runc
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func params() Params {
+	return Params{
+		Hostname: "one", Rootfs: "/r", Assets: "/a", Run: "/s", Views: "/v", NetNS: "/n", Cgroup: "/capstan/h/one",
+		CPUs: 2, MemoryBytes: 3 << 30, Capabilities: []string{"CAP_SYS_ADMIN"},
+		System: System{Folders: []string{"/usr"}},
+	}
+}
+
+func TestSpec(t *testing.T) {
+	s := Spec(params())
+	if r := s.Linux.Resources; *r.Memory.Limit != 3<<30 || *r.CPU.Quota != 200_000 || *r.CPU.Period != 100_000 {
+		t.Errorf("limits %+v %+v", r.Memory, r.CPU)
+	}
+	if !s.Linux.Resources.Devices[0].Allow || s.Linux.Seccomp != nil || s.Linux.MaskedPaths != nil {
+		t.Error("a machine is not confined as a pod is")
+	}
+	var types []specs.LinuxNamespaceType
+	for _, n := range s.Linux.Namespaces {
+		types = append(types, n.Type)
+		if (n.Type == specs.NetworkNamespace) != (n.Path == "/n") {
+			t.Errorf("namespace %v", n)
+		}
+	}
+	for _, want := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.MountNamespace, specs.CgroupNamespace, specs.NetworkNamespace, specs.UTSNamespace, specs.IPCNamespace} {
+		if !slices.Contains(types, want) {
+			t.Errorf("no namespace of its own: %s", want)
+		}
+	}
+	if slices.Contains(s.Linux.ReadonlyPaths, "/proc/sys") || !slices.Contains(s.Linux.ReadonlyPaths, "/proc/sys/kernel") {
+		t.Errorf("read-only: %v", s.Linux.ReadonlyPaths)
+	}
+	if s.Linux.RootfsPropagation != "rshared" || s.Linux.CgroupsPath != "/capstan/h/one" || s.Process.Args[0] != Init {
+		t.Error("propagation, cgroup or init")
+	}
+}
+
+func TestMounts(t *testing.T) {
+	find := func(all []specs.Mount, to string) *specs.Mount {
+		i := slices.IndexFunc(all, func(m specs.Mount) bool { return m.Destination == to })
+		if i < 0 {
+			return nil
+		}
+		return &all[i]
+	}
+	all := mounts(params())
+	for to, want := range map[string]string{"/usr": "ro", "/opt/capstan": "ro", "/run/capstan": "rw", "/dev/kmsg": "rw", "/proc/meminfo": "ro", "/sys/devices/system/cpu": "ro"} {
+		m := find(all, to)
+		if m == nil || !slices.Contains(m.Options, want) || !slices.Contains(m.Options, "rprivate") {
+			t.Errorf("%s: %+v, want %s", to, m, want)
+		}
+	}
+	unlimited := params()
+	unlimited.CPUs = 0
+	all = mounts(unlimited)
+	if find(all, "/proc/meminfo") == nil || find(all, "/proc/cpuinfo") != nil || Spec(unlimited).Linux.Resources.CPU != nil {
+		t.Error("a machine without a limit of cpus has the host's")
+	}
+}
+
+const cpuinfo = `processor	: 0
+model name	: X
+physical id	: 0
+siblings	: 4
+core id		: 0
+cpu cores	: 2
+
+processor	: 1
+model name	: X
+physical id	: 0
+siblings	: 4
+core id		: 0
+cpu cores	: 2
+
+processor	: 2
+model name	: X
+physical id	: 1
+siblings	: 4
+core id		: 1
+cpu cores	: 2
+`
+
+// The views give what cadvisor's expressions look for.
+func TestViews(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "views")
+	for range 2 { // again, over the old ones
+		if err := WriteViews(dir, 2, 3<<30, cpuinfo); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	if m := regexp.MustCompile(`MemTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); m == nil || m[1] != "3145728" {
+		t.Errorf("MemTotal %v", m)
+	}
+	if m := regexp.MustCompile(`SwapTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); m == nil || m[1] != "0" {
+		t.Errorf("SwapTotal %v", m)
+	}
+	cores := regexp.MustCompile(`(?m)^core id\s*:\s*([0-9]+)$`).FindAllString(read(viewCPUInfo), -1)
+	if slices.Sort(cores); len(slices.Compact(cores)) != 2 || strings.Count(read(viewCPUInfo), "processor") != 2 {
+		t.Errorf("cpuinfo %s", read(viewCPUInfo))
+	}
+	if got := read(viewCPUs + "/online"); got != "0-1\n" {
+		t.Errorf("online %q", got)
+	}
+	for _, parent := range []string{viewCPUs, viewNodes + "/node0"} {
+		found, _ := filepath.Glob(filepath.Join(dir, parent, "cpu*[0-9]"))
+		if len(found) != 2 {
+			t.Errorf("%s has %v", parent, found)
+		}
+	}
+	if err := WriteViews(dir, 0, 1<<30, cpuinfo); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, viewCPUInfo)); !os.IsNotExist(err) {
+		t.Error("the old views are still there")
+	}
+}

@@ -1,0 +1,53 @@
+package runc
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/capability"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// HostSystem looks at how this host lays out its programs and which optional devices it has.
+func HostSystem() System {
+	s := System{Links: map[string]string{}, Folders: []string{"/usr"}}
+	for _, name := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
+		if target, err := os.Readlink("/" + name); err == nil {
+			s.Links[name] = target
+		} else if info, err := os.Stat("/" + name); err == nil && info.IsDir() {
+			s.Folders = append(s.Folders, "/"+name)
+		}
+	}
+	for _, path := range []string{"/dev/fuse", "/dev/net/tun"} {
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+			mode := os.FileMode(0o666)
+			s.Devices = append(s.Devices, specs.LinuxDevice{
+				Path: path, Type: "c", FileMode: &mode,
+				Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))),
+			})
+		}
+	}
+	return s
+}
+
+// OwnCapabilities names every capability that this process may pass on.
+func OwnCapabilities() ([]string, error) {
+	own, err := capability.NewPid2(0)
+	if err != nil {
+		return nil, err
+	}
+	if err := own.Load(); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, c := range capability.ListKnown() {
+		if own.Get(capability.BOUNDING, c) && own.Get(capability.PERMITTED, c) {
+			names = append(names, "CAP_"+strings.ToUpper(c.String()))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}

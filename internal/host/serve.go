@@ -1,0 +1,97 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Socket is where capstand listens. Whoever can connect is trusted: it can make privileged machines,
+// so it is as good as root.
+type Socket struct {
+	Path string
+	// UID and GID own the socket; mode 0600, and 0660 when a group is given. -1 leaves root's.
+	UID, GID int
+}
+
+// Listen listens on the socket, in place of one that a killed capstand left behind.
+func (s Socket) Listen() (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(s.Path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	old := unix.Umask(0o177) // never connectable before it is owned
+	listener, err := net.Listen("unix", s.Path)
+	unix.Umask(old)
+	if err != nil {
+		return nil, err
+	}
+	mode := os.FileMode(0o600)
+	if s.GID >= 0 {
+		mode = 0o660
+	}
+	if err := errors.Join(os.Chown(s.Path, s.UID, s.GID), os.Chmod(s.Path, mode)); err != nil {
+		_ = listener.Close()
+		return nil, err
+	}
+	return listener, nil
+}
+
+// Lock makes sure that a state folder has one capstand. The lock lasts as long as the process.
+func Lock(root string) error {
+	if err := os.MkdirAll(root, 0o711); err != nil {
+		return err
+	}
+	fd, err := unix.Open(filepath.Join(root, "lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("lock of %s: %w", root, err)
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("another capstand runs with --root %s: %w", root, err)
+	}
+	return nil
+}
+
+// Serve answers on listener until ctx is done. Options carry the credentials of a listener that needs
+// them (TCP); a unix socket needs none, the kernel checks who may connect.
+func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
+	options = append(options,
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(logErrors(h.log)),
+	)
+	server := grpc.NewServer(options...)
+	hostpb.RegisterHostServer(server, h)
+	stop := context.AfterFunc(ctx, func() {
+		// Streams follow logs and changes for as long as anyone likes; they are cut.
+		force := time.AfterFunc(2*time.Second, server.Stop)
+		server.GracefulStop()
+		force.Stop()
+	})
+	defer stop()
+	return server.Serve(listener)
+}
+
+// logErrors logs failed calls: the method and the error, never the request, which may carry secrets.
+func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		res, err := handler(ctx, req)
+		if err != nil {
+			log.Warn("refused", "method", info.FullMethod, "error", err)
+		}
+		return res, err
+	}
+}

@@ -1,0 +1,184 @@
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+// store is capstand's memory:
+//
+//	host-id
+//	networks/<id>/spec.json
+//	balancers/<id>/spec.json          and the balancer's own folder, shared/
+//	machines/<id>/spec.json           what the machine is to be
+//	machines/<id>/state.json          what has become of it
+//	machines/<id>/bootstrap-data      until it was used
+//	machines/<id>/{rootfs,bundle,views,init.log}
+//	run/<id>/                         shared with the machine, made anew at each start
+//	runc/                             runc's own state
+//	tombstones/<id>                   ids deleted within the last day
+//	new/, trash/                      folders on their way in and out
+//
+// An object appears and disappears by the rename of its folder. Ids are checked before they become
+// part of a path.
+type store struct{ root string }
+
+// Folders of the store.
+const (
+	networksDir   = "networks"
+	balancersDir  = "balancers"
+	machinesDir   = "machines"
+	tombstonesDir = "tombstones"
+	newDir        = "new"
+	trashDir      = "trash"
+	runDir        = "run"
+)
+
+// tombstoneLife is for how long a deleted id cannot be made again: a controller that acts on an old
+// cache must not bring a machine back.
+const tombstoneLife = 24 * time.Hour
+
+func (s store) path(parts ...string) string {
+	return filepath.Join(append([]string{s.root}, parts...)...)
+}
+
+// open makes the folders, and finishes what a crash left half done.
+func (s store) open() (hostID string, err error) {
+	if err := os.MkdirAll(s.root, 0o711); err != nil {
+		return "", err
+	}
+	for _, dir := range []string{networksDir, balancersDir, machinesDir, tombstonesDir, newDir, trashDir, runDir} {
+		if err := os.MkdirAll(s.path(dir), 0o700); err != nil {
+			return "", err
+		}
+	}
+	// What never became an object.
+	if err := s.discardAll(newDir); err != nil {
+		return "", err
+	}
+	s.buryOld(time.Now())
+	return s.hostID()
+}
+
+func (s store) hostID() (string, error) {
+	path := s.path("host-id")
+	id, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		id = []byte(uuid.NewString() + "\n")
+		err = disk.WriteFile(path, id, 0o644)
+	}
+	return strings.TrimSpace(string(id)), err
+}
+
+// create makes an object's folder with its spec and other secret files, at once or not at all.
+func (s store) create(kind, id string, spec proto.Message, files map[string][]byte) error {
+	tmp := s.path(newDir, kind+"-"+id)
+	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
+		return err
+	}
+	for name, data := range files {
+		if err := disk.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	if err := writeSpec(filepath.Join(tmp, "spec.json"), spec); err != nil {
+		return err
+	}
+	return disk.Rename(tmp, s.path(kind, id))
+}
+
+func writeSpec(path string, spec proto.Message) error {
+	data, err := protojson.MarshalOptions{Multiline: true}.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return disk.WriteFile(path, data, 0o600)
+}
+
+// load reads every object of a kind, and logs those that cannot be read.
+func load[T proto.Message](s store, log *slog.Logger, kind string, empty func() T) ([]T, error) {
+	entries, err := os.ReadDir(s.path(kind))
+	if err != nil {
+		return nil, err
+	}
+	var all []T
+	for _, entry := range entries {
+		path, spec := s.path(kind, entry.Name(), "spec.json"), empty()
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, spec)
+		}
+		if err != nil {
+			log.Error("object cannot be read and is left alone", "path", path, "error", err)
+			continue
+		}
+		all = append(all, spec)
+	}
+	return all, nil
+}
+
+// discard makes a folder disappear at once, and removes its content in its own time.
+func (s store) discard(path string) error {
+	to := s.path(trashDir, uuid.NewString())
+	if err := disk.Rename(path, to); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return nil
+}
+
+func (s store) discardAll(dir string) error {
+	entries, err := os.ReadDir(s.path(dir))
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := s.discard(s.path(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emptyTrash removes what was discarded. Errors leave it for the next time.
+func (s store) emptyTrash() error {
+	entries, err := os.ReadDir(s.path(trashDir))
+	for _, entry := range entries {
+		err = errors.Join(err, os.RemoveAll(s.path(trashDir, entry.Name())))
+	}
+	return err
+}
+
+// bury notes that an id is to be gone. Written before anything is removed, it is also what makes an
+// interrupted deletion go on.
+func (s store) bury(id string) error {
+	return disk.WriteFile(s.path(tombstonesDir, id), nil, 0o600)
+}
+
+func (s store) buried(id string, now time.Time) bool {
+	info, err := os.Stat(s.path(tombstonesDir, id))
+	return err == nil && now.Sub(info.ModTime()) < tombstoneLife
+}
+
+// buryOld forgets the tombstones that have served their time.
+func (s store) buryOld(now time.Time) {
+	entries, _ := os.ReadDir(s.path(tombstonesDir))
+	for _, entry := range entries {
+		if !s.buried(entry.Name(), now) && !disk.Exists(s.path(machinesDir, entry.Name())) {
+			_ = os.Remove(s.path(tombstonesDir, entry.Name()))
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package host
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+func newStore(t *testing.T) store {
+	t.Helper()
+	s := store{filepath.Join(t.TempDir(), "root")}
+	if _, err := s.open(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func specs(t *testing.T, s store) []*hostpb.MachineSpec {
+	t.Helper()
+	all, err := load(s, slog.New(slog.DiscardHandler), machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestStore(t *testing.T) {
+	s := newStore(t)
+	id, _ := s.hostID()
+	data := map[string][]byte{"bootstrap-data": []byte("secret")}
+	if err := s.create(machinesDir, "m-1", goodSpec(), data); err != nil {
+		t.Fatal(err)
+	}
+	if all := specs(t, s); len(all) != 1 || !proto.Equal(all[0], goodSpec()) {
+		t.Errorf("read back %v", all)
+	}
+	for _, name := range []string{"spec.json", "bootstrap-data"} {
+		if info, err := os.Stat(s.path(machinesDir, "m-1", name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v %v", name, info.Mode(), err)
+		}
+	}
+	// A crash while an object was being written, and while one was being removed.
+	if err := os.MkdirAll(s.path(newDir, "machines-m-2"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.discard(s.path(machinesDir, "m-1")); err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.open()
+	if err != nil || again != id {
+		t.Errorf("host id %q then %q, %v", id, again, err)
+	}
+	// What cannot be read does not count, and is not touched.
+	if err := os.Mkdir(s.path(machinesDir, "broken"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if all := specs(t, s); len(all) != 0 {
+		t.Errorf("left: %v", all)
+	}
+	if err := s.emptyTrash(); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{newDir, trashDir} {
+		if left, _ := os.ReadDir(s.path(dir)); len(left) != 0 {
+			t.Errorf("%s holds %v", dir, left)
+		}
+	}
+}
+
+func TestTombstones(t *testing.T) {
+	s, now := newStore(t), time.Now()
+	if err := s.bury("m-1"); err != nil {
+		t.Fatal(err)
+	}
+	if !s.buried("m-1", now.Add(tombstoneLife-time.Minute)) || s.buried("m-1", now.Add(tombstoneLife+time.Minute)) || s.buried("m-2", now) {
+		t.Error("a tombstone is to last a day")
+	}
+	s.buryOld(now)
+	if !s.buried("m-1", now) {
+		t.Error("a fresh tombstone was dropped")
+	}
+	s.buryOld(now.Add(tombstoneLife + time.Minute))
+	if _, err := os.Stat(s.path(tombstonesDir, "m-1")); !os.IsNotExist(err) {
+		t.Errorf("an old tombstone is kept: %v", err)
+	}
+}

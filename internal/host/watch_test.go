@@ -1,0 +1,42 @@
+package host
+
+import (
+	"context"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// A watcher that does not keep up gets the newest state of each object, once, and holds nobody up.
+func TestHubCoalesces(t *testing.T) {
+	h := newHub()
+	w, end := h.subscribe()
+	event := func(id string, restarts int32, kind hostpb.Event_Type) *hostpb.Event {
+		return machineEvent(kind, &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id}, Status: &hostpb.MachineStatus{Restarts: restarts}})
+	}
+	for i := range int32(1000) {
+		h.publish(event("a", i, hostpb.Event_CHANGED))
+		h.publish(event("b", i, hostpb.Event_CHANGED))
+	}
+	h.publish(event("b", 1000, hostpb.Event_DELETED))
+	got, err := w.take(context.Background())
+	if err != nil || len(got) != 2 {
+		t.Fatalf("got %d events, %v; want 2", len(got), err)
+	}
+	if a := got[0].GetMachine(); a.Spec.Id != "a" || a.Status.Restarts != 999 {
+		t.Errorf("first event is %v", a)
+	}
+	if got[1].Type != hostpb.Event_DELETED {
+		t.Errorf("second event is %v", got[1])
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if more, err := w.take(ctx); err == nil {
+		t.Errorf("told again: %v", more)
+	}
+	end()
+	h.publish(event("a", 0, hostpb.Event_CHANGED))
+	if len(w.pending) != 0 {
+		t.Error("told after its end")
+	}
+}

@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+)
+
+// reconcileDelete removes the load balancer and the network from every host, then the claim of its address
+// (IPAM-07), then the finalizer (IC-12). A cluster that never got an id has nothing on any host.
+func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result, error) {
+	if s.capstan.Spec.ID != "" && !hosts.Abandoned(s.capstan) {
+		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
+			// They are watched: the last one that goes leads here again.
+			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
+				"%d CapstanMachines of the cluster are still there", left)
+			return ctrl.Result{}, err
+		}
+		waiting, err := r.removeFromHosts(ctx, s)
+		if err != nil {
+			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, "%s", err)
+			return ctrl.Result{}, err
+		}
+		if waiting != "" {
+			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
+				"Host %s, which has the cluster's load balancer, is not connected. If it is gone for good, annotate the CapstanHost with %s",
+				waiting, infrav1.HostAbandonedAnnotation)
+			return ctrl.Result{}, nil
+		}
+	}
+	if gone, err := r.claimGone(ctx, s); err != nil || !gone {
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
+			"Waiting until IPAddressClaim %s is gone", claimName(s.capstan))
+		return ctrl.Result{}, err // it is watched
+	}
+	controllerutil.RemoveFinalizer(s.capstan, infrav1.ClusterFinalizer)
+	return ctrl.Result{}, nil
+}
+
+func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
+	list := &infrav1.CapstanMachineList{}
+	name := s.capstan.Labels[clusterv1.ClusterNameLabel]
+	if s.cluster != nil {
+		name = s.cluster.Name
+	}
+	if name == "" {
+		return 0, nil
+	}
+	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: name})
+	return len(list.Items), err
+}
+
+// removeFromHosts asks every host that is connected, for the load balancer may have been moved, and returns
+// the load balancer's host if that is not. Networks without load balancer went with the last machine.
+// It tries all hosts before it fails.
+func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
+	list := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, list); err != nil {
+		return "", err
+	}
+	for i := range list.Items {
+		h := &list.Items[i]
+		if hosts.Abandoned(h) {
+			continue
+		}
+		conn := r.connected(h.Name)
+		if conn == nil {
+			if h.Name == s.capstan.Spec.LoadBalancer.HostName {
+				waiting = h.Name
+			}
+			continue
+		}
+		if e := remove(ctx, conn, s.capstan.Spec.ID); e != nil && err == nil {
+			err = fmt.Errorf("host %s: %w", h.Name, e)
+		}
+	}
+	return waiting, err
+}
+
+func remove(ctx context.Context, host *hostclient.Host, id string) error {
+	if _, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: id}); err != nil && hostclient.Code(err) != codes.NotFound {
+		return fmt.Errorf("delete the load balancer: %s", hostclient.Message(err))
+	}
+	if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id}); err != nil && hostclient.Code(err) != codes.NotFound {
+		return fmt.Errorf("delete the network: %s", hostclient.Message(err))
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package cluster
+
+import (
+	"context"
+	"strings"
+
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// idIndex finds a CapstanCluster by spec.id, which is all that a host knows of it.
+const idIndex = "spec.id"
+
+// ofLabel maps an object that carries the cluster's name to the CapstanCluster.
+func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.Request {
+	cluster := &clusterv1.Cluster{}
+	key := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}
+	if key.Name == "" || r.Client.Get(ctx, key, cluster) != nil || cluster.Spec.InfrastructureRef.Kind != "CapstanCluster" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: key.Namespace, Name: cluster.Spec.InfrastructureRef.Name}}}
+}
+
+// all maps a change of a host to every cluster: any of them may use it.
+func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	list := &infrav1.CapstanClusterList{}
+	if r.Client.List(ctx, list) != nil {
+		return nil
+	}
+	return requests(list)
+}
+
+// ofLoadBalancer maps a load balancer on a host to its cluster.
+func (r *Reconciler) ofLoadBalancer(ctx context.Context, e hostclient.Event) []reconcile.Request {
+	list := &infrav1.CapstanClusterList{}
+	if e.LoadBalancer == nil || r.Client.List(ctx, list, client.MatchingFields{idIndex: e.LoadBalancer.GetId()}) != nil {
+		return nil
+	}
+	return requests(list)
+}
+
+func requests(list *infrav1.CapstanClusterList) []reconcile.Request {
+	out := make([]reconcile.Request, 0, len(list.Items))
+	for i := range list.Items {
+		if manager.HasOwner(&list.Items[i], clusterGroupKind) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}
+
+// becameInitialized passes the update with which the Cluster's API server is known to answer.
+func becameInitialized() predicate.Predicate {
+	initialized := func(o client.Object) bool {
+		return ptr.Deref(o.(*clusterv1.Cluster).Status.Initialization.ControlPlaneInitialized, false)
+	}
+	return predicate.Funcs{
+		CreateFunc:  func(event.CreateEvent) bool { return false },
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return !initialized(e.ObjectOld) && initialized(e.ObjectNew) },
+	}
+}
+
+// isPreparedControlPlane passes control plane Machines whose bootstrap data is there: nothing is left to
+// do for them but to boot.
+func isPreparedControlPlane(o client.Object) bool {
+	m := o.(*clusterv1.Machine)
+	_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
+	return controlPlane && m.Spec.Bootstrap.DataSecretName != nil && !ptr.Deref(m.Status.Initialization.InfrastructureProvisioned, false)
+}
+
+func isKubeconfig(o client.Object) bool {
+	return strings.HasSuffix(o.GetName(), "-"+string(secret.Kubeconfig))
+}
+
+// hostChanged passes what matters to clusters: hosts that come, go, change their spec, or are connected
+// or not. How full they are does not.
+func hostChanged() predicate.Predicate {
+	connected := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition)
+	}}
+	return predicate.Or(manager.IgnoreStatus(), connected)
+}

@@ -1,0 +1,312 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// errWaiting ends a reconcile that an event will continue; a condition says what for.
+var errWaiting = errors.New("waiting")
+
+// reconcileNormal goes through the contract's steps in their order (IC-11). Each one either is done, or
+// says in a condition what it waits for.
+func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
+	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	for _, step := range []func(context.Context, *scope, []infrav1.CapstanHost) error{
+		r.observeHosts, r.reserve, r.ensureNetwork, r.claimAddress, r.ensureLoadBalancer,
+	} {
+		if err := step(ctx, s, usable); errors.Is(err, errWaiting) {
+			return ctrl.Result{}, nil
+		} else if err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	return r.provision(ctx, s)
+}
+
+// observeHosts shows the failure domains of the hosts that the cluster may use (IC-04). A domain stays
+// while its hosts are away: control planes should not move because of an outage.
+func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	s.capstan.Status.FailureDomains = failureDomains(usable)
+	connected := slices.ContainsFunc(usable, func(h infrav1.CapstanHost) bool { return r.connected(h.Name) != nil })
+	switch {
+	case len(usable) == 0:
+		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostsReason,
+			"No CapstanHost admits namespace %s and matches spec.hostSelector: create one, or see spec.allowedNamespaces of those that exist", s.capstan.Namespace)
+	case !connected:
+		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostConnectedReason,
+			"None of the %d hosts that the cluster may use is connected: see their conditions", len(usable))
+	default:
+		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionTrue, infrav1.HostsAvailableReason, "")
+		return nil
+	}
+	// A cluster that has all it needs goes on as well as it can.
+	if s.capstan.Spec.ID == "" {
+		return errWaiting
+	}
+	return nil
+}
+
+// failureDomains of hosts, by name; at most 100, which is all that the contract has room for.
+func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
+	byName := map[string]bool{}
+	for i := range usable {
+		name := placement.FailureDomain(&usable[i])
+		byName[name] = byName[name] || placement.AllowsControlPlane(&usable[i])
+	}
+	var out []clusterv1.FailureDomain
+	for name, controlPlane := range byName {
+		out = append(out, clusterv1.FailureDomain{Name: name, ControlPlane: ptr.To(controlPlane)})
+	}
+	slices.SortFunc(out, func(a, b clusterv1.FailureDomain) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out[:min(len(out), 100)]
+}
+
+// connected returns the connection to a host, or nil.
+func (r *Reconciler) connected(name string) *hostclient.Host {
+	if h := r.Pool.Get(name); h != nil && h.Connected() == nil {
+		return h
+	}
+	return nil
+}
+
+// reserve writes the cluster's identity, its machine network and the load balancer's host to spec,
+// all of them before the first side effect.
+func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	clusterNetwork := s.cluster.Spec.ClusterNetwork
+	if err := network.Validate(s.capstan.Spec.Network, clusterNetwork.Pods.CIDRBlocks, clusterNetwork.Services.CIDRBlocks); err != nil {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason, "%s", err)
+		return errWaiting
+	}
+	lb := &s.capstan.Spec.LoadBalancer
+	if s.capstan.Spec.ID != "" && s.capstan.Spec.Network.MachineCIDR != "" && (lb.HostName != "" || external(s.capstan)) {
+		return nil
+	}
+	r.reserving.Lock()
+	defer r.reserving.Unlock()
+	before := s.capstan.DeepCopy()
+	if s.capstan.Spec.ID == "" {
+		s.capstan.Spec.ID = uuid.NewString()
+	}
+	if err := r.chooseNetwork(ctx, s, netip.Prefix{}); err != nil {
+		return err
+	}
+	if lb.HostName == "" && !external(s.capstan) {
+		host, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{ControlPlane: true})
+		if err != nil {
+			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
+			return errWaiting
+		}
+		lb.HostName = host
+	}
+	return r.record(ctx, s, before)
+}
+
+// record writes decisions to spec at once.
+func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanCluster) error {
+	helper, err := manager.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
+	if err == nil {
+		s.helper = helper
+	}
+	return err
+}
+
+// chooseNetwork puts a machine network into spec, unless there is one that was not refused.
+func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.Prefix) error {
+	if s.capstan.Spec.Network.MachineCIDR != "" && !refused.IsValid() {
+		return nil
+	}
+	clusters := &infrav1.CapstanClusterList{}
+	if err := r.LiveClient.List(ctx, clusters, client.InNamespace(r.WatchNamespace)); err != nil {
+		return err
+	}
+	clusterNetwork := s.cluster.Spec.ClusterNetwork
+	taken := network.Parse(append(slices.Clone(clusterNetwork.Pods.CIDRBlocks), clusterNetwork.Services.CIDRBlocks...)...)
+	for i := range clusters.Items {
+		if clusters.Items[i].UID != s.capstan.UID {
+			taken = append(taken, network.Parse(clusters.Items[i].Spec.Network.MachineCIDR)...)
+		}
+	}
+	cidr, err := network.Choose(r.NetworkPool, r.NetworkBits, taken, refused)
+	if err != nil {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
+		return err // no event says that another plane's network became free
+	}
+	s.capstan.Spec.Network.MachineCIDR = cidr.String()
+	metav1.SetMetaDataAnnotation(&s.capstan.ObjectMeta, infrav1.MachineCIDRFromPoolAnnotation, "")
+	return nil
+}
+
+// ensureNetwork makes the network on the load balancer's host. Every host makes it by itself with its
+// first machine of the cluster, and removes it with the last one.
+func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
+	if external(s.capstan) {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		return nil
+	}
+	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
+	if host == nil {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionUnknown, infrav1.NoHostConnectedReason,
+			"Host %s is not connected", s.capstan.Spec.LoadBalancer.HostName)
+		return errWaiting
+	}
+	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && host.LoadBalancer(s.capstan.Spec.ID) != nil {
+		return nil
+	}
+	_, err := host.EnsureNetwork(ctx, &hostpb.Network{
+		Id: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name,
+		Cidr: s.capstan.Spec.Network.MachineCIDR, Ipv6Cidr: s.capstan.Spec.Network.MachineIPv6CIDR,
+	})
+	if err == nil {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+		return nil
+	}
+	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
+		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, hostclient.Message(err))
+	if hostclient.Code(err) == codes.FailedPrecondition && mayChooseAgain(s.capstan, hostclient.Message(err)) {
+		return r.chooseAgain(ctx, s)
+	}
+	return fmt.Errorf("network %s on host %s: %w", s.capstan.Spec.Network, host.Name(), err)
+}
+
+// mayChooseAgain says whether the refused network is the controller's own choice and no machine has it yet.
+// The IPv6 network is never its choice.
+func mayChooseAgain(c *infrav1.CapstanCluster, refusal string) bool {
+	_, ours := c.Annotations[infrav1.MachineCIDRFromPoolAnnotation]
+	return ours && strings.Contains(refusal, c.Spec.Network.MachineCIDR) && !ptr.Deref(c.Status.Initialization.Provisioned, false)
+}
+
+// chooseAgain tries the network behind the one that a host refused.
+func (r *Reconciler) chooseAgain(ctx context.Context, s *scope) error {
+	refused, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)
+	if err != nil {
+		return err
+	}
+	r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.NetworkRefusedReason, "ChooseNetwork",
+		"%s", conditions.GetMessage(s.capstan, infrav1.NetworkReadyCondition))
+	r.reserving.Lock()
+	before := s.capstan.DeepCopy()
+	err = r.chooseNetwork(ctx, s, refused)
+	if err == nil {
+		err = r.record(ctx, s, before)
+	}
+	r.reserving.Unlock()
+	if err != nil {
+		return err
+	}
+	// The next network is tried by the next reconcile, so that a host that refuses everything does
+	// not hold a worker: the change of spec is the event that leads to it.
+	return errWaiting
+}
+
+// ensureLoadBalancer makes the load balancer, keeps its members (IM-06), and records the endpoint (IC-10).
+func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
+	if external(s.capstan) {
+		return externalEndpoint(s)
+	}
+	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
+	if host == nil {
+		// The load balancer is a process of its own: it may well serve while capstand does not answer.
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, infrav1.NoHostConnectedReason,
+			"Host %s is not connected", s.capstan.Spec.LoadBalancer.HostName)
+		return errWaiting
+	}
+	backends, err := loadbalancer.Members(ctx, r.Client, s.key(), "")
+	if err != nil {
+		return err
+	}
+	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends))
+	if err != nil {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
+			"Host %s refused the load balancer: %s", host.Name(), hostclient.Message(err))
+		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
+	}
+	if err := recordEndpoint(s); err != nil {
+		return err
+	}
+	if !lb.GetServing() {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerNotServingReason,
+			"The load balancer on host %s does not listen: %s", host.Name(), lb.GetMessage())
+		return errWaiting
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "")
+	return nil
+}
+
+// recordEndpoint fills in what the user left open: host and port of the load balancer.
+func recordEndpoint(s *scope) error {
+	endpoint := &s.capstan.Spec.ControlPlaneEndpoint
+	if endpoint.Host == "" && s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
+		*endpoint = s.cluster.Spec.ControlPlaneEndpoint
+	}
+	if endpoint.Host == "" {
+		endpoint.Host = cmp.Or(s.capstan.Spec.LoadBalancer.BindAddress, s.capstan.Spec.LoadBalancer.Address)
+	}
+	if endpoint.Host == "" {
+		cidr, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)
+		if err != nil {
+			return err
+		}
+		endpoint.Host = network.Gateway(cidr).String()
+	}
+	if endpoint.Port == 0 {
+		endpoint.Port = loadbalancer.Port(s.capstan)
+	}
+	return nil
+}
+
+// externalEndpoint waits for the endpoint that others provide (IC-14).
+func externalEndpoint(s *scope) error {
+	if s.capstan.Spec.ControlPlaneEndpoint.IsZero() {
+		s.capstan.Spec.ControlPlaneEndpoint = s.cluster.Spec.ControlPlaneEndpoint
+	}
+	if !s.capstan.Spec.ControlPlaneEndpoint.IsValid() {
+		s.capstan.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{}
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForEndpointReason,
+			"spec.loadBalancer.mode is External: set spec.controlPlaneEndpoint on the Cluster or here")
+		return errWaiting
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerExternalReason, "")
+	return nil
+}
+
+func external(c *infrav1.CapstanCluster) bool {
+	return c.Spec.LoadBalancer.Mode == infrav1.LoadBalancerExternal
+}
+
+func set(c *infrav1.CapstanCluster, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
+	conditions.Set(c, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
+}

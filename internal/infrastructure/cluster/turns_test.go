@@ -1,0 +1,50 @@
+package cluster
+
+import (
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+)
+
+func TestTurns(t *testing.T) {
+	key := func(name string) client.ObjectKey { return client.ObjectKey{Namespace: "ns", Name: name} }
+	now := time.Now()
+	turns := turns{wake: make(chan event.TypedGenericEvent[client.ObjectKey], 10)}
+	take := func(name, host string, want time.Duration) {
+		t.Helper()
+		if got := turns.take(key(name), host, 1, now); got != want {
+			t.Errorf("%s on %s waits %s, want %s", name, host, got, want)
+		}
+	}
+	take("a", "one", 0)
+	take("a", "one", 0) // asked twice
+	take("b", "one", turnLength)
+	take("c", "two", 0) // hosts do not wait for one another
+
+	turns.done(key("c")) // which wakes everybody who waits, wherever
+	if woken := <-turns.wake; woken.Object != key("b") {
+		t.Errorf("%s was woken", woken.Object)
+	}
+	take("b", "one", turnLength)
+
+	now = now.Add(turnLength - time.Second)
+	take("b", "one", time.Second)
+	now = now.Add(time.Second) // a has not come up in time
+	take("b", "one", 0)
+
+	turns.done(key("a")) // late, and without effect on the turn of b
+	take("d", "one", turnLength)
+	turns.done(key("b"))
+	take("d", "one", 0)
+}
+
+func TestTurnsSlots(t *testing.T) {
+	turns := turns{wake: make(chan event.TypedGenericEvent[client.ObjectKey], 10)}
+	for i, want := range []time.Duration{0, 0, turnLength} {
+		if got := turns.take(client.ObjectKey{Name: string(rune('a' + i))}, "host", 2, time.Unix(0, 0)); got != want {
+			t.Errorf("cluster %d of two slots waits %s, want %s", i, got, want)
+		}
+	}
+}

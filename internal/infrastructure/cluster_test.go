@@ -1,0 +1,351 @@
+package infrastructure_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// address is the n-th address of the cluster's network.
+func (b *box) address(n int) string {
+	a := netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr()
+	for range n {
+		a = a.Next()
+	}
+	return a.String()
+}
+
+// IC-01, IC-02, IC-04, IC-08, IC-10, IC-12, ALL-09, ALL-13: the contract's normal path and deletion.
+func TestClusterLife_IC01_IC02_IC04_IC08_IC10_IC12(t *testing.T) {
+	b := newBox(t)
+	b.waitProvisioned()
+	c := b.capstan
+	b.Expect(c.Finalizers).To(ConsistOf(infrav1.ClusterFinalizer))
+	b.Expect(c.Spec.ID).NotTo(BeEmpty())
+	b.Expect(networkPool.Contains(netip.MustParsePrefix(c.Spec.Network.MachineCIDR).Addr())).To(BeTrue())
+	b.Expect(c.Spec.LoadBalancer.HostName).To(Equal(b.host.Name))
+	b.Expect(c.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: b.address(1), Port: 6443}))
+	b.Expect(c.Status.FailureDomains).To(Equal([]clusterv1.FailureDomain{{Name: b.host.Name, ControlPlane: ptr.To(true)}}))
+	b.condition(c, "Ready", metav1.ConditionTrue, "Ready")
+	b.Expect(b.fake.LoadBalancer(c.Spec.ID).GetListen()).To(Equal([]string{":6443"}))
+	b.Expect(b.fake.Network(c.Spec.ID).GetCidr()).To(Equal(c.Spec.Network.MachineCIDR))
+	b.Expect(b.fake.Network(c.Spec.ID).GetName()).To(Equal(b.cluster.Name))
+	b.unchanged(c)
+	b.Expect(b.fake.Calls("EnsureNetwork")).To(Equal(1))
+	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(Equal(1))
+
+	b.fake.Refuse("DeleteNetwork", status.Error(codes.FailedPrecondition, "in use"))
+	b.delete(c)
+	b.Expect(b.condition(c, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring("in use"))
+	b.Expect(c.Finalizers).To(ConsistOf(infrav1.ClusterFinalizer), "an error keeps the finalizer")
+	b.fake.Refuse("DeleteNetwork", nil)
+	b.gone(c)
+	b.Expect(b.fake.Network(c.Spec.ID)).To(BeNil())
+	b.Expect(b.fake.LoadBalancer(c.Spec.ID)).To(BeNil())
+}
+
+// IC-04: one domain for all hosts that share it; it takes control planes if one of its hosts does.
+func TestFailureDomains_IC04(t *testing.T) {
+	b := newBox(t)
+	for i := range 3 {
+		b.addHost(func(h *infrav1.CapstanHost) {
+			h.Spec.FailureDomain = "rack-1"
+			h.Spec.ControlPlane = ptr.To(i == 1)
+		})
+	}
+	worker, _ := b.addHost(func(h *infrav1.CapstanHost) { h.Spec.FailureDomain, h.Spec.ControlPlane = "rack-2", ptr.To(false) })
+	newNamespace(t).addHost(nil)
+	domains := func() []clusterv1.FailureDomain {
+		b.get(b.capstan)
+		return b.capstan.Status.FailureDomains
+	}
+	b.Eventually(domains).Should(Equal([]clusterv1.FailureDomain{
+		{Name: b.host.Name, ControlPlane: ptr.To(true)}, {Name: "rack-1", ControlPlane: ptr.To(true)}, {Name: "rack-2", ControlPlane: ptr.To(false)},
+	}))
+	b.delete(worker)
+	b.Eventually(domains).Should(HaveLen(2))
+}
+
+// IC-10: what the user gives is kept, and the load balancer listens where it was told to.
+func TestEndpointOfTheUser_IC10(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cluster func(*clusterv1.Cluster)
+		capstan func(*infrav1.CapstanCluster)
+		want    clusterv1.APIEndpoint
+		listen  []string
+	}{
+		"host and port": {
+			capstan: func(c *infrav1.CapstanCluster) {
+				c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 7443}
+			},
+			want: clusterv1.APIEndpoint{Host: "api.example.com", Port: 7443}, listen: []string{":7443"},
+		},
+		"only the host": {
+			capstan: func(c *infrav1.CapstanCluster) { c.Spec.ControlPlaneEndpoint.Host = "api.example.com" },
+			want:    clusterv1.APIEndpoint{Host: "api.example.com", Port: 6443}, listen: []string{":6443"},
+		},
+		"another port outside": {
+			capstan: func(c *infrav1.CapstanCluster) {
+				c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}
+				c.Spec.LoadBalancer.Port = 6443
+			},
+			want: clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}, listen: []string{":6443"},
+		},
+		"on the Cluster": {
+			cluster: func(c *clusterv1.Cluster) {
+				c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 7443}
+			},
+			want: clusterv1.APIEndpoint{Host: "api.example.com", Port: 7443}, listen: []string{":7443"},
+		},
+		"bind address": {
+			capstan: func(c *infrav1.CapstanCluster) {
+				c.Spec.LoadBalancer = infrav1.LoadBalancerSpec{BindAddress: "192.0.2.10", Port: 8443}
+			},
+			want: clusterv1.APIEndpoint{Host: "192.0.2.10", Port: 8443}, listen: []string{":8443", "192.0.2.10:8443"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newNamespace(t)
+			_, b.fake = b.addHost(nil)
+			b.addCluster(tc.cluster, tc.capstan)
+			b.waitProvisioned()
+			b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(tc.want))
+			b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID).GetListen()).To(Equal(tc.listen))
+		})
+	}
+}
+
+// IC-14: an endpoint that others provide is waited for; no load balancer is made.
+func TestExternalEndpoint_IC14(t *testing.T) {
+	b := newNamespace(t)
+	_, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal })
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForEndpoint")
+	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
+	update(b, b.cluster, func(c *clusterv1.Cluster) {
+		c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}
+	})
+	b.waitProvisioned()
+	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: "api.example.com", Port: 443}))
+	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+}
+
+// IC-06: what others manage is not touched, not even its status.
+func TestExternallyManaged_IC06(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Annotations = map[string]string{clusterv1.ManagedByAnnotation: "others"}
+	})
+	b.Consistently(func() int { return writes.of(b.capstan) - writes.of(b.cluster) + len(b.refresh(b.capstan).Finalizers) }).Should(BeZero())
+	b.Expect(b.capstan.Status).To(Equal(infrav1.CapstanClusterStatus{}))
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+}
+
+func (b *box) refresh(c *infrav1.CapstanCluster) *infrav1.CapstanCluster {
+	b.get(c)
+	return c
+}
+
+// IC-07, IC-12: without a Cluster nothing is done, and deletion only removes the finalizer.
+func TestNoOwner_IC07_IC12(t *testing.T) {
+	b := newNamespace(t)
+	_, b.fake = b.addHost(nil)
+	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("c"), Finalizers: []string{infrav1.ClusterFinalizer}}}
+	b.create(c)
+	b.Consistently(func() int { return writes.of(c) }).Should(BeZero())
+	b.delete(c)
+	b.gone(c)
+	b.Expect(b.fake.Calls("DeleteNetwork")).To(BeZero())
+}
+
+// IC-09: an error is shown in a condition and tried again.
+func TestErrorsAreShownAndRetried_IC09(t *testing.T) {
+	b := newNamespace(t)
+	_, b.fake = b.addHost(nil)
+	b.fake.Refuse("EnsureLoadBalancer", status.Error(codes.AlreadyExists, "port 6443 is taken"))
+	b.addCluster(nil, nil)
+	b.Expect(b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "LoadBalancerRefused")).To(ContainSubstring("port 6443 is taken"))
+	b.condition(b.capstan, "Ready", metav1.ConditionFalse, "LoadBalancerRefused")
+	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
+	b.fake.Refuse("EnsureLoadBalancer", nil)
+	b.waitProvisioned()
+}
+
+// IC-11: the endpoint is there at the latest when provisioned is.
+func TestOrder_IC11(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	clusters := &infrav1.CapstanClusterList{}
+	w, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
+	b.Expect(err).NotTo(HaveOccurred())
+	watch, err := w.Watch(ctx, clusters, client.InNamespace(b.namespace))
+	b.Expect(err).NotTo(HaveOccurred())
+	defer watch.Stop()
+	b.addCluster(nil, nil)
+	timeout := time.After(15 * time.Second)
+	for {
+		select {
+		case e := <-watch.ResultChan():
+			c := e.Object.(*infrav1.CapstanCluster)
+			if c.Spec.ID != "" {
+				b.Expect(c.Finalizers).NotTo(BeEmpty(), "IC-08: the finalizer comes first")
+			}
+			if ptr.Deref(c.Status.Initialization.Provisioned, false) {
+				b.Expect(c.Spec.ControlPlaneEndpoint.IsValid()).To(BeTrue())
+				b.Expect(c.Status.FailureDomains).NotTo(BeEmpty())
+				return
+			}
+		case <-timeout:
+			t.Fatal("never provisioned")
+		}
+	}
+}
+
+// Without a host the cluster waits, and goes on when one is there.
+func TestWaitsForAHost(t *testing.T) {
+	b := newNamespace(t)
+	b.addCluster(nil, nil)
+	b.condition(b.capstan, "HostsAvailable", metav1.ConditionFalse, "NoHosts")
+	b.Expect(b.capstan.Spec.ID).To(BeEmpty())
+	b.addHost(nil)
+	b.waitProvisioned()
+}
+
+// A network that the host refuses is replaced by the next one; one that the user chose is not.
+func TestRefusedNetwork(t *testing.T) {
+	b := newNamespace(t)
+	_, b.fake = b.addHost(nil)
+	// Another management plane has the whole pool but its last network.
+	for i, cidr := range []string{"10.200.0.0/14", "10.204.0.0/15", "10.206.0.0/16", "10.207.0.0/17", "10.207.128.0/18", "10.207.192.0/19", "10.207.224.0/20", "10.207.240.0/21"} {
+		_, err := b.fake.EnsureNetwork(ctx, &hostpb.Network{Id: fmt.Sprint("other-", i), Namespace: "other", Name: fmt.Sprint(i), Cidr: cidr})
+		b.Expect(err).NotTo(HaveOccurred())
+	}
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "10.204.8.0/21" })
+	b.Expect(b.condition(b.capstan, "NetworkReady", metav1.ConditionFalse, "NetworkRefused")).To(ContainSubstring("10.204.0.0/15"))
+	b.Expect(b.capstan.Spec.Network.MachineCIDR).To(Equal("10.204.8.0/21"))
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Spec.Network.MachineCIDR = "10.207.232.0/21"
+		c.Annotations = map[string]string{infrav1.MachineCIDRFromPoolAnnotation: ""}
+	})
+	b.waitProvisioned()
+	b.Expect(b.capstan.Spec.Network.MachineCIDR).To(Equal("10.207.248.0/21"))
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+}
+
+// Clusters that start at the same time get networks of their own, also with one name in two namespaces.
+func TestClustersAtOnce(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	var all []*infrav1.CapstanCluster
+	for range 5 {
+		b.addCluster(nil, nil)
+		all = append(all, b.capstan)
+	}
+	seen := map[string]bool{}
+	start := time.Now()
+	for _, c := range all {
+		b.capstan = c
+		b.waitProvisioned()
+		seen[c.Spec.Network.MachineCIDR] = true
+	}
+	t.Logf("five clusters provisioned within %s", time.Since(start).Round(time.Millisecond))
+	b.Expect(seen).To(HaveLen(5))
+}
+
+// Networks that overlap are refused with a condition, and accepted when that is mended.
+func TestOverlappingNetworks(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	b.addCluster(func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.96.0.0/12"} }, nil)
+	b.Expect(b.condition(b.capstan, "NetworkReady", metav1.ConditionFalse, "NetworkInvalid")).
+		To(ContainSubstring("Service network 10.96.0.0/16 overlaps pod network 10.96.0.0/12"))
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"192.168.0.0/16"} })
+	b.waitProvisioned()
+
+	// The pool's networks keep clear of the cluster's own.
+	b.addCluster(func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.200.0.0/14"} }, nil)
+	b.waitProvisioned()
+	b.Expect(netip.MustParsePrefix("10.204.0.0/14").Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeTrue())
+}
+
+// ALL-15: with a CapstanControlPlane provisioned waits until only a boot is left: the kubeconfig, and a
+// Machine with bootstrap data. The endpoint is there before, for the control plane to start from.
+func TestProvisionedFollowsThePreparation_ALL15(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	b.addCluster(func(c *clusterv1.Cluster) {
+		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.capstan.dev", Kind: "CapstanControlPlane", Name: "cp"}
+	}, nil)
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionTrue, "LoadBalancerReady")
+	b.Eventually(func() bool {
+		b.get(b.capstan)
+		return b.capstan.Spec.ControlPlaneEndpoint.IsValid()
+	}).Should(BeTrue())
+	b.Expect(b.capstan.Status.Initialization.Provisioned).To(BeNil())
+	b.create(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: b.cluster.Name + "-kubeconfig", Labels: map[string]string{clusterv1.ClusterNameLabel: b.cluster.Name}},
+		Type:       clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("x")},
+	})
+	b.addMachine(controlPlane, nil)
+	b.waitProvisioned()
+}
+
+// IC-12: the load balancer's host is waited for.
+func TestDeletionWaitsForTheHost_IC12(t *testing.T) {
+	b := newBox(t)
+	b.waitProvisioned()
+	b.fake.Stop()
+	b.condition(b.host, "Connected", metav1.ConditionFalse, "Unreachable")
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring(b.host.Name))
+	b.fake.Start(t)
+	b.gone(b.capstan)
+	b.Expect(b.fake.Network(b.capstan.Spec.ID)).To(BeNil())
+}
+
+// IC-12: machines go first.
+func TestDeletionWaitsForMachines_IC12(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring("1 CapstanMachines"))
+	b.Expect(b.fake.Calls("DeleteNetwork")).To(BeZero())
+	b.delete(m)
+	b.gone(b.capstan)
+}
+
+// ALL-08
+func TestPausedCluster_ALL08(t *testing.T) {
+	b := newNamespace(t)
+	_, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	b.condition(b.capstan, "Paused", metav1.ConditionTrue, "Paused")
+	b.Expect(b.capstan.Finalizers).To(BeEmpty())
+	b.Expect(b.fake.Calls("EnsureNetwork")).To(BeZero())
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Annotations = nil })
+	b.waitProvisioned()
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	b.condition(b.capstan, "Paused", metav1.ConditionTrue, "Paused")
+	b.delete(b.capstan)
+	b.Consistently(func() int { return b.fake.Calls("DeleteNetwork") }).Should(BeZero())
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
+	b.gone(b.capstan)
+}

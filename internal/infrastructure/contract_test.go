@@ -1,0 +1,147 @@
+package infrastructure_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+
+	"sigs.k8s.io/cluster-api/util/contract"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+func load[T any](t *testing.T, path ...string) *T {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(append([]string{testenv.Root(), "config", "infrastructure"}, path...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := new(T)
+	if err := yaml.UnmarshalStrict(data, out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func crds(t *testing.T) (out []*apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(testenv.Root(), "config", "infrastructure", "crd", "bases", "*.yaml"))
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d CRDs: %v", len(files), err)
+	}
+	for _, f := range files {
+		out = append(out, load[apiextensionsv1.CustomResourceDefinition](t, "crd", "bases", filepath.Base(f)))
+	}
+	return out
+}
+
+// ALL-01, ALL-02, ALL-03, ALL-04, ALL-06: what core and clusterctl expect of CRDs.
+func TestCRDs_ALL01_ALL02_ALL03_ALL04_ALL06(t *testing.T) {
+	for _, crd := range crds(t) {
+		names := crd.Spec.Names
+		if want := contract.CalculateCRDName(infrav1.GroupVersion.Group, names.Kind); crd.Name != want {
+			t.Errorf("ALL-03: %s should be named %s", crd.Name, want)
+		}
+		scope := apiextensionsv1.NamespaceScoped
+		if names.Kind == "CapstanHost" {
+			scope = apiextensionsv1.ClusterScoped
+			if _, ok := crd.Labels["clusterctl.cluster.x-k8s.io/move-hierarchy"]; !ok {
+				t.Error("ALL-11: hosts must be moved")
+			}
+		}
+		if crd.Spec.Scope != scope {
+			t.Errorf("ALL-01: %s is %s", names.Kind, crd.Spec.Scope)
+		}
+		if names.ListKind != names.Kind+"List" || !env.Scheme.Recognizes(infrav1.GroupVersion.WithKind(names.ListKind)) {
+			t.Errorf("ALL-02: the list of %s is %s", names.Kind, names.ListKind)
+		}
+		if crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta2" || !slices.ContainsFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+			return v.Name == "v1beta2" && v.Served && v.Storage
+		}) {
+			t.Errorf("ALL-04: %s: labels %v", names.Kind, crd.Labels)
+		}
+		if _, ok := crd.Labels["cluster.x-k8s.io/v1beta1"]; ok {
+			t.Errorf("ALL-04: %s claims a contract whose version it does not serve", names.Kind)
+		}
+		if !slices.Contains(names.Categories, "cluster-api") || len(names.ShortNames) == 0 || len(crd.Spec.Versions[0].AdditionalPrinterColumns) == 0 {
+			t.Errorf("ALL-06: %s: %+v", names.Kind, names)
+		}
+		checkDocs(t, names.Kind, *crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+	}
+}
+
+// checkDocs: `kubectl explain` says something about every field (ALL-06).
+func checkDocs(t *testing.T, path string, s apiextensionsv1.JSONSchemaProps) {
+	t.Helper()
+	for name, p := range s.Properties {
+		if p.Description == "" && name != "metadata" {
+			t.Errorf("ALL-06: %s.%s is not documented", path, name)
+		}
+		checkDocs(t, path+"."+name, p)
+	}
+	if s.Items != nil && s.Items.Schema != nil {
+		checkDocs(t, path+"[]", *s.Items.Schema)
+	}
+}
+
+func allows(rules []rbacv1.PolicyRule, group, resource, verb string) bool {
+	return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, verb)
+	})
+}
+
+// ALL-05: core may do all it needs with every kind and template, and set them as blocking owners.
+func TestAggregatedRole_ALL05(t *testing.T) {
+	role := load[rbacv1.ClusterRole](t, "rbac", "aggregated_role.yaml")
+	if role.Labels["cluster.x-k8s.io/aggregate-to-manager"] != "true" {
+		t.Error("the role is not aggregated")
+	}
+	for _, crd := range crds(t) {
+		if crd.Spec.Scope == apiextensionsv1.ClusterScoped {
+			continue
+		}
+		for _, verb := range []string{"create", "delete", "get", "list", "patch", "update", "watch"} {
+			if !allows(role.Rules, infrav1.GroupVersion.Group, crd.Spec.Names.Plural, verb) {
+				t.Errorf("core may not %s %s", verb, crd.Spec.Names.Plural)
+			}
+		}
+		if !allows(role.Rules, infrav1.GroupVersion.Group, crd.Spec.Names.Plural+"/finalizers", "update") {
+			t.Errorf("core may not update finalizers of %s", crd.Spec.Names.Plural)
+		}
+	}
+}
+
+// IC-13: our own kinds and their status; of clusters only get, list and watch.
+func TestManagerRole_IC13(t *testing.T) {
+	role := load[rbacv1.ClusterRole](t, "rbac", "role.yaml")
+	for _, rule := range role.Rules {
+		if slices.Contains(rule.Resources, "clusters") {
+			for _, verb := range rule.Verbs {
+				if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+					t.Errorf("the manager may %s clusters", verb)
+				}
+			}
+		}
+		for _, list := range [][]string{rule.APIGroups, rule.Resources, rule.Verbs} {
+			if slices.Contains(list, "*") {
+				t.Errorf("a wildcard: %+v", rule)
+			}
+		}
+	}
+	for _, verb := range []string{"create", "delete", "update"} {
+		if allows(role.Rules, "", "secrets", verb) {
+			t.Errorf("the manager may %s secrets", verb)
+		}
+	}
+	for _, resource := range []string{"capstanclusters", "capstanclusters/status", "capstanmachines", "capstanmachines/status", "capstanhosts/status", "capstanmachinetemplates/status"} {
+		if !allows(role.Rules, infrav1.GroupVersion.Group, resource, "patch") {
+			t.Errorf("the manager may not patch %s", resource)
+		}
+	}
+}

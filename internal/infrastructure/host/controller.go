@@ -1,0 +1,254 @@
+// Package host reconciles CapstanHosts: it keeps their connections and shows what they have.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	"sigs.k8s.io/cluster-api/util/finalizers"
+	"sigs.k8s.io/cluster-api/util/patch"
+	"sigs.k8s.io/cluster-api/util/paused"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status;capstanhosts/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;patch
+
+// Fields by which the cache finds what is on a host.
+const (
+	// MachineHostIndex of CapstanMachines: spec.hostName, or NoHost.
+	MachineHostIndex = "spec.hostName"
+	// ClusterHostIndex of CapstanClusters: spec.loadBalancer.hostName.
+	ClusterHostIndex = "spec.loadBalancer.hostName"
+	// NoHost is the index value of machines that have no host yet. No host can have this name.
+	NoHost = "-"
+)
+
+// Reconciler keeps the connection to each host and shows the host's state. It writes only when
+// something changed.
+type Reconciler struct {
+	manager.Options
+	Client client.Client
+	Pool   *hostclient.Pool
+}
+
+// SetupWithManager adds the reconciler and the indexes of this package.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	if err := addIndexes(ctx, mgr); err != nil {
+		return err
+	}
+	secrets, err := addSecrets(mgr)
+	if err != nil {
+		return err
+	}
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanhost")
+	return capicontroller.NewControllerManagedBy(mgr, log).
+		For(&infrav1.CapstanHost{}, builder.WithPredicates(manager.IgnoreStatus())).
+		WithOptions(r.For("CapstanHost")).
+		// The last machine or cluster that leaves lets a host that is being deleted go.
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostOf), onlyDeletes).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostOf), onlyDeletes).
+		// Credentials that were renewed are used at once.
+		WatchesRawSource(secrets).
+		WatchesRawSource(r.Pool.Source(func(_ context.Context, e hostclient.Event) []reconcile.Request {
+			if !e.Connection && !e.Capacity {
+				return nil
+			}
+			return request(e.Host)
+		})).
+		Complete(ctx, r)
+}
+
+func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
+	return errors.Join(
+		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, MachineHostIndex, func(o client.Object) []string {
+			if name := o.(*infrav1.CapstanMachine).Spec.HostName; name != "" {
+				return []string{name}
+			}
+			return []string{NoHost}
+		}),
+		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string {
+			return []string{o.(*infrav1.CapstanCluster).Spec.LoadBalancer.HostName}
+		}),
+	)
+}
+
+var onlyDeletes = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
+func hostOf(_ context.Context, o client.Object) []reconcile.Request {
+	switch o := o.(type) {
+	case *infrav1.CapstanMachine:
+		return request(o.Spec.HostName)
+	case *infrav1.CapstanCluster:
+		return request(o.Spec.LoadBalancer.HostName)
+	}
+	return nil
+}
+
+func request(name string) []reconcile.Request {
+	if name == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: name}}}
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+	host := &infrav1.CapstanHost{}
+	if err := r.Client.Get(ctx, req.NamespacedName, host); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.Pool.Disconnect(req.Name)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(host) {
+		return ctrl.Result{}, nil
+	}
+	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, nil, host); err != nil || isPaused {
+		return ctrl.Result{}, err
+	}
+	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, host, infrav1.HostFinalizer); err != nil {
+		return ctrl.Result{}, err
+	}
+	helper, err := patch.NewHelper(host, r.LiveClient)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	defer func() {
+		if err := patchHost(ctx, helper, host); err != nil {
+			reterr = kerrors.NewAggregate([]error{reterr, err})
+		}
+	}()
+	// A host that is being deleted stays connected: what is on it can still be removed.
+	err = r.reconcileConnection(ctx, host)
+	if !host.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, r.reconcileDelete(ctx, host)
+	}
+	return ctrl.Result{}, err
+}
+
+func patchHost(ctx context.Context, helper *patch.Helper, host *infrav1.CapstanHost) error {
+	if err := manager.SetReady(host, infrav1.HostConnectedCondition); err != nil {
+		return err
+	}
+	return helper.Patch(ctx, host, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{Conditions: []string{
+		clusterv1.ReadyCondition, infrav1.HostConnectedCondition, clusterv1.DeletingCondition, clusterv1.PausedCondition,
+	}})
+}
+
+// reconcileConnection connects and shows what the host says.
+func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) error {
+	if err := r.ownCredentials(ctx, host); err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return err
+	}
+	conn, err := r.Pool.Connect(ctx, host)
+	if err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return err
+	}
+	switch err := conn.Connected(); {
+	case err == nil:
+		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
+	case errors.Is(err, hostclient.ErrConnecting):
+		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection is being made")
+	default:
+		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason,
+			fmt.Sprintf("capstand is not reached at %s, is it running? %s", host.Spec.Address, err))
+	}
+	if info := conn.Info(); info != nil {
+		setStatus(&host.Status, info)
+	}
+	return nil
+}
+
+func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {
+	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
+}
+
+func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
+	cpu := *resource.NewQuantity(int64(info.GetCpus()), resource.DecimalSI)
+	s.Capacity = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(info.GetMemoryBytes(), resource.BinarySI),
+	}
+	s.Allocatable = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(max(0, info.GetMemoryBytes()-info.GetAllocatedMemoryBytes()), resource.BinarySI),
+	}
+	s.Machines = ptr.To(info.GetMachines())
+	s.Versions = info.GetKubernetesVersions()
+	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+}
+
+// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
+func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
+	ref := host.Spec.CredentialsRef
+	if ref.Name == "" || !host.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	secret := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return fmt.Errorf("cannot read secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
+	}
+	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
+	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
+		return nil
+	}
+	before := secret.DeepCopy()
+	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
+	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
+	return r.Client.Patch(ctx, secret, client.MergeFrom(before))
+}
+
+// reconcileDelete keeps the host until nothing of this management plane is on it.
+func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
+	machines, clusters := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
+	if err := r.Client.List(ctx, machines, client.MatchingFields{MachineHostIndex: host.Name}); err != nil {
+		return err
+	}
+	if err := r.Client.List(ctx, clusters, client.MatchingFields{ClusterHostIndex: host.Name}); err != nil {
+		return err
+	}
+	if len(machines.Items)+len(clusters.Items) > 0 && !hosts.Abandoned(host) {
+		conditions.Set(host, metav1.Condition{
+			Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason,
+			Message: fmt.Sprintf("%d CapstanMachines and the load balancers of %d CapstanClusters are on the host: delete them first, "+
+				"or, if the host is gone for good, annotate it with %s", len(machines.Items), len(clusters.Items), infrav1.HostAbandonedAnnotation),
+		})
+		return nil
+	}
+	r.Pool.Disconnect(host.Name)
+	controllerutil.RemoveFinalizer(host, infrav1.HostFinalizer)
+	return nil
+}

@@ -1,0 +1,163 @@
+package infrastructure_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// A host shows what capstand says of it, and follows changes.
+func TestHostStatus(t *testing.T) {
+	b := newNamespace(t)
+	host, fake := b.addHost(nil)
+	b.Expect(host.Finalizers).To(ConsistOf(infrav1.HostFinalizer))
+	b.Expect(host.Status.Capacity.Memory().String()).To(Equal("64Gi"))
+	b.Expect(host.Status.Capacity.Cpu().String()).To(Equal("4"))
+	b.Expect(host.Status.Versions).To(Equal([]string{"v1.35.0", "v1.36.3"}))
+	b.Expect(host.Status.NodeInfo).To(Equal(infrav1.NodeInfo{Architecture: "amd64", OperatingSystem: "linux"}))
+	fake.SetInfo(func(i *hostpb.HostInfo) { i.AllocatedMemoryBytes, i.Machines = 4<<30, 2 })
+	b.Eventually(func() string {
+		b.get(host)
+		return host.Status.Allocatable.Memory().String()
+	}).Should(Equal("60Gi"))
+	b.Expect(host.Status.Machines).To(HaveValue(Equal(int32(2))))
+	b.unchanged(host)
+	b.delete(host)
+	b.gone(host)
+}
+
+// A host cannot go while machines or load balancers are on it, unless it is abandoned.
+func TestHostInUse(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.delete(b.host)
+	b.Expect(b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")).To(ContainSubstring("1 CapstanMachines and the load balancers of 1 CapstanClusters"))
+	b.condition(b.host, "Ready", metav1.ConditionFalse, "InUse")
+	_, other := b.addMachine(nil, nil)
+	b.Expect(b.condition(other, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("is being deleted"))
+	b.delete(other)
+	b.gone(other)
+	b.delete(m)
+	b.gone(m)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.gone(b.host)
+
+	b = newBox(t)
+	b.waitProvisioned()
+	b.delete(b.host)
+	b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""} })
+	b.gone(b.host)
+}
+
+// Nothing is placed on a host that is unschedulable; what is there stays.
+func TestUnschedulable(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, stays := b.addMachine(nil, nil)
+	b.running(stays)
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = ptr.To(true) })
+	_, waits := b.addMachine(nil, nil)
+	b.Expect(b.condition(waits, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("is unschedulable"))
+	b.running(stays)
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Unschedulable = nil })
+	b.running(waits)
+}
+
+// ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them; bad ones are said so.
+func TestCredentials_ALL11_ALL18(t *testing.T) {
+	b := newNamespace(t)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("creds"))
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
+	b.create(secret)
+	b.Eventually(func() string {
+		return b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")
+	}).Should(ContainSubstring("must have ca.crt, tls.crt and tls.key"))
+	b.get(secret)
+	b.Expect(secret.OwnerReferences).To(ConsistOf(HaveField("UID", host.UID)))
+	b.delete(host)
+	b.gone(host)
+}
+
+// A host over TCP: each cause that keeps it from being reached is in the condition, and credentials that were mended
+// are used at once.
+func TestHostOverTLS(t *testing.T) {
+	b := newNamespace(t)
+	dir := t.TempDir()
+	issue := func(dir string, validity time.Duration, at time.Time) map[string][]byte {
+		c, err := credentials.Make(dir, []string{"127.0.0.1"}, validity, at)
+		b.Expect(err).NotTo(HaveOccurred())
+		return c.Data()
+	}
+	good := issue(dir, time.Hour, time.Now())
+	address := fakehost.New(t).ServeTLS(t, credentials.In(dir))
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: good}
+	b.create(secret)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: address, CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
+
+	use := func(data map[string][]byte) {
+		update(b, secret, func(s *corev1.Secret) { s.Data = data })
+	}
+	stranger := issue(t.TempDir(), time.Hour, time.Now())
+	stranger["ca.crt"] = good["ca.crt"]
+	use(stranger)
+	b.Eventually(func() string {
+		return b.condition(host, "Connected", metav1.ConditionFalse, "Unreachable")
+	}).Should(ContainSubstring("unknown certificate authority"))
+
+	use(issue(t.TempDir(), time.Hour, time.Now()))
+	b.Eventually(func() string {
+		return b.condition(host, "Connected", metav1.ConditionFalse, "Unreachable")
+	}).Should(ContainSubstring("signed by unknown authority"))
+
+	expired := issue(t.TempDir(), time.Minute, time.Now().Add(-time.Hour))
+	use(expired)
+	b.Eventually(func() string {
+		return b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")
+	}).Should(ContainSubstring("tls.crt has expired on"))
+
+	use(good)
+	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
+	b.delete(host)
+	b.gone(host)
+}
+
+// ALL-08
+func TestPausedHost_ALL08(t *testing.T) {
+	b := newNamespace(t)
+	host, _ := b.addHost(nil)
+	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	b.condition(host, "Paused", metav1.ConditionTrue, "Paused")
+	b.delete(host)
+	b.Consistently(func() []string { b.get(host); return host.Finalizers }).ShouldNot(BeEmpty())
+	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = nil })
+	b.gone(host)
+}

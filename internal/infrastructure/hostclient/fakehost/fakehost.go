@@ -1,0 +1,412 @@
+// Package fakehost is a capstand without machines: it keeps the promises of host.proto in memory, for
+// tests of the infrastructure provider.
+package fakehost
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Host is a fake capstand.
+type Host struct {
+	hostpb.UnimplementedHostServer
+
+	socket string
+	server *grpc.Server
+
+	mu            sync.Mutex
+	info          *hostpb.HostInfo
+	networks      map[string]*hostpb.Network
+	loadBalancers map[string]*hostpb.LoadBalancer
+	machines      map[string]*hostpb.Machine
+	deleted       map[string]bool
+	bootstrap     map[string][]byte
+	watchers      map[chan *hostpb.Event]struct{}
+	calls         map[string]int
+	refuse        map[string]error
+	hold          bool
+}
+
+// New returns a fake host that serves until the test ends.
+func New(t testing.TB) *Host {
+	t.Helper()
+	// Not t.TempDir(): a socket's path holds at most 107 bytes.
+	dir, err := os.MkdirTemp("", "fakehost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &Host{
+		socket: filepath.Join(dir, "s"),
+		info: &hostpb.HostInfo{
+			Id: "fake", Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
+			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2,
+		},
+		networks: map[string]*hostpb.Network{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
+		deleted: map[string]bool{}, bootstrap: map[string][]byte{}, watchers: map[chan *hostpb.Event]struct{}{},
+		calls: map[string]int{}, refuse: map[string]error{},
+	}
+	h.Start(t)
+	t.Cleanup(func() {
+		h.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	return h
+}
+
+// Start serves again after Stop.
+func (h *Host) Start(t testing.TB) {
+	t.Helper()
+	l, err := net.Listen("unix", h.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.server = grpc.NewServer(grpc.UnaryInterceptor(h.intercept))
+	hostpb.RegisterHostServer(h.server, h)
+	server := h.server
+	go func() { _ = server.Serve(l) }()
+}
+
+// ServeTLS serves over TCP as well, with mutual TLS, until the test ends. It returns the address.
+func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
+	t.Helper()
+	transport, err := files.Transport(func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(h.intercept), grpc.Creds(transport))
+	hostpb.RegisterHostServer(server, h)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return l.Addr().String()
+}
+
+// Stop ends the server; what the host has stays.
+func (h *Host) Stop() { h.server.Stop() }
+
+// Address for CapstanHost.spec.address.
+func (h *Host) Address() string { return "unix://" + h.socket }
+
+// Hold keeps new machines PENDING until it is called with false.
+func (h *Host) Hold(hold bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hold = hold
+	if hold {
+		return
+	}
+	for _, m := range h.machines {
+		h.run(m)
+	}
+}
+
+// Refuse makes calls of a method, for example "EnsureNetwork", fail; nil ends that.
+func (h *Host) Refuse(method string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refuse[method] = err
+}
+
+// Calls returns how often a method was called.
+func (h *Host) Calls(method string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.calls[method]
+}
+
+// SetInfo changes what the host is and has.
+func (h *Host) SetInfo(change func(*hostpb.HostInfo)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.info = proto.CloneOf(h.info)
+	change(h.info)
+	h.sendInfo()
+}
+
+// Update changes a machine's status, as events on a real host would.
+func (h *Host) Update(id string, change func(*hostpb.MachineStatus)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[id]; m != nil {
+		change(m.Status)
+		h.send(hostpb.Event_CHANGED, m)
+	}
+}
+
+// Lose forgets a machine, as a host whose disk was lost.
+func (h *Host) Lose(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[id]; m != nil {
+		delete(h.machines, id)
+		h.send(hostpb.Event_DELETED, m)
+	}
+}
+
+// Machine returns a copy of a machine and its bootstrap data, or nil.
+func (h *Host) Machine(id string) (*hostpb.Machine, []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.machines[id] == nil {
+		return nil, nil
+	}
+	return proto.CloneOf(h.machines[id]), h.bootstrap[id]
+}
+
+// LoadBalancer returns a copy, or nil.
+func (h *Host) LoadBalancer(id string) *hostpb.LoadBalancer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.loadBalancers[id] == nil {
+		return nil
+	}
+	return proto.CloneOf(h.loadBalancers[id])
+}
+
+// Network returns a copy, or nil.
+func (h *Host) Network(id string) *hostpb.Network {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.networks[id] == nil {
+		return nil
+	}
+	return proto.CloneOf(h.networks[id])
+}
+
+func (h *Host) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := filepath.Base(info.FullMethod)
+	h.mu.Lock()
+	h.calls[method]++
+	err := h.refuse[method]
+	h.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+// GetInfo implements hostpb.HostServer.
+func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInfo, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return proto.CloneOf(h.info), nil
+}
+
+// Watch implements hostpb.HostServer.
+func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
+	events := make(chan *hostpb.Event, 10000)
+	h.mu.Lock()
+	h.watchers[events] = struct{}{}
+	events <- infoEvent(h.info)
+	for _, m := range h.machines {
+		events <- machineEvent(hostpb.Event_CHANGED, m)
+	}
+	for _, lb := range h.loadBalancers {
+		events <- loadBalancerEvent(hostpb.Event_CHANGED, lb)
+	}
+	events <- &hostpb.Event{Type: hostpb.Event_SYNCED}
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		delete(h.watchers, events)
+		h.mu.Unlock()
+	}()
+	for {
+		select {
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		case e := <-events:
+			if err := stream.Send(e); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// EnsureNetwork implements hostpb.HostServer.
+func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Network, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ensureNetwork(n)
+}
+
+func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
+	cidr, err := netip.ParsePrefix(n.GetCidr())
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "network %q is no CIDR", n.GetCidr())
+	}
+	for id, other := range h.networks {
+		if id != n.GetId() && other.GetNamespace() == n.GetNamespace() && other.GetName() == n.GetName() {
+			return nil, status.Errorf(codes.AlreadyExists, "cluster %s/%s has id %s here, not %s", n.GetNamespace(), n.GetName(), id, n.GetId())
+		}
+		if id != n.GetId() && netip.MustParsePrefix(other.GetCidr()).Overlaps(cidr) {
+			return nil, status.Errorf(codes.FailedPrecondition, "network %s overlaps %s", cidr, other.GetCidr())
+		}
+	}
+	out := proto.CloneOf(n)
+	out.Gateway = cidr.Addr().Next().String()
+	out.Bridge = "cb-" + n.GetId()
+	h.networks[n.GetId()] = out
+	return proto.CloneOf(out), nil
+}
+
+// DeleteNetwork implements hostpb.HostServer.
+func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.machines {
+		if m.GetSpec().GetNetwork().GetId() == r.GetId() {
+			return nil, status.Errorf(codes.FailedPrecondition, "machine %s is attached to network %s", m.GetSpec().GetName(), r.GetId())
+		}
+	}
+	delete(h.networks, r.GetId())
+	return &hostpb.DeleteNetworkResponse{}, nil
+}
+
+// EnsureLoadBalancer implements hostpb.HostServer.
+func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.networks[lb.GetNetworkId()] == nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "network %s does not exist", lb.GetNetworkId())
+	}
+	out := proto.CloneOf(lb)
+	out.Serving = true
+	h.loadBalancers[lb.GetId()] = out
+	h.broadcast(loadBalancerEvent(hostpb.Event_CHANGED, out))
+	return proto.CloneOf(out), nil
+}
+
+// DeleteLoadBalancer implements hostpb.HostServer.
+func (h *Host) DeleteLoadBalancer(_ context.Context, r *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if lb := h.loadBalancers[r.GetId()]; lb != nil {
+		delete(h.loadBalancers, r.GetId())
+		h.broadcast(loadBalancerEvent(hostpb.Event_DELETED, lb))
+	}
+	return &hostpb.DeleteLoadBalancerResponse{}, nil
+}
+
+// EnsureMachine implements hostpb.HostServer.
+func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	spec := r.GetSpec()
+	if m := h.machines[spec.GetId()]; m != nil {
+		return proto.CloneOf(m), nil
+	}
+	if h.deleted[spec.GetId()] {
+		return nil, status.Errorf(codes.InvalidArgument, "machine %s was deleted and cannot be made again", spec.GetId())
+	}
+	used := int64(0)
+	for id, m := range h.machines {
+		used += m.GetSpec().GetMemoryBytes()
+		if m.GetSpec().GetNamespace() == spec.GetNamespace() && m.GetSpec().GetName() == spec.GetName() {
+			return nil, status.Errorf(codes.AlreadyExists, "machine %s/%s has id %s here, not %s", spec.GetNamespace(), spec.GetName(), id, spec.GetId())
+		}
+		if m.GetSpec().GetNetwork().GetId() == spec.GetNetwork().GetId() && m.GetSpec().GetAddresses()[0].GetAddress() == spec.GetAddresses()[0].GetAddress() {
+			return nil, status.Errorf(codes.AlreadyExists, "address %s belongs to machine %s", spec.GetAddresses()[0].GetAddress(), id)
+		}
+	}
+	if used+spec.GetMemoryBytes() > h.info.GetMemoryBytes() {
+		return nil, status.Errorf(codes.ResourceExhausted, "%d bytes of memory wanted, %d left", spec.GetMemoryBytes(), h.info.GetMemoryBytes()-used)
+	}
+	if _, err := h.ensureNetwork(spec.GetNetwork()); err != nil {
+		return nil, err
+	}
+	m := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING}}
+	if len(r.GetBootstrapData()) > 0 {
+		m.Status.Bootstrap = hostpb.MachineStatus_STARTED
+	}
+	h.machines[spec.GetId()] = m
+	h.bootstrap[spec.GetId()] = r.GetBootstrapData()
+	out := proto.CloneOf(m)
+	h.account()
+	h.send(hostpb.Event_CHANGED, m)
+	if !h.hold {
+		h.run(m)
+	}
+	return out, nil
+}
+
+// run starts a machine whose bootstrap succeeds.
+func (h *Host) run(m *hostpb.Machine) {
+	if m.Status.Phase != hostpb.MachineStatus_PENDING {
+		return
+	}
+	m.Status.Phase = hostpb.MachineStatus_RUNNING
+	h.send(hostpb.Event_CHANGED, m)
+	m.Status.Bootstrap = hostpb.MachineStatus_SUCCEEDED
+	m.Status.Services = []*hostpb.ServiceStatus{{Name: "kubelet", State: "ready"}, {Name: "containerd", State: "ready"}}
+	h.send(hostpb.Event_CHANGED, m)
+}
+
+// DeleteMachine implements hostpb.HostServer.
+func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.deleted[r.GetId()] = true
+	m := h.machines[r.GetId()]
+	if m == nil {
+		return &hostpb.DeleteMachineResponse{Done: true}, nil
+	}
+	if h.hold {
+		m.Status.Phase = hostpb.MachineStatus_DELETING
+		h.send(hostpb.Event_CHANGED, m)
+		return &hostpb.DeleteMachineResponse{}, nil
+	}
+	delete(h.machines, r.GetId())
+	h.account()
+	h.send(hostpb.Event_DELETED, m)
+	return &hostpb.DeleteMachineResponse{Done: true}, nil
+}
+
+// account brings the host's own account of its machines up to date.
+func (h *Host) account() {
+	h.info = proto.CloneOf(h.info)
+	h.info.Machines, h.info.AllocatedMemoryBytes = 0, 0
+	for _, m := range h.machines {
+		h.info.Machines++
+		h.info.AllocatedMemoryBytes += m.GetSpec().GetMemoryBytes()
+	}
+	h.sendInfo()
+}
+
+func (h *Host) sendInfo() { h.broadcast(infoEvent(h.info)) }
+
+func (h *Host) send(t hostpb.Event_Type, m *hostpb.Machine) { h.broadcast(machineEvent(t, m)) }
+
+func (h *Host) broadcast(e *hostpb.Event) {
+	for w := range h.watchers {
+		w <- e
+	}
+}
+
+func infoEvent(info *hostpb.HostInfo) *hostpb.Event {
+	return &hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_Host{Host: proto.CloneOf(info)}}
+}
+
+func machineEvent(t hostpb.Event_Type, m *hostpb.Machine) *hostpb.Event {
+	return &hostpb.Event{Type: t, Object: &hostpb.Event_Machine{Machine: proto.CloneOf(m)}}
+}
+
+func loadBalancerEvent(t hostpb.Event_Type, lb *hostpb.LoadBalancer) *hostpb.Event {
+	return &hostpb.Event{Type: t, Object: &hostpb.Event_LoadBalancer{LoadBalancer: proto.CloneOf(lb)}}
+}

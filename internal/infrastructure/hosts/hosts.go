@@ -1,0 +1,81 @@
+// Package hosts finds the CapstanHosts that a namespace may use.
+package hosts
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+)
+
+// Usable lists the hosts that admit the namespace (ALL-18) and match every selector, by name. Hosts that
+// are abandoned are left out.
+func Usable(ctx context.Context, c client.Reader, namespace string, selectors ...*metav1.LabelSelector) ([]infrav1.CapstanHost, error) {
+	list := &infrav1.CapstanHostList{}
+	if err := c.List(ctx, list); err != nil {
+		return nil, err
+	}
+	ns := &corev1.Namespace{}
+	if slices.ContainsFunc(list.Items, selectsNamespaces) {
+		if err := c.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
+			return nil, err
+		}
+	}
+	usable := slices.DeleteFunc(list.Items, func(h infrav1.CapstanHost) bool {
+		return Abandoned(&h) || !placement.Admits(&h, namespace, ns.Labels) ||
+			slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !placement.Selects(s, h.Labels) })
+	})
+	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
+	return usable, nil
+}
+
+func selectsNamespaces(h infrav1.CapstanHost) bool {
+	return h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
+}
+
+// Abandoned says whether one of the objects carries the annotation that says that what is on
+// its host counts as gone.
+func Abandoned(objs ...client.Object) bool {
+	return slices.ContainsFunc(objs, func(o client.Object) bool {
+		_, ok := o.GetAnnotations()[infrav1.HostAbandonedAnnotation]
+		return ok
+	})
+}
+
+// Candidates describes hosts to placement, as the connections know them now.
+func Candidates(list []infrav1.CapstanHost, pool *hostclient.Pool) []placement.Host {
+	out := make([]placement.Host, 0, len(list))
+	for i := range list {
+		h := &list[i]
+		c := placement.Host{
+			Name:          h.Name,
+			FailureDomain: placement.FailureDomain(h),
+			ControlPlane:  placement.AllowsControlPlane(h),
+		}
+		conn := pool.Get(h.Name)
+		switch {
+		case !h.DeletionTimestamp.IsZero():
+			c.Unavailable = "is being deleted"
+		case ptr.Deref(h.Spec.Unschedulable, false):
+			c.Unavailable = "is unschedulable"
+		case conn == nil:
+			c.Unavailable = "is not connected"
+		case conn.Connected() != nil:
+			c.Unavailable = "is not connected: " + conn.Connected().Error()
+		default:
+			info := conn.Info()
+			c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
+			c.CPUs, c.FreeMemory = info.GetCpus(), conn.FreeMemory()
+		}
+		out = append(out, c)
+	}
+	return out
+}

@@ -1,0 +1,319 @@
+package infrastructure_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+var pools = []infrav1.IPPoolReference{
+	{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"}, {APIGroup: "ipam.example.com", Kind: "SixPool", Name: "six"},
+}
+
+// fulfil does what an IPAM provider does.
+func (b *box) fulfil(claim *ipamv1.IPAddressClaim, address string, prefix int32, gateway string) {
+	b.t.Helper()
+	b.create(&ipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name},
+		Spec: ipamv1.IPAddressSpec{
+			ClaimRef: ipamv1.IPAddressClaimReference{Name: claim.Name}, PoolRef: claim.Spec.PoolRef, Address: address, Prefix: ptr.To(prefix), Gateway: gateway,
+		},
+	})
+	before := claim.DeepCopy()
+	claim.Status.AddressRef.Name = claim.Name
+	b.Expect(env.Client.Status().Patch(ctx, claim, client.MergeFrom(before))).To(Succeed())
+}
+
+// exhausted says what an IPAM provider says of a pool that is used up.
+func (b *box) exhausted(claim *ipamv1.IPAddressClaim) {
+	b.t.Helper()
+	before := claim.DeepCopy()
+	conditions.Set(claim, metav1.Condition{
+		Type: ipamv1.IPAddressClaimReadyCondition, Status: metav1.ConditionFalse, Reason: "PoolExhausted", Message: "3 of 3 are taken",
+	})
+	b.Expect(env.Client.Status().Patch(ctx, claim, client.MergeFrom(before))).To(Succeed())
+}
+
+func (b *box) claim(name string) *ipamv1.IPAddressClaim {
+	b.t.Helper()
+	claim := &ipamv1.IPAddressClaim{}
+	b.Eventually(func() error {
+		return env.Client.Get(ctx, client.ObjectKey{Namespace: b.namespace, Name: name}, claim)
+	}).Should(Succeed())
+	return claim
+}
+
+// IPAM-07, ALL-11: a claim of the pool, owned; the machine waits for its address, and its deletion for the claim.
+func TestAddressFromPool_IPAM07_ALL11(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	four := b.claim(m.Name + "-0")
+	b.Expect(four.Spec).To(Equal(ipamv1.IPAddressClaimSpec{
+		ClusterName: b.cluster.Name, PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
+	}))
+	b.Expect(four.Labels).To(HaveKeyWithValue(clusterv1.ClusterNameLabel, b.cluster.Name))
+	owner := metav1.GetControllerOf(four)
+	b.Expect(owner.UID).To(Equal(m.UID))
+	b.Expect(owner.BlockOwnerDeletion).To(HaveValue(BeTrue()))
+
+	b.exhausted(four)
+	b.Eventually(func() string {
+		return b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(And(ContainSubstring(four.Name), ContainSubstring("PoolExhausted: 3 of 3 are taken")))
+	b.Expect(m.Spec.ID).To(BeEmpty())
+	b.fulfil(four, b.address(7), 21, b.address(1))
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses).To(Equal([]infrav1.InterfaceAddress{{Address: b.address(7), Prefix: 21, Gateway: b.address(1)}}))
+
+	update(b, four, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
+	b.delete(m)
+	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring("IPAddressClaims"))
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made).To(BeNil(), "the address is released after the machine is gone")
+	b.get(four)
+	update(b, four, func(c *ipamv1.IPAddressClaim) { c.Finalizers = nil })
+	b.gone(m)
+}
+
+// An address that cannot work is refused by name.
+func TestAddressOutsideOfTheNetwork_IPAM07(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	b.fulfil(b.claim(m.Name+"-0"), "172.16.0.9", 24, "172.16.0.1")
+	b.Expect(b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "AddressInvalid")).
+		To(And(ContainSubstring("172.16.0.9/24"), ContainSubstring(b.capstan.Spec.Network.MachineCIDR)))
+	b.Expect(b.fake.Calls("EnsureMachine")).To(BeZero())
+	b.delete(m)
+	b.gone(m)
+}
+
+// A gateway that the machine could not reach is refused by name.
+func TestGatewayOutsideOfTheNetwork_IPAM07(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	b.fulfil(b.claim(m.Name+"-0"), b.address(7), 21, "172.16.0.1")
+	b.Expect(b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "AddressInvalid")).
+		To(And(ContainSubstring("172.16.0.1"), ContainSubstring(b.address(1))))
+	b.delete(m)
+	b.gone(m)
+}
+
+const endpointCIDR = "10.77.8.0/24"
+
+// fromPool makes a cluster whose load balancer takes its address from a pool.
+func fromPool(t *testing.T) *box {
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Spec.Network.MachineCIDR = endpointCIDR
+		c.Spec.LoadBalancer.AddressFromPool = &pools[0]
+	})
+	return b
+}
+
+// IPAM-07, IC-10, IC-12: the endpoint's address comes from the pool; nothing listens before it is there, and its
+// claim goes behind the load balancer.
+func TestEndpointFromPool_IPAM07_IC10_IC12(t *testing.T) {
+	b := fromPool(t)
+	claim := b.claim(b.capstan.Name + "-endpoint")
+	b.Expect(claim.Spec).To(Equal(ipamv1.IPAddressClaimSpec{
+		ClusterName: b.cluster.Name, PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
+	}))
+	owner := metav1.GetControllerOf(claim)
+	b.Expect(owner.UID).To(Equal(b.capstan.UID))
+	b.Expect(owner.BlockOwnerDeletion).To(HaveValue(BeTrue()))
+
+	b.exhausted(claim)
+	b.Eventually(func() string {
+		return b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(ContainSubstring("PoolExhausted: 3 of 3 are taken"))
+	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+
+	b.fulfil(claim, b.address(9), 24, b.address(1))
+	b.provisioned()
+	b.Expect(b.capstan.Spec.LoadBalancer.Address).To(Equal(b.address(9)))
+	b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: b.address(9), Port: 6443}))
+	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID).GetListen()).To(Equal([]string{":6443", b.address(9) + ":6443"}))
+	b.unchanged(b.capstan)
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.AddressFromPool = &pools[1] })).
+		To(MatchError(ContainSubstring("cannot be changed once the load balancer has its address")))
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer = infrav1.LoadBalancerSpec{} })).
+		To(MatchError(ContainSubstring("loadBalancer cannot be removed")))
+
+	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring(claim.Name))
+	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil(), "the address is released after the load balancer is gone")
+	b.get(claim)
+	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.Finalizers = nil })
+	b.gone(b.capstan)
+}
+
+// A machine that takes no address from a pool does not take the load balancer's either; and a cluster that has an
+// endpoint gets no other one.
+func TestMachinesKeepOffTheEndpoint(t *testing.T) {
+	b := fromPool(t)
+	b.fulfil(b.claim(b.capstan.Name+"-endpoint"), b.address(2), 24, b.address(1))
+	b.provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(3)))
+
+	without := newBox(t).provisioned().capstan
+	b.Expect(changed(without, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.AddressFromPool = &pools[0] })).
+		To(MatchError(ContainSubstring("addressFromPool must be there from the start")))
+}
+
+// An endpoint that cannot work is refused by name, and a better address is taken when it is there.
+func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
+	for address, why := range map[string]string{
+		"172.16.0.9": "outside of the cluster's network " + endpointCIDR, "fd00::9": "outside", "10.77.8.1": "gateway", "10.77.8.255": "broadcast",
+	} {
+		t.Run(address, func(t *testing.T) {
+			b := fromPool(t)
+			claim := b.claim(b.capstan.Name + "-endpoint")
+			b.fulfil(claim, address, 24, "")
+			b.Expect(b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "AddressInvalid")).
+				To(And(ContainSubstring(address), ContainSubstring(why)))
+			b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
+			b.delete(&ipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}})
+			b.delete(claim)
+			b.Eventually(func() bool {
+				again := b.claim(claim.Name)
+				same := again.UID == claim.UID
+				claim = again
+				return !same
+			}).Should(BeTrue())
+			b.fulfil(claim, b.address(9), 24, "")
+			b.waitProvisioned()
+		})
+	}
+}
+
+// A claim of the right name that is somebody else's is neither used nor deleted, and the condition says so.
+func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	var foreign *ipamv1.IPAddressClaim
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		foreign = &ipamv1.IPAddressClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: c.Name + "-endpoint"},
+			Spec:       ipamv1.IPAddressClaimSpec{PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"}},
+		}
+		b.create(foreign)
+		c.Spec.LoadBalancer.AddressFromPool = &pools[0]
+	})
+	b.Expect(b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "WaitingForIPAddress")).
+		To(And(ContainSubstring(foreign.Name), ContainSubstring("does not belong to "+b.capstan.Name)))
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.get(foreign)
+}
+
+const sixCIDR = "fd00:77:8::/64"
+
+// dualStack makes a provisioned cluster whose machines can have IPv6 addresses too.
+func dualStack(t *testing.T) *box {
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })
+	return b.provisioned()
+}
+
+// IPAM-08: two pools, two claims, one machine with the address, prefix and gateway of both, IPv4 first.
+func TestDualStackMachine_IPAM07_IPAM08(t *testing.T) {
+	b := dualStack(t)
+	b.Expect(b.fake.Network(b.capstan.Spec.ID).GetIpv6Cidr()).To(Equal(sixCIDR))
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.Network.AddressesFromPools = []infrav1.IPPoolReference{pools[1], pools[0]}
+	})
+	six, four := b.claim(m.Name+"-0"), b.claim(m.Name+"-1")
+	b.Expect(six.Spec.PoolRef.Name).To(Equal("six"))
+	b.fulfil(six, "fd00:77:8::7", 64, "fd00:77:8::1")
+	b.exhausted(four)
+	b.Eventually(func() string {
+		return b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "WaitingForIPAddress")
+	}).Should(ContainSubstring(four.Name), "half of its addresses is not enough")
+	b.Expect(m.Spec.Network.Addresses).To(BeEmpty())
+	b.fulfil(four, b.address(7), 21, b.address(1))
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses).To(Equal([]infrav1.InterfaceAddress{
+		{Address: b.address(7), Prefix: 21, Gateway: b.address(1)}, {Address: "fd00:77:8::7", Prefix: 64, Gateway: "fd00:77:8::1"},
+	}))
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetNetwork().GetIpv6Cidr()).To(Equal(sixCIDR))
+	b.Expect(made.GetSpec().GetAddresses()).To(HaveLen(2))
+	b.Eventually(func() []clusterv1.MachineAddress { b.get(m); return m.Status.Addresses }).Should(Equal([]clusterv1.MachineAddress{
+		{Type: clusterv1.MachineHostName, Address: m.Name}, {Type: clusterv1.MachineInternalIP, Address: b.address(7)},
+		{Type: clusterv1.MachineInternalIP, Address: "fd00:77:8::7"},
+	}))
+
+	b.delete(m)
+	b.gone(m)
+	for _, claim := range []client.Object{six, four} {
+		b.gone(claim)
+	}
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = "fd00:77:9::/64" })).
+		To(MatchError(ContainSubstring("cannot be changed from")))
+}
+
+// IPAM-08: in a dual stack network a machine without pools has addresses of both families too.
+func TestDualStackWithoutPools_IPAM08(t *testing.T) {
+	b := dualStack(t)
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses).To(Equal([]infrav1.InterfaceAddress{
+		{Address: b.address(2), Prefix: 21, Gateway: b.address(1)}, {Address: "fd00:77:8::2", Prefix: 64, Gateway: "fd00:77:8::1"},
+	}))
+	b.delete(m)
+	b.gone(m)
+}
+
+// IPAM-08: in a dual stack network a machine with one pool has one address, and whatever does not fit is refused
+// by name.
+func TestPoolsThatDoNotFit_IPAM08(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cluster func(*testing.T) *box
+		pools   []infrav1.IPPoolReference
+		first   func(*box) string
+		second  string
+		why     string
+	}{
+		"IPv6 alone":         {dualStack, pools[1:], func(*box) string { return "fd00:77:8::7" }, "", "IPv6 alone are not supported"},
+		"no IPv6 network":    {func(t *testing.T) *box { return newBox(t).provisioned() }, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::7", "machineIPv6CIDR"},
+		"another network":    {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:9::7", "fd00:77:9::7/64, which is no machine's address in the cluster's network " + sixCIDR},
+		"the bridge's":       {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::1", "no machine's address"},
+		"two IPv4 addresses": {dualStack, pools, func(b *box) string { return b.address(7) }, "10.9.9.9", "10.9.9.9/64"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := tc.cluster(t)
+			_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = tc.pools })
+			prefix := int32(21)
+			if tc.second == "" {
+				prefix = 64
+			}
+			b.fulfil(b.claim(m.Name+"-0"), tc.first(b), prefix, "")
+			if tc.second != "" {
+				b.fulfil(b.claim(m.Name+"-1"), tc.second, 64, "")
+			}
+			b.Expect(b.condition(m, "AddressesAssigned", metav1.ConditionFalse, "AddressInvalid")).To(ContainSubstring(tc.why))
+			b.Expect(b.fake.Calls("EnsureMachine")).To(BeZero())
+			b.delete(m)
+			b.gone(m)
+		})
+	}
+	b := dualStack(t)
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
+	b.fulfil(b.claim(m.Name+"-0"), b.address(7), 21, "")
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses).To(HaveLen(1))
+}

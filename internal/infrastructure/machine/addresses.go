@@ -1,0 +1,224 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/patch"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// Why no address of a cluster's network is used twice, though it is chosen from a cache that is behind:
+//
+//  1. A process remembers what it has chosen until its cache shows it, so that it never chooses an address
+//     twice (reservations).
+//  2. Another process may choose at the same time: the last leader, which does not know yet that it no
+//     longer leads, or the one that was killed and whose last write came late. So an address that is
+//     given (spec) is used only after it was confirmed (status.addresses), and a machine is confirmed only
+//     when the cache shows its address and no other machine of the cluster that has it. A watch shows
+//     writes in their order: of two machines that were given one address, the one that was written later
+//     is seen together with the earlier one, and gets another address. Both writes, to give and to confirm,
+//     fail when the object has changed: nobody confirms what somebody else has taken back.
+//  3. capstand refuses an address that any machine of its box has, also one of another management plane.
+//     Then another one is chosen.
+//
+// Addresses of IPAM pools are theirs to give, and are never replaced.
+
+// addressIndex of CapstanMachines: the addresses of spec.
+const addressIndex = "spec.network.addresses"
+
+func addressesOf(o client.Object) []string {
+	var out []string
+	for _, a := range o.(*infrav1.CapstanMachine).Spec.Network.Addresses {
+		out = append(out, a.Address)
+	}
+	return out
+}
+
+// reservations are the addresses that this process has chosen and that its cache does not show yet.
+type reservations struct {
+	mu sync.Mutex
+	// holders are the machines that the addresses were chosen for. A machine has one at most.
+	holders map[reservation]client.ObjectKey
+	// last is the address of each cluster that was chosen last. The search goes on from there, so that it
+	// takes as long with a thousand machines as with one, and an address that became free rests for
+	// a while.
+	last map[client.ObjectKey]netip.Addr
+}
+
+type reservation struct {
+	cluster client.ObjectKey
+	address netip.Addr
+}
+
+// choose returns an address of the cluster's network that is neither taken nor reserved, and reserves it.
+func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectKey, taken func(netip.Addr) bool) (netip.Addr, error) {
+	r.release(machine)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	address, err := network.ChooseAddress(cidr, r.last[cluster], func(a netip.Addr) bool {
+		_, reserved := r.holders[reservation{cluster, a}]
+		return reserved || taken(a)
+	})
+	if err != nil {
+		return address, err
+	}
+	if r.holders == nil {
+		r.holders, r.last = map[reservation]client.ObjectKey{}, map[client.ObjectKey]netip.Addr{}
+	}
+	r.holders[reservation{cluster, address}], r.last[cluster] = machine, address
+	return address, nil
+}
+
+// release forgets what was reserved for a machine: the cache shows it, or the machine is gone. There are
+// never more reservations than machines that are on their way to the API server and back.
+func (r *reservations) release(machine client.ObjectKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.holders, func(_ reservation, holder client.ObjectKey) bool { return holder == machine })
+}
+
+// chooseAddress takes an address of the cluster's network that neither another CapstanMachine of the cluster, nor
+// its load balancer has, nor the machine itself: that one was refused.
+func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.InterfaceAddress, error) {
+	cidr, err := netip.ParsePrefix(capstanCluster.Spec.Network.MachineCIDR)
+	if err != nil {
+		return nil, fmt.Errorf("machine network of CapstanCluster %s: %w", capstanCluster.Name, err)
+	}
+	var failed error
+	taken := func(a netip.Addr) bool {
+		if a.String() == capstanCluster.Spec.LoadBalancer.Address {
+			return true
+		}
+		holders, err := r.holders(ctx, s, a.String())
+		if err != nil {
+			failed = err
+		}
+		return len(holders) > 0
+	}
+	addr, err := r.reserved.choose(cidr, client.ObjectKeyFromObject(s.cluster), client.ObjectKeyFromObject(s.capstan), taken)
+	if failed != nil {
+		return nil, failed
+	}
+	if err != nil {
+		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
+		return nil, err // no event says that an address became free
+	}
+	return besides(s, capstanCluster.Spec.Network, cidr, addr)
+}
+
+// besides adds the IPv6 address of a machine in a dual stack network (IPAM-08). It goes with the IPv4 address,
+// and so is the machine's alone.
+func besides(s *scope, n infrav1.ClusterNetworkSpec, cidr netip.Prefix, addr netip.Addr) ([]infrav1.InterfaceAddress, error) {
+	out := []infrav1.InterfaceAddress{interfaceAddress(cidr, addr)}
+	if n.MachineIPv6CIDR == "" {
+		return out, nil
+	}
+	six, err := netip.ParsePrefix(n.MachineIPv6CIDR)
+	if err != nil {
+		return nil, err
+	}
+	second, err := network.Besides(cidr, addr, six)
+	if err != nil {
+		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
+		return nil, err
+	}
+	return append(out, interfaceAddress(six, second)), nil
+}
+
+func interfaceAddress(cidr netip.Prefix, addr netip.Addr) infrav1.InterfaceAddress {
+	return infrav1.InterfaceAddress{Address: addr.String(), Prefix: int32(cidr.Bits()), Gateway: network.Gateway(cidr).String()}
+}
+
+// holders are the machines of the cluster that have the address, as the cache knows them.
+func (r *Reconciler) holders(ctx context.Context, s *scope, address string) ([]infrav1.CapstanMachine, error) {
+	list := &infrav1.CapstanMachineList{}
+	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace),
+		client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name}, client.MatchingFields{addressIndex: address}, client.UnsafeDisableDeepCopy)
+	return list.Items, err
+}
+
+// confirmAddress makes sure that no other machine has the address that this one was given, and writes that down. If
+// another one has it too, this one gets another address.
+func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
+	r.reserved.release(client.ObjectKeyFromObject(s.capstan)) // the cache shows it
+	if confirmed(s.capstan) {
+		return nil
+	}
+	holders, err := r.holders(ctx, s, s.capstan.Spec.Network.Addresses[0].Address)
+	if err != nil {
+		return err
+	}
+	rival := func(m infrav1.CapstanMachine) bool { return m.Name != s.capstan.Name }
+	if slices.ContainsFunc(holders, rival) && len(s.capstan.Spec.Network.AddressesFromPools) == 0 {
+		return r.assignOtherAddress(ctx, s)
+	}
+	before := s.capstan.DeepCopy()
+	r.observe(s, &hostpb.MachineStatus{}) // What the host will say first: it need not be written then.
+	showAddresses(s.capstan)
+	if err := manager.SetReady(s.capstan, summarized...); err != nil {
+		return err
+	}
+	stored := s.capstan.DeepCopy()
+	if err := r.Client.Status().Patch(ctx, stored, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		before.Status.DeepCopyInto(&s.capstan.Status)
+		return err
+	}
+	s.capstan = stored
+	r.wrote(stored)
+	s.helper, err = patch.NewHelper(stored, r.LiveClient)
+	return err
+}
+
+// confirmed says that status has the address of spec.
+func confirmed(m *infrav1.CapstanMachine) bool {
+	return slices.Contains(m.Status.Addresses, clusterv1.MachineAddress{Type: clusterv1.MachineInternalIP, Address: m.Spec.Network.Addresses[0].Address})
+}
+
+// showAddresses shows the machine's name and addresses (IM-04).
+func showAddresses(m *infrav1.CapstanMachine) {
+	m.Status.Addresses = []clusterv1.MachineAddress{{Type: clusterv1.MachineHostName, Address: m.Name}}
+	for _, a := range m.Spec.Network.Addresses {
+		m.Status.Addresses = append(m.Status.Addresses, clusterv1.MachineAddress{Type: clusterv1.MachineInternalIP, Address: a.Address})
+	}
+}
+
+// addressTaken says whether a host refused the machine for its address: a machine of another management
+// plane has it, or one that is still being removed. Addresses of IPAM pools are never replaced.
+func addressTaken(err error, m *infrav1.CapstanMachine) bool {
+	return len(m.Spec.Network.AddressesFromPools) == 0 &&
+		strings.Contains(hostclient.Message(err), "address "+m.Spec.Network.Addresses[0].Address+" ")
+}
+
+// assignOtherAddress replaces an address that the machine cannot have. The change of spec is the event that
+// leads to the next attempt.
+func (r *Reconciler) assignOtherAddress(ctx context.Context, s *scope) error {
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if err != nil {
+		return err
+	}
+	before := s.capstan.DeepCopy()
+	addresses, err := r.chooseAddress(ctx, s, capstanCluster)
+	if err != nil {
+		return err
+	}
+	s.capstan.Spec.Network.Addresses = addresses
+	if err := r.record(ctx, s, before); err != nil {
+		return err
+	}
+	return errWaiting
+}

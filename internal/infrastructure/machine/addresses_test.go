@@ -1,0 +1,261 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// plane is an API server whose watch every process follows at its own pace.
+type plane struct {
+	t       *testing.T
+	live    client.Client
+	log     []*infrav1.CapstanMachine // all writes, in their order
+	made    map[string]string         // address by machine: what the hosts have
+	cluster *infrav1.CapstanCluster
+}
+
+func newPlane(t *testing.T, machines int, cidr string) *plane {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clusterv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &plane{t: t, live: fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&infrav1.CapstanMachine{}).Build(), made: map[string]string{}}
+	p.cluster = &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}
+	p.cluster.Spec.Network.MachineCIDR = cidr
+	for i := range machines {
+		p.add(fmt.Sprint("m-", i))
+	}
+	return p
+}
+
+func (p *plane) add(name string) {
+	p.t.Helper()
+	m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{clusterv1.ClusterNameLabel: "c"}}}
+	if err := p.live.Create(p.t.Context(), m); err != nil {
+		p.t.Fatal(err)
+	}
+	p.log = append(p.log, m)
+}
+
+// process is a manager. Its client writes to the API server and reads what its watch has brought so far.
+type process struct {
+	client.Client
+	plane *plane
+	seen  int
+	cache map[string]*infrav1.CapstanMachine
+	r     *Reconciler
+}
+
+func (p *plane) start() *process {
+	out := &process{Client: p.live, plane: p, cache: map[string]*infrav1.CapstanMachine{}}
+	out.r = &Reconciler{Options: manager.Options{LiveClient: p.live}, Client: out, controller: capicontroller.NewFakeController()}
+	out.follow(len(p.log)) // a cache is filled before anything is reconciled
+	return out
+}
+
+// follow brings n more events of the watch.
+func (p *process) follow(n int) {
+	for ; n > 0 && p.seen < len(p.plane.log); n-- {
+		m := p.plane.log[p.seen]
+		p.cache[m.Name] = m
+		p.seen++
+	}
+}
+
+func (p *process) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+	if err := p.Client.Patch(ctx, obj, patch, opts...); err != nil {
+		return err
+	}
+	p.plane.log = append(p.plane.log, obj.DeepCopyObject().(*infrav1.CapstanMachine))
+	return nil
+}
+
+func (p *process) Status() client.SubResourceWriter { return statusWriter{p.Client.Status(), p} }
+
+type statusWriter struct {
+	client.SubResourceWriter
+	process *process
+}
+
+func (w statusWriter) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+	if err := w.SubResourceWriter.Patch(ctx, obj, patch, opts...); err != nil {
+		return err
+	}
+	w.process.plane.log = append(w.process.plane.log, obj.DeepCopyObject().(*infrav1.CapstanMachine))
+	return nil
+}
+
+func (p *process) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	o := (&client.ListOptions{}).ApplyOptions(opts)
+	address, _ := o.FieldSelector.RequiresExactMatch(addressIndex)
+	out := list.(*infrav1.CapstanMachineList)
+	for _, m := range p.cache {
+		for _, a := range addressesOf(m) {
+			if a == address {
+				out.Items = append(out.Items, *m)
+			}
+		}
+	}
+	return nil
+}
+
+func (p *process) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	p.plane.cluster.DeepCopyInto(obj.(*infrav1.CapstanCluster))
+	return nil
+}
+
+// reconcile does what the reconciler does with addresses: choose one, or confirm and use the one that is there. It
+// says whether a machine was made.
+func (p *process) reconcile(name string) bool {
+	p.plane.t.Helper()
+	ctx := p.plane.t.Context()
+	s := &scope{cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}}, capstan: p.cache[name].DeepCopy()}
+	s.cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{Kind: "CapstanCluster", Name: "c"}
+	if len(s.capstan.Spec.Network.Addresses) == 0 {
+		p.harmless(p.r.assignOtherAddress(ctx, s))
+		return false
+	}
+	err := p.r.confirmAddress(ctx, s)
+	if _, made := p.plane.made[name]; err == nil && !made {
+		p.plane.made[name] = s.capstan.Spec.Network.Addresses[0].Address
+		return true
+	}
+	p.harmless(err)
+	return false
+}
+
+// harmless accepts what makes a reconcile come again. The small network may be full in the eyes of a cache
+// that is behind.
+func (p *process) harmless(err error) {
+	p.plane.t.Helper()
+	if err != nil && !errors.Is(err, errWaiting) && !apierrors.IsConflict(err) && !strings.Contains(err.Error(), "no address is free") {
+		p.plane.t.Fatal(err)
+	}
+}
+
+// check says whether two machines were made with one address, or one with another address than its spec has.
+func (p *plane) check() {
+	p.t.Helper()
+	holder := map[string]string{}
+	for name, address := range p.made {
+		if other := holder[address]; other != "" {
+			p.t.Fatalf("%s and %s were both made with %s", name, other, address)
+		}
+		holder[address] = name
+	}
+	newest := map[string]*infrav1.CapstanMachine{}
+	for _, m := range p.log {
+		newest[m.Name] = m
+	}
+	for name, address := range p.made {
+		if got := newest[name].Spec.Network.Addresses[0].Address; got != address {
+			p.t.Fatalf("%s was made with %s, and its spec says %s", name, address, got)
+		}
+	}
+}
+
+// A process whose cache never shows what it has written gives no address twice.
+func TestAddressesWithAStaleCache(t *testing.T) {
+	p := newPlane(t, 20, "10.0.0.0/26")
+	leader := p.start()
+	for i := range 20 {
+		leader.reconcile(fmt.Sprint("m-", i))
+	}
+	given := map[string]bool{}
+	for _, m := range p.log[20:] {
+		given[m.Spec.Network.Addresses[0].Address] = true
+	}
+	if len(given) != 20 {
+		t.Errorf("20 machines have %d addresses", len(given))
+	}
+	if leader.reconcile("m-3") || len(p.made) > 0 {
+		t.Error("a machine was made before the cache showed its address")
+	}
+}
+
+// A write that could not be made leaves nothing behind, and is made again.
+func TestAddressIsChosenAgainAfterAConflict(t *testing.T) {
+	p := newPlane(t, 1, "10.0.0.0/29")
+	leader, other := p.start(), p.start()
+	other.reconcile("m-0")
+	for range 10 { // more often than there are addresses
+		leader.reconcile("m-0")
+	}
+	if len(p.log) != 2 || len(leader.r.reserved.holders) > 1 {
+		t.Errorf("%d writes, %d addresses are reserved for one machine", len(p.log)-1, len(leader.r.reserved.holders))
+	}
+	leader.follow(1)
+	if !leader.reconcile("m-0") || len(leader.r.reserved.holders) != 0 {
+		t.Errorf("made: %v; reserved: %v", p.made, leader.r.reserved.holders)
+	}
+	p.check()
+}
+
+// A manager that was started before its predecessor's last write reached the API server chooses the same address.
+// The one that was written first keeps it.
+func TestAddressesAfterARestart(t *testing.T) {
+	p := newPlane(t, 2, "10.0.0.0/29")
+	before, after := p.start(), p.start()
+	before.reconcile("m-0")
+	before.follow(1)
+	before.reconcile("m-0")
+	after.reconcile("m-1")
+	if first, second := p.log[2].Spec.Network, p.log[3].Spec.Network; first.Addresses[0] != second.Addresses[0] {
+		t.Fatalf("wanted a collision, got %v and %v", first, second)
+	}
+	for range 2 {
+		after.follow(100)
+		after.reconcile("m-1")
+		after.reconcile("m-0")
+	}
+	if p.made["m-0"] != "10.0.0.2" || p.made["m-1"] != "10.0.0.3" {
+		t.Errorf("made %v", p.made)
+	}
+	p.check()
+}
+
+// Three processes that all believe that they lead, with watches at different paces and restarts, make all
+// machines, and no two with one address. A seed that fails is printed.
+func TestAddressesOfSeveralLeaders(t *testing.T) {
+	for seed := range uint64(40) {
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		const machines = 12
+		p := newPlane(t, machines, "10.0.0.0/28") // 13 addresses
+		processes := []*process{p.start(), p.start(), p.start()}
+		limit := 20000
+		for ; len(p.made) < machines && limit > 0; limit-- {
+			i := rnd.IntN(len(processes))
+			switch x := rnd.IntN(100); {
+			case x < 50:
+				processes[i].follow(1 + rnd.IntN(4))
+			case x < 99:
+				processes[i].reconcile(fmt.Sprint("m-", rnd.IntN(machines)))
+			default:
+				processes[i] = p.start()
+			}
+			p.check()
+		}
+		if limit == 0 {
+			t.Fatalf("seed %d: after many steps only %d machines are made", seed, len(p.made))
+		}
+	}
+}

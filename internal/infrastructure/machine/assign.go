@@ -1,0 +1,177 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"sigs.k8s.io/cluster-api/util"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// assign gives the machine an id, a host and addresses, and writes all three to spec in one patch
+// before the first side effect. It goes on when the cache shows what was written: see confirmAddress.
+func (r *Reconciler) assign(ctx context.Context, s *scope) error {
+	spec := &s.capstan.Spec
+	if spec.ID == "" || spec.HostName == "" || len(spec.Network.Addresses) == 0 {
+		claimed, err := r.claimAddresses(ctx, s)
+		if err != nil {
+			return err
+		}
+		if err := r.decide(ctx, s, claimed); err != nil {
+			return err
+		}
+		s.recorded = true
+		return errWaiting
+	}
+	set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionTrue, infrav1.HostAssignedReason, "")
+	set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionTrue, infrav1.AddressesAssignedReason, "")
+	return nil
+}
+
+// decide chooses and records.
+func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.InterfaceAddress) error {
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if err != nil {
+		return err
+	}
+	before := s.capstan.DeepCopy()
+	host, err := r.choose(ctx, s, capstanCluster, claimed)
+	if err != nil {
+		return err
+	}
+	if err := r.record(ctx, s, before); err != nil {
+		host.Release(s.capstan.Spec.ID)
+		return err
+	}
+	return nil
+}
+
+// choose fills in spec, for one machine at a time: the host's account of its memory lags behind, so
+// that the next machine to be placed must see what was promised to this one.
+func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*hostclient.Host, error) {
+	r.placing.Lock()
+	defer r.placing.Unlock()
+	host, err := r.chooseHost(ctx, s, capstanCluster)
+	if err != nil {
+		return nil, err
+	}
+	spec := &s.capstan.Spec
+	addresses := claimed
+	if len(addresses) == 0 {
+		addresses = spec.Network.Addresses
+	}
+	if len(addresses) == 0 {
+		if addresses, err = r.chooseAddress(ctx, s, capstanCluster); err != nil {
+			return nil, err
+		}
+	}
+	if spec.ID == "" {
+		spec.ID = uuid.NewString()
+	}
+	spec.HostName, spec.Network.Addresses = host.Name(), addresses
+	host.Promise(spec.ID, memory(s.capstan))
+	return host, nil
+}
+
+// record writes what was decided; the change of spec is the event that leads on. What could not be written was
+// not decided: the id, for one, must not reach the API server with the status.
+func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanMachine) error {
+	helper, err := manager.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
+	if err != nil {
+		before.Spec.DeepCopyInto(&s.capstan.Spec)
+		return err
+	}
+	s.helper = helper
+	r.wrote(s.capstan)
+	return nil
+}
+
+// wrote keeps the machine from being reconciled with a cache that does not show what was decided.
+func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
+	r.WaitForCache(r.controller, m, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
+}
+
+// chooseHost places the machine (IM-02), or checks the host that spec names.
+func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) (*hostclient.Host, error) {
+	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
+	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
+	if err != nil {
+		return nil, err
+	}
+	if wanted := s.capstan.Spec.HostName; wanted != "" {
+		usable = named(usable, wanted)
+		if len(usable) == 0 {
+			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
+				"spec.hostName names CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors", wanted, s.capstan.Namespace)
+			return nil, errWaiting
+		}
+	}
+	name, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{
+		FailureDomain: wantedFailureDomain(s),
+		Version:       kubernetesVersion(s),
+		Image:         s.capstan.Spec.Image,
+		ControlPlane:  util.IsControlPlaneMachine(s.machine),
+		CPUs:          s.capstan.Spec.CPUs,
+		Memory:        memory(s.capstan),
+	})
+	if err != nil {
+		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
+		return nil, errWaiting
+	}
+	host := r.Pool.Get(name)
+	if host == nil {
+		return nil, fmt.Errorf("host %s was disconnected in between", name)
+	}
+	return host, nil
+}
+
+func named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
+	for i := range list {
+		if list[i].Name == name {
+			return list[i : i+1]
+		}
+	}
+	return nil
+}
+
+// failureDomain of the machine's host.
+func (r *Reconciler) failureDomain(ctx context.Context, s *scope) (string, error) {
+	h := &infrav1.CapstanHost{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, h); err != nil {
+		if apierrors.IsNotFound(err) {
+			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotFoundReason, "CapstanHost %s does not exist", s.capstan.Spec.HostName)
+			return "", errWaiting
+		}
+		return "", err
+	}
+	return placement.FailureDomain(h), nil
+}
+
+var defaultMemory = resource.MustParse(infrav1.DefaultMachineMemory)
+
+// memory limit of a machine in bytes.
+func memory(m *infrav1.CapstanMachine) int64 {
+	if m.Spec.Memory != nil {
+		return m.Spec.Memory.Value()
+	}
+	return defaultMemory.Value()
+}
+
+func image(m *infrav1.CapstanMachine) string {
+	if m.Spec.Image != "" {
+		return m.Spec.Image
+	}
+	return infrav1.DefaultMachineImage
+}

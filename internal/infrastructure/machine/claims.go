@@ -1,0 +1,111 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/ipam/claims"
+)
+
+// claimAddresses claims one address from each of the machine's pools and waits for all of them (IPAM-07,
+// IPAM-08). Without pools it returns nothing. All reads are live: a claim may name an address that
+// the cache does not have yet.
+func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.InterfaceAddress, error) {
+	pools := s.capstan.Spec.Network.AddressesFromPools
+	if len(pools) == 0 {
+		return nil, nil
+	}
+	made := make([]*capiipamv1.IPAddressClaim, len(pools))
+	for i, pool := range pools {
+		var err error
+		made[i], err = claims.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name,
+			capiipamv1.IPPoolReference{APIGroup: pool.APIGroup, Kind: pool.Kind, Name: pool.Name}, claims.Name(s.capstan.Name, i))
+		if err != nil {
+			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
+			return nil, err
+		}
+	}
+	var out []infrav1.InterfaceAddress
+	for _, claim := range made {
+		address, waiting, err := claims.FetchAddress(ctx, r.LiveClient, claim)
+		if err != nil {
+			return nil, err
+		}
+		if address == nil {
+			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason,
+				"%s (from %s %s)", waiting, claim.Spec.PoolRef.Kind, claim.Spec.PoolRef.Name)
+			return nil, errWaiting // the claim is watched
+		}
+		out = append(out, infrav1.InterfaceAddress{Address: address.Spec.Address, Prefix: ptr.Deref(address.Spec.Prefix, 0), Gateway: address.Spec.Gateway})
+	}
+	// IPv4 first, however the pools are named: it becomes the Node's first address.
+	slices.SortStableFunc(out, func(a, b infrav1.InterfaceAddress) int { return strings.Compare(family(a), family(b)) })
+	return out, r.checkClaimed(ctx, s, out)
+}
+
+func family(a infrav1.InterfaceAddress) string {
+	if addr, err := netip.ParseAddr(a.Address); err == nil && addr.Is6() {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// checkClaimed says what no host would accept, or what would not work.
+func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []infrav1.InterfaceAddress) error {
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if err != nil {
+		return err
+	}
+	cidrs, err := network.Machines(capstanCluster.Spec.Network)
+	if err != nil {
+		return err
+	}
+	if err := fit(cidrs, addresses); err != nil {
+		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.AddressInvalidReason, "%s", err)
+		return errWaiting
+	}
+	return nil
+}
+
+// fit says why the addresses that pools gave, IPv4 first, do not fit the cluster's networks.
+func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
+	if family(addresses[0]) == "IPv6" {
+		return fmt.Errorf("the pools gave %s and no IPv4 address: machines with IPv6 alone are not supported; name an IPv4 pool as well", addresses[0].Address)
+	}
+	for i, a := range addresses {
+		if i == len(cidrs) {
+			return fmt.Errorf("the pools gave %s besides %s, but the cluster's machines have one network, %s: name one pool, or make the cluster with a spec.network.machineIPv6CIDR that holds the second pool's addresses",
+				a.Address, addresses[0].Address, cidrs[0])
+		}
+		cidr := cidrs[i]
+		addr, err := netip.ParseAddr(a.Address)
+		if err != nil || !cidr.Contains(addr) || int(a.Prefix) != cidr.Bits() || addr == network.Gateway(cidr) {
+			return fmt.Errorf("the pool gave %s/%d, which is no machine's address in the cluster's network %s: make the pool's range and prefix fit spec.network of the CapstanCluster",
+				a.Address, a.Prefix, cidr)
+		}
+		if gateway, err := netip.ParseAddr(a.Gateway); a.Gateway != "" && (err != nil || !cidr.Contains(gateway)) {
+			return fmt.Errorf("the pool gave gateway %s, which is outside of the cluster's network %s: the gateway that Capstan makes there is %s",
+				a.Gateway, cidr, network.Gateway(cidr))
+		}
+	}
+	return nil
+}
+
+// claimsGone deletes the machine's claims and says whether they are gone. They are watched.
+func (r *Reconciler) claimsGone(ctx context.Context, s *scope) (bool, error) {
+	var names []string
+	for i := range s.capstan.Spec.Network.AddressesFromPools {
+		names = append(names, claims.Name(s.capstan.Name, i))
+	}
+	return claims.ClaimsGone(ctx, r.LiveClient, s.capstan, names...)
+}

@@ -1,0 +1,191 @@
+// Package machine reconciles CapstanMachines: it places them on hosts, gives them addresses, and has
+// the hosts make and remove them.
+package machine
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	"sigs.k8s.io/cluster-api/util/finalizers"
+	"sigs.k8s.io/cluster-api/util/patch"
+	"sigs.k8s.io/cluster-api/util/paused"
+	"sigs.k8s.io/cluster-api/util/predicates"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines,verbs=get;list;watch;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines/status;capstanmachines/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines;machinepools,verbs=get;list;watch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
+
+var machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
+
+// Reconciler makes machines.
+type Reconciler struct {
+	manager.Options
+	Client client.Client
+	Pool   *hostclient.Pool
+
+	recorder   events.EventRecorder
+	controller capicontroller.Controller
+	// unplaced are the machines, by client.ObjectKey, that no host has taken yet.
+	unplaced sync.Map
+	// placing is held while a host is chosen and memory of it promised.
+	placing sync.Mutex
+	// reserved are the addresses that were chosen and that the cache does not show yet.
+	reserved reservations
+}
+
+// scope is what one reconcile works on. machine and cluster may be nil while the object is being deleted.
+type scope struct {
+	cluster *clusterv1.Cluster
+	machine *clusterv1.Machine
+	capstan *infrav1.CapstanMachine
+	// helper writes what changed since the object was read or last recorded.
+	helper *patch.Helper
+	// recorded says that all that was decided is written: the reconcile that follows from that writes the rest.
+	recorded bool
+}
+
+// SetupWithManager adds the reconciler. It uses the indexes of package host.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	r.recorder = mgr.GetEventRecorder("capstanmachine-controller")
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachine")
+	ofCluster, err := util.ClusterToTypedObjectsMapper(mgr.GetClient(), &infrav1.CapstanMachineList{}, mgr.GetScheme())
+	if err != nil {
+		return err
+	}
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, addressIndex, addressesOf); err != nil {
+		return err
+	}
+	gvk := infrav1.GroupVersion.WithKind("CapstanMachine")
+	c, err := capicontroller.NewControllerManagedBy(mgr, log).
+		For(&infrav1.CapstanMachine{}, builder.WithPredicates(manager.IgnoreStatus(), manager.OwnedOrDeleting(machineGroupKind))).
+		WithOptions(r.For("CapstanMachine")).
+		Owns(&capiipamv1.IPAddressClaim{}).
+		// Of the Machine only its spec matters: bootstrap data, version, failure domain.
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(util.MachineToInfrastructureMapFunc(gvk)), predicate.GenerationChangedPredicate{}).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), predicate.GenerationChangedPredicate{}).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster),
+			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), log)).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), manager.IgnoreStatus()).
+		WatchesRawSource(r.Pool.Source(r.ofEvent)).
+		Build(ctx, r)
+	r.controller = c
+	return err
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+	m := &infrav1.CapstanMachine{}
+	if err := r.Client.Get(ctx, req.NamespacedName, m); err != nil {
+		r.unplaced.Delete(req.NamespacedName)
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(m) {
+		return ctrl.Result{}, nil
+	}
+	s := &scope{capstan: m}
+	found, err := r.findOwners(ctx, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	// IM-05: deletion waits for none of them.
+	deleting := !m.DeletionTimestamp.IsZero()
+	if !found && !deleting {
+		r.controller.DeferNextReconcile(req, time.Now())
+		return ctrl.Result{}, nil
+	}
+	// ALL-08
+	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, s.cluster, m); err != nil || isPaused {
+		return ctrl.Result{}, err
+	}
+	// IM-10
+	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, m, infrav1.MachineFinalizer); err != nil {
+		return ctrl.Result{}, err
+	}
+	if s.helper, err = patch.NewHelper(m, r.LiveClient); err != nil {
+		return ctrl.Result{}, err
+	}
+	defer func() {
+		if err := patchMachine(ctx, s); err != nil {
+			reterr = kerrors.NewAggregate([]error{reterr, err})
+		}
+	}()
+	if deleting {
+		err = r.reconcileDelete(ctx, s)
+	} else {
+		err = r.reconcileNormal(ctx, s)
+	}
+	if err == nil && !conditions.IsTrue(s.capstan, clusterv1.ReadyCondition) {
+		// Everything that is waited for comes as an event, and until the machine is ready the next
+		// one shall not wait for the object's turn.
+		r.controller.DeferNextReconcile(req, time.Now())
+	}
+	return ctrl.Result{}, err
+}
+
+// findOwners looks for the Machine and the Cluster. It says whether both are there.
+func (r *Reconciler) findOwners(ctx context.Context, s *scope) (bool, error) {
+	var err error
+	if s.machine, err = util.GetOwnerMachine(ctx, r.Client, s.capstan.ObjectMeta); client.IgnoreNotFound(err) != nil {
+		return false, err
+	}
+	name := s.capstan.Labels[clusterv1.ClusterNameLabel]
+	if s.machine != nil {
+		name = s.machine.Spec.ClusterName
+	}
+	if name == "" {
+		return false, nil
+	}
+	cluster, err := util.GetClusterByName(ctx, r.Client, s.capstan.Namespace, name)
+	if client.IgnoreNotFound(err) != nil {
+		return false, err
+	}
+	s.cluster = cluster
+	return s.machine != nil && s.cluster != nil, nil
+}
+
+var summarized = []string{
+	infrav1.HostAssignedCondition, infrav1.AddressesAssignedCondition, infrav1.MachineRunningCondition,
+	infrav1.BootstrapSucceededCondition, infrav1.ServicesHealthyCondition,
+}
+
+// patchMachine writes what changed since it was read, if that was not written already: conditions, then spec, then status (IM-10).
+func patchMachine(ctx context.Context, s *scope) error {
+	if s.recorded {
+		return nil
+	}
+	if err := manager.SetReady(s.capstan, summarized...); err != nil {
+		return err
+	}
+	err := s.helper.Patch(ctx, s.capstan, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{
+		Conditions: append([]string{clusterv1.ReadyCondition, clusterv1.PausedCondition, clusterv1.DeletingCondition}, summarized...),
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+)
+
+// reconcileDelete removes the machine: load balancer, host, claims, finalizer (IM-06, IM-09). It needs neither
+// Machine nor Cluster. A machine that never got an id has nothing anywhere, but perhaps claims.
+func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
+	for _, step := range []func(context.Context, *scope) error{r.leaveLoadBalancer, r.deleteMachine, r.releaseAddresses} {
+		if err := step(ctx, s); errors.Is(err, errWaiting) {
+			return nil
+		} else if err != nil {
+			blocked(s, "%s", err)
+			return err
+		}
+	}
+	r.forget(s.capstan)
+	controllerutil.RemoveFinalizer(s.capstan, infrav1.MachineFinalizer)
+	return nil
+}
+
+// forget drops what this process remembers of the machine.
+func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
+	key := client.ObjectKeyFromObject(m)
+	r.unplaced.Delete(key)
+	r.reserved.release(key)
+	r.controller.ClearConsistencyStore(key, m.UID)
+}
+
+func blocked(s *scope, format string, args ...any) {
+	set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, format, args...)
+}
+
+// leaveLoadBalancer takes a control plane machine out before it goes, so that no client is sent to it. A
+// cluster that is being deleted loses its load balancer anyway, and a host that does not answer
+// cannot be told: its load balancer checks the health of its members by itself, and is brought
+// up to date when the host is back.
+func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
+	if s.capstan.Spec.ID == "" || s.machine == nil || s.cluster == nil || !s.cluster.DeletionTimestamp.IsZero() || !util.IsControlPlaneMachine(s.machine) {
+		return nil
+	}
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	host := r.Pool.Get(capstanCluster.Spec.LoadBalancer.HostName)
+	if host == nil || host.Connected() != nil || host.LoadBalancer(capstanCluster.Spec.ID) == nil {
+		return nil
+	}
+	key := client.ObjectKeyFromObject(s.cluster)
+	members, err := loadbalancer.Members(ctx, r.Client, key, s.capstan.Name)
+	if err != nil {
+		return err
+	}
+	if _, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(capstanCluster, key, members)); err != nil {
+		return fmt.Errorf("leave the load balancer on host %s: %s", host.Name(), hostclient.Message(err))
+	}
+	return nil
+}
+
+// deleteMachine has the host remove the machine and waits until it is gone.
+func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
+	spec := s.capstan.Spec
+	if spec.ID == "" || spec.HostName == "" || hosts.Abandoned(s.capstan) {
+		return nil
+	}
+	h := &infrav1.CapstanHost{}
+	switch err := r.Client.Get(ctx, client.ObjectKey{Name: spec.HostName}, h); {
+	case apierrors.IsNotFound(err):
+		blocked(s, "CapstanHost %s does not exist, so that the machine cannot be removed. Create it again, or, if the host is gone for good, annotate this CapstanMachine with %s",
+			spec.HostName, infrav1.HostAbandonedAnnotation)
+		return errWaiting
+	case err != nil:
+		return err
+	case hosts.Abandoned(h):
+		return nil
+	}
+	host := r.Pool.Get(spec.HostName)
+	if host == nil || host.Connected() != nil {
+		blocked(s, "Host %s is not connected. If it is gone for good, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
+		return errWaiting
+	}
+	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID})
+	if err != nil {
+		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, hostclient.Message(err))
+	}
+	if !res.GetDone() {
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Host %s is removing the machine", spec.HostName)
+		return errWaiting
+	}
+	host.Release(spec.ID)
+	return nil
+}
+
+// releaseAddresses waits until the machine's claims are gone (IPAM-07).
+func (r *Reconciler) releaseAddresses(ctx context.Context, s *scope) error {
+	gone, err := r.claimsGone(ctx, s)
+	if err != nil {
+		return err
+	}
+	if !gone {
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting until the IPAddressClaims are gone")
+		return errWaiting
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package machine
+
+import (
+	"context"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/labels/format"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/host"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// ofEvent maps what a host tells. A machine of another management plane maps to nothing, or
+// harmlessly to an object of the same name.
+func (r *Reconciler) ofEvent(ctx context.Context, e hostclient.Event) []reconcile.Request {
+	switch {
+	case e.Machine != nil:
+		spec := e.Machine.GetSpec()
+		return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: spec.GetNamespace(), Name: spec.GetName()}}}
+	case e.Connection:
+		return r.onHost(ctx, e.Host)
+	case e.Capacity:
+		return r.waitingForHosts()
+	}
+	return nil
+}
+
+// waitingForHosts are the machines that no host has taken yet. They are known before a host is asked, so that
+// room which one gets while it refuses is not missed. Machines that run are not looked at: with many of
+// them, each one that is made or deleted changes what its host has left.
+func (r *Reconciler) waitingForHosts() []reconcile.Request {
+	var out []reconcile.Request
+	r.unplaced.Range(func(key, _ any) bool {
+		out = append(out, reconcile.Request{NamespacedName: key.(client.ObjectKey)})
+		return true
+	})
+	return out
+}
+
+func (r *Reconciler) ofHost(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.onHost(ctx, o.GetName())
+}
+
+// onHost lists the machines on a host, and those without a host: it may take them now.
+func (r *Reconciler) onHost(ctx context.Context, name string) []reconcile.Request {
+	var out []reconcile.Request
+	for _, value := range []string{name, host.NoHost} {
+		list := &infrav1.CapstanMachineList{}
+		if r.Client.List(ctx, list, client.MatchingFields{host.MachineHostIndex: value}) == nil {
+			out = append(out, requests(list)...)
+		}
+	}
+	return out
+}
+
+// ofMachinePool maps a MachinePool to its machines, which wait for its bootstrap data (IM-05).
+func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []reconcile.Request {
+	list := &infrav1.CapstanMachineList{}
+	if r.Client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingLabels{
+		clusterv1.ClusterNameLabel:     o.(*clusterv1.MachinePool).Spec.ClusterName,
+		clusterv1.MachinePoolNameLabel: format.MustFormatValue(o.GetName()),
+	}) != nil {
+		return nil
+	}
+	return requests(list)
+}
+
+func requests(list *infrav1.CapstanMachineList) []reconcile.Request {
+	var out []reconcile.Request
+	for i := range list.Items {
+		m := &list.Items[i]
+		if !m.DeletionTimestamp.IsZero() || manager.HasOwner(m, machineGroupKind) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
+		}
+	}
+	return out
+}

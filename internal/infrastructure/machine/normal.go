@@ -1,0 +1,258 @@
+package machine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+)
+
+// errWaiting ends a reconcile that an event will continue; a condition says what for.
+var errWaiting = errors.New("waiting")
+
+// bootstrapKey is the Secret's key of the bootstrap data (BC-02).
+const bootstrapKey = "value"
+
+// reconcileNormal goes through the contract's steps in their order. Each one either is done, or says in a
+// condition what it waits for.
+func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) error {
+	for _, step := range []func(context.Context, *scope) error{
+		r.waitForPrerequisites, r.assign, r.ensureMachine,
+	} {
+		if err := step(ctx, s); errors.Is(err, errWaiting) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitForPrerequisites waits for the cluster's infrastructure and the bootstrap data (IM-05). A machine
+// that was made needs neither.
+func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
+	if s.capstan.Spec.ProviderID != "" {
+		return nil
+	}
+	if !ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
+			"Waiting for the cluster's network and control plane endpoint")
+		return errWaiting
+	}
+	name, err := r.dataSecretName(ctx, s)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+			"Waiting for the bootstrap provider to make the bootstrap data")
+		return errWaiting
+	}
+	return nil
+}
+
+// kubernetesVersion is the Machine's. Core gives a Machine of a pool one only when its Node is there: the pool
+// wrote down which one the machine is made with.
+func kubernetesVersion(s *scope) string {
+	return cmp.Or(s.capstan.Annotations[infrav1.MachineVersionAnnotation], s.machine.Spec.Version)
+}
+
+// wantedFailureDomain is the Machine's, or what the pool wrote down: core gives a Machine of a pool none.
+func wantedFailureDomain(s *scope) string {
+	return cmp.Or(s.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], s.machine.Spec.FailureDomain)
+}
+
+// dataSecretName is the Machine's, or for a Machine of a pool what the pool wrote down, else the MachinePool's.
+func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, error) {
+	if name := ptr.Deref(s.machine.Spec.Bootstrap.DataSecretName, ""); name != "" {
+		return name, nil
+	}
+	if name := s.capstan.Annotations[infrav1.MachineBootstrapSecretAnnotation]; name != "" {
+		return name, nil
+	}
+	if _, ok := s.machine.Labels[clusterv1.MachinePoolNameLabel]; !ok {
+		return "", nil
+	}
+	pool, err := util.GetMachinePoolByLabels(ctx, r.Client, s.machine.Namespace, s.machine.Labels)
+	if err != nil || pool == nil {
+		return "", err
+	}
+	return ptr.Deref(pool.Spec.Template.Spec.Bootstrap.DataSecretName, ""), nil
+}
+
+// ensureMachine has the host make the machine, once, and shows what became of it.
+func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
+	if s.capstan.Spec.ProviderID != "" {
+		// Known from spec alone, also after a move (ALL-12).
+		markProvisioned(s, "")
+	}
+	host := r.Pool.Get(s.capstan.Spec.HostName)
+	if host == nil || host.Connected() != nil {
+		return r.hostUnreachable(ctx, s, host)
+	}
+	observed := host.Machine(s.capstan.Spec.ID)
+	if observed == nil && s.capstan.Spec.ProviderID != "" {
+		// Made again it would be another machine under the same name: that is for its owner to decide.
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
+			"Host %s no longer has the machine: its disk is lost. Delete the Machine to replace it", host.Name())
+		conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
+		return nil
+	}
+	if observed == nil {
+		var err error
+		if observed, err = r.makeMachine(ctx, s, host); err != nil {
+			return err
+		}
+	}
+	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
+	r.observe(s, observed.GetStatus())
+	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
+		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
+		markProvisioned(s, observed.GetSpec().GetFailureDomain())
+		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeNormal, clusterv1.ProvisionedReason, "Provision", "Runs on host %s", host.Name())
+	} else if s.capstan.Spec.ProviderID != "" {
+		markProvisioned(s, observed.GetSpec().GetFailureDomain())
+	}
+	return nil
+}
+
+// hostUnreachable says nothing about the machine: it may well run. A manager that has just started knows no host
+// yet: until it has tried to connect, what was known before stands, or every machine would be in
+// doubt for a moment.
+func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *hostclient.Host) error {
+	var err error
+	if host != nil {
+		err = host.Connected()
+	} else if err = r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, &infrav1.CapstanHost{}); err == nil {
+		err = hostclient.ErrConnecting
+	}
+	if err == nil || errors.Is(err, hostclient.ErrConnecting) && conditions.Has(s.capstan, infrav1.MachineRunningCondition) {
+		return errWaiting // The connection is an event.
+	}
+	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason,
+		"Host %s is not connected: %s", s.capstan.Spec.HostName, err)
+	return errWaiting
+}
+
+// makeMachine asks the host for the machine. What the host refuses is shown, and tried again when that
+// can help: when memory became free (an event), after a while (an error), or with another address.
+func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *hostclient.Host) (*hostpb.Machine, error) {
+	if err := r.confirmAddress(ctx, s); err != nil {
+		return nil, err
+	}
+	data, err := r.bootstrapData(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := r.desired(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
+	host.Promise(spec.GetId(), spec.GetMemoryBytes())
+	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data})
+	if err == nil {
+		return observed, nil
+	}
+	host.Release(spec.GetId())
+	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
+		"Host %s refused the machine: %s", host.Name(), hostclient.Message(err))
+	switch hostclient.Code(err) {
+	case codes.AlreadyExists:
+		if addressTaken(err, s.capstan) {
+			return nil, r.assignOtherAddress(ctx, s)
+		}
+	case codes.ResourceExhausted, codes.InvalidArgument:
+		// The host tells when memory becomes free, and only a change of spec helps the other.
+		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", hostclient.Message(err))
+		return nil, errWaiting
+	}
+	return nil, fmt.Errorf("machine on host %s: %w", host.Name(), err)
+}
+
+// bootstrapData is read live: it is needed once, and the cache may not hold it.
+func (r *Reconciler) bootstrapData(ctx context.Context, s *scope) ([]byte, error) {
+	name, err := r.dataSecretName(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	secret := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.capstan.Namespace, Name: name}, secret); err != nil {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+			"Cannot read Secret %s with the bootstrap data: %s", name, err)
+		return nil, err
+	}
+	if len(secret.Data[bootstrapKey]) == 0 {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
+			"Secret %s has no bootstrap data under the key %q", name, bootstrapKey)
+		return nil, fmt.Errorf("secret %s has no key %q", name, bootstrapKey)
+	}
+	return secret.Data[bootstrapKey], nil
+}
+
+// desired is the machine as the host shall make it.
+func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec, error) {
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	domain, err := r.failureDomain(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	m := s.capstan
+	spec := &hostpb.MachineSpec{
+		Id: m.Spec.ID, Namespace: m.Namespace, Name: m.Name, Cluster: s.cluster.Name,
+		Network: &hostpb.Network{
+			Id: capstanCluster.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name,
+			Cidr: capstanCluster.Spec.Network.MachineCIDR, Ipv6Cidr: capstanCluster.Spec.Network.MachineIPv6CIDR,
+		},
+		Cpus: m.Spec.CPUs, MemoryBytes: memory(m), Image: image(m),
+		KubernetesVersion: kubernetesVersion(s),
+		ProviderId:        infrav1.ProviderIDPrefix + m.Spec.ID,
+		FailureDomain:     domain,
+		ControlPlane:      util.IsControlPlaneMachine(s.machine),
+	}
+	for _, a := range m.Spec.Network.Addresses {
+		spec.Addresses = append(spec.Addresses, &hostpb.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})
+	}
+	return spec, nil
+}
+
+// capstanCluster is the infrastructure of the machine's cluster.
+func (r *Reconciler) capstanCluster(ctx context.Context, s *scope) (*infrav1.CapstanCluster, error) {
+	ref := s.cluster.Spec.InfrastructureRef
+	if ref.Kind != "CapstanCluster" {
+		return nil, fmt.Errorf("cluster %s has infrastructure of kind %q: CapstanMachines need a CapstanCluster", s.cluster.Name, ref.Kind)
+	}
+	c := &infrav1.CapstanCluster{}
+	return c, r.Client.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: ref.Name}, c)
+}
+
+// markProvisioned shows what the contract asks for (IM-03, IM-04). failureDomain may be empty: unknown now.
+func markProvisioned(s *scope, failureDomain string) {
+	st := &s.capstan.Status
+	st.Initialization.Provisioned = ptr.To(true)
+	showAddresses(s.capstan)
+	if failureDomain != "" {
+		st.FailureDomain = failureDomain
+	}
+}
+
+func set(m *infrav1.CapstanMachine, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
+	conditions.Set(m, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
+}

@@ -1,0 +1,51 @@
+package machine
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// ALL-09, ALL-16, IM-08: what a host says, as conditions.
+func TestConditionsOfAMachine_ALL09_ALL16_IM08(t *testing.T) {
+	svc := func(states ...string) (out []*hostpb.ServiceStatus) {
+		for i, s := range states {
+			out = append(out, &hostpb.ServiceStatus{Name: string(rune('a' + i)), State: s, Message: "why"})
+		}
+		return out
+	}
+	const runs = hostpb.MachineStatus_RUNNING
+	for name, tc := range map[string]struct {
+		got                     metav1.Condition
+		status, reason, message string
+	}{
+		"pending":    {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING}), "False", "MachineStarting", ""},
+		"runs":       {running(&hostpb.MachineStatus{Phase: runs}), "True", "MachineRunning", ""},
+		"restarting": {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_RESTARTING, Message: "exit 1"}), "False", "MachineRestarting", "exit 1"},
+		"failed": {
+			running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Message: "disk is lost"}), "False", "MachineFailed",
+			"disk is lost. It is not started again: delete the Machine to replace it",
+		},
+		"deleting":          {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_DELETING}), "False", "Deleting", ""},
+		"bootstrap waits":   {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_WAITING}), "False", "BootstrapRunning", ""},
+		"bootstrap started": {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_STARTED}), "False", "BootstrapRunning", ""},
+		"bootstrap done":    {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_SUCCEEDED}), "True", "BootstrapSucceeded", ""},
+		"bootstrap failed": {
+			bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_BOOTSTRAP_FAILED, BootstrapMessage: "runcmd 2"}), "False", "BootstrapFailed",
+			"runcmd 2. See `capstan logs`; delete the Machine to replace it",
+		},
+		"no services yet":            {services(&hostpb.MachineStatus{Phase: runs}), "False", "ServicesStarting", "Services are starting"},
+		"services start":             {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "starting")}), "False", "ServicesStarting", "Services are starting"},
+		"services run":               {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "running")}), "True", "ServicesHealthy", ""},
+		"a service backs off":        {services(&hostpb.MachineStatus{Phase: runs, Services: svc("ready", "backoff", "stopped")}), "False", "ServicesUnhealthy", "b: backoff why; c: stopped why"},
+		"services of a dead machine": {services(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Services: svc("ready")}), "False", "ServicesStarting", "The machine does not run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if string(tc.got.Status) != tc.status || tc.got.Reason != tc.reason || tc.got.Message != tc.message {
+				t.Errorf("got %+v", tc.got)
+			}
+		})
+	}
+}

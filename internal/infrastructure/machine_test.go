@@ -1,0 +1,418 @@
+package infrastructure_test
+
+import (
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the contract's normal path and deletion.
+func TestMachineLife_IM01_IM03_IM04_IM09_IM10(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+
+	b.Expect(m.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
+	b.Expect(m.Spec.ID).NotTo(BeEmpty())
+	b.Expect(m.Spec.ProviderID).To(Equal("capstan://" + m.Spec.ID))
+	b.Expect(m.Spec.HostName).To(Equal(b.host.Name))
+	b.Expect(m.Status.FailureDomain).To(Equal(b.host.Name))
+	b.Expect(m.Status.Addresses).To(Equal([]clusterv1.MachineAddress{
+		{Type: clusterv1.MachineHostName, Address: m.Name},
+		{Type: clusterv1.MachineInternalIP, Address: m.Spec.Network.Addresses[0].Address},
+	}))
+
+	made, data := b.fake.Machine(m.Spec.ID)
+	b.Expect(string(data)).To(Equal("#cloud-config"))
+	b.Expect(made.GetSpec().GetProviderId()).To(Equal(m.Spec.ProviderID))
+	b.Expect(made.GetSpec().GetNetwork().GetId()).To(Equal(b.capstan.Spec.ID))
+	b.Expect(made.GetSpec().GetNetwork().GetCidr()).To(Equal(b.capstan.Spec.Network.MachineCIDR))
+	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(2 << 30)))
+	b.Expect(made.GetSpec().GetImage()).To(Equal("host"))
+	b.Expect(made.GetSpec().GetKubernetesVersion()).To(Equal("v1.36.3"))
+	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))
+
+	// The price of a machine: finalizer, Paused, assignment; then conditions, spec and status, once
+	// or twice, depending on how soon the host tells that it runs.
+	t.Logf("%d writes for a machine from creation to Ready, %d for its cluster", writes.of(m), writes.of(b.capstan))
+	b.Expect(writes.of(m)).To(BeNumerically("<=", 12))
+	b.Expect(writes.of(b.capstan)).To(BeNumerically("<=", 8))
+	b.unchanged(m, b.capstan, b.host)
+
+	b.delete(m)
+	b.gone(m)
+	made, _ = b.fake.Machine(m.Spec.ID)
+	b.Expect(made).To(BeNil())
+}
+
+// IM-05: each of the things that a machine waits for; nothing is made before.
+func TestMachineWaits_IM05(t *testing.T) {
+	b := newBox(t)
+	b.waitProvisioned()
+	secret := ""
+	machine, m := b.addMachine(func(m *clusterv1.Machine) {
+		secret = *m.Spec.Bootstrap.DataSecretName
+		m.Spec.Bootstrap = clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "x"}}
+	}, nil)
+	orphan := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("orphan")}}
+	b.create(orphan)
+
+	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForClusterInfrastructureReady")
+	b.provisioned()
+	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")
+	b.Expect(m.Spec.ID).To(BeEmpty())
+	b.Expect(b.fake.Calls("EnsureMachine")).To(BeZero())
+	update(b, machine, func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = &secret })
+	b.running(m)
+
+	b.get(orphan)
+	b.Expect(orphan.Finalizers).To(BeEmpty(), "no Machine owner: nothing is done")
+	b.Expect(orphan.Status.Conditions).To(BeEmpty())
+}
+
+// IM-05: the Machine of a pool has an empty dataSecretName; the data is the MachinePool's.
+func TestPoolMachineTakesTheDataOfItsPool_IM05(t *testing.T) {
+	b := newBox(t).provisioned()
+	pool := &clusterv1.MachinePool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("pool"), Labels: map[string]string{clusterv1.ClusterNameLabel: b.cluster.Name}},
+		Spec: clusterv1.MachinePoolSpec{ClusterName: b.cluster.Name, Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+			ClusterName:       b.cluster.Name,
+			Bootstrap:         clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "x"}},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachinePool", Name: "x"},
+		}}},
+	}
+	b.create(pool)
+	b.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "pool-data"}, Data: map[string][]byte{"value": []byte("#cloud-config of the pool")}})
+	_, m := b.addMachine(func(m *clusterv1.Machine) {
+		m.Labels[clusterv1.MachinePoolNameLabel] = pool.Name
+		m.Spec.Bootstrap = clusterv1.Bootstrap{DataSecretName: ptr.To("")}
+	}, func(m *infrav1.CapstanMachine) {
+		m.Labels = map[string]string{clusterv1.MachinePoolNameLabel: pool.Name}
+	})
+	b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")
+	update(b, pool, func(p *clusterv1.MachinePool) { p.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To("pool-data") })
+	b.running(m)
+	_, data := b.fake.Machine(m.Spec.ID)
+	b.Expect(string(data)).To(Equal("#cloud-config of the pool"))
+}
+
+// A bootstrap Secret that is missing or empty is said so.
+func TestMissingBootstrapSecret_IM05(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("nothing-there") }, nil)
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")).To(ContainSubstring("nothing-there"))
+	b.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "empty"}})
+	_, m = b.addMachine(func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("empty") }, nil)
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")).To(ContainSubstring(`no bootstrap data under the key "value"`))
+}
+
+// IM-02: the failure domain of the Machine is obeyed, and an impossible one is said so.
+func TestFailureDomain_IM02(t *testing.T) {
+	b := newBox(t)
+	rack, _ := b.addHost(func(h *infrav1.CapstanHost) { h.Spec.FailureDomain = "rack-2" })
+	b.provisioned()
+	_, m := b.addMachine(func(m *clusterv1.Machine) { m.Spec.FailureDomain = "rack-2" }, nil)
+	b.running(m)
+	b.Expect(m.Spec.HostName).To(Equal(rack.Name))
+	b.Expect(m.Status.FailureDomain).To(Equal("rack-2"))
+	_, m = b.addMachine(func(m *clusterv1.Machine) { m.Spec.FailureDomain = "rack-3" }, nil)
+	b.Expect(b.condition(m, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("is in failure domain rack-2, not rack-3"))
+	b.condition(m, "Ready", metav1.ConditionFalse, "NoHost")
+}
+
+// A machine that no host has room for waits, and is placed when there is room.
+func TestWaitsForCapacity(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 3 << 30 })
+	_, first := b.addMachine(nil, nil)
+	b.running(first)
+	_, second := b.addMachine(nil, nil)
+	b.Expect(b.condition(second, "HostAssigned", metav1.ConditionFalse, "NoHost")).To(ContainSubstring("1Gi of memory left, 2Gi are needed"))
+	b.delete(first)
+	b.running(second)
+}
+
+// Machines that are placed at the same time do not share memory, an address, or an id.
+func TestManyMachinesAtOnce(t *testing.T) {
+	b := newBox(t)
+	b.addHost(nil)
+	b.provisioned()
+	var machines []*infrav1.CapstanMachine
+	for range 20 {
+		_, m := b.addMachine(nil, nil)
+		machines = append(machines, m)
+	}
+	addresses, ids, hosts := map[string]bool{}, map[string]bool{}, map[string]int{}
+	for _, m := range machines {
+		b.running(m)
+		addresses[m.Spec.Network.Addresses[0].Address] = true
+		ids[m.Spec.ID] = true
+		hosts[m.Spec.HostName]++
+	}
+	b.Expect(addresses).To(HaveLen(20))
+	b.Expect(ids).To(HaveLen(20))
+	for _, n := range hosts {
+		b.Expect(n).To(Equal(10), "equal hosts get equal shares: %v", hosts)
+	}
+}
+
+// An address that the host gave to something else is replaced, upwards and never twice by the same one.
+func TestAddressIsTaken(t *testing.T) {
+	b := newBox(t).provisioned()
+	for i := 2; i <= 3; i++ {
+		b.Expect(stranger(b, fmt.Sprintf("stranger-%d", i), b.address(i))).To(Succeed())
+	}
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(4)))
+}
+
+// A host that knows the machine's name under another id belongs to another management plane, which is said.
+func TestKnownNameWithAnotherID(t *testing.T) {
+	b := newBox(t).provisioned()
+	name := fmt.Sprintf("m-%d", names.Load()+1)
+	b.Expect(stranger(b, name, b.address(9))).To(Succeed())
+	_, m := b.addMachine(nil, nil)
+	b.Expect(m.Name).To(Equal(name))
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("has id stranger-" + name))
+	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(2)), "another address would not help")
+}
+
+// stranger is a machine that another management plane made in the cluster's network.
+func stranger(b *box, name, address string) error {
+	_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
+		Id: "stranger-" + name, Namespace: b.namespace, Name: name, MemoryBytes: 1 << 20,
+		Network:   &hostpb.Network{Id: b.capstan.Spec.ID, Namespace: b.namespace, Name: b.cluster.Name, Cidr: b.capstan.Spec.Network.MachineCIDR},
+		Addresses: []*hostpb.Address{{Address: address, Prefix: 21}},
+	}})
+	return err
+}
+
+// A refusal that only a change can help is shown and not retried; one that time helps is retried.
+func TestRefusals(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.fake.Refuse("EnsureMachine", status.Error(codes.InvalidArgument, "no such thing"))
+	_, m := b.addMachine(nil, nil)
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("no such thing"))
+	calls := b.fake.Calls("EnsureMachine")
+	b.Consistently(func() int { return b.fake.Calls("EnsureMachine") }).Should(BeNumerically("<=", calls+1))
+
+	b.fake.Refuse("EnsureMachine", status.Error(codes.FailedPrecondition, "not yet"))
+	_, m = b.addMachine(nil, nil)
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("not yet"))
+	b.fake.Refuse("EnsureMachine", nil)
+	b.running(m)
+}
+
+// IM-08, ALL-16: a failed bootstrap is shown, terminal failures have reasons of their own.
+func TestTerminalFailures_IM08_ALL16(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.fake.Update(m.Spec.ID, func(s *hostpb.MachineStatus) {
+		s.Bootstrap, s.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_FAILED, "runcmd 3 ended with 1"
+	})
+	b.Expect(b.condition(m, "BootstrapSucceeded", metav1.ConditionFalse, "BootstrapFailed")).To(ContainSubstring("runcmd 3 ended with 1"))
+	b.condition(m, "Ready", metav1.ConditionFalse, "BootstrapFailed")
+
+	b.fake.Update(m.Spec.ID, func(s *hostpb.MachineStatus) {
+		s.Phase, s.Message, s.Restarts = hostpb.MachineStatus_FAILED, "its restarts are used up", 5
+	})
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineFailed")).To(ContainSubstring("its restarts are used up"))
+	b.Eventually(func() *int32 { b.get(m); return m.Status.Restarts }).Should(HaveValue(Equal(int32(5))))
+	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()), "provisioned is never taken back")
+}
+
+// A machine that its host lost is failed, and not made again (DESIGN rule 6).
+func TestLostMachineIsNotReplaced_ALL16(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.fake.Lose(m.Spec.ID)
+	b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineLost")
+	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))
+	b.delete(m)
+	b.gone(m)
+}
+
+// While a host does not answer nothing is known of its machines, and everything is again when it does.
+func TestHostOutage(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.fake.Stop()
+	b.condition(m, "MachineRunning", metav1.ConditionUnknown, "HostUnreachable")
+	b.condition(b.host, "Connected", metav1.ConditionFalse, "Unreachable")
+	b.condition(b.capstan, "HostsAvailable", metav1.ConditionFalse, "NoHostConnected")
+	b.fake.Start(t)
+	b.running(m)
+	b.condition(b.host, "Ready", metav1.ConditionTrue, "Ready")
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+}
+
+// IM-09: deletion waits for a host that does not answer, until it answers or is given up.
+func TestDeletionWaitsForTheHost_IM09(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, returns := b.addMachine(nil, nil)
+	b.running(returns)
+	b.fake.Stop()
+	b.condition(b.host, "Connected", metav1.ConditionFalse, "Unreachable")
+	b.delete(returns)
+	b.Expect(b.condition(returns, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring(infrav1.HostAbandonedAnnotation))
+	b.fake.Start(t)
+	b.gone(returns)
+
+	_, given := b.addMachine(nil, nil)
+	b.running(given)
+	b.fake.Stop()
+	b.condition(b.host, "Connected", metav1.ConditionFalse, "Unreachable")
+	b.delete(given)
+	b.condition(given, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""} })
+	b.gone(given)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+}
+
+// IM-09: an error of the host keeps the finalizer, and a removal that takes its time is waited for.
+func TestDeletionIsRepeated_IM09(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.fake.Refuse("DeleteMachine", status.Error(codes.Internal, "disk is busy"))
+	b.delete(m)
+	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring("disk is busy"))
+	b.Expect(conditions.IsFalse(m, "Ready")).To(BeTrue(), "ALL-09: Ready over the whole life, deletion included")
+	b.fake.Hold(true)
+	b.fake.Refuse("DeleteMachine", nil)
+	b.condition(m, "Deleting", metav1.ConditionTrue, "Deleting")
+	b.fake.Hold(false)
+	b.fake.Lose(m.Spec.ID)
+	b.gone(m)
+}
+
+// IM-09: without a Machine only the finalizer is removed; one whose Machine is gone is still removed from the host.
+func TestDeletionWithoutOwner_IM09(t *testing.T) {
+	b := newBox(t).provisioned()
+	orphan := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("orphan"), Finalizers: []string{infrav1.MachineFinalizer}}}
+	b.create(orphan)
+	b.delete(orphan)
+	b.gone(orphan)
+	b.Expect(b.fake.Calls("DeleteMachine")).To(BeZero())
+
+	machine, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.delete(machine)
+	b.gone(machine)
+	b.delete(m)
+	b.gone(m)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made).To(BeNil())
+}
+
+// IM-06: control plane machines join the load balancer, workers do not; one that is deleted leaves before
+// it is removed.
+func TestControlPlaneMachinesAreBackends_IM06(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, one := b.addMachine(controlPlane, nil)
+	_, two := b.addMachine(controlPlane, nil)
+	_, worker := b.addMachine(nil, nil)
+	b.running(one)
+	b.running(two)
+	b.running(worker)
+	members := func() (out []string) {
+		for _, m := range b.fake.LoadBalancer(b.capstan.Spec.ID).GetBackends() {
+			out = append(out, m.GetAddress())
+		}
+		return out
+	}
+	b.Eventually(members).Should(ConsistOf(one.Spec.Network.Addresses[0].Address+":6443", two.Spec.Network.Addresses[0].Address+":6443"))
+	made, _ := b.fake.Machine(one.Spec.ID)
+	b.Expect(made.GetSpec().GetControlPlane()).To(BeTrue())
+
+	b.fake.Refuse("DeleteMachine", status.Error(codes.Internal, "wait"))
+	b.delete(one)
+	b.condition(one, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
+	b.Expect(members()).To(ConsistOf(two.Spec.Network.Addresses[0].Address+":6443"), "it left before DeleteMachine was called")
+	b.fake.Refuse("DeleteMachine", nil)
+	b.gone(one)
+}
+
+// ALL-08: a paused cluster, or machine, is left alone, deletion included.
+func TestPausedMachine_ALL08(t *testing.T) {
+	b := newBox(t).provisioned()
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	b.condition(b.capstan, "Paused", metav1.ConditionTrue, "Paused")
+	_, m := b.addMachine(nil, nil)
+	b.condition(m, "Paused", metav1.ConditionTrue, "Paused")
+	b.Expect(m.Finalizers).To(BeEmpty())
+	b.Expect(m.Spec.ID).To(BeEmpty())
+	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
+	b.running(m)
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	b.condition(m, "Paused", metav1.ConditionTrue, "Paused")
+	b.delete(m)
+	b.Consistently(func() int { return b.fake.Calls("DeleteMachine") }).Should(BeZero())
+	b.get(m)
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = nil })
+	b.gone(m)
+}
+
+// ALL-12: a status that a move took away is built again from spec and the host, and nothing is made again.
+func TestStatusIsRebuilt_ALL12(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	status, infra := m.Status.DeepCopy(), b.capstan.DeepCopy()
+	before := m.DeepCopy()
+	m.Status = infrav1.CapstanMachineStatus{}
+	b.Expect(env.Client.Status().Patch(ctx, m, client.MergeFrom(before))).To(Succeed())
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = map[string]string{"moved": ""} })
+	b.running(m)
+	b.Expect(m.Status.Addresses).To(Equal(status.Addresses))
+	b.Expect(m.Status.FailureDomain).To(Equal(status.FailureDomain))
+	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))
+
+	beforeCluster := b.capstan.DeepCopy()
+	b.capstan.Status = infrav1.CapstanClusterStatus{}
+	b.Expect(env.Client.Status().Patch(ctx, b.capstan, client.MergeFrom(beforeCluster))).To(Succeed())
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Annotations = map[string]string{"moved": ""} })
+	b.waitProvisioned()
+	b.Expect(b.capstan.Status.FailureDomains).To(Equal(infra.Status.FailureDomains))
+	b.Expect(b.capstan.Spec).To(Equal(infra.Spec))
+}
+
+// ALL-18: a host that does not admit the namespace is not used, even when it is named.
+func TestHostOfAnotherNamespace_ALL18(t *testing.T) {
+	b := newBox(t).provisioned()
+	other := newNamespace(t)
+	foreign, _ := other.addHost(nil)
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.HostName = foreign.Name })
+	b.condition(m, "HostAssigned", metav1.ConditionFalse, "HostNotAllowed")
+	_, m = b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.HostName = b.host.Name })
+	b.running(m)
+}
+
+// Sizes reach the host.
+func TestSize(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.CPUs, m.Spec.Memory = 2, ptr.To(resource.MustParse("1Gi")) })
+	b.running(m)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetCpus()).To(Equal(int32(2)))
+	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(1 << 30)))
+}

@@ -1,0 +1,126 @@
+package machinepool
+
+import (
+	"context"
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// parallel is how many writes of one pool are on their way at the same time.
+const parallel = 32
+
+// forEach calls f for each item, several at a time, and returns all errors.
+func forEach[T any](items []T, f func(T) error) error {
+	errs := make(chan error, len(items))
+	slots := make(chan struct{}, parallel)
+	for _, item := range items {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			errs <- f(item)
+		}()
+	}
+	var all []error
+	for range items {
+		all = append(all, <-errs)
+	}
+	return errors.Join(all...)
+}
+
+// createMembers makes one CapstanMachine for each failure domain of the list (MP-02). It does not wait for
+// machines to run, nor for one before the next. If it is interrupted, what was made is found by
+// its labels, and the next plan has the rest.
+func (r *Reconciler) createMembers(ctx context.Context, s *scope, domains []string) error {
+	if len(domains) == 0 {
+		return nil
+	}
+	err := forEach(domains, func(domain string) error {
+		m := newMachine(s, domain)
+		if err := r.Client.Create(ctx, m); err != nil {
+			return err
+		}
+		r.WaitForCache(r.controller, s.pool, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
+		return nil
+	})
+	r.event(s, "MachinesCreated", "Create", "Created %d machines with Kubernetes %s", len(domains), s.want.version)
+	return err
+}
+
+// newMachine is a machine of the pool as core expects it. The pool is an owner but not the controller: core
+// makes the Machine that.
+func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
+	meta := templateMetadata(s)
+	m := &infrav1.CapstanMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   s.pool.Namespace,
+			Name:        names.SimpleNameGenerator.GenerateName(s.pool.Name[:min(len(s.pool.Name), maxNamePrefix)] + "-"),
+			Labels:      meta.labels,
+			Annotations: meta.annotations,
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: infrav1.GroupVersion.String(), Kind: poolGVK.Kind, Name: s.pool.Name, UID: s.pool.UID,
+				BlockOwnerDeletion: ptr.To(true),
+			}},
+			// Before the first side effect, and with the object itself: one write less.
+			Finalizers: []string{infrav1.MachineFinalizer},
+		},
+		Spec: *s.pool.Spec.MachineTemplate.Spec.DeepCopy(),
+	}
+	for key, value := range map[string]string{
+		infrav1.MachineSpecHashAnnotation:        s.want.hash,
+		infrav1.MachineVersionAnnotation:         s.want.version,
+		infrav1.MachineBootstrapSecretAnnotation: s.want.secret,
+		infrav1.MachineFailureDomainAnnotation:   domain,
+	} {
+		if value != "" {
+			metav1.SetMetaDataAnnotation(&m.ObjectMeta, key, value)
+		}
+	}
+	return m
+}
+
+// maxNamePrefix leaves room for a dash and five letters in a host name, which a machine's name becomes.
+const maxNamePrefix = 63 - 6
+
+// deleteMembers deletes machines through their owner Machines, so that core drains their Nodes first. A machine
+// that core has made no Machine for has nothing on any host: it waits for its Machine.
+func (r *Reconciler) deleteMembers(ctx context.Context, s *scope, remove []string) error {
+	if len(remove) == 0 {
+		return nil
+	}
+	byName := map[string]member{}
+	for _, m := range s.members {
+		byName[m.capstan.Name] = m
+	}
+	r.event(s, "MachinesDeleted", "Delete", "Deleting %d machines", len(remove))
+	return forEach(remove, func(name string) error { return r.deleteMember(ctx, byName[name]) })
+}
+
+func (r *Reconciler) deleteMember(ctx context.Context, m member) error {
+	if m.machine != nil {
+		return r.delete(ctx, m.machine)
+	}
+	return r.delete(ctx, m.capstan)
+}
+
+func (r *Reconciler) deleteMachines(ctx context.Context, machines []clusterv1.Machine) error {
+	return forEach(machines, func(m clusterv1.Machine) error { return r.delete(ctx, &m) })
+}
+
+// delete deletes the very object that was decided on, and not one that came back under its name.
+func (r *Reconciler) delete(ctx context.Context, obj client.Object) error {
+	err := r.Client.Delete(ctx, obj, client.Preconditions{UID: ptr.To(obj.GetUID())})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,199 @@
+// Package machinepool reconciles CapstanMachinePools: it makes and deletes CapstanMachines, so that there are as
+// many as the MachinePool wants and all of them are as it says. It never talks to hosts: a pool's
+// machine is reconciled like any other, by package machine.
+package machinepool
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	kerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	"sigs.k8s.io/cluster-api/util/finalizers"
+	"sigs.k8s.io/cluster-api/util/paused"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools,verbs=get;list;watch;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools/status;capstanmachinepools/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines,verbs=get;list;watch;create;delete;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=get;list;watch;delete
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machinepools,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
+
+var (
+	poolGVK              = infrav1.GroupVersion.WithKind("CapstanMachinePool")
+	machinePoolGroupKind = clusterv1.GroupVersion.WithKind("MachinePool").GroupKind()
+)
+
+// Reconciler keeps the machines of pools.
+type Reconciler struct {
+	manager.Options
+	Client client.Client
+
+	recorder   events.EventRecorder
+	controller capicontroller.Controller
+}
+
+// scope is what one reconcile works on. machinePool and cluster may be nil while the object is being deleted.
+type scope struct {
+	cluster     *clusterv1.Cluster
+	machinePool *clusterv1.MachinePool
+	pool        *infrav1.CapstanMachinePool
+	members     []member
+	// want is what the pool should be, or why that cannot be.
+	want    desired
+	invalid *invalid
+	// stored is the pool as it was read or last recorded.
+	stored *infrav1.CapstanMachinePool
+}
+
+// SetupWithManager adds the reconcilers of pools and of their templates (ALL-13).
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	r.recorder = mgr.GetEventRecorder("capstanmachinepool-controller")
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachinepool")
+	ofCluster, err := util.ClusterToTypedObjectsMapper(mgr.GetClient(), &infrav1.CapstanMachinePoolList{}, mgr.GetScheme())
+	if err != nil {
+		return err
+	}
+	r.controller, err = capicontroller.NewControllerManagedBy(mgr, log).
+		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(manager.IgnoreStatus(), manager.OwnedOrDeleting(machinePoolGroupKind))).
+		WithOptions(r.For("CapstanMachinePool")).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolGVK)), machinePoolChanged()).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(ofCapstanMachine), capstanMachineChanged()).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), machineChanged()).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), hostChanged())).
+		Build(ctx, r)
+	if err != nil {
+		return err
+	}
+	return (&templateReconciler{Options: r.Options, Client: r.Client}).setup(ctx, mgr)
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+	pool := &infrav1.CapstanMachinePool{}
+	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(pool) { // MP-11
+		return ctrl.Result{}, nil
+	}
+	s := &scope{pool: pool}
+	if err := r.findOwners(ctx, r.Client, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	deleting := !pool.DeletionTimestamp.IsZero()
+	if (s.machinePool == nil || s.cluster == nil) && !deleting {
+		return ctrl.Result{}, nil
+	}
+	// MP-06
+	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, s.cluster, pool); err != nil || isPaused {
+		return ctrl.Result{}, err
+	}
+	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, pool, infrav1.MachinePoolFinalizer); err != nil {
+		return ctrl.Result{}, err
+	}
+	s.stored = pool.DeepCopy()
+	defer func() {
+		if err := r.patchPool(ctx, s); err != nil {
+			reterr = kerrors.NewAggregate([]error{reterr, err})
+		}
+	}()
+	var res ctrl.Result
+	var err error
+	if deleting {
+		err = r.reconcileDelete(ctx, s)
+	} else {
+		res, err = r.reconcileNormal(ctx, s)
+	}
+	if err == nil {
+		r.controller.DeferNextReconcile(req, time.Now().Add(pace(len(s.members))))
+	}
+	return res, err
+}
+
+// pace is how long a pool waits before it is looked at again. Every change of each of its machines leads
+// here, and each look costs in proportion to the machines: with a pace in proportion to them too, a
+// machine costs the same in a pool of ten and in one of thousands.
+func pace(machines int) time.Duration {
+	return min(10*time.Millisecond+time.Duration(machines)*2*time.Millisecond, 5*time.Second)
+}
+
+// findOwners looks for the MachinePool and the Cluster; either may not be there.
+func (r *Reconciler) findOwners(ctx context.Context, c client.Client, s *scope) error {
+	mp, err := util.GetOwnerMachinePool(ctx, c, s.pool.ObjectMeta)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if apierrors.IsNotFound(err) {
+		mp = nil
+	}
+	s.machinePool = mp
+	name := s.pool.Labels[clusterv1.ClusterNameLabel]
+	if mp != nil {
+		name = mp.Spec.ClusterName
+	}
+	if name == "" {
+		return nil
+	}
+	cluster, err := util.GetClusterByName(ctx, c, s.pool.Namespace, name)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	s.cluster = cluster
+	return nil
+}
+
+// patchPool writes what changed, in at most two requests: spec first, so that core never sees replicas without their
+// providerIDs, then the status with its conditions. Nobody else writes either, so there is nothing to
+// merge with, and an object with a thousand machines is not written more often than it must be.
+func (r *Reconciler) patchPool(ctx context.Context, s *scope) error {
+	status := s.pool.Status
+	if err := r.patchSpec(ctx, s); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if !controllerutil.ContainsFinalizer(s.pool, infrav1.MachinePoolFinalizer) {
+		return nil
+	}
+	status.ObservedGeneration = s.pool.Generation
+	for i := range status.Conditions { // The generation is only that of our own write.
+		status.Conditions[i].ObservedGeneration = s.pool.Generation
+	}
+	if equality.Semantic.DeepEqual(s.stored.Status, status) {
+		return nil
+	}
+	changed := s.stored.DeepCopy()
+	changed.Status = status
+	return client.IgnoreNotFound(r.Client.Status().Patch(ctx, changed, client.MergeFrom(s.stored)))
+}
+
+// patchSpec writes spec and metadata, if they changed.
+func (r *Reconciler) patchSpec(ctx context.Context, s *scope) error {
+	if equality.Semantic.DeepEqual(s.stored.Spec, s.pool.Spec) && equality.Semantic.DeepEqual(s.stored.ObjectMeta, s.pool.ObjectMeta) {
+		return nil
+	}
+	s.pool.Status = *s.stored.Status.DeepCopy() // It has a request of its own.
+	if err := r.Client.Patch(ctx, s.pool, client.MergeFrom(s.stored)); err != nil {
+		return err
+	}
+	s.stored = s.pool.DeepCopy()
+	return nil
+}

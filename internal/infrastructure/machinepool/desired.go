@@ -1,0 +1,196 @@
+package machinepool
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+)
+
+// maxReplicas is how many providerIDs spec.providerIDList takes.
+const maxReplicas = 10000
+
+// invalid is why the pool cannot be what its spec says (MP-09).
+type invalid struct{ reason, message string }
+
+// desire works out what the pool should be. If a part of it makes no sense, the pool is frozen and s.invalid
+// says why: what is there stays as it is, but for machines that are too many.
+func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) error {
+	mp, pool := s.machinePool, s.pool
+	s.want = desired{
+		replicas: replicas(mp, pool),
+		policy:   pool.Spec.DeletePolicy,
+		domains:  mp.Spec.FailureDomains,
+		version:  mp.Spec.Template.Spec.Version,
+		secret:   ptr.Deref(mp.Spec.Template.Spec.Bootstrap.DataSecretName, ""),
+		minReady: time.Duration(ptr.Deref(mp.Spec.Template.Spec.MinReadySeconds, 0)) * time.Second,
+	}
+	var err error
+	if s.want.hash, err = specHash(pool.Spec.MachineTemplate.Spec, s.want.version, s.want.secret); err != nil {
+		return err
+	}
+	versions, err := r.versions(ctx, c, s)
+	if err != nil {
+		return err
+	}
+	stale, err := r.checkData(ctx, s)
+	if err != nil {
+		return err
+	}
+	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
+	for _, check := range []*invalid{
+		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions), stale,
+	} {
+		if s.invalid == nil {
+			s.invalid = check
+		}
+	}
+	s.want.frozen = s.invalid != nil
+	return nil
+}
+
+// replicas is the MachinePool's number, or the pool's own while someone else manages it: then the MachinePool
+// follows.
+func replicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) int {
+	n := ptr.Deref(mp.Spec.Replicas, 1)
+	if annotations.ReplicasManagedByExternalAutoscaler(mp) {
+		n = ptr.Deref(pool.Spec.Replicas, n)
+	}
+	return int(n)
+}
+
+// versions are those that the hosts which the pool may use can run.
+func (r *Reconciler) versions(ctx context.Context, c client.Reader, s *scope) ([]string, error) {
+	selectors := []*metav1.LabelSelector{s.pool.Spec.MachineTemplate.Spec.HostSelector}
+	if ref := s.cluster.Spec.InfrastructureRef; ref.Kind == "CapstanCluster" {
+		cc := &infrav1.CapstanCluster{}
+		if err := c.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: ref.Name}, cc); client.IgnoreNotFound(err) != nil {
+			return nil, err
+		}
+		selectors = append(selectors, cc.Spec.HostSelector)
+	}
+	usable, err := hosts.Usable(ctx, c, s.pool.Namespace, selectors...)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for i := range usable {
+		out = append(out, usable[i].Status.Versions...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// checkData says whether the bootstrap data is for another version: after a change of the MachinePool's version
+// the bootstrap provider makes new data first, or machines would be made twice. Data of other
+// providers does not tell.
+func (r *Reconciler) checkData(ctx context.Context, s *scope) (*invalid, error) {
+	if s.want.secret == "" {
+		return nil, nil
+	}
+	secret := &corev1.Secret{}
+	if err := r.SecretCachingClient.Get(ctx, client.ObjectKey{Namespace: s.pool.Namespace, Name: s.want.secret}, secret); err != nil {
+		return nil, client.IgnoreNotFound(err) // The user's own, without the cluster's label, is not in the cache.
+	}
+	madeFor := secret.Annotations[bootstrapv1.KubernetesVersionAnnotation]
+	if madeFor == "" || madeFor == s.want.version {
+		return nil, nil
+	}
+	return &invalid{infrav1.WaitingForBootstrapDataReason, fmt.Sprintf(
+		"Waiting for bootstrap data for Kubernetes %s: Secret %s is for %s", s.want.version, s.want.secret, madeFor)}, nil
+}
+
+func checkReplicas(n int) *invalid {
+	if n < 0 || n > maxReplicas {
+		return &invalid{infrav1.PoolInvalidReplicasReason, fmt.Sprintf("The MachinePool wants %d replicas: set spec.replicas to a number from 0 to %d", n, maxReplicas)}
+	}
+	return nil
+}
+
+func checkDomains(wanted []string, known []clusterv1.FailureDomain) *invalid {
+	var names, unknown []string
+	for _, d := range known {
+		names = append(names, d.Name)
+	}
+	for _, d := range wanted {
+		if !slices.Contains(names, d) {
+			unknown = append(unknown, d)
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	return &invalid{infrav1.PoolInvalidFailureDomainReason, fmt.Sprintf(
+		"The MachinePool's spec.failureDomains name %s, but the cluster has %s: remove the name, or set spec.failureDomain of a CapstanHost",
+		strings.Join(unknown, ", "), list(names))}
+}
+
+func checkVersion(wanted string, available []string) *invalid {
+	if _, err := version.ParseSemantic(wanted); err != nil {
+		return &invalid{infrav1.PoolInvalidVersionReason, fmt.Sprintf(
+			"The MachinePool's spec.template.spec.version is %q: set it to a version of Kubernetes, for example v1.36.3", wanted)}
+	}
+	if !slices.Contains(available, wanted) {
+		return &invalid{infrav1.PoolVersionNotAvailableReason, fmt.Sprintf(
+			"No CapstanHost that the pool may use can run Kubernetes %s; they can run %s", wanted, list(available))}
+	}
+	return nil
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// resolveBudget turns percentages into machines: a surge is rounded up, what may be missing is rounded
+// down. If both come to 0, one machine may be missing, or nothing could ever be replaced.
+func resolveBudget(spec infrav1.MachinePoolRollingUpdate, replicas int) (budget, *invalid) {
+	replicas = max(0, replicas)
+	surge, err := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(spec.MaxSurge, intstr.FromInt32(1)), replicas, true)
+	if err != nil {
+		return budget{}, &invalid{infrav1.PoolInvalidRollingUpdateReason, fmt.Sprintf("spec.rollingUpdate.maxSurge: %s", err)}
+	}
+	unavailable, err := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(spec.MaxUnavailable, intstr.FromInt32(0)), replicas, false)
+	if err != nil {
+		return budget{}, &invalid{infrav1.PoolInvalidRollingUpdateReason, fmt.Sprintf("spec.rollingUpdate.maxUnavailable: %s", err)}
+	}
+	if surge <= 0 && unavailable <= 0 {
+		unavailable = 1
+	}
+	return budget{maxSurge: max(0, surge), maxUnavailable: max(0, unavailable)}, nil
+}
+
+// specHash is a hash of everything that decides what a machine is. The bootstrap data counts by the name of
+// its Secret: its content changes whenever the join token in it is renewed, and machines need not be
+// replaced for that.
+func specHash(spec infrav1.CapstanMachineSpec, version, secret string) (string, error) {
+	data, err := json.Marshal(struct {
+		Spec            infrav1.CapstanMachineSpec
+		Version, Secret string
+	}{spec, version, secret})
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8]), nil
+}

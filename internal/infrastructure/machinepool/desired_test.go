@@ -1,0 +1,92 @@
+package machinepool
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+func TestResolveBudget(t *testing.T) {
+	value := func(s string) *intstr.IntOrString {
+		if s == "" {
+			return nil
+		}
+		return ptr.To(intstr.Parse(s))
+	}
+	for _, tc := range []struct {
+		surge, unavailable string
+		replicas           int
+		want               budget
+		invalid            bool
+	}{
+		{replicas: 3, want: budget{1, 0}},
+		{surge: "2", unavailable: "1", replicas: 3, want: budget{2, 1}},
+		{surge: "25%", replicas: 10, want: budget{3, 0}},
+		{surge: "0", unavailable: "25%", replicas: 10, want: budget{0, 2}},
+		{surge: "0", unavailable: "25%", replicas: 3, want: budget{0, 1}}, // rounded down to 0, and then nothing could be replaced
+		{surge: "0%", unavailable: "0%", replicas: 0, want: budget{0, 1}},
+		{surge: "many", replicas: 3, invalid: true},
+		{unavailable: "some", replicas: 3, invalid: true},
+	} {
+		got, invalid := resolveBudget(infrav1.MachinePoolRollingUpdate{MaxSurge: value(tc.surge), MaxUnavailable: value(tc.unavailable)}, tc.replicas)
+		if got != tc.want || (invalid != nil) != tc.invalid {
+			t.Errorf("surge %q, unavailable %q of %d: %+v %v, want %+v", tc.surge, tc.unavailable, tc.replicas, got, invalid, tc.want)
+		}
+	}
+}
+
+// MP-09
+func TestChecks(t *testing.T) {
+	domains := []clusterv1.FailureDomain{{Name: "x"}, {Name: "y"}}
+	for name, tc := range map[string]struct {
+		got  *invalid
+		want string // part of the message; empty for none
+	}{
+		"replicas":          {checkReplicas(0), ""},
+		"negative":          {checkReplicas(-1), "-1"},
+		"too many":          {checkReplicas(10001), "10000"},
+		"domains":           {checkDomains([]string{"y", "x"}, domains), ""},
+		"no domains":        {checkDomains(nil, nil), ""},
+		"unknown domain":    {checkDomains([]string{"x", "mars"}, domains), "mars, but the cluster has x, y"},
+		"version":           {checkVersion("v1.36.3", []string{"v1.35.0", "v1.36.3"}), ""},
+		"no version":        {checkVersion("", []string{"v1.36.3"}), `""`},
+		"malformed version": {checkVersion("1.x", []string{"v1.36.3"}), "1.x"},
+		"absent version":    {checkVersion("v1.37.0", []string{"v1.36.3"}), "can run v1.36.3"},
+		"no hosts":          {checkVersion("v1.37.0", nil), "none"},
+	} {
+		if (tc.got == nil) != (tc.want == "") || tc.got != nil && !strings.Contains(tc.got.message, tc.want) {
+			t.Errorf("%s: %+v, want %q", name, tc.got, tc.want)
+		}
+	}
+}
+
+// The hash is stored with machines: if it changed with a release of Capstan, every machine would be replaced.
+func TestSpecHashStaysTheSame(t *testing.T) {
+	spec := infrav1.CapstanMachineSpec{CPUs: 2, Memory: ptr.To(resource.MustParse("1Gi"))}
+	got, err := specHash(spec, "v1.36.3", "demo-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "650f00403ea711f2"
+	if got != want {
+		t.Errorf("hash %s, was %s", got, want)
+	}
+	for _, other := range []func() (string, error){
+		func() (string, error) {
+			return specHash(infrav1.CapstanMachineSpec{CPUs: 3, Memory: spec.Memory}, "v1.36.3", "demo-1")
+		},
+		func() (string, error) { return specHash(spec, "v1.36.4", "demo-1") },
+		func() (string, error) { return specHash(spec, "v1.36.3", "demo-2") },
+	} {
+		if h, _ := other(); h == got {
+			t.Error("another machine, the same hash")
+		}
+	}
+}

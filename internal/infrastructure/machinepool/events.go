@@ -1,0 +1,122 @@
+package machinepool
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// ofCapstanMachine maps a CapstanMachine to its pool.
+func ofCapstanMachine(_ context.Context, o client.Object) []reconcile.Request {
+	for _, ref := range o.GetOwnerReferences() {
+		if ref.Kind == poolGVK.Kind {
+			return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: ref.Name}}}
+		}
+	}
+	return nil
+}
+
+// ofMachine maps a Machine to the pool of its MachinePool; its CapstanMachine may be gone already.
+func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
+	owner := metav1.GetControllerOf(o)
+	if owner == nil || owner.Kind != machinePoolGroupKind.Kind {
+		return nil
+	}
+	mp := &clusterv1.MachinePool{}
+	if r.Client.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: owner.Name}, mp) != nil {
+		return nil
+	}
+	ref := mp.Spec.Template.Spec.InfrastructureRef
+	if ref.Kind != poolGVK.Kind || ref.APIGroup != poolGVK.Group {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace(), Name: ref.Name}}}
+}
+
+// all maps a host to every pool: any of them may use it.
+func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	list := &infrav1.CapstanMachinePoolList{}
+	if r.Client.List(ctx, list) != nil {
+		return nil
+	}
+	var out []reconcile.Request
+	for i := range list.Items {
+		if manager.HasOwner(&list.Items[i], machinePoolGroupKind) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}
+
+// machinePoolChanged drops what core itself writes to a MachinePool.
+func machinePoolChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*clusterv1.MachinePool).DeepCopy(), e.ObjectNew.(*clusterv1.MachinePool).DeepCopy()
+		before.Spec.ProviderIDList, after.Spec.ProviderIDList = nil, nil
+		return !equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
+			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
+			!before.DeletionTimestamp.Equal(after.DeletionTimestamp)
+	}}
+}
+
+// capstanMachineChanged passes what a pool wants to know of its machines.
+func capstanMachineChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*infrav1.CapstanMachine), e.ObjectNew.(*infrav1.CapstanMachine)
+		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
+			before.Spec.ProviderID != after.Spec.ProviderID ||
+			failure(before) != failure(after) ||
+			before.Status.FailureDomain != after.Status.FailureDomain ||
+			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
+			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+			!slices.Equal(before.Status.Addresses, after.Status.Addresses)
+	}}
+}
+
+// machineChanged passes what a pool wants to know of the Machines of its machines.
+func machineChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*clusterv1.Machine), e.ObjectNew.(*clusterv1.Machine)
+		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
+			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
+			nodeVersion(before) != nodeVersion(after) ||
+			wantsRemediation(before) != wantsRemediation(after) ||
+			conditions.IsTrue(before, clusterv1.ReadyCondition) != conditions.IsTrue(after, clusterv1.ReadyCondition)
+	}}
+}
+
+// clusterChanged passes what a pool wants to know of its cluster.
+func clusterChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
+		provisioned := func(c *clusterv1.Cluster) bool {
+			return ptr.Deref(c.Status.Initialization.InfrastructureProvisioned, false)
+		}
+		return ptr.Deref(before.Spec.Paused, false) != ptr.Deref(after.Spec.Paused, false) ||
+			provisioned(before) != provisioned(after) ||
+			!equality.Semantic.DeepEqual(before.Status.FailureDomains, after.Status.FailureDomains)
+	}}
+}
+
+// hostChanged passes what a host can run and how large it is; how full it is does not matter here.
+func hostChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+		return !slices.Equal(before.Status.Versions, after.Status.Versions) ||
+			!equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) ||
+			before.Status.NodeInfo != after.Status.NodeInfo
+	}}
+}

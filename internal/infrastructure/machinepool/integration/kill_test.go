@@ -1,0 +1,65 @@
+package integration
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/host/hollow"
+)
+
+// kill -9 of the manager in the middle of creation, scaling and updates: what was begun ends right, and nothing
+// is made or deleted twice. Not parallel: all tests share the manager.
+func TestManagerIsKilled(t *testing.T) {
+	w := newWorldWith(t, hollow.Behaviour{StartDelay: 50 * time.Millisecond, BootDelay: 100 * time.Millisecond, Jitter: 0.9})
+	w.addPool(6, nil)
+	killed := func(after time.Duration) {
+		time.Sleep(after)
+		provider.restart(t)
+	}
+	killed(300 * time.Millisecond)
+	w.settled(6)
+
+	stop := w.watchBudget()
+	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = oldVersion })
+	for i := range 3 {
+		killed(time.Duration(400*(i+1)) * time.Millisecond)
+	}
+	w.settled(6)
+	fewest, most := stop()
+	w.Expect(fewest).To(BeNumerically(">=", 6))
+	w.Expect(most).To(BeNumerically("<=", 7))
+
+	w.scale(2)
+	killed(100 * time.Millisecond)
+	w.settled(2)
+	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
+	killed(200 * time.Millisecond)
+	w.gone(w.pool)
+	w.Expect(w.capstanMachines()).To(BeEmpty())
+}
+
+// Two managers that both believe that they lead work on one pool at the same time: there are as many machines as
+// wanted at the end, and no two of them have one address.
+func TestTwoManagersLead(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(0, nil)
+	other := newProcess(kubeconfigFile)
+	other.args = append(other.args, "--webhook-port=0", "--namespace="+w.namespace)
+	w.Expect(other.start()).To(Succeed())
+	t.Cleanup(other.kill)
+	for _, n := range []int32{12, 4, 9} {
+		w.scale(n)
+		w.settled(int(n))
+		holders := map[string]string{}
+		for _, m := range w.capstanMachines() {
+			address := m.Spec.Network.Addresses[0].Address
+			w.Expect(holders).NotTo(HaveKey(address), "%s has it, too", m.Name)
+			holders[address] = m.Name
+			w.Expect(m.Status.Addresses).To(ContainElement(HaveField("Address", address)))
+		}
+	}
+}

@@ -1,0 +1,465 @@
+package integration
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hollow"
+)
+
+func (w *world) versions() map[string]int {
+	out := map[string]int{}
+	for _, m := range w.capstanMachines() {
+		out[w.node(m.Name).Status.NodeInfo.KubeletVersion]++
+	}
+	return out
+}
+
+// A new version, another Secret of bootstrap data and another machine spec replace the machines within
+// maxSurge and maxUnavailable; new content of the Secret does not.
+func TestRollingUpdate(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
+		mp.Spec.Template.Spec.Version = oldVersion
+	})
+	w.settled(3)
+	w.Expect(w.versions()).To(Equal(map[string]int{oldVersion: 3}))
+	first := w.machineNames()
+
+	stop := w.watchBudget()
+	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = newVersion })
+	w.condition(clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason)
+	w.settled(3)
+	fewest, most := stop()
+	w.Expect(fewest).To(BeNumerically(">=", 3), "maxUnavailable 0")
+	w.Expect(most).To(BeNumerically("<=", 4), "maxSurge 1")
+	w.Expect(w.versions()).To(Equal(map[string]int{newVersion: 3}))
+	second := w.machineNames()
+	w.Expect(slices.ContainsFunc(second, func(n string) bool { return slices.Contains(first, n) })).To(BeFalse())
+
+	// The token in the data was renewed: nothing to replace.
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: *w.mp.Spec.Template.Spec.Bootstrap.DataSecretName}}
+	w.get(secret)
+	secret.Data["value"] = []byte("#cloud-config\n# another token\n")
+	w.Expect(env.Client.Update(ctx, secret)).To(Succeed())
+	w.Consistently(w.machineNames).Should(Equal(second))
+
+	// In place, without replacing anything.
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.ObjectMeta.Labels["team"] = "two" })).To(Succeed())
+	w.Eventually(func(g Gomega) {
+		for _, m := range w.capstanMachines() {
+			g.Expect(m.Labels).To(HaveKeyWithValue("team", "two"))
+		}
+	}).Should(Succeed())
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.ObjectMeta.Labels = nil })).To(Succeed())
+	w.Eventually(func(g Gomega) {
+		for _, m := range w.capstanMachines() {
+			g.Expect(m.Labels).NotTo(HaveKey("team"))
+			g.Expect(m.Labels).To(HaveKeyWithValue(clusterv1.ClusterNameLabel, w.cluster.Name))
+		}
+	}).Should(Succeed())
+	w.Expect(w.machineNames()).To(Equal(second))
+
+	w.addSecret(w.pool.Name + "-2")
+	stop = w.watchBudget()
+	w.update(func(mp *clusterv1.MachinePool) {
+		mp.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(w.pool.Name + "-2")
+	})
+	w.condition(clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason)
+	w.settled(3)
+	fewest, _ = stop()
+	w.Expect(fewest).To(BeNumerically(">=", 3))
+	for _, m := range w.capstanMachines() {
+		w.Expect(m.Annotations).To(HaveKeyWithValue(infrav1.MachineBootstrapSecretAnnotation, w.pool.Name+"-2"))
+	}
+}
+
+// Without a surge the pool never has more machines than replicas.
+func TestRollingUpdateInPlace(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, func(_ *clusterv1.MachinePool, p *infrav1.CapstanMachinePool) {
+		p.Spec.RollingUpdate = infrav1.MachinePoolRollingUpdate{MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromString("34%"))}
+	})
+	w.settled(3)
+	stop := w.watchBudget()
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.Spec.CPUs = 1 })).To(Succeed())
+	w.condition(clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason)
+	w.settled(3)
+	fewest, most := stop()
+	w.Expect(fewest).To(BeNumerically(">=", 2))
+	w.Expect(most).To(BeNumerically("<=", 3))
+	for _, m := range w.capstanMachines() {
+		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(1))
+	}
+}
+
+// A change of the spec in the middle of an update, and a scale, end right.
+func TestRollingUpdateIsInterruptedByAnother(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, nil)
+	w.settled(3)
+	stop := w.watchBudget()
+	for i, version := range []string{oldVersion, newVersion, oldVersion} {
+		w.update(func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = version })
+		w.Eventually(func() int { return len(w.capstanMachines()) }).Should(BeNumerically(">", 3), "it has begun")
+		w.scale(int32(3 + i))
+	}
+	w.settled(5)
+	fewest, _ := stop()
+	w.Expect(fewest).To(BeNumerically(">=", 3))
+	w.Expect(w.versions()).To(Equal(map[string]int{oldVersion: 5}))
+}
+
+// minReadySeconds: a Node that is ready does not count at once. Core's Machines of pools do not know it.
+func TestMinReadySeconds(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(1, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
+		mp.Spec.Template.Spec.MinReadySeconds = ptr.To[int32](4)
+	})
+	w.settled(1)
+	ready := conditions.Get(ptr.To(w.machines()[0]), clusterv1.ReadyCondition).LastTransitionTime
+	available := conditions.Get(w.pool, clusterv1.ReadyCondition).LastTransitionTime
+	// Both times are whole seconds.
+	w.Expect(available.Sub(ready.Time)).To(BeNumerically(">=", 3*time.Second))
+}
+
+// The Node drains before its machine goes, a pod under a disruption budget holds it, and nobody
+// else goes instead.
+func TestScaleDownDrains(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(2, nil)
+	w.settled(2)
+	victim := w.machineNames()[0]
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "held", Labels: map[string]string{"app": "held"}},
+		Spec:       corev1.PodSpec{NodeName: victim, Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	w.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "default"}})
+	w.create(pod)
+	w.Eventually(func() corev1.PodPhase { w.get(pod); return pod.Status.Phase }).Should(Equal(corev1.PodRunning))
+	budget := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "held"},
+		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: pod.Labels}},
+	}
+	w.create(budget)
+	w.allow(budget, 0)
+	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: victim}}
+	w.get(machine)
+	machine.Annotations = map[string]string{clusterv1.DeleteMachineAnnotation: ""}
+	w.Expect(env.Client.Update(ctx, machine)).To(Succeed())
+
+	w.scale(1)
+	w.Eventually(func() bool { w.get(machine); return machine.DeletionTimestamp.IsZero() }).Should(BeFalse())
+	w.Eventually(func() bool { return w.node(victim).Spec.Unschedulable }).Should(BeTrue(), "core cordons the Node")
+	w.Consistently(func() int {
+		w.get(w.pool)
+		w.Expect(w.pool.Spec.ProviderIDList).To(HaveLen(2), "it is there until it is gone, or core would delete its Node")
+		n := 0
+		for _, m := range w.machines() {
+			if !m.DeletionTimestamp.IsZero() {
+				n++
+			}
+		}
+		return n
+	}).Should(Equal(1))
+	w.condition(clusterv1.ScalingDownCondition, metav1.ConditionTrue, clusterv1.ScalingDownReason)
+
+	w.allow(budget, 1)
+	w.settled(1)
+	w.Expect(w.machineNames()).NotTo(ContainElement(victim))
+	w.Expect(client.IgnoreNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod))).To(Succeed())
+}
+
+// allow does what the disruption controller would.
+func (w *world) allow(b *policyv1.PodDisruptionBudget, n int32) {
+	w.t.Helper()
+	w.get(b)
+	b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, DisruptionsAllowed: n, CurrentHealthy: 1 + n, DesiredHealthy: 1, ExpectedPods: 1 + n}
+	w.Expect(env.Client.Status().Update(ctx, b)).To(Succeed())
+}
+
+// A MachineHealthCheck has pool machines replaced, within the budget: core's own pool code does nothing about it.
+func TestRemediation(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, nil)
+	w.settled(3)
+	w.create(&clusterv1.MachineHealthCheck{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "mhc"},
+		Spec: clusterv1.MachineHealthCheckSpec{
+			ClusterName: w.cluster.Name,
+			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: w.mp.Name}},
+			Checks: clusterv1.MachineHealthCheckChecks{UnhealthyNodeConditions: []clusterv1.UnhealthyNodeCondition{
+				{Type: "Broken", Status: corev1.ConditionTrue, TimeoutSeconds: ptr.To[int32](0)},
+			}},
+		},
+	})
+	sick := w.machineNames()[:2]
+	for _, name := range sick {
+		n := w.node(name)
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "Broken", Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Minute))})
+		w.Expect(env.Client.Status().Update(ctx, n)).To(Succeed())
+	}
+	stop := w.watchBudget()
+	for _, name := range sick {
+		w.Eventually(w.machineNames).ShouldNot(ContainElement(name))
+	}
+	w.settled(3)
+	_, most := stop()
+	w.Expect(most).To(BeNumerically("<=", 4))
+}
+
+// MP-06 ALL-08: a paused pool, or one of a paused cluster, does nothing.
+func TestPaused(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(1, nil)
+	w.settled(1)
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })).To(Succeed())
+	w.condition(clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	w.scale(3)
+	w.Consistently(func() int { return len(w.capstanMachines()) }).Should(Equal(1))
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Annotations = nil })).To(Succeed())
+	w.settled(3)
+
+	w.get(w.cluster)
+	before := w.cluster.DeepCopy()
+	w.cluster.Spec.Paused = ptr.To(true)
+	w.Expect(env.Client.Patch(ctx, w.cluster, client.MergeFrom(before))).To(Succeed())
+	w.condition(clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	w.scale(0)
+	w.Expect(env.Client.Delete(ctx, w.pool)).To(Succeed())
+	w.Consistently(func() int { return len(w.capstanMachines()) }).Should(Equal(3), "deletion waits too")
+	before = w.cluster.DeepCopy()
+	w.cluster.Spec.Paused = ptr.To(false)
+	w.Expect(env.Client.Patch(ctx, w.cluster, client.MergeFrom(before))).To(Succeed())
+	w.gone(w.pool)
+	w.Expect(w.capstanMachines()).To(BeEmpty())
+}
+
+func (w *world) gone(o client.Object) {
+	w.t.Helper()
+	w.Eventually(func() bool {
+		err := env.Client.Get(ctx, client.ObjectKeyFromObject(o), o)
+		return err != nil && client.IgnoreNotFound(err) == nil
+	}).Should(BeTrue(), "%T is gone", o)
+}
+
+// MP-07: deletion goes through the Machines, shows itself, and leaves nothing.
+func TestDeletePool(t *testing.T) {
+	w := newWorldSlow(t)
+	w.addPool(4, nil)
+	w.Eventually(func() int { return len(w.machines()) }).Should(Equal(4))
+	// In the middle of its creation.
+	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
+	w.gone(w.mp)
+	w.gone(w.pool)
+	w.Expect(w.capstanMachines()).To(BeEmpty())
+	w.Expect(w.machines()).To(BeEmpty())
+}
+
+func newWorldSlow(t *testing.T) *world {
+	t.Parallel()
+	return newWorldWith(t, hollow.Behaviour{StartDelay: time.Second, BootDelay: time.Second})
+}
+
+// Failure domains of the MachinePool are honoured and balanced.
+func TestFailureDomains(t *testing.T) {
+	w := newWorld(t, "x", "y", "z")
+	w.addPool(4, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
+		mp.Spec.FailureDomains = []string{"x", "y"}
+	})
+	w.settled(4)
+	w.Expect(w.domains()).To(Equal(map[string]int{"x": 2, "y": 2}))
+	w.scale(2)
+	w.settled(2)
+	w.Expect(w.domains()).To(Equal(map[string]int{"x": 1, "y": 1}))
+	// A domain that is taken away is left.
+	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"y", "z"} })
+	w.Eventually(w.domains).Should(Equal(map[string]int{"y": 1, "z": 1}))
+	w.settled(2)
+}
+
+func (w *world) domains() map[string]int {
+	out := map[string]int{}
+	for _, m := range w.capstanMachines() {
+		out[m.Status.FailureDomain]++
+	}
+	return out
+}
+
+// MP-09: bad input gets a clear error and leaves the pool as it was.
+func TestBadInput(t *testing.T) {
+	w := newWorld(t, "x")
+	w.addPool(2, nil)
+	w.settled(2)
+	before := w.machineNames()
+	good := w.mp.DeepCopy()
+	for _, tc := range []struct {
+		reason  string
+		change  func(*clusterv1.MachinePool)
+		message []string
+	}{
+		{infrav1.PoolVersionNotAvailableReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "v1.99.0" }, []string{"No CapstanHost", "can run Kubernetes v1.99.0", oldVersion, newVersion}},
+		{infrav1.PoolInvalidVersionReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "latest" }, []string{"latest"}},
+		{infrav1.PoolInvalidVersionReason, func(mp *clusterv1.MachinePool) { mp.Spec.Template.Spec.Version = "" }, []string{"version"}},
+		{infrav1.PoolInvalidFailureDomainReason, func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"x", "mars"} }, []string{"name mars, but the cluster has x", "remove the name"}},
+		{infrav1.PoolInvalidReplicasReason, func(mp *clusterv1.MachinePool) { mp.Spec.Replicas = ptr.To[int32](10001) }, []string{"10000"}},
+	} {
+		w.update(tc.change)
+		message := w.condition(clusterv1.ReadyCondition, metav1.ConditionFalse, tc.reason)
+		for _, part := range tc.message {
+			w.Expect(message).To(ContainSubstring(part))
+		}
+		w.Consistently(w.machineNames, "400ms").Should(Equal(before), tc.reason)
+		w.Expect(w.pool.Spec.ProviderIDList).To(HaveLen(2))
+		w.update(func(mp *clusterv1.MachinePool) {
+			mp.Spec.Replicas, mp.Spec.FailureDomains, mp.Spec.Template.Spec.Version = good.Spec.Replicas, nil, newVersion
+		})
+		w.settled(2)
+	}
+	w.Expect(w.machineNames()).To(Equal(before))
+	// The API server itself refuses a budget with which nothing could be replaced, and what is negative.
+	zero := ptr.To(intstr.FromInt32(0))
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) {
+		p.Spec.RollingUpdate.MaxSurge, p.Spec.RollingUpdate.MaxUnavailable = zero, zero
+	})).
+		To(MatchError(ContainSubstring("cannot both be 0")))
+	negative := w.mp.DeepCopy()
+	negative.Spec.Replicas = ptr.To[int32](-1)
+	w.Expect(env.Client.Patch(ctx, negative, client.MergeFrom(w.mp))).To(MatchError(ContainSubstring("non-negative")))
+}
+
+// A version that nobody can run does not hold machines that are too many.
+func TestShrinksWhileTheVersionIsNotAvailable(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, nil)
+	w.settled(3)
+	w.update(func(mp *clusterv1.MachinePool) {
+		mp.Spec.Template.Spec.Version = "v1.99.0"
+		mp.Spec.Replicas = ptr.To[int32](1)
+	})
+	w.Eventually(w.machineNames).Should(HaveLen(1))
+	w.condition(clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolVersionNotAvailableReason)
+}
+
+// Machines that fail are reported, counted and, unless a MachineHealthCheck asks for it, not replaced.
+func TestFailedMachines(t *testing.T) {
+	t.Parallel()
+	w := newWorldWith(t, hollow.Behaviour{FailBootstrap: 1})
+	w.addPool(2, nil)
+	w.Eventually(func() string {
+		w.get(w.pool)
+		return conditions.GetMessage(w.pool, clusterv1.ReadyCondition)
+	}).Should(And(ContainSubstring("2 failed"), ContainSubstring("--fail-bootstrap")))
+	before := w.machineNames()
+	w.Consistently(w.machineNames).Should(Equal(before))
+	w.Eventually(func() *bool { w.get(w.pool); return w.pool.Status.Ready }).Should(HaveValue(BeTrue()), "they are there, as far as they ever will be")
+	w.scale(0)
+	w.settled(0)
+}
+
+// 1 000 machines that stay as they are cost no writes; so do two.
+func TestSteadyStateWritesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(2, nil)
+	w.settled(2)
+	w.Eventually(func(g Gomega) { // core settles
+		before := w.resourceVersions()
+		time.Sleep(time.Second)
+		g.Expect(w.resourceVersions()).To(Equal(before))
+	}).Should(Succeed())
+	before := w.resourceVersions()
+	w.Consistently(w.resourceVersions, "4s", "1s").Should(Equal(before))
+}
+
+func (w *world) resourceVersions() string {
+	w.get(w.pool)
+	out := []string{w.pool.ResourceVersion}
+	for _, m := range w.capstanMachines() {
+		out = append(out, m.ResourceVersion)
+	}
+	return strings.Join(out, " ")
+}
+
+// CEL rules of the pool, and what a template must not have.
+func TestValidation(t *testing.T) {
+	w := newWorld(t)
+	zero, one := ptr.To(intstr.FromInt32(0)), ptr.To(intstr.FromInt32(1))
+	for name, tc := range map[string]struct {
+		change func(*infrav1.CapstanMachinePoolSpec)
+		want   string
+	}{
+		"both 0": {func(s *infrav1.CapstanMachinePoolSpec) {
+			s.RollingUpdate.MaxSurge, s.RollingUpdate.MaxUnavailable = zero, zero
+		}, "cannot both be 0"},
+		"0 and not set": {func(s *infrav1.CapstanMachinePoolSpec) { s.RollingUpdate.MaxSurge = zero }, "cannot both be 0"},
+		"0% and 0": {func(s *infrav1.CapstanMachinePoolSpec) {
+			s.RollingUpdate.MaxSurge, s.RollingUpdate.MaxUnavailable = ptr.To(intstr.FromString("0%")), zero
+		}, "cannot both be 0"},
+		"0 and 1": {func(s *infrav1.CapstanMachinePoolSpec) {
+			s.RollingUpdate.MaxSurge, s.RollingUpdate.MaxUnavailable = zero, one
+		}, ""},
+		"percent":  {func(s *infrav1.CapstanMachinePoolSpec) { s.RollingUpdate.MaxSurge = ptr.To(intstr.FromString("25%")) }, ""},
+		"negative": {func(s *infrav1.CapstanMachinePoolSpec) { s.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(-1)) }, "number from 0"},
+		"200%":     {func(s *infrav1.CapstanMachinePoolSpec) { s.RollingUpdate.MaxSurge = ptr.To(intstr.FromString("200%")) }, "percentage"},
+		"no number": {func(s *infrav1.CapstanMachinePoolSpec) {
+			s.RollingUpdate.MaxUnavailable = ptr.To(intstr.FromString("many"))
+		}, "percentage"},
+		"unknown policy":    {func(s *infrav1.CapstanMachinePoolSpec) { s.DeletePolicy = "Nicest" }, "Unsupported value"},
+		"negative replicas": {func(s *infrav1.CapstanMachinePoolSpec) { s.Replicas = ptr.To[int32](-1) }, "replicas"},
+		"a machine's id":    {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.ID = "12345678" }, "belong to one machine"},
+		"a machine's host":  {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.HostName = "h" }, "belong to one machine"},
+		"a machine's address": {func(s *infrav1.CapstanMachinePoolSpec) {
+			s.MachineTemplate.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "10.0.0.2", Prefix: 24}}
+		}, "belong to one machine"},
+	} {
+		p := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("pool")}}
+		tc.change(&p.Spec)
+		err := env.Client.Create(ctx, p)
+		if tc.want == "" {
+			w.Expect(err).NotTo(HaveOccurred(), name)
+		} else {
+			w.Expect(err).To(MatchError(ContainSubstring(tc.want)), name)
+		}
+	}
+	p := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("pool")}, Spec: infrav1.CapstanMachinePoolSpec{ID: "12345678", ProviderID: "capstan-pool://12345678"}}
+	w.create(p)
+	for _, change := range []func(){func() { p.Spec.ID = "87654321" }, func() { p.Spec.ID = "" }, func() { p.Spec.ProviderID = "x" }} {
+		before := p.DeepCopy()
+		change()
+		w.Expect(env.Client.Patch(ctx, p, client.MergeFrom(before))).To(MatchError(ContainSubstring("cannot be changed")))
+		p = before
+	}
+}
+
+// MP-10 ALL-10: a template is immutable, but for the topology controller's dry run; it shows what a machine has.
+func TestTemplate(t *testing.T) {
+	w := newWorld(t)
+	tpl := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("tpl")}}
+	tpl.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 3
+	w.create(tpl)
+	w.Eventually(func() int64 { w.get(tpl); return tpl.Status.Capacity.Cpu().Value() }).Should(BeEquivalentTo(3))
+	changed := tpl.DeepCopy()
+	changed.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 4
+	w.Expect(env.Client.Update(ctx, changed)).To(MatchError(ContainSubstring("cannot be changed")))
+	changed = tpl.DeepCopy()
+	changed.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
+	changed.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 4
+	w.Expect(env.Client.Update(ctx, changed, client.DryRunAll)).To(Succeed())
+	own := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("tpl")}}
+	own.Spec.Template.Spec.ProviderID = "capstan-pool://1"
+	w.Expect(env.Client.Create(ctx, own)).To(MatchError(ContainSubstring("belong to one pool")))
+}

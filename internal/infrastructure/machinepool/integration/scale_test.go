@@ -1,0 +1,172 @@
+package integration
+
+import (
+	"slices"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// MP-01 MP-02 MP-03 MP-04 MP-05 MP-08
+func TestScaleUpAndDown(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, nil)
+	w.settled(3)
+
+	// MP-03
+	w.Expect(w.pool.Spec.ProviderID).To(Equal(infrav1.PoolProviderIDPrefix + w.pool.Spec.ID))
+	// MP-05
+	w.Expect(w.pool.Status.Ready).To(HaveValue(BeTrue()))
+	w.Expect(w.pool.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
+	// MP-02
+	w.Expect(w.pool.Status.InfrastructureMachineKind).To(Equal("CapstanMachine"))
+	var ids []string
+	for _, m := range w.capstanMachines() {
+		w.Expect(m.Labels).To(HaveKeyWithValue(clusterv1.ClusterNameLabel, w.cluster.Name))
+		w.Expect(m.Labels).To(HaveKeyWithValue(clusterv1.MachinePoolNameLabel, w.mp.Name))
+		w.Expect(m.Labels).To(HaveKeyWithValue("team", "one"))
+		w.Expect(m.OwnerReferences).To(ContainElement(HaveField("UID", w.pool.UID)))
+		w.Expect(m.OwnerReferences).To(ContainElement(HaveField("Kind", "Machine")), "the Machine that core made")
+		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(2))
+		w.Expect(w.node(m.Name).Spec.ProviderID).To(Equal(m.Spec.ProviderID))
+		ids = append(ids, m.Spec.ProviderID)
+	}
+	for _, m := range w.machines() {
+		w.Expect(m.Spec.Version).To(Equal(newVersion))
+		w.Expect(m.Status.NodeRef.Name).NotTo(BeEmpty())
+	}
+	// MP-04
+	slices.Sort(ids)
+	w.Expect(w.pool.Spec.ProviderIDList).To(Equal(ids))
+	// MP-01
+	w.Expect(w.pool.Status.Instances).To(HaveLen(3))
+	for i, name := range w.machineNames() {
+		in := w.pool.Status.Instances[i]
+		w.Expect(in.InstanceName).To(Equal(name))
+		w.Expect(in.Version).To(Equal(newVersion))
+		w.Expect(in.Ready).To(HaveValue(BeTrue()))
+		w.Expect(in.ProviderID).To(BeElementOf(ids))
+		w.Expect(in.Addresses).To(ContainElement(HaveField("Type", clusterv1.MachineInternalIP)))
+	}
+	// What core makes of it.
+	w.Eventually(func(g Gomega) {
+		w.get(w.mp)
+		g.Expect(w.mp.Spec.ProviderIDList).To(Equal(ids))
+		g.Expect(w.mp.Status.Replicas).To(HaveValue(BeEquivalentTo(3)))
+		g.Expect(w.mp.Status.ReadyReplicas).To(HaveValue(BeEquivalentTo(3)))
+		g.Expect(w.mp.Status.NodeRefs).To(HaveLen(3))
+		g.Expect(w.mp.Status.Initialization.InfrastructureProvisioned).To(HaveValue(BeTrue()))
+	}).Should(Succeed())
+
+	before := w.machineNames()
+	w.scale(5)
+	w.settled(5)
+	w.Expect(w.machineNames()).To(ContainElements(before), "scaling up leaves what is there")
+	w.scale(1)
+	w.settled(1)
+	w.scale(0)
+	w.settled(0)
+	w.Expect(w.pool.Spec.ProviderIDList).To(BeEmpty())
+	w.Expect(w.pool.Status.Instances).To(BeEmpty())
+	w.scale(2)
+	w.settled(2)
+}
+
+// MP-05: nothing is wanted, so everything is there.
+func TestPoolOfZeroIsReady(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(0, nil)
+	w.settled(0)
+	w.Expect(w.pool.Status.Ready).To(HaveValue(BeTrue()))
+	w.Expect(w.pool.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
+	// Scale from zero needs to know what a machine would have.
+	w.Expect(w.pool.Status.Capacity.Cpu().Value()).To(BeEquivalentTo(2))
+	w.Expect(w.pool.Status.NodeInfo.OperatingSystem).To(Equal("linux"))
+}
+
+// Both ways at once: whatever is wanted last is what there is at the end.
+func TestScaleChangesItsMind(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(6, nil)
+	for _, n := range []int32{2, 7, 0, 4, 1, 5} {
+		w.Eventually(func() int { return len(w.capstanMachines()) }).Should(BeNumerically(">", 0))
+		w.scale(n)
+	}
+	w.settled(5)
+}
+
+// MP-02: deleting one Machine by hand replaces just that one.
+func TestDeletedMachineIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(3, nil)
+	w.settled(3)
+	before := w.machineNames()
+	m := w.machines()[1]
+	w.Expect(env.Client.Delete(ctx, &m)).To(Succeed())
+	w.Eventually(w.machineNames).ShouldNot(ContainElement(m.Name))
+	w.settled(3)
+	kept := slices.DeleteFunc(before, func(n string) bool { return n == m.Name })
+	w.Expect(w.machineNames()).To(ContainElements(kept))
+}
+
+// A CapstanMachine that is deleted by hand takes its Machine along.
+func TestDeletedCapstanMachineIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(2, nil)
+	w.settled(2)
+	m := w.capstanMachines()[0]
+	w.Expect(env.Client.Delete(ctx, &m)).To(Succeed())
+	w.Eventually(w.machineNames).ShouldNot(ContainElement(m.Name))
+	w.settled(2)
+}
+
+// The delete annotation chooses the victim, but never more of them than there are too many.
+func TestDeleteAnnotation(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(4, nil)
+	w.settled(4)
+	var marked []string
+	for _, m := range w.machines()[2:] {
+		m.Annotations = map[string]string{clusterv1.DeleteMachineAnnotation: "yes"}
+		w.Expect(env.Client.Update(ctx, &m)).To(Succeed())
+		marked = append(marked, m.Name)
+	}
+	w.Consistently(w.machineNames).Should(HaveLen(4), "the annotation alone deletes nothing")
+	w.scale(3)
+	w.settled(3)
+	left := 0
+	for _, name := range w.machineNames() {
+		if slices.Contains(marked, name) {
+			left++
+		}
+	}
+	w.Expect(left).To(Equal(1), "one of the two that are marked has gone")
+}
+
+// cluster.x-k8s.io/replicas-managed-by: the pool's own replicas count, and the MachinePool follows.
+func TestReplicasManagedByAnAutoscaler(t *testing.T) {
+	w := newWorld(t)
+	w.addPool(2, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
+		mp.Annotations = map[string]string{clusterv1.ReplicasManagedByAnnotation: "somebody"}
+	})
+	w.settled(2)
+	w.Expect(w.pool.Spec.Replicas).To(HaveValue(BeEquivalentTo(2)), "who begins to manage finds the number here")
+
+	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.Replicas = ptr.To[int32](3) })).To(Succeed())
+	w.settled(3)
+	w.get(w.mp)
+	w.Expect(w.mp.Spec.Replicas).To(HaveValue(BeEquivalentTo(3)))
+
+	w.scale(7)
+	w.Eventually(func() int32 { w.get(w.mp); return *w.mp.Spec.Replicas }).Should(BeEquivalentTo(3))
+	w.settled(3)
+
+	w.update(func(mp *clusterv1.MachinePool) { mp.Annotations = nil })
+	w.scale(1)
+	w.settled(1)
+}

@@ -1,0 +1,203 @@
+// Package integration tests machine pools against a real API server, with the real manager of Cluster API core
+// (MachinePool, Machine and MachineHealthCheck controllers), the infrastructure provider, and hollow
+// hosts whose machines register Nodes.
+package integration
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure"
+	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+var (
+	env        *testenv.Env
+	ctx        = context.Background()
+	kubeconfig []byte
+	// kubeconfigFile has it as a file.
+	kubeconfigFile string
+	provider       *process
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProvider) != "" {
+		if err := manager.Command(infrastructure.Provider()).ExecuteContext(ctx); err != nil {
+			os.Exit(fail(err))
+		}
+		return
+	}
+	flag.Parse()
+	// The tests wait for machines, most of the time, and not for processors.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		os.Exit(fail(err))
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "pools")
+	if err != nil {
+		return fail(err)
+	}
+	defer os.RemoveAll(dir)
+	env, err = testenv.Start(testenv.Options{
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme},
+		Webhooks:    []string{"config/infrastructure/webhook"},
+	})
+	if err != nil {
+		return fail(err)
+	}
+	defer func() { _ = env.Stop() }()
+	if kubeconfig, err = writeKubeconfig(); err != nil {
+		return fail(err)
+	}
+	kubeconfigFile = filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfigFile, kubeconfig, 0o600); err != nil {
+		return fail(err)
+	}
+	stopCore, err := startCore(kubeconfigFile)
+	if err != nil {
+		return fail(err)
+	}
+	defer stopCore()
+	provider = newProcess(kubeconfigFile)
+	if err := provider.start(); err != nil {
+		return fail(err)
+	}
+	defer provider.kill()
+	return m.Run()
+}
+
+func fail(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+func writeKubeconfig() ([]byte, error) {
+	c := clientcmdapi.NewConfig()
+	c.Clusters["test"] = &clientcmdapi.Cluster{Server: env.Config.Host, CertificateAuthorityData: env.Config.CAData}
+	c.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: env.Config.CertData, ClientKeyData: env.Config.KeyData}
+	c.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	c.CurrentContext = "test"
+	return clientcmd.Write(*c)
+}
+
+// startCore runs Cluster API core as `make build-capi` built it.
+func startCore(file string) (stop func(), err error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	var log io.Writer = io.Discard
+	if path := os.Getenv("CAPI_CORE_LOG"); path != "" {
+		if log, err = os.Create(path); err != nil {
+			return nil, err
+		}
+	}
+	cmd := exec.Command(filepath.Join(testenv.Root(), "bin", "capi", "capi-core-manager"),
+		"--kubeconfig="+file, "--leader-elect=false", "--diagnostics-address=0", "--health-addr=0",
+		fmt.Sprint("--webhook-port=", port), "--webhook-cert-dir="+env.Webhooks.LocalServingCertDir,
+		// An object once a second is for production.
+		"--feature-gates=ReconcilerRateLimiting=false")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("cannot start Cluster API core (run `make build-capi` first): %w", err)
+	}
+	return func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}, nil
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// process is the infrastructure provider, as a process of its own, so that it can be killed in the middle of
+// what it does: the test binary runs itself.
+type process struct {
+	args []string
+	cmd  *exec.Cmd
+}
+
+// asProvider is set for the provider's process.
+const asProvider = "CAPSTAN_TEST_RUN_PROVIDER"
+
+func newProcess(kubeconfig string) *process {
+	w := env.Webhooks
+	return &process{args: []string{
+		"--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--leader-elect=false", "--webhook-host=" + w.LocalServingHost,
+		fmt.Sprintf("--webhook-port=%d", w.LocalServingPort), "--webhook-cert-dir=" + w.LocalServingCertDir,
+	}}
+}
+
+// start starts it, with more flags than it usually has.
+func (p *process) start(flags ...string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p.cmd = exec.Command(self, slices.Concat([]string{"infrastructure"}, p.args, flags)...)
+	p.cmd.Env = append(os.Environ(), asProvider+"=1")
+	if path := os.Getenv("CAPSTAN_LOG"); path != "" {
+		log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		p.cmd.Stdout, p.cmd.Stderr = log, log
+	}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	return p.serving()
+}
+
+// serving waits until the webhooks answer.
+func (p *process) serving() error {
+	w := env.Webhooks
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("tcp", net.JoinHostPort(w.LocalServingHost, fmt.Sprint(w.LocalServingPort)))
+		if err == nil {
+			return c.Close()
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the provider does not serve: %w", err)
+		}
+	}
+}
+
+// restart kills it and starts it, with more flags than it usually has.
+func (p *process) restart(t *testing.T, flags ...string) {
+	t.Helper()
+	p.kill()
+	if err := p.start(flags...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kill ends it as kill -9 does.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}

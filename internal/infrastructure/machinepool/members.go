@@ -1,0 +1,162 @@
+package machinepool
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/labels/format"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// member is a machine of the pool: the CapstanMachine, and the Machine that core has made for it, if it has.
+type member struct {
+	capstan *infrav1.CapstanMachine
+	machine *clusterv1.Machine
+}
+
+// find reads the machines of the pool, sorted by name, and orphans: Machines whose CapstanMachine is gone. The
+// Machines are read first: core makes them after their CapstanMachines, so with a live reader
+// an orphan is one. c may be a cache, which may be behind, or live.
+func find(ctx context.Context, c client.Reader, s *scope) (members []member, orphans []clusterv1.Machine, err error) {
+	machines := &clusterv1.MachineList{}
+	if s.machinePool != nil {
+		if err := c.List(ctx, machines, client.InNamespace(s.pool.Namespace), client.MatchingLabels{
+			clusterv1.ClusterNameLabel:     s.machinePool.Spec.ClusterName,
+			clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name),
+		}); err != nil {
+			return nil, nil, err
+		}
+	}
+	list := &infrav1.CapstanMachineList{}
+	if err := c.List(ctx, list, client.InNamespace(s.pool.Namespace), client.MatchingLabels{
+		infrav1.MachinePoolLabel: format.MustFormatValue(s.pool.Name),
+	}); err != nil {
+		return nil, nil, err
+	}
+	members, orphans = match(s.machinePool, list.Items, machines.Items)
+	return members, orphans, nil
+}
+
+// match finds the Machine of each CapstanMachine. Machines that are being deleted are no orphans.
+func match(mp *clusterv1.MachinePool, capstans []infrav1.CapstanMachine, machines []clusterv1.Machine) (members []member, orphans []clusterv1.Machine) {
+	byName := map[string]*clusterv1.Machine{}
+	for i := range machines {
+		if ref := machines[i].Spec.InfrastructureRef; ref.Kind == infrav1.MachineKind && ref.APIGroup == infrav1.GroupVersion.Group {
+			byName[ref.Name] = &machines[i]
+		}
+	}
+	for i := range capstans {
+		m := &capstans[i]
+		members = append(members, member{capstan: m, machine: byName[m.Name]})
+		delete(byName, m.Name)
+	}
+	slices.SortFunc(members, func(a, b member) int { return cmp.Compare(a.capstan.Name, b.capstan.Name) })
+	for _, m := range byName {
+		if m.DeletionTimestamp.IsZero() && mp != nil && metav1.IsControlledBy(m, mp) {
+			orphans = append(orphans, *m)
+		}
+	}
+	slices.SortFunc(orphans, func(a, b clusterv1.Machine) int { return cmp.Compare(a.Name, b.Name) })
+	return members, orphans
+}
+
+// leaving says that the machine, or its Machine, is being deleted.
+func (m member) leaving() bool {
+	return !m.capstan.DeletionTimestamp.IsZero() || m.machine != nil && !m.machine.DeletionTimestamp.IsZero()
+}
+
+// availableIn is how long it takes until the machine counts as available, if its Node stays ready; zero if
+// it does already, negative if the Node is not ready. Core gives the Machines of pools no
+// minReadySeconds, so that their Available condition does not say it.
+func (m member) availableIn(minReady time.Duration, now time.Time) time.Duration {
+	if m.machine == nil || !m.machine.Status.NodeRef.IsDefined() || m.leaving() {
+		return -1
+	}
+	ready := conditions.Get(m.machine, clusterv1.ReadyCondition)
+	if ready == nil || ready.Status != metav1.ConditionTrue {
+		return -1
+	}
+	return max(0, minReady-now.Sub(ready.LastTransitionTime.Time))
+}
+
+// failure is why the machine will not come back by itself; empty if it may.
+func failure(m *infrav1.CapstanMachine) string {
+	for _, t := range []string{infrav1.MachineRunningCondition, infrav1.BootstrapSucceededCondition} {
+		switch c := conditions.Get(m, t); {
+		case c == nil || c.Status != metav1.ConditionFalse:
+		case c.Reason == infrav1.MachineFailedReason, c.Reason == infrav1.MachineLostReason, c.Reason == infrav1.BootstrapFailedReason:
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// wantsRemediation says that a MachineHealthCheck waits for the Machine's owner to replace it. Core's
+// MachinePool controller does nothing about it.
+func wantsRemediation(m *clusterv1.Machine) bool {
+	return m != nil && conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition)
+}
+
+// marked says that someone, an autoscaler for instance, wants the machine to be deleted first.
+func (m member) marked() bool {
+	_, ok := m.capstan.Annotations[clusterv1.DeleteMachineAnnotation]
+	if !ok && m.machine != nil {
+		_, ok = m.machine.Annotations[clusterv1.DeleteMachineAnnotation]
+	}
+	return ok
+}
+
+// domain is the failure domain that the machine was made for, or that it is in.
+func (m member) domain() string {
+	return cmp.Or(m.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], m.capstan.Status.FailureDomain)
+}
+
+func nodeVersion(m *clusterv1.Machine) string {
+	if m == nil || m.Status.NodeInfo == nil {
+		return ""
+	}
+	return m.Status.NodeInfo.KubeletVersion
+}
+
+// provisioned says that the machine has run.
+func (m member) provisioned() bool {
+	return m.capstan.Spec.ProviderID != "" && ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
+}
+
+// instances describes the members to the plan. It returns when the next of them becomes available by
+// the passing of time alone; zero if none does.
+func instances(members []member, want desired, now time.Time) (out []instance, next time.Duration) {
+	for _, m := range members {
+		in := m.availableIn(want.minReady, now)
+		if in > 0 && (next == 0 || in < next) {
+			next = in
+		}
+		out = append(out, instance{
+			name:      m.capstan.Name,
+			created:   m.capstan.CreationTimestamp.Time,
+			leaving:   m.leaving(),
+			available: in == 0,
+			failed:    failure(m.capstan) != "",
+			remediate: wantsRemediation(m.machine),
+			outdated:  want.outdated(m),
+			marked:    m.marked(),
+			domain:    m.domain(),
+		})
+	}
+	return out, next
+}
+
+// outdated says that the machine is not what the pool would make now, or not where.
+func (d desired) outdated(m member) bool {
+	return m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash ||
+		len(d.domains) > 0 && !slices.Contains(d.domains, m.domain())
+}

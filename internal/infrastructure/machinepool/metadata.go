@@ -1,0 +1,80 @@
+package machinepool
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/labels/format"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// metadata are labels and annotations of a machine.
+type metadata struct{ labels, annotations map[string]string }
+
+// fromTemplate is the value of MachineTemplateMetadataAnnotation: keys, sorted.
+type fromTemplate struct {
+	Labels      []string `json:"labels,omitempty"`
+	Annotations []string `json:"annotations,omitempty"`
+}
+
+// templateMetadata is what the template gives to the pool's machines, and what core finds them by.
+func templateMetadata(s *scope) metadata {
+	template := s.pool.Spec.MachineTemplate.ObjectMeta
+	out := metadata{map[string]string{}, map[string]string{}}
+	maps.Copy(out.labels, template.Labels)
+	maps.Copy(out.annotations, template.Annotations)
+	keys := fromTemplate{slices.Sorted(maps.Keys(template.Labels)), slices.Sorted(maps.Keys(template.Annotations))}
+	if data, err := json.Marshal(keys); err == nil { // Strings can always be written.
+		out.annotations[infrav1.MachineTemplateMetadataAnnotation] = string(data)
+	}
+	if s.pool.Labels[clusterv1.WatchLabel] != "" {
+		// MP-11: whoever reconciles the pool reconciles its machines.
+		out.labels[clusterv1.WatchLabel] = s.pool.Labels[clusterv1.WatchLabel]
+	}
+	out.labels[clusterv1.ClusterNameLabel] = s.machinePool.Spec.ClusterName
+	out.labels[clusterv1.MachinePoolNameLabel] = format.MustFormatValue(s.machinePool.Name)
+	out.labels[infrav1.MachinePoolLabel] = format.MustFormatValue(s.pool.Name)
+	return out
+}
+
+// follow is what a machine has once it follows the template: what is new there is added, what was removed
+// there is removed, and what others gave to the machine stays.
+func (have metadata) follow(template metadata) metadata {
+	var before fromTemplate
+	// Without the annotation, or with one that somebody broke, nothing is known to be removed.
+	_ = json.Unmarshal([]byte(have.annotations[infrav1.MachineTemplateMetadataAnnotation]), &before)
+	return metadata{replaced(have.labels, before.Labels, template.labels), replaced(have.annotations, before.Annotations, template.annotations)}
+}
+
+func replaced(have map[string]string, remove []string, add map[string]string) map[string]string {
+	out := map[string]string{}
+	maps.Copy(out, have)
+	for _, key := range remove {
+		delete(out, key)
+	}
+	maps.Copy(out, add)
+	return out
+}
+
+// propagateMetadata brings labels and annotations of the template to the machines in place: no machine
+// is replaced for them.
+func (r *Reconciler) propagateMetadata(ctx context.Context, s *scope) error {
+	template := templateMetadata(s)
+	behind := slices.DeleteFunc(slices.Clone(s.members), func(m member) bool {
+		have := metadata{m.capstan.Labels, m.capstan.Annotations}
+		want := have.follow(template)
+		return maps.Equal(have.labels, want.labels) && maps.Equal(have.annotations, want.annotations)
+	})
+	return forEach(behind, func(m member) error {
+		changed := m.capstan.DeepCopy()
+		want := metadata{changed.Labels, changed.Annotations}.follow(template)
+		changed.Labels, changed.Annotations = want.labels, want.annotations
+		return client.IgnoreNotFound(r.Client.Patch(ctx, changed, client.MergeFrom(m.capstan)))
+	})
+}

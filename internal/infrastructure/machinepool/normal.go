@@ -1,0 +1,156 @@
+package machinepool
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// reconcileNormal goes through the contract's steps in their order.
+func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
+	if err := r.identify(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.shareReplicas(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	members, orphans, err := find(ctx, r.Client, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	s.members = members
+	if err := r.desire(ctx, r.Client, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	defer func() { setStatus(s, time.Now()) }()
+	if err := r.describe(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	if why := waitsFor(s); why != nil {
+		s.invalid = why
+		return ctrl.Result{}, nil // Cluster and MachinePool are watched.
+	}
+	if err := r.propagateMetadata(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	now, next := instances(s.members, s.want, time.Now())
+	if !makePlan(s.want, now).empty() || len(orphans) > 0 || len(strays(s.members)) > 0 {
+		if err := r.act(ctx, s); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	// Only time makes a Node that is ready one that has been ready for long enough.
+	return ctrl.Result{RequeueAfter: next}, nil
+}
+
+// identify writes the pool's id before its first machine is made (MP-03).
+func (r *Reconciler) identify(ctx context.Context, s *scope) error {
+	if s.pool.Spec.ID != "" && s.pool.Spec.ProviderID != "" {
+		return nil
+	}
+	if s.pool.Spec.ID == "" {
+		s.pool.Spec.ID = uuid.NewString()
+	}
+	if s.pool.Spec.ProviderID == "" {
+		s.pool.Spec.ProviderID = infrav1.PoolProviderIDPrefix + s.pool.Spec.ID
+	}
+	return r.patchSpec(ctx, s)
+}
+
+// shareReplicas keeps the MachinePool's replicas equal to the pool's own while someone else manages them: that
+// is what the annotation cluster.x-k8s.io/replicas-managed-by asks for. Who begins to manage
+// them finds the MachinePool's number here.
+func (r *Reconciler) shareReplicas(ctx context.Context, s *scope) error {
+	if !annotations.ReplicasManagedByExternalAutoscaler(s.machinePool) {
+		return nil
+	}
+	if s.pool.Spec.Replicas == nil {
+		s.pool.Spec.Replicas = ptr.To(ptr.Deref(s.machinePool.Spec.Replicas, 1))
+		return r.patchSpec(ctx, s)
+	}
+	if ptr.Deref(s.machinePool.Spec.Replicas, -1) == *s.pool.Spec.Replicas {
+		return nil
+	}
+	before := s.machinePool.DeepCopy()
+	s.machinePool = before.DeepCopy() // not the cache's
+	s.machinePool.Spec.Replicas = ptr.To(*s.pool.Spec.Replicas)
+	return r.Client.Patch(ctx, s.machinePool, client.MergeFrom(before))
+}
+
+// waitsFor is what must be there before anything can be done.
+func waitsFor(s *scope) *invalid {
+	if why := checkReplicas(s.want.replicas); why != nil {
+		return why
+	}
+	if !ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false) {
+		return &invalid{infrav1.WaitingForClusterInfrastructureReason, "Waiting for the cluster's network and control plane endpoint"}
+	}
+	if s.want.secret == "" {
+		return &invalid{infrav1.WaitingForBootstrapDataReason, "Waiting for the bootstrap provider to make the bootstrap data of the MachinePool"}
+	}
+	return nil
+}
+
+// act carries out a plan that is made anew from what the API server has: the cache may not have seen what the last
+// reconcile did, or what the last manager did before it was killed. Machines are deleted before new
+// ones are created, so that a full host has room. What is left undone is in the next plan.
+func (r *Reconciler) act(ctx context.Context, s *scope) error {
+	live := &scope{pool: &infrav1.CapstanMachinePool{}}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.pool), live.pool); err != nil {
+		return err
+	}
+	if err := r.findOwners(ctx, r.LiveClient, live); err != nil {
+		return err
+	}
+	if live.machinePool == nil || live.cluster == nil || !live.pool.DeletionTimestamp.IsZero() || annotations.IsPaused(live.cluster, live.pool) {
+		return nil // The change is an event.
+	}
+	var orphans []clusterv1.Machine
+	var err error
+	if live.members, orphans, err = find(ctx, r.LiveClient, live); err != nil {
+		return err
+	}
+	if err := r.desire(ctx, r.Client, live); err != nil {
+		return err
+	}
+	s.members, s.want, s.invalid = live.members, live.want, live.invalid
+	if waitsFor(live) != nil {
+		return nil
+	}
+	in, _ := instances(live.members, live.want, time.Now())
+	p := makePlan(live.want, in)
+	if err := r.deleteMachines(ctx, append(orphans, strays(live.members)...)); err != nil {
+		return err
+	}
+	if err := r.deleteMembers(ctx, live, p.remove); err != nil {
+		return err
+	}
+	return r.createMembers(ctx, live, p.create)
+}
+
+// strays are Machines whose CapstanMachine is being deleted while they are not: someone deleted that by
+// hand. They go with it, so that the Node is removed.
+func strays(members []member) []clusterv1.Machine {
+	var out []clusterv1.Machine
+	for _, m := range members {
+		if m.machine != nil && m.machine.DeletionTimestamp.IsZero() && !m.capstan.DeletionTimestamp.IsZero() {
+			out = append(out, *m.machine)
+		}
+	}
+	return out
+}
+
+func (r *Reconciler) event(s *scope, reason, action, format string, args ...any) {
+	r.recorder.Eventf(s.pool, nil, corev1.EventTypeNormal, reason, action, "%s", fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,290 @@
+package machinepool
+
+import (
+	"cmp"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// instance is what the plan needs to know of one machine of the pool.
+type instance struct {
+	// name of the CapstanMachine.
+	name string
+	// created is when it was made.
+	created time.Time
+	// leaving says that it, or its Machine, is being deleted already.
+	leaving bool
+	// available says that its Node has been ready for long enough.
+	available bool
+	// failed says that it will not come back by itself.
+	failed bool
+	// remediate says that a MachineHealthCheck wants it replaced.
+	remediate bool
+	// outdated says that it is not what the pool's spec says now.
+	outdated bool
+	// marked says that someone wants it to be deleted first.
+	marked bool
+	// domain is its failure domain.
+	domain string
+}
+
+// unhealthy says that the machine is of no use as it is.
+func (i instance) unhealthy() bool { return i.failed || i.remediate }
+
+// desired is what the pool should be.
+type desired struct {
+	replicas int
+	// policy says which of equal machines goes first.
+	policy infrav1.DeletePolicy
+	// domains are the failure domains to spread over; none leaves the choice to placement.
+	domains []string
+	budget  budget
+	// frozen says that no machine can be made as it should be: nothing is created or replaced, but
+	// the pool may shrink.
+	frozen bool
+
+	// version and secret are what machines are made with; hash is of all that they are made of.
+	version, secret, hash string
+	// minReady is for how long a Node must have been ready until its machine counts as available.
+	minReady time.Duration
+}
+
+// budget limits how machines are replaced, in machines.
+type budget struct{ maxSurge, maxUnavailable int }
+
+// minAvailable is how many machines stay available while machines are replaced.
+func (d desired) minAvailable() int { return max(0, d.replicas-d.budget.maxUnavailable) }
+
+// plan is what to do now. It is made anew from what is there whenever something has changed, so that
+// it matters not how the last one ended.
+type plan struct {
+	// create has the failure domain of each machine to make; empty for any.
+	create []string
+	// remove has the names of the machines to delete, in the order of the choice.
+	remove []string
+}
+
+func (p plan) empty() bool { return len(p.create) == 0 && len(p.remove) == 0 }
+
+// makePlan decides what to create and what to delete. It knows nothing but its arguments, and keeps these
+// promises (the property test holds it to them):
+//
+//   - what is leaving counts as gone for the replicas, and as there for maxSurge: no machine is
+//     created that would bring the pool above replicas + maxSurge, with those that still drain;
+//   - a machine that is available is deleted only if replicas - maxUnavailable others are, unless it
+//     is one too many and its owner marked it for deletion;
+//   - never more machines are deleted than there are too many, but for those that are replaced;
+//   - equal arguments give equal plans, and a plan that was carried out in part is
+//     continued by the next one.
+func makePlan(want desired, instances []instance) plan {
+	s := newState(want, instances)
+	s.shrink()
+	if want.frozen {
+		return s.plan
+	}
+	s.replaceOutdated()
+	s.remediate()
+	s.grow()
+	return s.plan
+}
+
+// state is a plan in the making.
+type state struct {
+	want desired
+	// active are the machines that are not leaving and that the plan keeps, in the order in which
+	// they would be deleted.
+	active []instance
+	plan   plan
+
+	// Numbers of machines, kept up to date so that a plan for thousands of machines is quick.
+	leaving   int
+	available int
+	outdated  int
+	comingUp  int            // not available, but not broken
+	fresh     int            // up to date, but not available
+	domains   map[string]int // all, by failure domain
+	current   map[string]int // up to date, by failure domain
+}
+
+func newState(want desired, instances []instance) *state {
+	s := &state{want: want, domains: map[string]int{}, current: map[string]int{}}
+	for _, i := range instances {
+		if i.leaving {
+			s.leaving++
+			continue
+		}
+		// What is broken is not available, whatever its Node says.
+		i.available = i.available && !i.unhealthy()
+		s.active = append(s.active, i)
+		s.account(i, 1)
+	}
+	slices.SortFunc(s.active, want.order)
+	return s
+}
+
+func (s *state) account(i instance, n int) {
+	s.domains[i.domain] += n
+	if i.outdated {
+		s.outdated += n
+	} else {
+		s.current[i.domain] += n
+	}
+	if i.available {
+		s.available += n
+		return
+	}
+	if !i.unhealthy() {
+		s.comingUp += n
+	}
+	if !i.outdated {
+		s.fresh += n
+	}
+}
+
+// allowed is how many machines there may be: while outdated machines are there, maxSurge machines
+// are not too many but on their way to replace them.
+func (s *state) allowed() int {
+	if s.outdated > 0 && !s.want.frozen {
+		return s.want.replicas + s.want.budget.maxSurge
+	}
+	return s.want.replicas
+}
+
+// spare is how many available machines can be missed.
+func (s *state) spare() int { return s.available - s.want.minAvailable() }
+
+// shrink deletes what is too many. There always is a machine that may go: when all that are left are
+// available, there are more of them than replicas.
+func (s *state) shrink() {
+	for len(s.active) > s.allowed() {
+		s.remove(s.first(func(i instance) bool { return !i.available || s.spare() > 0 || i.marked }))
+	}
+}
+
+// replaceOutdated deletes outdated machines as the budget allows, those first that are of no use. Not more
+// than what up to date machines on their way leave, so that a plane that has lost sight of every
+// Node does not replace them all at once.
+func (s *state) replaceOutdated() {
+	for s.outdated > 0 && len(s.active)-s.fresh > s.want.minAvailable() {
+		victim := s.first(func(i instance) bool { return i.outdated && (!i.available || s.spare() > 0) })
+		if victim < 0 {
+			return
+		}
+		s.remove(victim)
+	}
+}
+
+// remediate deletes machines that a MachineHealthCheck wants replaced. They are not available, so what the
+// budget limits is how many are replaced at the same time: those that leave, are missing or come up count.
+func (s *state) remediate() {
+	atOnce := max(1, s.want.budget.maxSurge+s.want.budget.maxUnavailable)
+	for max(s.leaving, s.want.replicas-len(s.active))+s.comingUp < atOnce {
+		victim := s.first(func(i instance) bool { return i.remediate })
+		if victim < 0 {
+			return
+		}
+		s.remove(victim)
+	}
+}
+
+// grow creates what is missing, and the replacements of outdated machines.
+func (s *state) grow() {
+	n := min(s.want.replicas-(len(s.active)-s.outdated), s.want.replicas+s.want.budget.maxSurge-len(s.active)-s.leaving)
+	for ; n > 0; n-- {
+		domain := s.emptiest()
+		s.current[domain]++
+		s.plan.create = append(s.plan.create, domain)
+	}
+}
+
+// emptiest is the failure domain with the fewest up to date machines, the first by name among equals.
+func (s *state) emptiest() string {
+	if len(s.want.domains) == 0 {
+		return ""
+	}
+	return slices.MinFunc(s.want.domains, func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.current[a], s.current[b]), cmp.Compare(a, b))
+	})
+}
+
+func (s *state) remove(index int) {
+	s.account(s.active[index], -1)
+	s.leaving++
+	s.plan.remove = append(s.plan.remove, s.active[index].name)
+	if index == 0 {
+		s.active = s.active[1:]
+		return
+	}
+	s.active = slices.Delete(s.active, index, index+1)
+}
+
+// first is the index of the machine that goes first among those that may; -1 if none may. Among
+// healthy, up to date ones the fullest failure domain gives first, so that the pool stays balanced.
+func (s *state) first(may func(instance) bool) int {
+	first := slices.IndexFunc(s.active, may)
+	if first < 0 || rank(s.active[first]) < rankNotAvailable || len(s.domains) < 2 {
+		return first
+	}
+	fullest := 0
+	for _, n := range s.domains {
+		fullest = max(fullest, n)
+	}
+	best := first
+	for i := first + 1; i < len(s.active) && rank(s.active[i]) == rank(s.active[first]) && s.domains[s.active[best].domain] < fullest; i++ {
+		if may(s.active[i]) && s.domains[s.active[i].domain] > s.domains[s.active[best].domain] {
+			best = i
+		}
+	}
+	return best
+}
+
+const (
+	rankMarked = iota
+	rankUnhealthy
+	rankOutdatedNotAvailable
+	rankOutdated
+	rankNotAvailable
+	rankOther
+)
+
+// rank is the class of a machine: lower ones are deleted first. Core's MachineSet has the same order,
+// without what is outdated.
+func rank(i instance) int {
+	switch {
+	case i.marked:
+		return rankMarked
+	case i.unhealthy():
+		return rankUnhealthy
+	case i.outdated && !i.available:
+		return rankOutdatedNotAvailable
+	case i.outdated:
+		return rankOutdated
+	case !i.available:
+		return rankNotAvailable
+	}
+	return rankOther
+}
+
+// order is in which order machines are deleted: by rank, then as the policy says, then by name.
+func (d desired) order(a, b instance) int {
+	var order int
+	switch d.policy {
+	case infrav1.NewestDeletePolicy:
+		order = b.created.Compare(a.created)
+	case infrav1.RandomDeletePolicy:
+		// Random, but the same each time: a plan that is made twice must not delete two machines.
+		order = cmp.Compare(hash(a.name), hash(b.name))
+	default:
+		order = a.created.Compare(b.created)
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), order, cmp.Compare(a.name, b.name))
+}
+
+func hash(s string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(s))
+	return h.Sum64()
+}

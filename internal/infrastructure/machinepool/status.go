@@ -1,0 +1,170 @@
+package machinepool
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/labels/format"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
+)
+
+// describe says what a machine of the pool has, for autoscalers that scale from zero.
+func (r *Reconciler) describe(ctx context.Context, s *scope) error {
+	spec := s.pool.Spec.MachineTemplate.Spec
+	usable, err := hosts.Usable(ctx, r.Client, s.pool.Namespace, spec.HostSelector)
+	if err != nil {
+		return err
+	}
+	described := machinetemplate.Describe(spec, usable)
+	s.pool.Status.Capacity, s.pool.Status.NodeInfo = described.Capacity, described.NodeInfo
+	return nil
+}
+
+// observeMembers fills in what the contract asks for about each machine: providerIDList (MP-04), replicas
+// (MP-08), instances (MP-01).
+func observeMembers(s *scope) {
+	pool := s.pool
+	ids := []string{}
+	pool.Status.Instances = nil
+	for _, m := range s.members {
+		if m.capstan.Spec.ProviderID != "" {
+			ids = append(ids, m.capstan.Spec.ProviderID)
+		}
+		if len(pool.Status.Instances) < infrav1.MaxPoolInstances {
+			pool.Status.Instances = append(pool.Status.Instances, describeInstance(m, s.want.minReady))
+		}
+	}
+	slices.Sort(ids)
+	pool.Spec.ProviderIDList = slices.Compact(ids)
+	pool.Status.Replicas = ptr.To(int32(len(pool.Spec.ProviderIDList)))
+}
+
+func describeInstance(m member, minReady time.Duration) infrav1.CapstanMachinePoolInstanceStatus {
+	version := nodeVersion(m.machine)
+	if version == "" {
+		version = m.capstan.Annotations[infrav1.MachineVersionAnnotation]
+	}
+	return infrav1.CapstanMachinePoolInstanceStatus{
+		Addresses:    m.capstan.Status.Addresses,
+		InstanceName: m.capstan.Name,
+		ProviderID:   m.capstan.Spec.ProviderID,
+		Version:      version,
+		Ready:        ptr.To(m.availableIn(minReady, time.Now()) == 0),
+	}
+}
+
+// setStatus fills in the status from the machines that were observed.
+func setStatus(s *scope, now time.Time) {
+	observeMembers(s)
+	c := census(s.members, s.want, now)
+	st := &s.pool.Status
+	st.InfrastructureMachineKind = infrav1.MachineKind
+	st.Selector = labels.Set{
+		clusterv1.ClusterNameLabel:     s.machinePool.Spec.ClusterName,
+		clusterv1.MachinePoolNameLabel: format.MustFormatValue(s.machinePool.Name),
+	}.String()
+	st.ReadyReplicas, st.UpToDateReplicas = ptr.To(int32(c.available)), ptr.To(int32(c.active-c.outdated))
+	if s.invalid == nil && c.settled >= s.want.replicas {
+		// MP-05: together, and for good. Machines that failed are not waited for.
+		st.Ready, st.Initialization.Provisioned = ptr.To(true), ptr.To(true)
+	}
+	if st.Ready == nil {
+		st.Ready = ptr.To(false)
+	}
+	setConditions(s, c)
+}
+
+// numbers of machines. All but total leave out those that are being deleted.
+type numbers struct{ total, active, provisioned, settled, available, outdated, failed int }
+
+func census(members []member, want desired, now time.Time) numbers {
+	n := numbers{total: len(members)}
+	for _, m := range members {
+		if m.leaving() {
+			continue
+		}
+		n.active++
+		if m.provisioned() {
+			n.provisioned++
+		}
+		if m.availableIn(want.minReady, now) == 0 {
+			n.available++
+		}
+		if want.outdated(m) {
+			n.outdated++
+		}
+		broken := failure(m.capstan) != "" || wantsRemediation(m.machine)
+		if broken {
+			n.failed++
+		}
+		if broken || m.provisioned() {
+			n.settled++
+		}
+	}
+	return n
+}
+
+// setConditions shows how the pool is (MP-07).
+func setConditions(s *scope, n numbers) {
+	want := s.want.replicas
+	flag(s.pool, clusterv1.ScalingUpCondition, n.active < want || n.provisioned < want, clusterv1.ScalingUpReason, clusterv1.NotScalingUpReason,
+		fmt.Sprintf("Scaling up from %d to %d machines", n.provisioned, want))
+	flag(s.pool, clusterv1.ScalingDownCondition, n.total > want, clusterv1.ScalingDownReason, clusterv1.NotScalingDownReason,
+		fmt.Sprintf("Scaling down from %d to %d machines", n.total, want))
+	flag(s.pool, clusterv1.RollingOutCondition, n.outdated > 0, clusterv1.RollingOutReason, clusterv1.NotRollingOutReason,
+		fmt.Sprintf("%d of %d machines are not up to date", n.outdated, n.active))
+	set(s.pool, clusterv1.DeletingCondition, metav1.ConditionFalse, clusterv1.NotDeletingReason, "")
+	switch {
+	case s.invalid != nil:
+		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, s.invalid.reason, "%s", s.invalid.message)
+	case n.available < want:
+		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason, "%s", notReady(s, n))
+	default:
+		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "")
+	}
+}
+
+// notReady counts what is missing, and names the first machine that failed.
+func notReady(s *scope, n numbers) string {
+	parts := []string{fmt.Sprintf("%d of %d machines are available", n.available, s.want.replicas)}
+	if n.active < s.want.replicas {
+		parts = append(parts, fmt.Sprintf("%d are not made yet", s.want.replicas-n.active))
+	}
+	if coming := n.active - n.available - n.failed; coming > 0 {
+		parts = append(parts, fmt.Sprintf("%d are on their way", coming))
+	}
+	if n.failed > 0 {
+		parts = append(parts, fmt.Sprintf("%d failed", n.failed))
+	}
+	for _, m := range s.members {
+		if why := failure(m.capstan); why != "" && !m.leaving() {
+			parts = append(parts, fmt.Sprintf("%s: %s", m.capstan.Name, why))
+			break
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+func flag(p *infrav1.CapstanMachinePool, condition string, on bool, yes, no, message string) {
+	if on {
+		set(p, condition, metav1.ConditionTrue, yes, "%s", message)
+		return
+	}
+	set(p, condition, metav1.ConditionFalse, no, "")
+}
+
+func set(p *infrav1.CapstanMachinePool, condition string, status metav1.ConditionStatus, reason, format string, args ...any) {
+	conditions.Set(p, metav1.Condition{Type: condition, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)})
+}

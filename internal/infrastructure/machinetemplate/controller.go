@@ -1,0 +1,135 @@
+// Package machinetemplate reconciles CapstanMachineTemplates: it shows what a machine made from a template
+// will have, for autoscalers that scale from zero (IM-07).
+package machinetemplate
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
+
+// Reconciler fills in the status of templates.
+type Reconciler struct {
+	manager.Options
+	Client client.Client
+}
+
+// SetupWithManager adds the reconciler.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachinetemplate")
+	return capicontroller.NewControllerManagedBy(mgr, log).
+		For(&infrav1.CapstanMachineTemplate{}, builder.WithPredicates(manager.IgnoreStatus())).
+		WithOptions(r.For("CapstanMachineTemplate")).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), sizeChanged)).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
+		Complete(ctx, r)
+}
+
+var sizeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
+	return !equality.Semantic.DeepEqual(before.Status.Capacity, after.Status.Capacity) || before.Status.NodeInfo != after.Status.NodeInfo
+}}
+
+func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	return r.list(ctx)
+}
+
+// ofCluster maps a Cluster, which may have been paused or resumed, to the templates that it owns.
+func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.list(ctx, client.InNamespace(o.GetNamespace()))
+}
+
+func (r *Reconciler) list(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
+	list := &infrav1.CapstanMachineTemplateList{}
+	if r.Client.List(ctx, list, opts...) != nil {
+		return nil
+	}
+	var out []reconcile.Request
+	for i := range list.Items {
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return out
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	t := &infrav1.CapstanMachineTemplate{}
+	if err := r.Client.Get(ctx, req.NamespacedName, t); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(t) || !t.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, nil
+	}
+	// A template has no conditions, so that only the pause itself is obeyed (ALL-08).
+	if annotations.HasPaused(t) {
+		return ctrl.Result{}, nil
+	}
+	cluster, err := util.GetOwnerCluster(ctx, r.Client, t.ObjectMeta)
+	if client.IgnoreNotFound(err) != nil || cluster != nil && annotations.IsPaused(cluster, t) {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	usable, err := hosts.Usable(ctx, r.Client, t.Namespace, t.Spec.Template.Spec.HostSelector)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	status := Describe(t.Spec.Template.Spec, usable)
+	if equality.Semantic.DeepEqual(t.Status, status) {
+		return ctrl.Result{}, nil
+	}
+	before := t.DeepCopy()
+	t.Status = status
+	return ctrl.Result{}, r.Client.Status().Patch(ctx, t, client.MergeFrom(before))
+}
+
+// Describe says what a machine made from the template will have on any of the hosts. A machine that takes
+// all of its host's processors has at least those of the smallest host.
+func Describe(spec infrav1.CapstanMachineSpec, usable []infrav1.CapstanHost) infrav1.CapstanMachineTemplateStatus {
+	memory := resource.MustParse(infrav1.DefaultMachineMemory)
+	if spec.Memory != nil {
+		memory = spec.Memory.DeepCopy()
+	}
+	out := infrav1.CapstanMachineTemplateStatus{Capacity: corev1.ResourceList{corev1.ResourceMemory: memory}}
+	if spec.CPUs > 0 {
+		out.Capacity[corev1.ResourceCPU] = *resource.NewQuantity(int64(spec.CPUs), resource.DecimalSI)
+	}
+	infos := map[infrav1.NodeInfo]bool{}
+	for i := range usable {
+		s := &usable[i].Status
+		if cpu, ok := s.Capacity[corev1.ResourceCPU]; ok && spec.CPUs == 0 {
+			if least, ok := out.Capacity[corev1.ResourceCPU]; !ok || cpu.Cmp(least) < 0 {
+				out.Capacity[corev1.ResourceCPU] = cpu
+			}
+		}
+		if s.NodeInfo != (infrav1.NodeInfo{}) {
+			infos[s.NodeInfo] = true
+		}
+	}
+	if len(infos) == 1 { // hosts of several architectures: it depends
+		for info := range infos {
+			out.NodeInfo = info
+		}
+	}
+	return out
+}

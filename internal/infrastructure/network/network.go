@@ -1,0 +1,181 @@
+// Package network chooses the networks of clusters and the addresses of machines. All of it is pure.
+package network
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"go4.org/netipx"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/cidr"
+)
+
+const (
+	// DefaultPool is where clusters' machine networks are taken from.
+	DefaultPool = "10.200.0.0/13"
+	// DefaultBits is the prefix length of a machine network: /21 holds 2045 machines.
+	DefaultBits = 21
+)
+
+// Choose returns a network of the given prefix length from the pool that overlaps none of taken. The
+// search starts behind after, a network that was refused, and wraps around; the zero Prefix
+// starts at the beginning.
+func Choose(pool netip.Prefix, bits int, taken []netip.Prefix, after netip.Prefix) (netip.Prefix, error) {
+	if bits < pool.Bits() || bits > 29 {
+		return netip.Prefix{}, fmt.Errorf("the pool %s holds no networks of /%d: choose a prefix length between %d and 29", pool, bits, pool.Bits())
+	}
+	start := netip.PrefixFrom(pool.Masked().Addr(), bits)
+	if after.IsValid() && pool.Contains(after.Addr()) {
+		start = next(pool, netip.PrefixFrom(after.Addr(), bits).Masked())
+	}
+	for n, first := start, true; first || n != start; n, first = next(pool, n), false {
+		if n != after && !overlapsAny(n, taken) {
+			return n, nil
+		}
+	}
+	return netip.Prefix{}, fmt.Errorf("no network of /%d is free in the pool %s: delete clusters, or give the manager a larger --machine-network-pool, or set spec.network.machineCIDR", bits, pool)
+}
+
+// next returns the network behind n, or the pool's first one behind the last.
+func next(pool, n netip.Prefix) netip.Prefix {
+	addr := netipx.PrefixLastIP(n).Next()
+	if !addr.IsValid() || !pool.Contains(addr) {
+		addr = pool.Masked().Addr()
+	}
+	return netip.PrefixFrom(addr, n.Bits())
+}
+
+func overlapsAny(n netip.Prefix, taken []netip.Prefix) bool {
+	for _, t := range taken {
+		if n.Overlaps(t) {
+			return true
+		}
+	}
+	return false
+}
+
+// Gateway is the first address of a network.
+func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
+
+// ChooseAddress returns the first address of the network behind after that is not taken; the search wraps
+// around and ends with after itself, and the zero Addr starts at the beginning. The network's own
+// address, the gateway and the broadcast address are never chosen.
+func ChooseAddress(cidr netip.Prefix, after netip.Addr, taken func(netip.Addr) bool) (netip.Addr, error) {
+	first, last := Gateway(cidr).Next(), netipx.PrefixLastIP(cidr).Prev()
+	if !after.IsValid() || after.Less(first) || last.Less(after) {
+		after = last
+	}
+	for a := after; ; {
+		if a == last {
+			a = first
+		} else {
+			a = a.Next()
+		}
+		if !taken(a) {
+			return a, nil
+		}
+		if a == after {
+			return netip.Addr{}, fmt.Errorf("no address is free in %s: delete machines, or use a larger machineCIDR for the next cluster", cidr)
+		}
+	}
+}
+
+// Besides returns the IPv6 address that goes with an IPv4 address: it lies as far behind the beginning of six as
+// addr does behind that of four, so that one is nobody else's when the other is not.
+func Besides(four netip.Prefix, addr netip.Addr, six netip.Prefix) (netip.Addr, error) {
+	base, own := four.Masked().Addr().As4(), addr.As4()
+	distance := binary.BigEndian.Uint32(own[:]) - binary.BigEndian.Uint32(base[:])
+	out := six.Masked().Addr().As16()
+	low := binary.BigEndian.Uint64(out[8:])
+	binary.BigEndian.PutUint64(out[8:], low+uint64(distance))
+	besides := netip.AddrFrom16(out)
+	if !six.Contains(besides) || low+uint64(distance) < low {
+		return besides, fmt.Errorf("the machines' IPv6 network %s has no place for the machine that is %s in %s: use a larger machineIPv6CIDR, for example a /64", six, addr, four)
+	}
+	return besides, nil
+}
+
+// Machines returns the networks of a cluster's machines: IPv4, and IPv6 if they are dual stack (IPAM-08).
+func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range []string{n.MachineCIDR, n.MachineIPv6CIDR} {
+		if text == "" && len(out) > 0 {
+			break // not dual stack
+		}
+		cidr, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("the cluster's machine network: %w", err)
+		}
+		out = append(out, cidr)
+	}
+	return out, nil
+}
+
+// Validate says what is wrong with a cluster's networks: each must be a CIDR, and none may overlap
+// another one. An empty machine network is not looked at.
+func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) error {
+	type named struct {
+		what string
+		cidr netip.Prefix
+	}
+	var all []named
+	add := func(what string, cidrs ...string) error {
+		for _, s := range cidrs {
+			parsed, err := netip.ParsePrefix(s)
+			if err != nil {
+				return fmt.Errorf("%s %q is not a network: write it like 10.200.8.0/21", what, s)
+			}
+			for _, o := range all {
+				if o.cidr.Overlaps(parsed) {
+					return fmt.Errorf("%s %s overlaps %s %s: choose networks that do not share addresses", what, parsed, o.what, o.cidr)
+				}
+			}
+			all = append(all, named{what, parsed})
+		}
+		return nil
+	}
+	for _, text := range []string{machines.MachineCIDR, machines.MachineIPv6CIDR} {
+		if text == "" {
+			continue
+		}
+		if err := add("machine network", text); err != nil {
+			return err
+		}
+		if err := usable(all[len(all)-1].cidr, text == machines.MachineIPv6CIDR); err != nil {
+			return err
+		}
+	}
+	if err := add("pod network", pods...); err != nil {
+		return err
+	}
+	return add("Service network", services...)
+}
+
+// usable says why machines cannot have the network.
+func usable(n netip.Prefix, ipv6 bool) error {
+	switch {
+	case ipv6 && (!n.Addr().Is6() || n.Bits() > 125 || n != n.Masked()):
+		return fmt.Errorf("machine network %s must be an IPv6 network of /125 or larger, without host bits", n)
+	case !ipv6 && n.Addr().Is6():
+		return fmt.Errorf("machine network %s must be an IPv4 network: machines with IPv6 alone are not supported; put it into machineIPv6CIDR, beside an IPv4 machineCIDR", n)
+	case !ipv6 && (n.Bits() > 29 || n != n.Masked()):
+		return fmt.Errorf("machine network %s must be an IPv4 network of /29 or larger, without host bits", n)
+	}
+	if err := cidr.Usable(n); err != nil {
+		return fmt.Errorf("machine %w", err)
+	}
+	return nil
+}
+
+// Parse returns the networks among cidrs that can be parsed; Validate reports the others.
+func Parse(cidrs ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range cidrs {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}

@@ -1,0 +1,132 @@
+package network_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/network"
+)
+
+var pool = netip.MustParsePrefix("10.200.0.0/22")
+
+func TestChoose(t *testing.T) {
+	for name, tc := range map[string]struct {
+		taken []string
+		after string
+		want  string
+	}{
+		"first":                        {want: "10.200.0.0/24"},
+		"next to one that is taken":    {taken: []string{"10.200.0.0/24"}, want: "10.200.1.0/24"},
+		"a gap":                        {taken: []string{"10.200.0.0/24", "10.200.2.0/24"}, want: "10.200.1.0/24"},
+		"behind a larger one":          {taken: []string{"10.200.0.0/23"}, want: "10.200.2.0/24"},
+		"besides a smaller one":        {taken: []string{"10.200.0.64/28"}, want: "10.200.1.0/24"},
+		"others do not matter":         {taken: []string{"192.168.0.0/16", "fd00::/8"}, want: "10.200.0.0/24"},
+		"behind a refused one":         {after: "10.200.1.0/24", want: "10.200.2.0/24"},
+		"wraps around":                 {after: "10.200.3.0/24", want: "10.200.0.0/24"},
+		"never the refused one again":  {after: "10.200.1.0/24", taken: []string{"10.200.0.0/24", "10.200.2.0/23"}},
+		"none is left":                 {taken: []string{"10.200.0.0/16"}},
+		"refused one outside the pool": {after: "172.16.0.0/24", want: "10.200.0.0/24"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var after netip.Prefix
+			if tc.after != "" {
+				after = netip.MustParsePrefix(tc.after)
+			}
+			got, err := network.Choose(pool, 24, network.Parse(tc.taken...), after)
+			if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
+				t.Errorf("Choose: %v, %v; wanted %q", got, err, tc.want)
+			}
+		})
+	}
+	if _, err := network.Choose(pool, 20, nil, netip.Prefix{}); err == nil {
+		t.Error("a network larger than the pool was chosen")
+	}
+	last := netip.MustParsePrefix("255.255.255.0/24")
+	if got, err := network.Choose(last, 25, nil, netip.MustParsePrefix("255.255.255.128/25")); err != nil || got.String() != "255.255.255.0/25" {
+		t.Errorf("at the end of the address space: %v, %v", got, err)
+	}
+}
+
+func TestChooseAddress(t *testing.T) {
+	cidr := netip.MustParsePrefix("10.200.8.0/29") // .0 network, .1 gateway, .2 to .6, .7 broadcast
+	for name, tc := range map[string]struct {
+		taken []string
+		after string
+		want  string
+	}{
+		"first behind the gateway":     {want: "10.200.8.2"},
+		"lowest gap":                   {taken: []string{"10.200.8.2", "10.200.8.4"}, want: "10.200.8.3"},
+		"last one":                     {taken: []string{"10.200.8.2", "10.200.8.3", "10.200.8.4", "10.200.8.5"}, want: "10.200.8.6"},
+		"none is left":                 {taken: []string{"10.200.8.2", "10.200.8.3", "10.200.8.4", "10.200.8.5", "10.200.8.6"}},
+		"none is left, wherever":       {after: "10.200.8.4", taken: []string{"10.200.8.2", "10.200.8.3", "10.200.8.4", "10.200.8.5", "10.200.8.6"}},
+		"behind the last choice":       {after: "10.200.8.3", want: "10.200.8.4"},
+		"gaps before it wait":          {after: "10.200.8.4", taken: []string{"10.200.8.5"}, want: "10.200.8.6"},
+		"wraps around":                 {after: "10.200.8.6", want: "10.200.8.2"},
+		"the last choice again":        {after: "10.200.8.3", taken: []string{"10.200.8.2", "10.200.8.4", "10.200.8.5", "10.200.8.6"}, want: "10.200.8.3"},
+		"last choice in other network": {after: "10.200.16.3", want: "10.200.8.2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var after netip.Addr
+			if tc.after != "" {
+				after = netip.MustParseAddr(tc.after)
+			}
+			got, err := network.ChooseAddress(cidr, after, func(a netip.Addr) bool { return slices.Contains(tc.taken, a.String()) })
+			if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
+				t.Errorf("ChooseAddress: %v, %v; wanted %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// IPAM-08: without pools, one address goes with the other.
+func TestBesides(t *testing.T) {
+	for name, tc := range map[string]struct{ four, addr, six, want string }{
+		"the first":         {"10.200.8.0/21", "10.200.8.2", "fd00:1::/64", "fd00:1::2"},
+		"far behind":        {"10.200.8.0/21", "10.200.15.254", "fd00:1::/64", "fd00:1::7fe"},
+		"an odd base":       {"10.200.8.0/21", "10.200.8.2", "fd00:1::ff00/120", "fd00:1::ff02"},
+		"as far as it goes": {"10.200.8.0/21", "10.200.8.255", "fd00:1::ff00/120", "fd00:1::ffff"},
+		"no place":          {"10.200.8.0/21", "10.200.9.0", "fd00:1::ff00/120", ""},
+		"at the very end":   {"10.200.8.0/21", "10.200.9.0", "fd00:1::ffff:ffff:ffff:ff00/120", ""},
+	} {
+		got, err := network.Besides(netip.MustParsePrefix(tc.four), netip.MustParseAddr(tc.addr), netip.MustParsePrefix(tc.six))
+		if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
+			t.Errorf("%s: %v, %v, want %q", name, got, err, tc.want)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for name, tc := range map[string]struct {
+		machine, ipv6  string
+		pods, services []string
+		why            string
+	}{
+		"all right":              {machine: "10.200.8.0/21", pods: []string{"192.168.0.0/16", "fd00:1::/48"}, services: []string{"10.96.0.0/16", "fd00:2::/112"}},
+		"nothing given":          {},
+		"not a network":          {machine: "10.200.8.0", why: `machine network "10.200.8.0" is not a network`},
+		"host bits":              {machine: "10.200.8.1/21", why: "without host bits"},
+		"IPv6 alone":             {machine: "fd00::/64", why: "IPv4 network: machines with IPv6 alone are not supported; put it into machineIPv6CIDR"},
+		"dual stack":             {machine: "10.200.8.0/21", ipv6: "fd00:200:8::/64", pods: []string{"192.168.0.0/16", "fd00:1::/56"}},
+		"dual stack, IPv4 open":  {ipv6: "fd00:200:8::/64"},
+		"IPv4 as IPv6":           {machine: "10.200.8.0/21", ipv6: "10.1.0.0/24", why: "must be an IPv6 network"},
+		"IPv6 too small":         {ipv6: "fd00::/126", why: "/125 or larger"},
+		"IPv6 host bits":         {ipv6: "fd00::1/64", why: "without host bits"},
+		"IPv6 link-local":        {ipv6: "fe80::/64", why: "link-local"},
+		"pods in IPv6 machines":  {ipv6: "fd00:1::/64", pods: []string{"fd00::/16"}, why: "overlaps machine network fd00:1::/64"},
+		"too small":              {machine: "10.200.8.0/30", why: "/29 or larger"},
+		"pods in the machines":   {machine: "10.200.8.0/21", pods: []string{"10.200.0.0/16"}, why: "pod network 10.200.0.0/16 overlaps machine network 10.200.8.0/21"},
+		"Services in the pods":   {pods: []string{"10.0.0.0/8"}, services: []string{"10.96.0.0/16"}, why: "Service network 10.96.0.0/16 overlaps pod network 10.0.0.0/8"},
+		"malformed pod network":  {pods: []string{"x"}, why: `pod network "x" is not a network`},
+		"malformed Service CIDR": {services: []string{"10.96.0.0/33"}, why: "Service network"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := network.Validate(infrav1.ClusterNetworkSpec{MachineCIDR: tc.machine, MachineIPv6CIDR: tc.ipv6}, tc.pods, tc.services)
+			if (err != nil) != (tc.why != "") || err != nil && !strings.Contains(err.Error(), tc.why) {
+				t.Errorf("Validate: %v; wanted %q", err, tc.why)
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package placement_test
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+)
+
+const gib = 1 << 30
+
+func host(name string, change func(*placement.Host)) placement.Host {
+	h := placement.Host{Name: name, FailureDomain: name, Versions: []string{"v1.36.3"}, ControlPlane: true, CPUs: 4, FreeMemory: 8 * gib}
+	if change != nil {
+		change(&h)
+	}
+	return h
+}
+
+// IM-02: failure domain, version, whether it takes machines at all, control plane, size; then the most
+// free memory, and the first name among equals.
+func TestChoose_IM02(t *testing.T) {
+	for name, tc := range map[string]struct {
+		hosts []placement.Host
+		req   placement.Request
+		want  string
+		why   string // part of the error
+	}{
+		"no host": {why: "no CapstanHost admits this namespace"},
+		"most free memory": {
+			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.FreeMemory = 9 * gib })},
+			want:  "b",
+		},
+		"first name among equals": {hosts: []placement.Host{host("b", nil), host("a", nil)}, want: "a"},
+		"failure domain before memory": {
+			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.FreeMemory = 9 * gib })},
+			req:   placement.Request{FailureDomain: "a"}, want: "a",
+		},
+		"never outside of the failure domain": {
+			hosts: []placement.Host{host("a", nil)}, req: placement.Request{FailureDomain: "b"}, why: "a is in failure domain a, not b",
+		},
+		"version": {
+			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Version: "v1.35.0"},
+			why: "a cannot run Kubernetes v1.35.0 (it has v1.36.3)",
+		},
+		"version before memory": {
+			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.Versions, h.FreeMemory = nil, 9*gib })},
+			req:   placement.Request{Version: "v1.36.3"}, want: "a",
+		},
+		"unavailable": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Unavailable = "is unschedulable" })}, why: "a is unschedulable",
+		},
+		"control plane": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.ControlPlane, h.FreeMemory = false, 9*gib }), host("b", nil)},
+			req:   placement.Request{ControlPlane: true}, want: "b",
+		},
+		"workers go anywhere": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.ControlPlane = false })}, want: "a",
+		},
+		"image":      {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Image: "debian-12"}, why: "a has no image debian-12 (it has none)"},
+		"processors": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{CPUs: 8}, why: "a has 4 processors, 8 are needed"},
+		"memory":     {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Memory: 9 * gib}, why: "a has 8Gi of memory left, 9Gi are needed"},
+		"memory that just fits": {
+			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Memory: 8 * gib}, want: "a",
+		},
+		"every host says why": {
+			hosts: []placement.Host{host("b", nil), host("a", func(h *placement.Host) { h.Unavailable = "is not connected" })},
+			req:   placement.Request{Memory: 9 * gib}, why: "a is not connected; b has 8Gi",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := placement.Choose(tc.hosts, tc.req)
+			if got != tc.want || (tc.why == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.why) {
+				t.Errorf("Choose: %q, %v; wanted %q, %q", got, err, tc.want, tc.why)
+			}
+		})
+	}
+}
+
+// ALL-18
+func TestAdmits_ALL18(t *testing.T) {
+	team := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}}
+	for name, tc := range map[string]struct {
+		allowed *infrav1.AllowedNamespaces
+		labels  map[string]string
+		want    bool
+	}{
+		"all when not set":    {want: true},
+		"by name":             {allowed: &infrav1.AllowedNamespaces{Names: []string{"x", "ns"}}, want: true},
+		"not by another name": {allowed: &infrav1.AllowedNamespaces{Names: []string{"x"}}},
+		"by label":            {allowed: &infrav1.AllowedNamespaces{Selector: team}, labels: map[string]string{"team": "a"}, want: true},
+		"not by label":        {allowed: &infrav1.AllowedNamespaces{Selector: team}, labels: map[string]string{"team": "b"}},
+		"either is enough":    {allowed: &infrav1.AllowedNamespaces{Names: []string{"ns"}, Selector: team}, want: true},
+		"empty selector: all": {allowed: &infrav1.AllowedNamespaces{Selector: &metav1.LabelSelector{}}, want: true},
+		"empty: none":         {allowed: &infrav1.AllowedNamespaces{}},
+		"invalid selector: none": {allowed: &infrav1.AllowedNamespaces{Selector: &metav1.LabelSelector{
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Is"}},
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &infrav1.CapstanHost{Spec: infrav1.CapstanHostSpec{AllowedNamespaces: tc.allowed}}
+			if got := placement.Admits(h, "ns", tc.labels); got != tc.want {
+				t.Errorf("Admits: %v", got)
+			}
+		})
+	}
+}

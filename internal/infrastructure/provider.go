@@ -1,0 +1,76 @@
+// Package infrastructure is the infrastructure provider: clusters' networks and load balancers, and machines,
+// on the hosts that run capstand.
+package infrastructure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/pflag"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/cluster"
+	"capstan.dev/capstan/internal/infrastructure/host"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/machine"
+	"capstan.dev/capstan/internal/infrastructure/machinepool"
+	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
+	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/webhook"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// Provider returns the infrastructure provider.
+func Provider() manager.Provider {
+	f := &flags{}
+	return manager.Provider{
+		Name:        "infrastructure",
+		Kinds:       []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
+		AddToScheme: infrav1.AddToScheme,
+		AddFlags:    f.add,
+		Setup:       f.setup,
+		SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error {
+			return webhook.SetupWithManager(mgr)
+		},
+	}
+}
+
+type flags struct {
+	networkPool string
+	networkBits int
+}
+
+func (f *flags) add(fs *pflag.FlagSet) {
+	fs.StringVar(&f.networkPool, "machine-network-pool", network.DefaultPool,
+		"IPv4 network from which clusters get their machine networks. It must overlap no network that the hosts or the machines reach.")
+	fs.IntVar(&f.networkBits, "machine-network-prefix-length", network.DefaultBits,
+		"Prefix length of the machine networks that are taken from --machine-network-pool.")
+}
+
+func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options) error {
+	pool, err := netip.ParsePrefix(f.networkPool)
+	if err != nil || !pool.Addr().Is4() {
+		return fmt.Errorf("--machine-network-pool=%s must be an IPv4 network, for example %s", f.networkPool, network.DefaultPool)
+	}
+	if _, err := network.Choose(pool, f.networkBits, nil, netip.Prefix{}); err != nil {
+		return fmt.Errorf("--machine-network-prefix-length: %w", err)
+	}
+	return Setup(ctx, mgr, opts, pool, f.networkBits)
+}
+
+// Setup adds the reconcilers of the infrastructure provider.
+func Setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options, networkPool netip.Prefix, networkBits int) error {
+	pool := hostclient.NewPool(ctx, mgr.GetAPIReader())
+	return errors.Join(
+		(&host.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
+		(&cluster.Reconciler{
+			Options: opts, Client: mgr.GetClient(), Pool: pool, NetworkPool: networkPool, NetworkBits: networkBits,
+		}).SetupWithManager(ctx, mgr),
+		(&machine.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
+		(&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
+		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
+	)
+}

@@ -1,0 +1,394 @@
+package infrastructure_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/testenv"
+
+	"capstan.dev/capstan/internal/infrastructure"
+)
+
+var (
+	env *testenv.Env
+	ctx = context.Background()
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+// run starts one API server and one manager for all tests: each has its own namespace and hosts.
+func run(m *testing.M) int {
+	var err error
+	env, err = testenv.Start(testenv.Options{
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme},
+		Webhooks:    []string{"config/infrastructure/webhook"},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	stop, err := startManager()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		_ = env.Stop()
+		return 1
+	}
+	code := m.Run()
+	stop()
+	if err := env.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// startManager runs the provider as `manager infrastructure` does, with webhooks.
+func startManager() (stop func(), err error) {
+	provider := infrastructure.Provider()
+	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
+	flags := manager.AddFlags(fs, []manager.Provider{provider})
+	w := env.Webhooks
+	if err := fs.Parse([]string{
+		"--health-addr=0", "--diagnostics-address=0",
+		"--machine-network-pool=" + networkPool.String(),
+		"--webhook-host=" + w.LocalServingHost, fmt.Sprintf("--webhook-port=%d", w.LocalServingPort), "--webhook-cert-dir=" + w.LocalServingCertDir,
+	}); err != nil {
+		return nil, err
+	}
+	if err := bindRole(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	config := rest.CopyConfig(env.Config)
+	config.Impersonate.UserName = managerUser
+	config.Wrap(writes.wrap)
+	mgr, err := manager.New(ctx, config, flags, []manager.Provider{provider})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	<-mgr.Elected()
+	if !mgr.GetCache().WaitForCacheSync(ctx) {
+		cancel()
+		return nil, fmt.Errorf("the caches did not sync")
+	}
+	for started := mgr.GetWebhookServer().StartedChecker(); started(nil) != nil; {
+		select {
+		case err := <-done:
+			cancel()
+			return nil, fmt.Errorf("the manager ended: %w", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return func() {
+		cancel()
+		<-done
+	}, nil
+}
+
+// managerUser has the role that the provider is installed with, and nothing else: the tests prove that it
+// is enough (IC-13).
+const managerUser = "manager"
+
+func bindRole() error {
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "infrastructure", "rbac", "role.yaml"))
+	if err != nil {
+		return err
+	}
+	role := &rbacv1.ClusterRole{}
+	if err := yaml.UnmarshalStrict(data, role); err != nil {
+		return err
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}},
+	}
+	return errors.Join(env.Client.Create(ctx, role), env.Client.Create(ctx, binding))
+}
+
+// writeCounter counts what the manager writes, by the name of the object.
+type writeCounter struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+var writes = &writeCounter{counts: map[string]int{}}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method != http.MethodGet {
+			path := strings.TrimSuffix(r.URL.Path, "/status")
+			w.mu.Lock()
+			w.counts[path[strings.LastIndex(path, "/")+1:]]++
+			w.mu.Unlock()
+		}
+		return next.RoundTrip(r)
+	})
+}
+
+// of returns the number of writes of an object, whether or not they changed it.
+func (w *writeCounter) of(objs ...client.Object) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range objs {
+		n += w.counts[o.GetName()]
+	}
+	return n
+}
+
+var networkPool = netip.MustParsePrefix("10.200.0.0/13")
+
+// box is a namespace with one host and one cluster in it.
+type box struct {
+	*WithT
+	t         *testing.T
+	namespace string
+	host      *infrav1.CapstanHost
+	fake      *fakehost.Host
+	cluster   *clusterv1.Cluster
+	capstan   *infrav1.CapstanCluster
+}
+
+var names atomic.Int32
+
+func unique(prefix string) string { return fmt.Sprintf("%s-%d", prefix, names.Add(1)) }
+
+// newNamespace returns a box without a host and without a cluster.
+func newNamespace(t *testing.T) *box {
+	t.Helper()
+	g := NewWithT(t)
+	g.SetDefaultEventuallyTimeout(15 * time.Second)
+	g.SetDefaultEventuallyPollingInterval(20 * time.Millisecond)
+	g.SetDefaultConsistentlyDuration(500 * time.Millisecond)
+	return &box{WithT: g, t: t, namespace: env.Namespace(t)}
+}
+
+// newBox returns a box with a connected host and an unprovisioned cluster.
+func newBox(t *testing.T) *box {
+	t.Helper()
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.addCluster(nil, nil)
+	return b
+}
+
+// provisioned waits until the cluster is provisioned, and does what core does then.
+func (b *box) provisioned() *box {
+	b.t.Helper()
+	b.waitProvisioned()
+	before := b.cluster.DeepCopy()
+	b.cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	b.Expect(env.Client.Status().Patch(ctx, b.cluster, client.MergeFrom(before))).To(Succeed())
+	return b
+}
+
+func (b *box) waitProvisioned() {
+	b.t.Helper()
+	b.Eventually(func() bool {
+		b.get(b.capstan)
+		return ptr.Deref(b.capstan.Status.Initialization.Provisioned, false)
+	}).Should(BeTrue(), "provisioned: %+v", b.capstan.Status)
+}
+
+// addHost makes a host that only this namespace may use, and waits until it is connected.
+func (b *box) addHost(change func(*infrav1.CapstanHost)) (*infrav1.CapstanHost, *fakehost.Host) {
+	b.t.Helper()
+	fake := fakehost.New(b.t)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec:       infrav1.CapstanHostSpec{Address: fake.Address(), AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}}},
+	}
+	if change != nil {
+		change(host)
+	}
+	b.create(host)
+	b.Eventually(func() bool {
+		b.get(host)
+		// The rest of the status is written behind the conditions.
+		return conditions.IsTrue(host, clusterv1.ReadyCondition) && len(host.Status.Versions) > 0
+	}).Should(BeTrue(), "host connected: %+v", host.Status)
+	return host, fake
+}
+
+// addCluster makes a Cluster and its CapstanCluster, and links them as core does.
+func (b *box) addCluster(changeCluster func(*clusterv1.Cluster), change func(*infrav1.CapstanCluster)) {
+	b.t.Helper()
+	name := unique("c")
+	b.cluster = &clusterv1.Cluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: name},
+		Spec: clusterv1.ClusterSpec{
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: name},
+			ClusterNetwork: clusterv1.ClusterNetwork{
+				Pods:     clusterv1.NetworkRanges{CIDRBlocks: []string{"192.168.0.0/16"}},
+				Services: clusterv1.NetworkRanges{CIDRBlocks: []string{"10.96.0.0/16"}},
+			},
+		},
+	}
+	if changeCluster != nil {
+		changeCluster(b.cluster)
+	}
+	b.create(b.cluster)
+	b.capstan = &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: name}}
+	if change != nil {
+		change(b.capstan)
+	}
+	b.create(b.capstan)
+	b.own(b.capstan, b.cluster, "Cluster")
+}
+
+// own does what core does when it finds the object that a Cluster or Machine refers to.
+func (b *box) own(obj, owner client.Object, kind string) {
+	b.t.Helper()
+	before := obj.DeepCopyObject().(client.Object)
+	obj.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: clusterv1.GroupVersion.String(), Kind: kind, Name: owner.GetName(), UID: owner.GetUID(), Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true),
+	}})
+	labels := obj.GetLabels()
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[clusterv1.ClusterNameLabel] = b.cluster.Name
+	obj.SetLabels(labels)
+	b.Expect(env.Client.Patch(ctx, obj, client.MergeFrom(before))).To(Succeed())
+}
+
+// addMachine makes a Machine with bootstrap data and its CapstanMachine, linked as core does.
+func (b *box) addMachine(changeMachine func(*clusterv1.Machine), change func(*infrav1.CapstanMachine)) (*clusterv1.Machine, *infrav1.CapstanMachine) {
+	b.t.Helper()
+	name := unique("m")
+	b.create(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: name + "-data"}, Data: map[string][]byte{"value": []byte("#cloud-config")},
+	})
+	machine := &clusterv1.Machine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: name, Labels: map[string]string{clusterv1.ClusterNameLabel: b.cluster.Name}},
+		Spec: clusterv1.MachineSpec{
+			ClusterName: b.cluster.Name, Version: "v1.36.3",
+			Bootstrap:         clusterv1.Bootstrap{DataSecretName: ptr.To(name + "-data")},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: name},
+		},
+	}
+	if changeMachine != nil {
+		changeMachine(machine)
+	}
+	b.create(machine)
+	capstan := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: name}}
+	if change != nil {
+		change(capstan)
+	}
+	b.create(capstan)
+	b.own(capstan, machine, "Machine")
+	return machine, capstan
+}
+
+func controlPlane(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }
+
+func (b *box) create(obj client.Object) {
+	b.t.Helper()
+	b.Expect(env.Client.Create(ctx, obj)).To(Succeed())
+}
+
+func (b *box) get(obj client.Object) {
+	b.t.Helper()
+	b.Expect(env.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)).To(Succeed())
+}
+
+// update changes an object with a merge patch.
+func update[T client.Object](b *box, obj T, change func(T)) {
+	b.t.Helper()
+	before := obj.DeepCopyObject().(client.Object)
+	change(obj)
+	b.Expect(env.Client.Patch(ctx, obj, client.MergeFrom(before))).To(Succeed())
+}
+
+func (b *box) delete(obj client.Object) {
+	b.t.Helper()
+	b.Expect(env.Client.Delete(ctx, obj)).To(Succeed())
+}
+
+func (b *box) gone(obj client.Object) {
+	b.t.Helper()
+	b.Eventually(func() error { return env.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj) }).
+		Should(MatchError(ContainSubstring("not found")), "%s should be gone: %+v", obj.GetName(), obj)
+}
+
+type conditioned interface {
+	client.Object
+	conditions.Getter
+}
+
+// condition waits for a condition's status and reason, and returns its message.
+func (b *box) condition(obj conditioned, kind string, status metav1.ConditionStatus, reason string) string {
+	b.t.Helper()
+	b.Eventually(func() string {
+		b.get(obj)
+		if c := conditions.Get(obj, kind); c != nil {
+			return string(c.Status) + " " + c.Reason
+		}
+		return ""
+	}).Should(Equal(string(status)+" "+reason), "%s of %s: %+v", kind, obj.GetName(), obj.GetConditions())
+	return conditions.GetMessage(obj, kind)
+}
+
+// running waits until a machine is provisioned.
+func (b *box) running(m *infrav1.CapstanMachine) {
+	b.t.Helper()
+	b.condition(m, clusterv1.ReadyCondition, metav1.ConditionTrue, clusterv1.ReadyReason)
+	// The rest of the status is written behind the conditions.
+	b.Eventually(func() bool {
+		b.get(m)
+		return ptr.Deref(m.Status.Initialization.Provisioned, false) && m.Spec.ProviderID != ""
+	}).Should(BeTrue())
+}
+
+// unchanged checks that the manager writes nothing to objects that are as they should be, whatever
+// reconciles them once more.
+func (b *box) unchanged(objs ...client.Object) {
+	b.t.Helper()
+	// The last writes may be on their way: an object is reconciled once a second.
+	before, since := writes.of(objs...), time.Now()
+	b.Eventually(func() time.Duration {
+		if n := writes.of(objs...); n != before {
+			before, since = n, time.Now()
+		}
+		return time.Since(since)
+	}).Should(BeNumerically(">", 1500*time.Millisecond))
+	for _, o := range objs {
+		b.get(o)
+		update(b, o, func(o client.Object) { o.SetAnnotations(map[string]string{"touched": unique("by-a-test")}) })
+	}
+	b.Consistently(func() int { return writes.of(objs...) }, "1500ms").Should(Equal(before), "writes while nothing changed")
+}

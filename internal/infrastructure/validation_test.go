@@ -1,0 +1,161 @@
+package infrastructure_test
+
+import (
+	"strings"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// Every rule of the CRDs and webhooks refuses what it is for, with words that help.
+func TestValidation(t *testing.T) {
+	b := newNamespace(t)
+	meta := func() metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")} }
+	cluster := func(change func(*infrav1.CapstanClusterSpec)) client.Object {
+		c := &infrav1.CapstanCluster{ObjectMeta: meta()}
+		change(&c.Spec)
+		return c
+	}
+	machine := func(change func(*infrav1.CapstanMachineSpec)) client.Object {
+		m := &infrav1.CapstanMachine{ObjectMeta: meta()}
+		change(&m.Spec)
+		return m
+	}
+	host := func(change func(*infrav1.CapstanHostSpec)) client.Object {
+		h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: unique("v")}, Spec: infrav1.CapstanHostSpec{
+			Address: "unix:///nothing", AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		}}
+		change(&h.Spec)
+		return h
+	}
+	address := func(a infrav1.InterfaceAddress) func(*infrav1.CapstanMachineSpec) {
+		return func(s *infrav1.CapstanMachineSpec) { s.Network.Addresses = []infrav1.InterfaceAddress{a} }
+	}
+	for name, tc := range map[string]struct {
+		obj client.Object
+		why string // empty: accepted
+	}{
+		"cluster": {obj: cluster(func(*infrav1.CapstanClusterSpec) {})},
+		"cluster with all": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
+			s.Network.MachineCIDR, s.LoadBalancer = "10.1.8.0/21", infrav1.LoadBalancerSpec{Mode: "Managed", BindAddress: "2001:db8::1", Port: 6443}
+		})},
+		"cluster, malformed CIDR":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.0x21" }), why: "must be a network without host bits"},
+		"cluster, host bits":            {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.1/21" }), why: "must be a network without host bits"},
+		"cluster, too small a network":  {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.0/30" }), why: "/29 or larger"},
+		"cluster, IPv6 machine network": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "fd00:1::/64" }), why: "machines with IPv6 alone are not supported"},
+		"cluster, dual stack":           {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::/64" })},
+		"cluster, IPv6 host bits":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::1/64" }), why: "machineIPv6CIDR must be an IPv6 network without host bits"},
+		"cluster, IPv4 as IPv6":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "10.1.0.0/24" }), why: "machineIPv6CIDR must be an IPv6 network"},
+		"cluster, IPv6 loopback":        {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "::/64" }), why: "loopback"},
+		"cluster, bind address":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.BindAddress = "here" }), why: "bindAddress must be an IP address"},
+		"cluster, mode":                 {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Mode = "Some" }), why: "Unsupported value"},
+		"cluster, port":                 {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
+		"cluster, id":                   {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
+		"machine":                       {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs, s.Memory = 2, ptr.To(resource.MustParse("512Mi")) })},
+		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be 512Mi at least"},
+		"machine, processors":           {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs = -1 }), why: "greater than or equal to 1"},
+		"machine, addresses":            {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "10.200.8.1"}))},
+		"machine, address":              {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8", Prefix: 21})), why: "address must be an IP address"},
+		"machine, gateway":              {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "router"})), why: "gateway must be an IP address"},
+		"machine, prefix":               {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 129})), why: "less than or equal to 128"},
+		"machine, pool":                 {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Network.AddressesFromPools = pools[:1] })},
+		"machine, two pools":            {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Network.AddressesFromPools = pools })},
+		"machine, one pool twice": {obj: machine(func(s *infrav1.CapstanMachineSpec) {
+			s.Network.AddressesFromPools = []infrav1.IPPoolReference{pools[0], pools[0]}
+		}), why: "the two pools must differ"},
+		"cluster, pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.AddressFromPool = &pools[0] })},
+		"cluster, pool and bind address": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
+			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], BindAddress: "192.0.2.1"}
+		}), why: "addressFromPool and bindAddress exclude each other"},
+		"cluster, pool and no load balancer": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
+			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], Mode: infrav1.LoadBalancerExternal}
+		}), why: "addressFromPool is for mode Managed"},
+		"cluster, address without pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Address = "10.200.8.2" }), why: "address is written by the controller"},
+		"host on a socket":              {obj: host(func(*infrav1.CapstanHostSpec) {})},
+		"host, TCP": {obj: host(func(s *infrav1.CapstanHostSpec) {
+			s.Address, s.CredentialsRef = "[2001:db8::1]:7443", infrav1.SecretReference{Namespace: "a", Name: "b"}
+		})},
+		"host, no address":               {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "" }), why: "spec.address"},
+		"host, malformed address":        {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "http://host/" }), why: "address must be unix:///path/to/socket or host:port"},
+		"host, relative socket":          {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "unix:relative" }), why: "address must be"},
+		"host, TCP without credentials":  {obj: host(func(s *infrav1.CapstanHostSpec) { s.Address = "host:7443" }), why: "credentialsRef is required"},
+		"host, empty allowed namespaces": {obj: host(func(s *infrav1.CapstanHostSpec) { s.AllowedNamespaces = &infrav1.AllowedNamespaces{} }), why: "at least 1 properties"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			err := env.Client.Create(ctx, tc.obj)
+			if tc.why != "" {
+				g.Expect(err).To(MatchError(ContainSubstring(tc.why)))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(env.Client.Delete(ctx, tc.obj)).To(Succeed())
+		})
+	}
+}
+
+// What was decided stays: identity, place, endpoint, network.
+func TestDecisionsAreFinal(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.get(b.capstan)
+	for name, tc := range map[string]struct {
+		change func() error
+		why    string
+	}{
+		"machine id":  {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "another-id" }) }, why: "id is written once"},
+		"no id":       {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "" }) }, why: "id is written once"},
+		"provider id": {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "capstan://x" }) }, why: "providerID cannot be changed"},
+		"host":        {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.HostName = "other" }) }, why: "a machine cannot move to another host"},
+		"cluster id":  {change: func() error { return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ID = "another-id" }) }, why: "id is written once"},
+		"endpoint": {change: func() error {
+			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ControlPlaneEndpoint.Host = "other" })
+		}, why: "the host of controlPlaneEndpoint cannot be changed"},
+		"its port": {change: func() error {
+			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ControlPlaneEndpoint.Port = 1 })
+		}, why: "the port of controlPlaneEndpoint cannot be changed"},
+		"no endpoint": {change: func() error {
+			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{} })
+		}, why: "cannot be changed"},
+		"its network": {change: func() error {
+			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "10.1.0.0/21" })
+		}, why: "machines and certificates have addresses of it"},
+		"other fields": {change: func() error {
+			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.HostSelector = &metav1.LabelSelector{} })
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := tc.change()
+			if tc.why == "" && err != nil || tc.why != "" && (err == nil || !strings.Contains(err.Error(), tc.why)) {
+				t.Errorf("got %v, wanted %q", err, tc.why)
+			}
+		})
+	}
+}
+
+func changed[T client.Object](obj T, change func(T)) error {
+	after := obj.DeepCopyObject().(T)
+	change(after)
+	return env.Client.Patch(ctx, after, client.MergeFrom(obj), client.DryRunAll)
+}
+
+// The webhook compares with the Cluster's networks when it knows the Cluster.
+func TestOverlapIsRefusedEarly(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	b.addCluster(nil, nil)
+	c := &infrav1.CapstanCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v"), Labels: map[string]string{clusterv1.ClusterNameLabel: b.cluster.Name}},
+		Spec:       infrav1.CapstanClusterSpec{Network: infrav1.ClusterNetworkSpec{MachineCIDR: "192.168.8.0/21"}},
+	}
+	b.Expect(env.Client.Create(ctx, c)).To(MatchError(ContainSubstring("pod network 192.168.0.0/16 overlaps machine network 192.168.8.0/21")))
+}

@@ -1,0 +1,184 @@
+// Package webhook validates what the CRDs' CEL rules cannot: templates, which may change only in a dry run
+// of the topology controller, and networks, which depend on other objects.
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/topology"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/network"
+)
+
+// +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstancluster,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclusters,versions=v1beta2,name=validation.capstancluster.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+// +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanclustertemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclustertemplates,versions=v1beta2,name=validation.capstanclustertemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+// +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinetemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,versions=v1beta2,name=validation.capstanmachinetemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+
+// SetupWithManager adds the webhooks.
+func SetupWithManager(mgr ctrl.Manager) error {
+	return errors.Join(
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithValidator(&Cluster{Client: mgr.GetClient()}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithValidator(ClusterTemplate{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithValidator(MachineTemplate{}).Complete(),
+		setupMachinePools(mgr),
+	)
+}
+
+// Cluster validates the networks of CapstanClusters.
+type Cluster struct{ Client client.Reader }
+
+var _ admission.Validator[*infrav1.CapstanCluster] = &Cluster{}
+
+// ValidateCreate implements admission.Validator.
+func (v *Cluster) ValidateCreate(ctx context.Context, c *infrav1.CapstanCluster) (admission.Warnings, error) {
+	return nil, v.validate(ctx, c)
+}
+
+// ValidateUpdate implements admission.Validator.
+func (v *Cluster) ValidateUpdate(ctx context.Context, before, c *infrav1.CapstanCluster) (admission.Warnings, error) {
+	// What is leaving must be able to leave, however it looks.
+	if !c.DeletionTimestamp.IsZero() {
+		return nil, nil
+	}
+	was, is := before.Spec.Network, c.Spec.Network
+	if was == is {
+		return nil, nil
+	}
+	if ptr.Deref(before.Status.Initialization.Provisioned, false) {
+		return nil, invalid("CapstanCluster", c.Name, field.Forbidden(field.NewPath("spec", "network"),
+			fmt.Sprintf("cannot be changed from %s: machines and certificates have addresses of it", was)))
+	}
+	return nil, v.validate(ctx, c)
+}
+
+// ValidateDelete implements admission.Validator.
+func (v *Cluster) ValidateDelete(context.Context, *infrav1.CapstanCluster) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// validate compares the machine network with the Cluster's networks if the Cluster is there already. It
+// often is not: then the reconciler says the same in the condition NetworkReady.
+func (v *Cluster) validate(ctx context.Context, c *infrav1.CapstanCluster) error {
+	cluster := &clusterv1.Cluster{}
+	if name := clusterName(c); name != "" {
+		if err := v.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, cluster); client.IgnoreNotFound(err) != nil {
+			return apierrors.NewInternalError(err)
+		}
+	}
+	n := cluster.Spec.ClusterNetwork
+	if err := network.Validate(c.Spec.Network, n.Pods.CIDRBlocks, n.Services.CIDRBlocks); err != nil {
+		return invalid("CapstanCluster", c.Name, field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error()))
+	}
+	return nil
+}
+
+// clusterName is the owner's, else the label's.
+func clusterName(c *infrav1.CapstanCluster) string {
+	for _, ref := range c.OwnerReferences {
+		if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == clusterv1.GroupVersion.Group && ref.Kind == "Cluster" {
+			return ref.Name
+		}
+	}
+	return c.Labels[clusterv1.ClusterNameLabel]
+}
+
+// ClusterTemplate keeps CapstanClusterTemplates as they are (ALL-10).
+type ClusterTemplate struct{}
+
+var _ admission.Validator[*infrav1.CapstanClusterTemplate] = ClusterTemplate{}
+
+// ValidateCreate implements admission.Validator.
+func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClusterTemplate) (admission.Warnings, error) {
+	spec := t.Spec.Template.Spec
+	var errs field.ErrorList
+	path := field.NewPath("spec", "template", "spec")
+	if spec.ID != "" {
+		errs = append(errs, field.Forbidden(path.Child("id"), "each cluster gets an id of its own"))
+	}
+	if spec.LoadBalancer.Address != "" {
+		errs = append(errs, field.Forbidden(path.Child("loadBalancer", "address"), "each cluster gets an address of its own"))
+	}
+	if err := network.Validate(spec.Network, nil, nil); err != nil {
+		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
+	}
+	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
+	return nil, invalid("CapstanClusterTemplate", t.Name, errs...)
+}
+
+// ValidateUpdate implements admission.Validator.
+func (ClusterTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanClusterTemplate) (admission.Warnings, error) {
+	return nil, immutable(ctx, "CapstanClusterTemplate", t, before.Spec, t.Spec)
+}
+
+// ValidateDelete implements admission.Validator.
+func (ClusterTemplate) ValidateDelete(context.Context, *infrav1.CapstanClusterTemplate) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// MachineTemplate keeps CapstanMachineTemplates as they are (ALL-10).
+type MachineTemplate struct{}
+
+var _ admission.Validator[*infrav1.CapstanMachineTemplate] = MachineTemplate{}
+
+// ValidateCreate implements admission.Validator.
+func (MachineTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
+	spec := t.Spec.Template.Spec
+	var errs field.ErrorList
+	path := field.NewPath("spec", "template", "spec")
+	const own = "each machine gets its own"
+	if spec.ID != "" {
+		errs = append(errs, field.Forbidden(path.Child("id"), own))
+	}
+	if spec.ProviderID != "" {
+		errs = append(errs, field.Forbidden(path.Child("providerID"), own))
+	}
+	if len(spec.Network.Addresses) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("network", "addresses"), own))
+	}
+	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)
+	return nil, invalid("CapstanMachineTemplate", t.Name, errs...)
+}
+
+// ValidateUpdate implements admission.Validator.
+func (MachineTemplate) ValidateUpdate(ctx context.Context, before, t *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
+	return nil, immutable(ctx, "CapstanMachineTemplate", t, before.Spec, t.Spec)
+}
+
+// ValidateDelete implements admission.Validator.
+func (MachineTemplate) ValidateDelete(context.Context, *infrav1.CapstanMachineTemplate) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// immutable refuses a changed spec, except in a dry run of the topology controller, which compares
+// templates that way.
+func immutable(ctx context.Context, kind string, t client.Object, before, after any) error {
+	req, err := admission.RequestFromContext(ctx)
+	if err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	if topology.IsDryRunRequest(req, t) || equality.Semantic.DeepEqual(before, after) {
+		return nil
+	}
+	return invalid(kind, t.GetName(), field.Forbidden(field.NewPath("spec"),
+		"a template cannot be changed: create another one and refer to that"))
+}
+
+func invalid(kind, name string, errs ...*field.Error) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(infrav1.GroupVersion.WithKind(kind).GroupKind(), name, errs)
+}

@@ -1,0 +1,186 @@
+// Package alloc decides which address a claim gets. It has no side effects:
+// the ledger feeds it with the spec and with what is in use.
+package alloc
+
+import (
+	"net/netip"
+	"slices"
+	"sort"
+	"time"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// Plan is a pool's spec, worked out.
+type Plan struct {
+	// V6 is the address family.
+	V6 bool
+	// Bits is the size of what is handed out, as a power of two: 0 for single
+	// addresses.
+	Bits uint
+	// Pool is all that the spec contains: ranges without exclusions and
+	// kept-back addresses, in whole blocks.
+	Pool Ranges
+	// Open is what a claim without a reservation may get: Pool without
+	// reservations and without drained subnets.
+	Open Ranges
+	// Order in which Open is handed out.
+	Order ipamv1.AllocationOrder
+	// Rest is how long a released address rests.
+	Rest time.Duration
+
+	prefixes  bool
+	length    int32 // of the prefixes that are handed out
+	subnets   []planSubnet
+	reserved  map[U128]ipamv1.Reservation
+	byClaim   map[claimName]U128
+	anyClaims map[string]U128
+}
+
+type planSubnet struct {
+	Range
+	length  int32
+	gateway string
+	drain   bool
+}
+
+type claimName struct{ namespace, name string }
+
+// Placement is what an IPAddress says besides its address.
+type Placement struct {
+	Prefix  int32
+	Gateway string
+}
+
+// Block is the number of addresses that one claim gets.
+func (p *Plan) Block() U128 { return One.Shl(p.Bits) }
+
+// Total is the number of addresses or prefixes in the pool.
+func (p *Plan) Total() U128 { return p.Pool.Blocks(p.Bits) }
+
+// Addr returns the number as an address of the pool's family.
+func (p *Plan) Addr(a U128) netip.Addr { return a.Addr(p.V6) }
+
+// Aligned says whether a block can begin at this address.
+func (p *Plan) Aligned(a U128) bool { return a.And(p.Block().Sub(One)).IsZero() }
+
+// Place returns the prefix and gateway for an address of the pool.
+func (p *Plan) Place(a U128) Placement {
+	place := Placement{Prefix: p.length}
+	if i := p.subnet(a); i >= 0 {
+		place.Gateway = p.subnets[i].gateway
+		if !p.prefixes {
+			place.Prefix = p.subnets[i].length
+		}
+	}
+	return place
+}
+
+func (p *Plan) subnet(a U128) int {
+	i := sort.Search(len(p.subnets), func(i int) bool { return !p.subnets[i].Last.Less(a) })
+	if i < len(p.subnets) && p.subnets[i].Contains(a) {
+		return i
+	}
+	return -1
+}
+
+// Draining says whether the address is in a subnet that hands out nothing new.
+func (p *Plan) Draining(a U128) bool {
+	i := p.subnet(a)
+	return i >= 0 && p.subnets[i].drain
+}
+
+// Reservation returns the address that is kept for a claim.
+func (p *Plan) Reservation(namespace, name string) (U128, bool) {
+	if a, ok := p.byClaim[claimName{namespace, name}]; ok {
+		return a, true
+	}
+	a, ok := p.anyClaims[name]
+	return a, ok
+}
+
+// ReservedFor returns the reservation of an address.
+func (p *Plan) ReservedFor(a U128) (ipamv1.Reservation, bool) {
+	r, ok := p.reserved[a]
+	return r, ok
+}
+
+// Ask reads the address that a claim asks for by annotation: "10.0.0.7", or in
+// a pool of prefixes also "10.0.1.0/28".
+func (p *Plan) Ask(s string) (U128, error) {
+	addr, err := parseAsked(s)
+	if err != nil {
+		return U128{}, err
+	}
+	if err := p.checkAsked(s, addr); err != nil {
+		return U128{}, err
+	}
+	return FromAddr(addr.Addr()), nil
+}
+
+// Span returns the addresses that an IPAddress of this pool takes. An address
+// of the other family takes none.
+func (p *Plan) Span(address string, prefix *int32) (Range, bool) {
+	addr, err := netip.ParseAddr(address)
+	if err != nil || addr.Is6() != p.V6 {
+		return Range{}, false
+	}
+	first := FromAddr(addr)
+	if !p.prefixes || prefix == nil {
+		return Range{first, first}, true
+	}
+	pfx, err := addr.Prefix(int(*prefix))
+	if err != nil {
+		return Range{first, first}, true
+	}
+	first = FromAddr(pfx.Addr())
+	host := uint(addr.BitLen()) - uint(*prefix) //nolint:gosec // Prefix has checked its bounds.
+	if host == 128 {
+		return Range{Last: U128{^uint64(0), ^uint64(0)}}, true
+	}
+	return Range{first, first.Add(One.Shl(host).Sub(One))}, true
+}
+
+// Contains says whether the spec contains all of an address or prefix.
+func (p *Plan) Contains(r Range) bool { return p.Pool.ContainsRange(r) }
+
+func (p *Plan) index() {
+	slices.SortFunc(p.subnets, func(a, b planSubnet) int { return a.First.Cmp(b.First) })
+	p.Open = p.Pool
+	taken := make([]U128, 0, len(p.reserved))
+	for a := range p.reserved {
+		taken = append(taken, a)
+	}
+	p.Open = p.Open.Without(taken, p.Block())
+	var open Ranges
+	for _, r := range p.Open {
+		open = append(open, p.undrained(r)...)
+	}
+	p.Open = open
+}
+
+// undrained cuts the drained subnets out of a range. A range can span several
+// adjacent subnets.
+func (p *Plan) undrained(r Range) Ranges {
+	out := Ranges{r}
+	for _, s := range p.subnets {
+		if !s.drain {
+			continue
+		}
+		var next Ranges
+		for _, part := range out {
+			if !part.Overlaps(s.Range) {
+				next = append(next, part)
+				continue
+			}
+			if part.First.Less(s.First) {
+				next = append(next, Range{part.First, s.First.Sub(One)})
+			}
+			if s.Last.Less(part.Last) {
+				next = append(next, Range{s.Last.Add(One), part.Last})
+			}
+		}
+		out = next
+	}
+	return out
+}

@@ -1,0 +1,213 @@
+package alloc
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sort"
+	"strings"
+
+	"go4.org/netipx"
+)
+
+// Range is the addresses from First to Last, both included.
+type Range struct{ First, Last U128 }
+
+// Size is the number of addresses.
+func (r Range) Size() U128 { return r.Last.Sub(r.First).Add(One) }
+
+// Contains says whether the range has the address.
+func (r Range) Contains(a U128) bool { return !a.Less(r.First) && !r.Last.Less(a) }
+
+// Overlaps says whether the ranges have an address in common.
+func (r Range) Overlaps(o Range) bool { return !o.Last.Less(r.First) && !r.Last.Less(o.First) }
+
+// Ranges are sorted, disjoint and not adjacent.
+type Ranges []Range
+
+func rangesOf(set *netipx.IPSet) Ranges {
+	var out Ranges
+	for _, r := range set.Ranges() {
+		out = append(out, Range{FromAddr(r.From()), FromAddr(r.To())})
+	}
+	return out
+}
+
+// find returns the index of the range that has the address, or -1.
+func (rs Ranges) find(a U128) int {
+	i := sort.Search(len(rs), func(i int) bool { return !rs[i].Last.Less(a) })
+	if i < len(rs) && rs[i].Contains(a) {
+		return i
+	}
+	return -1
+}
+
+// Contains says whether one of the ranges has the address. It takes O(log n).
+func (rs Ranges) Contains(a U128) bool { return rs.find(a) >= 0 }
+
+// ContainsRange says whether one of the ranges has all of r.
+func (rs Ranges) ContainsRange(r Range) bool {
+	i := rs.find(r.First)
+	return i >= 0 && rs[i].Contains(r.Last)
+}
+
+// Overlap returns some range that both have. Both are walked once.
+func (rs Ranges) Overlap(other Ranges) (Range, bool) {
+	for i, j := 0, 0; i < len(rs) && j < len(other); {
+		a, b := rs[i], other[j]
+		if a.Overlaps(b) {
+			return Range{maxOf(a.First, b.First), minOf(a.Last, b.Last)}, true
+		}
+		if a.Last.Less(b.First) {
+			i++
+		} else {
+			j++
+		}
+	}
+	return Range{}, false
+}
+
+// Without returns what is left of the ranges when the addresses are taken out.
+func (rs Ranges) Without(addresses []U128, block U128) Ranges {
+	slices.SortFunc(addresses, U128.Cmp)
+	var out Ranges
+	for _, r := range rs {
+		for len(addresses) > 0 && addresses[0].Less(r.First) {
+			addresses = addresses[1:]
+		}
+		open := true
+		for open && len(addresses) > 0 && r.Contains(addresses[0]) {
+			if r.First.Less(addresses[0]) {
+				out = append(out, Range{r.First, addresses[0].Sub(One)})
+			}
+			last := addresses[0].Add(block.Sub(One))
+			open = last.Less(r.Last)
+			r.First = last.Add(One)
+			addresses = addresses[1:]
+		}
+		if open {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Blocks is the number of blocks of 2^bits addresses that the ranges have.
+func (rs Ranges) Blocks(bits uint) U128 {
+	var n U128
+	for _, r := range rs {
+		n = n.Add(r.Last.Sub(r.First).Shr(bits).Add(One))
+	}
+	return n
+}
+
+// whole shrinks the ranges to whole blocks of 2^bits addresses.
+func (rs Ranges) whole(bits uint) Ranges {
+	if bits == 0 {
+		return rs
+	}
+	mask := One.Shl(bits).Sub(One)
+	var out Ranges
+	for _, r := range rs {
+		first := r.First
+		if rest := first.And(mask); !rest.IsZero() {
+			first = first.Sub(rest).Add(mask).Add(One)
+			if first.Less(r.First) { // past the end of the address space
+				continue
+			}
+		}
+		end := r.Last.Shr(bits).Shl(bits)
+		last := end.Add(mask)
+		if last != r.Last { // the last block is not whole
+			if end.IsZero() {
+				continue
+			}
+			last = end.Sub(One)
+		}
+		if !last.Less(first) {
+			out = append(out, Range{first, last})
+		}
+	}
+	return out
+}
+
+func maxOf(a, b U128) U128 {
+	if a.Less(b) {
+		return b
+	}
+	return a
+}
+
+func minOf(a, b U128) U128 {
+	if b.Less(a) {
+		return b
+	}
+	return a
+}
+
+// ParseRange reads "a-b", a CIDR, or a single address.
+func ParseRange(s string) (netipx.IPRange, error) {
+	if from, to, isRange := strings.Cut(s, "-"); isRange {
+		return parseFromTo(s, from, to)
+	}
+	if strings.Contains(s, "/") {
+		prefix, err := ParseCIDR(s)
+		if err != nil {
+			return netipx.IPRange{}, err
+		}
+		return netipx.RangeOfPrefix(prefix), nil
+	}
+	addr, err := ParseAddr(s)
+	if err != nil {
+		return netipx.IPRange{}, fmt.Errorf("wanted a range %q, a CIDR %q or an address %q, found %q",
+			"10.0.0.10-10.0.0.20", "10.0.0.0/28", "10.0.0.7", s)
+	}
+	return netipx.IPRangeFrom(addr, addr), nil
+}
+
+func parseFromTo(s, from, to string) (netipx.IPRange, error) {
+	a, err := ParseAddr(strings.TrimSpace(from))
+	if err != nil {
+		return netipx.IPRange{}, fmt.Errorf("range %q: first address: %w", s, err)
+	}
+	b, err := ParseAddr(strings.TrimSpace(to))
+	if err != nil {
+		return netipx.IPRange{}, fmt.Errorf("range %q: last address: %w", s, err)
+	}
+	if a.Is4() != b.Is4() {
+		return netipx.IPRange{}, fmt.Errorf("range %q mixes IPv4 and IPv6: both ends must be of one family", s)
+	}
+	if b.Less(a) {
+		return netipx.IPRange{}, fmt.Errorf("range %q is reversed: its first address is above its last; write %q", s, b.String()+"-"+a.String())
+	}
+	return netipx.IPRangeFrom(a, b), nil
+}
+
+// ParseAddr reads an address without zone that is not IPv4 written as IPv6.
+func ParseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err != nil:
+		return netip.Addr{}, fmt.Errorf("wanted an IP address, found %q", s)
+	case a.Zone() != "":
+		return netip.Addr{}, fmt.Errorf("wanted an IP address without a zone, found %q: leave out %q", s, "%"+a.Zone())
+	case a.Is4In6():
+		return netip.Addr{}, fmt.Errorf("%q is an IPv4 address written as IPv6: write %q", s, a.Unmap())
+	}
+	return a, nil
+}
+
+// ParseCIDR reads a CIDR whose host bits are zero.
+func ParseCIDR(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("wanted a CIDR such as %q, found %q", "10.0.0.0/24", s)
+	}
+	if p.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 network written as IPv6: write it as IPv4", s)
+	}
+	if p.Masked() != p {
+		return netip.Prefix{}, fmt.Errorf("%q has host bits set: write %q", s, p.Masked())
+	}
+	return p, nil
+}

@@ -1,0 +1,87 @@
+package claim
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// IPAM-04b, IPAM-05a.
+func TestGateOf(t *testing.T) {
+	claim := func(change func(*capiipamv1.IPAddressClaim)) *capiipamv1.IPAddressClaim {
+		c := &capiipamv1.IPAddressClaim{Spec: capiipamv1.IPAddressClaimSpec{ClusterName: "c"}}
+		if change != nil {
+			change(c)
+		}
+		return c
+	}
+	deleting := func(c *capiipamv1.IPAddressClaim) { c.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0))) }
+	label := func(c *capiipamv1.IPAddressClaim) {
+		c.Spec.ClusterName, c.Labels = "", map[string]string{clusterv1.ClusterNameLabel: "c"}
+	}
+	running := &clusterv1.Cluster{}
+	pausedBySpec := &clusterv1.Cluster{Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)}}
+	pausedByAnnotation := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{clusterv1.PausedAnnotation: ""}}}
+	tests := map[string]struct {
+		claim   *capiipamv1.IPAddressClaim
+		cluster *clusterv1.Cluster
+		want    gate
+	}{
+		"running":              {claim(nil), running, open},
+		"no cluster name":      {claim(func(c *capiipamv1.IPAddressClaim) { c.Spec.ClusterName = "" }), nil, open},
+		"no cluster":           {claim(nil), nil, clusterMissing},
+		"no cluster, by label": {claim(label), nil, clusterMissing},
+		"cluster gone":         {claim(deleting), nil, open},
+		"paused by spec":       {claim(nil), pausedBySpec, paused},
+		"paused by annotation": {claim(label), pausedByAnnotation, paused},
+		"paused deletion":      {claim(deleting), pausedBySpec, paused},
+		"paused claim": {claim(func(c *capiipamv1.IPAddressClaim) {
+			c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+		}), running, paused},
+	}
+	for name, tt := range tests {
+		if got := gateOf(tt.claim, tt.cluster); got != tt.want {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+func TestRelationOf(t *testing.T) {
+	ref := capiipamv1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "p"}
+	claim := &capiipamv1.IPAddressClaim{
+		ObjectMeta: metav1.ObjectMeta{UID: "new", Annotations: map[string]string{ipamv1.OriginUIDAnnotation: "before-move"}},
+		Spec:       capiipamv1.IPAddressClaimSpec{PoolRef: ref},
+	}
+	owned := func(uid types.UID) *capiipamv1.IPAddress {
+		ip := &capiipamv1.IPAddress{Spec: capiipamv1.IPAddressSpec{PoolRef: ref}}
+		if uid != "" {
+			ip.OwnerReferences = []metav1.OwnerReference{{Kind: "IPAddressClaim", UID: uid, Controller: ptr.To(true)}}
+		}
+		return ip
+	}
+	other := owned("new")
+	other.Spec.PoolRef.Name = "q"
+	tests := map[string]struct {
+		ip   *capiipamv1.IPAddress
+		want relation
+	}{
+		"none":                   {nil, none},
+		"made for it":            {owned("new"), ours},
+		"made beforehand":        {owned(""), adoptive},
+		"restored along with it": {owned("before-move"), adoptive},
+		"of an earlier namesake": {owned("earlier"), leftover},
+		"of another pool":        {other, foreign},
+	}
+	for name, tt := range tests {
+		if got := relationOf(claim, tt.ip); got != tt.want {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+	}
+}

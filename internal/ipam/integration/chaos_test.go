@@ -1,0 +1,467 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam"
+	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/ipam/pool"
+)
+
+// The chaos test starts this test binary again as a manager: with this variable
+// set to a kubeconfig, TestMain runs one instead of the tests.
+const chaosManagerEnv = "CAPSTAN_IPAM_CHAOS_MANAGER"
+
+func runChaosManager() int {
+	if err := chaosManager(); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos manager:", err)
+		return 1
+	}
+	return 0
+}
+
+func chaosManager() error {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv(chaosManagerEnv))
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, capiipamv1.AddToScheme, ipamv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return err
+		}
+	}
+	mgr, err := ctrl.NewManager(config, managerOptions(scheme))
+	if err != nil {
+		return err
+	}
+	opts := options()
+	opts.Concurrency = 16
+	opts.Quarantine = 4 * time.Second
+	ctx := ctrl.SetupSignalHandler()
+	if err := ipam.SetupWithManager(ctx, mgr, opts); err != nil {
+		return err
+	}
+	// It starts with the controllers, when the caches are full.
+	if err := mgr.Add(manager.RunnableFunc(func(context.Context) error {
+		_, err := fmt.Println("working")
+		return err
+	})); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	c := env.Config
+	file := t.TempDir() + "/kubeconfig"
+	must(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.Host, CertificateAuthorityData: c.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: c.CertData, ClientKeyData: c.KeyData, Impersonate: managerUser}},
+		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "x",
+	}, file))
+	return file
+}
+
+// witness watches all IPAddresses and remembers every moment at which two of
+// them had the same address of a pool.
+type witness struct {
+	mu         sync.Mutex
+	holders    map[string]string // pool and address to namespace, name and UID
+	duplicates []string
+	seen       int
+}
+
+func (w *witness) name(ip *capiipamv1.IPAddress) (address, holder string) {
+	key, _ := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace)
+	return key.String() + " " + ip.Spec.Address, ip.Namespace + "/" + ip.Name + "/" + string(ip.UID)
+}
+
+func (w *witness) added(obj any) {
+	ip, ok := obj.(*capiipamv1.IPAddress)
+	if !ok || ip.Spec.PoolRef.APIGroup != ipamv1.GroupVersion.Group {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen++
+	address, holder := w.name(ip)
+	if other, taken := w.holders[address]; taken && other != holder {
+		w.duplicates = append(w.duplicates, fmt.Sprintf("%s: %s and %s", address, other, holder))
+	}
+	w.holders[address] = holder
+}
+
+func (w *witness) deleted(obj any) {
+	ip, ok := obj.(*capiipamv1.IPAddress)
+	if !ok {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if address, holder := w.name(ip); w.holders[address] == holder {
+		delete(w.holders, address)
+	}
+}
+
+// Never twice: two managers without leader election, killed with SIGKILL at
+// random moments, while claims of several namespaces come and go in two pools,
+// one of them always full. Every IPAddress is watched all the time. TestNeverTwiceHeavy
+// does the same with thousands.
+func TestNeverTwiceWithTwoManagersKilledAtRandom(t *testing.T) { testNeverTwice(t, 27, 45, 3) }
+
+// testNeverTwice goes on until so many claims have come and gone and so many
+// managers have been killed while they worked.
+func testNeverTwice(t *testing.T, names int, claims, kills int64) {
+	w, f := startWitness(t), startFollower(t)
+	nsA, nsB := env.Namespace(t), env.Namespace(t)
+	// The global pool hands out the lowest address first, so one that is released
+	// is handed out again at once. The other one has a third fewer addresses than
+	// claims: some always wait. With two rivals an address that is released stays
+	// taken until the quarantine of whoever chose it is over.
+	global := newGlobal("chaos-"+nsA, subnet("10.66.0.0/24", fmt.Sprintf("10.66.0.10-10.66.0.%d", 9+names*2)))
+	local := newPool(nsA, "chaos", subnet("10.67.0.0/24", fmt.Sprintf("10.67.0.10-10.67.0.%d", 9+names*2/9)))
+	local.Spec.Order = ipamv1.RandomOrder
+	create(t, global, local)
+
+	c := &churn{t: t, follower: f, names: names, claims: claims, kills: kills, stop: make(chan struct{})}
+	c.run(kubeconfig(t), []target{{nsA, global}, {nsB, global}, {nsA, local}})
+
+	wantNothingLeft(t, global, local)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t.Logf("%d claims served, %d IPAddresses seen, %d managers killed at work and %d while they started, %d requests sent twice by the client",
+		c.served.Load(), w.seen, c.killed.Load(), c.killedEarly.Load(), c.repeated.Load())
+	for _, d := range w.duplicates {
+		t.Errorf("handed out twice: %s", d)
+	}
+	if c.served.Load() < claims || c.killed.Load() < kills || w.seen < int(claims) {
+		t.Error("the test has not tested: wanted more of each")
+	}
+}
+
+// wantNothingLeft starts one more manager, which has to find nothing that
+// those who were killed have left behind for ever.
+func wantNothingLeft(t *testing.T, pools ...ipamv1.Pool) {
+	t.Helper()
+	startManager(t, env.Config, options())
+	eventuallyWithin(t, 2*time.Minute, "all that was killed to be mended", func() error {
+		for _, p := range pools {
+			if _, err := get(p); err != nil {
+				return err
+			}
+			used, err := pool.Uses(ctx, env.Client, p)
+			if err != nil || len(used) > 0 {
+				return errOr(err, "%s has %d IPAddresses", p.GetName(), len(used))
+			}
+			s := p.PoolStatus()
+			if s.Addresses == nil || s.Addresses.Used != 0 || s.Addresses.Free != s.Addresses.Total || len(s.Allocator.Pending) > 0 {
+				return fmt.Errorf("%s has %+v and %+v", p.GetName(), s.Addresses, s.Allocator)
+			}
+		}
+		return nil
+	})
+}
+
+// startWitness watches past any cache, in the order of the API server's writes.
+func startWitness(t *testing.T) *witness {
+	t.Helper()
+	w := &witness{holders: map[string]string{}}
+	follow(t, &capiipamv1.IPAddressList{}, func(kind watch.EventType, obj runtime.Object) {
+		switch kind {
+		case watch.Added:
+			w.added(obj)
+		case watch.Deleted:
+			w.deleted(obj)
+		}
+	})
+	return w
+}
+
+// follower tells how far claims have come.
+type follower struct {
+	mu    sync.Mutex
+	known map[types.UID]*progress
+}
+
+// progress of one claim. Its channels are closed when it has got there.
+type progress struct {
+	served, gone chan struct{}
+	isServed     bool
+}
+
+func startFollower(t *testing.T) *follower {
+	t.Helper()
+	f := &follower{known: map[types.UID]*progress{}}
+	follow(t, &capiipamv1.IPAddressClaimList{}, func(kind watch.EventType, obj runtime.Object) {
+		claim := obj.(*capiipamv1.IPAddressClaim) //nolint:forcetypeassert // the watch is typed.
+		p := f.of(claim.UID)
+		if claim.Status.AddressRef.Name != "" && !p.isServed {
+			p.isServed = true
+			close(p.served)
+		}
+		if kind == watch.Deleted {
+			close(p.gone)
+		}
+	})
+	return f
+}
+
+func (f *follower) of(uid types.UID) *progress {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, ok := f.known[uid]
+	if !ok {
+		p = &progress{served: make(chan struct{}), gone: make(chan struct{})}
+		f.known[uid] = p
+	}
+	return p
+}
+
+// follow calls note for every object of a list's kind and every change of it
+// until the test ends, one after the other.
+func follow(t *testing.T, list client.ObjectList, note func(watch.EventType, runtime.Object)) {
+	t.Helper()
+	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
+	must(t, err)
+	must(t, c.List(ctx, list))
+	must(t, meta.EachListItem(list, func(o runtime.Object) error { note(watch.Added, o); return nil }))
+	run, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		for version := list.GetResourceVersion(); run.Err() == nil; {
+			var err error
+			if version, err = followFrom(run, c, list, version, note); err != nil && run.Err() == nil {
+				t.Errorf("the test has lost sight: %v", err)
+				return
+			}
+		}
+	}()
+}
+
+// followFrom watches from a resourceVersion on and returns the last one it saw.
+func followFrom(ctx context.Context, c client.WithWatch, list client.ObjectList, version string, note func(watch.EventType, runtime.Object)) (string, error) {
+	events, err := c.Watch(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+	if err != nil {
+		return version, err
+	}
+	defer events.Stop()
+	for e := range events.ResultChan() {
+		if e.Type == watch.Error {
+			return version, apierrors.FromObject(e.Object)
+		}
+		note(e.Type, e.Object)
+		version = e.Object.(metav1.Object).GetResourceVersion() //nolint:forcetypeassert // the watch is typed.
+	}
+	return version, nil
+}
+
+type target struct {
+	ns   string
+	pool ipamv1.Pool
+}
+
+// churn makes claims come and go while managers are killed.
+type churn struct {
+	t        *testing.T
+	follower *follower
+	names    int
+	// claims and kills are how many there must be before it ends.
+	claims, kills int64
+	stop          chan struct{}
+
+	served, killed, killedEarly, repeated atomic.Int64
+}
+
+// run has many claims at a time. Every name belongs to one goroutine.
+func (c *churn) run(kubeconfig string, targets []target) {
+	var managers, claims sync.WaitGroup
+	for range 2 {
+		managers.Go(func() {
+			for c.keepManager(kubeconfig) {
+			}
+		})
+	}
+	for i := range c.names {
+		claims.Go(func() {
+			for turn := 0; !c.enough(); turn++ {
+				if err := c.comeAndGo(targets[i%len(targets)], fmt.Sprintf("chaos-%d", i), turn); err != nil {
+					c.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	claims.Wait()
+	close(c.stop)
+	managers.Wait()
+}
+
+func (c *churn) enough() bool {
+	return c.t.Failed() || c.served.Load() >= c.claims && c.killed.Load() >= c.kills
+}
+
+// keepManager runs a manager and kills it with SIGKILL at a random moment: most
+// while they work, some while they start. It returns false at the end.
+func (c *churn) keepManager(kubeconfig string) bool {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), chaosManagerEnv+"="+kubeconfig)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // not to outlive a test that is stopped
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		c.t.Errorf("starting a manager: %v", err)
+		return false
+	}
+	defer func() {
+		_ = cmd.Process.Kill() // SIGKILL
+		_ = cmd.Wait()
+	}()
+	count := &c.killedEarly
+	if rand.IntN(5) > 0 {
+		count = &c.killed
+		works := make(chan struct{})
+		go func() { _, _ = io.ReadFull(out, make([]byte, 1)); close(works) }()
+		select {
+		case <-works:
+		case <-c.stop:
+			return false
+		}
+	}
+	if !c.someWork() {
+		return false
+	}
+	count.Add(1)
+	return true
+}
+
+// someWork waits until some more claims have been served, by whichever manager,
+// and then for a random moment, or, if hardly any are, for 20 seconds. Measured
+// by the work and not by the clock, the managers get as far on a busy machine as
+// on an idle one. It returns false at the end.
+func (c *churn) someWork() bool {
+	until := c.served.Load() + rand.Int64N(2*c.claims/c.kills)
+	late := time.After(20 * time.Second)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for c.served.Load() < until {
+		select {
+		case <-tick.C:
+		case <-late:
+			return true
+		case <-c.stop:
+			return false
+		}
+	}
+	time.Sleep(rand.N(100 * time.Millisecond)) // dice, not a wait for anything
+	return true
+}
+
+// patience is how long a claim may take to be served or to go.
+const patience = 4 * time.Minute
+
+// comeAndGo creates a claim, waits for its address and deletes it. Its
+// successor comes at once, or when it has gone.
+func (c *churn) comeAndGo(to target, name string, turn int) error {
+	claim := newClaim(to.ns, name, to.pool)
+	claim.Labels = map[string]string{"turn": fmt.Sprint(turn)}
+	if err := c.create(claim); err != nil {
+		return fmt.Errorf("creating claim %s: %w", name, err)
+	}
+	p := c.follower.of(claim.UID)
+	select {
+	case <-p.served:
+		c.served.Add(1)
+	case <-p.gone:
+		return fmt.Errorf("claim %s of %s vanished and nobody had deleted it", name, to.pool.GetName())
+	case <-time.After(patience):
+		_, err := get(claim)
+		return fmt.Errorf("claim %s of %s got no address: %v, %w", name, to.pool.GetName(), claim.Status.Conditions, err)
+	}
+	err := env.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID})
+	if c.sentTwice(apierrors.IsNotFound(err)) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("deleting claim %s: %w", name, err)
+	}
+	if turn%2 == 0 {
+		return nil
+	}
+	select {
+	case <-p.gone:
+		return nil
+	case <-time.After(patience):
+		_, err := get(claim)
+		return fmt.Errorf("claim %s of %s does not go: %+v %+v, %w", name, to.pool.GetName(), claim.ObjectMeta, claim.Status, err)
+	}
+}
+
+// sentTwice counts the answers that show that a request was sent twice: when
+// the API server answers that it has no time just now, the client sends a
+// request again, although the first may have had its effect.
+func (c *churn) sentTwice(was bool) bool {
+	if was {
+		c.repeated.Add(1)
+	}
+	return was
+}
+
+// create creates a claim as soon as its predecessor has gone.
+func (c *churn) create(claim *capiipamv1.IPAddressClaim) error {
+	turn := claim.Labels["turn"]
+	for deadline := time.Now().Add(patience); ; {
+		err := env.Client.Create(ctx, claim)
+		if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		other, err := get(&capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue // it has gone just now
+		case err != nil:
+			return err
+		case c.sentTwice(other.Labels["turn"] == turn):
+			*claim = *other
+			return nil
+		}
+		select {
+		case <-c.follower.of(other.UID).gone:
+		case <-time.After(time.Until(deadline)):
+			return fmt.Errorf("its predecessor does not go: %v", other.ObjectMeta)
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// IPAM-03, IPAM-04c to IPAM-04f, IPAM-05b to IPAM-05d: the life of a claim.
+func TestClaimLifeCycle(t *testing.T) {
+	startManager(t, env.Config, options())
+	for _, kind := range []string{"namespaced", "global"} {
+		t.Run(kind, func(t *testing.T) {
+			ns := env.Namespace(t)
+			var pool ipamv1.Pool
+			s := subnet("10.1.0.0/24")
+			s.Gateway = "10.1.0.1"
+			if kind == "global" {
+				pool = newGlobal("life-"+ns, s)
+			} else {
+				pool = newPool(ns, "life", s)
+			}
+			create(t, pool)
+			claim := newClaim(ns, "a", pool)
+			create(t, claim)
+			ip := wantAddress(t, claim, "10.1.0.2")
+			checkAddress(t, ip, claim, pool)
+			if !slices.Contains(claim.Finalizers, ipamv1.ClaimFinalizer) {
+				t.Errorf("IPAM-04c: claim has no finalizer: %v", claim.Finalizers)
+			}
+			wantReason(t, claim, ipamv1.ClaimAddressReadyReason)
+			wantCondition(t, pool, "Ready", "Ready")
+
+			must(t, env.Client.Delete(ctx, ip)) // by accident: IPAM-04e
+			if _, err := get(ip); err != nil || ip.Spec.Address != "10.1.0.2" {
+				t.Fatalf("IPAM-04e: the address is not protected: %v", err)
+			}
+			must(t, env.Client.Delete(ctx, claim))
+			wantGone(t, claim)
+			wantGone(t, ip)
+			again := newClaim(ns, "b", pool)
+			create(t, again)
+			wantAddress(t, again, "10.1.0.2") // IPAM-05b
+		})
+	}
+}
+
+// checkAddress checks row IPAM-04e.
+func checkAddress(t *testing.T, ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) {
+	t.Helper()
+	if ip.Name != claim.Name || ip.Spec.ClaimRef.Name != claim.Name || ip.Spec.PoolRef != claim.Spec.PoolRef {
+		t.Errorf("IPAM-04e: wrong names: %+v", ip.Spec)
+	}
+	if ptr.Deref(ip.Spec.Prefix, -1) != 24 || ip.Spec.Gateway != "10.1.0.1" {
+		t.Errorf("wrong prefix or gateway: %+v", ip.Spec)
+	}
+	if !slices.Contains(ip.Finalizers, "ipam.cluster.x-k8s.io/protect-address") {
+		t.Errorf("IPAM-04e: not protected: %v", ip.Finalizers)
+	}
+	want := []metav1.OwnerReference{
+		{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: claim.Name, UID: claim.UID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true)},
+		{APIVersion: ipamv1.GroupVersion.String(), Kind: pool.PoolKind(), Name: pool.GetName(), UID: pool.GetUID(), Controller: ptr.To(false), BlockOwnerDeletion: ptr.To(true)},
+	}
+	for i := range want {
+		got := ip.OwnerReferences[i]
+		if fmt.Sprint(got.APIVersion, got.Kind, got.Name, got.UID, *got.Controller, *got.BlockOwnerDeletion) !=
+			fmt.Sprint(want[i].APIVersion, want[i].Kind, want[i].Name, want[i].UID, *want[i].Controller, *want[i].BlockOwnerDeletion) {
+			t.Errorf("IPAM-04e: owner %d is %+v, want %+v", i, got, want[i])
+		}
+	}
+}
+
+// IPAM-04a: claims for other pools are left alone: other group, other kind.
+func TestForeignClaim(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.1.1.0/24"))
+	create(t, pool)
+	foreign := []capiipamv1.IPPoolReference{
+		{APIGroup: "ipam.cluster.x-k8s.io", Kind: "CapstanIPPool", Name: "p"},
+		{APIGroup: "ipam.capstan.dev", Kind: "InClusterIPPool", Name: "p"},
+	}
+	for i, ref := range foreign {
+		c := newClaim(ns, fmt.Sprint("foreign-", i), pool)
+		c.Spec.PoolRef = ref
+		create(t, c)
+	}
+	ours := newClaim(ns, "ours", pool)
+	create(t, ours)
+	addressOf(t, ours)
+	for i := range foreign {
+		c, err := get(&capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("foreign-", i)}})
+		must(t, err)
+		if len(c.Finalizers) > 0 || len(c.Status.Conditions) > 0 || c.Status.AddressRef.Name != "" {
+			t.Errorf("foreign claim was touched: %+v", c)
+		}
+	}
+}
+
+// IPAM-04b, IPAM-05a: no Cluster, paused by spec, paused by annotation; named by
+// spec.clusterName or by the deprecated label.
+func TestClusterGates(t *testing.T) {
+	startManager(t, env.Config, options())
+	for _, by := range []string{"spec", "label"} {
+		for _, how := range []string{"spec", "annotation"} {
+			t.Run(by+"-"+how, func(t *testing.T) { testClusterGate(t, by, how) })
+		}
+	}
+}
+
+func testClusterGate(t *testing.T, by, how string) {
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.1.2.0/24"))
+	create(t, pool)
+	claim := newClaim(ns, "gated", pool)
+	if by == "spec" {
+		claim.Spec.ClusterName = "c"
+	} else {
+		claim.Labels = map[string]string{clusterv1.ClusterNameLabel: "c"}
+	}
+	create(t, claim)
+	witness := func(name string) { w := newClaim(ns, name, pool); create(t, w); addressOf(t, w) }
+	untouched := func(step string) {
+		t.Helper()
+		_, err := get(claim)
+		must(t, err)
+		if len(claim.Finalizers) > 0 || claim.Status.AddressRef.Name != "" {
+			t.Fatalf("%s: claim was touched: %v %v", step, claim.Finalizers, claim.Status)
+		}
+	}
+	witness("w1")
+	untouched("IPAM-04b: Cluster not found")
+
+	cluster := newCluster(ns, "c", how == "spec")
+	if how == "annotation" {
+		cluster.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	}
+	create(t, cluster)
+	witness("w2")
+	untouched("IPAM-04b: Cluster paused")
+	pause := func(p bool) {
+		update(t, cluster, func(c *clusterv1.Cluster) {
+			if how == "spec" {
+				c.Spec.Paused = ptr.To(p)
+			} else if delete(c.Annotations, clusterv1.PausedAnnotation); p {
+				c.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+			}
+		})
+	}
+	pause(false)
+	ip := addressOf(t, claim)
+
+	pause(true)
+	witness("w3") // the provider has seen the pause: it handles events in order
+	must(t, env.Client.Delete(ctx, claim))
+	witness("w4")
+	if _, err := get(claim); err != nil {
+		t.Fatalf("IPAM-05a: claim of a paused Cluster went: %v", err)
+	}
+	// IPAM-05a: a Cluster that is gone does not deadlock the claim.
+	must(t, env.Client.Delete(ctx, cluster))
+	wantGone(t, claim)
+	wantGone(t, ip)
+}
+
+// A claim can go when its pool is gone, with or without its finalizer.
+func TestPoolGoneDoesNotDeadlock(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.1.3.0/24"))
+	pool.Spec.RestSeconds = ptr.To[int32](3600)
+	create(t, pool)
+	claim := newClaim(ns, "a", pool)
+	create(t, claim)
+	ip := addressOf(t, claim)
+	removeByForce(t, pool)
+	late := newClaim(ns, "late", pool)
+	create(t, late)
+	if m := wantReason(t, late, capiipamv1.IPAddressClaimReadyPoolNotReadyReason); !strings.Contains(m, "does not exist") {
+		t.Errorf("unclear message %q", m)
+	}
+	must(t, env.Client.Delete(ctx, claim))
+	wantGone(t, claim)
+	wantGone(t, ip)
+	create(t, newPool(ns, "p", subnet("10.1.3.0/24")))
+	addressOf(t, late)
+}
+
+// removeByForce removes a pool as clusterctl does: its webhook lets that pass,
+// and its finalizers are taken off.
+func removeByForce(t *testing.T, pool *ipamv1.CapstanIPPool) {
+	t.Helper()
+	update(t, pool, func(p *ipamv1.CapstanIPPool) {
+		p.Annotations = map[string]string{clusterctlv1.DeleteForMoveAnnotation: ""}
+	})
+	must(t, env.Client.Delete(ctx, pool))
+	must(t, client.IgnoreNotFound(env.Client.Patch(ctx, pool, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":[]}}`)))))
+	wantGone(t, pool)
+}
+
+// IPAM-08: one claim, one family.
+func TestDualStackTakesTwoPools(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	v4, v6 := newPool(ns, "v4", subnet("10.1.4.0/24")), newPool(ns, "v6", subnet("fd00:1:4::/64"))
+	create(t, v4, v6)
+	a, b := newClaim(ns, "m-v4", v4), newClaim(ns, "m-v6", v6)
+	create(t, a, b)
+	wantAddress(t, a, "10.1.4.1")
+	ip := wantAddress(t, b, "fd00:1:4::1")
+	if ptr.Deref(ip.Spec.Prefix, 0) != 64 {
+		t.Errorf("prefix is %v", ip.Spec.Prefix)
+	}
+	wantCondition(t, v6, "Ready", "Ready")
+	eventually(t, "the counts of an IPv6 pool", func() error {
+		if _, err := get(v6); err != nil {
+			return err
+		}
+		if c := v6.Status.Addresses; c == nil || c.Total != "18446744073709551615" || c.Free != "18446744073709551614" || c.Used != 1 {
+			return fmt.Errorf("counts are %+v", c)
+		}
+		return nil
+	})
+}

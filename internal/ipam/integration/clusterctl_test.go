@@ -1,0 +1,152 @@
+package integration
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// IPAM-06: the clusterctl program itself moves a namespace to a second API server. Pools, claims and
+// addresses arrive with the same addresses, those of no Cluster too; the source keeps nothing but the
+// global pool. TestMove does the same in slow motion, with claims that come in between.
+func TestClusterctlMove(t *testing.T) {
+	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
+	must(t, err)
+	t.Cleanup(func() { _ = target.Stop() })
+	must(t, bindRole(target.Client))
+	markForClusterctl(t, env)
+	markForClusterctl(t, target)
+	startManager(t, env.Config, options())
+	startManager(t, target.Config, options())
+
+	ns := env.Namespace(t)
+	cluster := provisionedCluster(t, ns)
+	pool := newPool(ns, "p", subnet("10.5.0.0/24"))
+	pool.Spec.RestSeconds = ptr.To[int32](3600)
+	six := newPool(ns, "six", subnet("fd00:5::/64"))
+	global := newGlobal("clusterctl-"+ns, subnet("10.6.0.0/24"))
+	create(t, pool, six, global)
+	hole := newClaimOf(cluster, "hole", pool)
+	create(t, hole)
+	addressOf(t, hole)
+	claims := []*capiipamv1.IPAddressClaim{
+		newClaimOf(cluster, "in-pool", pool), newClaimOf(cluster, "in-six", six), newClaimOf(cluster, "in-global", global),
+		newClaim(ns, "no-cluster", pool), newClaim(ns, "no-cluster-global", global),
+	}
+	before := map[string]string{}
+	for _, c := range claims {
+		create(t, c)
+		before[c.Name] = addressOf(t, c).Spec.Address
+	}
+	must(t, env.Client.Delete(ctx, hole))
+	wantGone(t, hole)
+
+	clusterctlMove(t, ns, env, target)
+
+	m := &mover{t: t, to: target.Client}
+	for _, c := range claims {
+		m.wantAddress(c, before[c.Name])
+	}
+	wantMovedPools(t, target.Client, pool, six, global)
+	for _, o := range []client.Object{cluster, pool, six} {
+		wantGone(t, o)
+	}
+	for _, c := range claims {
+		wantGone(t, c)
+		wantGone(t, &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: c.Name}})
+	}
+	_, err = get(global) // cluster-scoped objects stay, as docs/ipam.md warns
+	must(t, err)
+	newcomer := newClaim(ns, "newcomer", pool)
+	must(t, target.Client.Create(ctx, newcomer))
+	m.wantAddress(newcomer, "10.5.0.1") // the hole: no status is moved, and so no rest
+}
+
+// markForClusterctl does what clusterctl init does to the CRDs that it installs.
+func markForClusterctl(t *testing.T, e *testenv.Env) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	c, err := client.New(e.Config, client.Options{Scheme: scheme})
+	must(t, err)
+	crds := &apiextensionsv1.CustomResourceDefinitionList{}
+	must(t, c.List(ctx, crds))
+	mark := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"`+clusterctlv1.ClusterctlLabel+`":""}}}`))
+	for i := range crds.Items {
+		must(t, c.Patch(ctx, &crds.Items[i], mark))
+	}
+}
+
+// provisionedCluster makes a Cluster that clusterctl finds complete enough to be moved.
+func provisionedCluster(t *testing.T, ns string) *clusterv1.Cluster {
+	t.Helper()
+	cluster := newCluster(ns, "c", false)
+	create(t, cluster)
+	cluster.Status.Initialization = clusterv1.ClusterInitializationStatus{
+		InfrastructureProvisioned: ptr.To(true), ControlPlaneInitialized: ptr.To(true),
+	}
+	conditions.Set(cluster, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue, Reason: "Initialized"})
+	must(t, env.Client.Status().Update(ctx, cluster))
+	return cluster
+}
+
+// clusterctlMove runs the clusterctl that make build-capi builds.
+func clusterctlMove(t *testing.T, ns string, from, to *testenv.Env) {
+	t.Helper()
+	dir := t.TempDir()
+	args := []string{"move", "--namespace", ns}
+	for flag, e := range map[string]*testenv.Env{"--kubeconfig": from, "--to-kubeconfig": to} {
+		file := filepath.Join(dir, strings.Trim(flag, "-"))
+		must(t, os.WriteFile(file, e.Kubeconfig, 0o600))
+		args = append(args, flag, file)
+	}
+	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(limited, filepath.Join(testenv.Root(), "bin", "clusterctl"), args...)
+	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir, "CLUSTERCTL_DISABLE_VERSIONCHECK=true")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+}
+
+// wantMovedPools: the pools at the target count what has arrived, and hand out again.
+func wantMovedPools(t *testing.T, c client.Client, pools ...ipamv1.Pool) {
+	t.Helper()
+	for _, source := range pools {
+		used := map[string]int64{"p": 2, "six": 1}[source.GetName()]
+		if source.GetNamespace() == corev1.NamespaceAll {
+			used = 2
+		}
+		eventually(t, "pool "+source.GetName()+" at the target", func() error {
+			pool := source.DeepCopyObject().(ipamv1.Pool) //nolint:forcetypeassert // a copy.
+			if err := c.Get(ctx, client.ObjectKeyFromObject(source), pool); err != nil {
+				return err
+			}
+			status := pool.PoolStatus()
+			if status.Addresses == nil || status.Addresses.Used != used || !conditions.IsTrue(pool.(conditions.Getter), ipamv1.ReadyCondition) {
+				return errOr(nil, "status is %+v, %v", status.Addresses, pool.GetConditions())
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,169 @@
+package integration
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// IPAM-06: a move as clusterctl does it, to a second API server: the Cluster is
+// paused; owners are made before what they own, without status and with new
+// UIDs; at the source everything is marked, deleted and stripped of its
+// finalizers in the reverse order; then the Cluster goes on. Managers run on
+// both sides all the time. A claim that names no Cluster comes along too, and
+// while addresses arrive no new claim is given one of them.
+func TestMove(t *testing.T) {
+	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
+	must(t, err)
+	t.Cleanup(func() { _ = target.Stop() })
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	must(t, target.Client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
+	must(t, bindRole(target.Client))
+	startManager(t, target.Config, options())
+
+	cluster := newCluster(ns, "c", false)
+	pool := newPool(ns, "p", subnet("10.3.0.0/24"))
+	global := newGlobal("move-"+ns, subnet("10.4.0.0/24"))
+	create(t, cluster, pool, global)
+	first := newClaimOf(cluster, "first", pool)
+	create(t, first)
+	hole := addressOf(t, first).Spec.Address
+	var claims []*capiipamv1.IPAddressClaim
+	for _, c := range []*capiipamv1.IPAddressClaim{newClaimOf(cluster, "in-pool", pool), newClaimOf(cluster, "in-global", global), newClaim(ns, "no-cluster", pool), newClaim(ns, "no-cluster-global", global)} {
+		create(t, c)
+		claims = append(claims, c)
+	}
+	var ips []*capiipamv1.IPAddress
+	before := map[string]capiipamv1.IPAddressSpec{}
+	for _, c := range claims {
+		ip := addressOf(t, c)
+		before[c.Name] = ip.Spec
+		ips = append(ips, ip)
+		if _, labelled := c.Labels[clusterctlv1.ClusterctlMoveLabel]; !labelled {
+			t.Errorf("claim %s is not labelled for move", c.Name)
+		}
+	}
+	// A hole below, which a new claim would get if it were served too early.
+	must(t, env.Client.Delete(ctx, first))
+	wantGone(t, first)
+
+	update(t, cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	m := &mover{t: t, to: target.Client, uids: map[types.UID]types.UID{}}
+	m.create(cluster, pool, global)
+	early := newClaim(ns, "early", pool) // of the target's own
+	must(t, target.Client.Create(ctx, early))
+	for _, c := range claims {
+		m.create(c)
+	}
+	for _, ip := range ips {
+		m.create(ip)
+	}
+	for _, o := range objects(ips, claims) {
+		m.remove(o)
+	}
+	m.remove(pool)
+	m.remove(cluster)
+	moved := newCluster(ns, "c", false)
+	must(t, target.Client.Get(ctx, client.ObjectKeyFromObject(moved), moved))
+	moved.Spec.Paused = nil
+	must(t, target.Client.Update(ctx, moved))
+
+	for _, c := range claims {
+		m.wantAddress(c, before[c.Name].Address)
+	}
+	m.wantAddress(early, hole) // and nobody's address
+	for _, ip := range ips {
+		wantGone(t, ip)
+	}
+	// And the claims still work: they are given back at the target.
+	for _, c := range claims {
+		must(t, client.IgnoreNotFound(target.Client.Delete(ctx, newClaim(ns, c.Name, pool))))
+	}
+	eventually(t, "the moved claims to go", func() error {
+		list := &capiipamv1.IPAddressList{}
+		if err := target.Client.List(ctx, list, client.InNamespace(ns)); err != nil || len(list.Items) > 1 {
+			return errOr(err, "%d IPAddresses are left", len(list.Items))
+		}
+		return nil
+	})
+}
+
+func objects(ips []*capiipamv1.IPAddress, claims []*capiipamv1.IPAddressClaim) []client.Object {
+	var out []client.Object
+	for _, ip := range ips {
+		out = append(out, ip)
+	}
+	for _, c := range claims {
+		out = append(out, c)
+	}
+	return out
+}
+
+func newClaimOf(cluster *clusterv1.Cluster, name string, pool ipamv1.Pool) *capiipamv1.IPAddressClaim {
+	c := newClaim(cluster.Namespace, name, pool)
+	c.Spec.ClusterName = cluster.Name
+	c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(cluster, clusterv1.GroupVersion.WithKind("Cluster"))}
+	return c
+}
+
+// mover does to objects what clusterctl's mover.go does.
+type mover struct {
+	t    *testing.T
+	to   client.Client
+	uids map[types.UID]types.UID
+}
+
+func (m *mover) create(objs ...client.Object) {
+	m.t.Helper()
+	for _, o := range objs {
+		must(m.t, env.Client.Get(ctx, client.ObjectKeyFromObject(o), o))
+		moved := o.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy.
+		moved.SetResourceVersion("")
+		moved.SetUID("")
+		refs := moved.GetOwnerReferences()
+		for i := range refs {
+			refs[i].UID = m.uids[refs[i].UID]
+		}
+		moved.SetOwnerReferences(refs)
+		must(m.t, m.to.Create(ctx, moved)) // drops the status, as kinds with a status subresource do
+		m.uids[o.GetUID()] = moved.GetUID()
+	}
+}
+
+func (m *mover) remove(o client.Object) {
+	m.t.Helper()
+	mark := client.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/metadata/annotations","value":{"`+clusterctlv1.DeleteForMoveAnnotation+`":""}}]`))
+	must(m.t, env.Client.Patch(ctx, o, mark))
+	must(m.t, env.Client.Delete(ctx, o))
+	strip := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":[]}}`))
+	must(m.t, client.IgnoreNotFound(env.Client.Patch(ctx, o, strip)))
+}
+
+func (m *mover) wantAddress(claim *capiipamv1.IPAddressClaim, address string) {
+	m.t.Helper()
+	eventually(m.t, "claim "+claim.Name+" at the target", func() error {
+		c, ip := &capiipamv1.IPAddressClaim{}, &capiipamv1.IPAddress{}
+		if err := m.to.Get(ctx, client.ObjectKeyFromObject(claim), c); err != nil || c.Status.AddressRef.Name == "" {
+			return errOr(err, "no addressRef: %v", c.Status.Conditions)
+		}
+		if err := m.to.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Status.AddressRef.Name}, ip); err != nil {
+			return err
+		}
+		if ip.Spec.Address != address || !metav1.IsControlledBy(ip, c) {
+			m.t.Fatalf("claim %s: want %s, got %s of %v", c.Name, address, ip.Spec.Address, ip.OwnerReferences)
+		}
+		return nil
+	})
+}

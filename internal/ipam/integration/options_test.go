@@ -1,0 +1,190 @@
+package integration
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// wantUntouched checks a claim that is not this manager's to serve. The claim
+// that came after it has been served already.
+func wantUntouched(t *testing.T, claim *capiipamv1.IPAddressClaim) {
+	t.Helper()
+	_, err := get(claim)
+	must(t, err)
+	if len(claim.Finalizers) > 0 || len(claim.Status.Conditions) > 0 || claim.Status.AddressRef.Name != "" {
+		t.Errorf("claim %s/%s was touched: %v %+v", claim.Namespace, claim.Name, claim.Finalizers, claim.Status)
+	}
+}
+
+// IPAM-03 with --namespace: claims of other namespaces are somebody else's.
+func TestNamespaceOption(t *testing.T) {
+	ns, other := env.Namespace(t), env.Namespace(t)
+	opts := options()
+	opts.WatchNamespace = ns
+	startManager(t, env.Config, opts)
+	pool, otherPool := newPool(ns, "p", subnet("10.6.0.0/24")), newPool(other, "p", subnet("10.6.1.0/24"))
+	create(t, otherPool, pool)
+	foreign, claim := newClaim(other, "a", otherPool), newClaim(ns, "a", pool)
+	create(t, foreign, claim)
+	wantAddress(t, claim, "10.6.0.1")
+	wantUntouched(t, foreign)
+	if _, err := get(otherPool); err != nil || len(otherPool.Finalizers) > 0 || len(otherPool.Status.Conditions) > 0 {
+		t.Errorf("the pool of another namespace was touched: %v %+v", err, otherPool)
+	}
+}
+
+// IPAM-03 with --watch-filter: only claims with the label's value are served,
+// also when they get it later. The address of another manager's claim is not
+// handed out again all the same.
+func TestWatchFilterOption(t *testing.T) {
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.6.2.0/24"))
+	create(t, pool)
+	stop := startManager(t, env.Config, options())
+	first := newClaim(ns, "first", pool)
+	create(t, first)
+	wantAddress(t, first, "10.6.2.1")
+	stop()
+
+	opts := options()
+	opts.WatchFilter = "mine"
+	startManager(t, env.Config, opts)
+	none, theirs, mine := newClaim(ns, "none", pool), newClaim(ns, "theirs", pool), newClaim(ns, "mine", pool)
+	theirs.Labels = map[string]string{clusterv1.WatchLabel: "theirs"}
+	mine.Labels = map[string]string{clusterv1.WatchLabel: "mine"}
+	create(t, none, theirs, mine)
+	wantAddress(t, mine, "10.6.2.2")
+	wantUntouched(t, none)
+	wantUntouched(t, theirs)
+	update(t, theirs, func(c *capiipamv1.IPAddressClaim) { c.Labels[clusterv1.WatchLabel] = "mine" })
+	wantAddress(t, theirs, "10.6.2.3")
+	wantUntouched(t, none)
+}
+
+// gauges returns the values of a metric of a pool by state, or by "" when the
+// metric has no state.
+func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
+	t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	must(t, err)
+	got := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != metric {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			l := map[string]string{}
+			for _, pair := range m.GetLabel() {
+				l[pair.GetName()] = pair.GetValue()
+			}
+			if l["kind"] == pool.PoolKind() && l["namespace"] == pool.GetNamespace() && l["pool"] == pool.GetName() {
+				got[l["state"]+l["outcome"]] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return got
+}
+
+// reconciles counts how often a controller has worked.
+func reconciles(t *testing.T, controller string) (n float64) {
+	t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	must(t, err)
+	for _, f := range families {
+		if f.GetName() != "controller_runtime_reconcile_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "controller" && l.GetValue() == controller {
+					n += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return n
+}
+
+// The gauges follow a pool and go with it; so do the counters.
+func TestMetrics(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.6.3.0/24", "10.6.3.10-10.6.3.12"))
+	create(t, pool)
+	want := func(what string, addresses map[string]float64, waiting float64) {
+		t.Helper()
+		eventually(t, "the gauges "+what, func() error {
+			a, w := gauges(t, "capstan_ipam_pool_addresses", pool), gauges(t, "capstan_ipam_pool_waiting_claims", pool)
+			if !maps.Equal(a, addresses) || w[""] != waiting {
+				return fmt.Errorf("they are %v, %v", a, w)
+			}
+			return nil
+		})
+	}
+	want("of an empty pool", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
+	var claims []*capiipamv1.IPAddressClaim
+	for i := range 5 {
+		c := newClaim(ns, fmt.Sprint("c", i), pool)
+		claims = append(claims, c)
+		create(t, c)
+	}
+	want("of a full pool", map[string]float64{"total": 3, "free": 0, "used": 3, "resting": 0, "out_of_range": 0}, 2)
+	if n := gauges(t, "capstan_ipam_allocations_total", pool)[""]; n != 3 {
+		t.Errorf("%v allocations were counted", n)
+	}
+	if r := gauges(t, "capstan_ipam_record_total", pool); r["takeover"] != 1 || r["write"] < 1 || r["conflict"] > 3 {
+		t.Errorf("writes of the record: %v", r)
+	}
+	for _, c := range claims {
+		must(t, env.Client.Delete(ctx, c))
+	}
+	for _, c := range claims {
+		wantGone(t, c)
+	}
+	want("of a pool that was emptied", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
+	must(t, env.Client.Delete(ctx, pool))
+	wantGone(t, pool)
+	eventually(t, "the metrics of a pool that has gone to go", func() error {
+		for _, m := range []string{"capstan_ipam_pool_addresses", "capstan_ipam_pool_waiting_claims", "capstan_ipam_allocations_total", "capstan_ipam_record_total"} {
+			if got := gauges(t, m, pool); len(got) > 0 {
+				return fmt.Errorf("%s is %v", m, got)
+			}
+		}
+		return nil
+	})
+}
+
+// Claims that came or were deleted while no manager ran are served and released by
+// the next one, and it writes nothing for those that are served. (TestUnservedFirst: before
+// it looks at those.)
+func TestRestart(t *testing.T) {
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.6.4.0/24"))
+	going, waiting, staying := newClaim(ns, "going", pool), newClaim(ns, "waiting", pool), newClaim(ns, "staying", pool)
+	create(t, pool, going, staying)
+	stop := startManager(t, env.Config, options())
+	ip, kept := addressOf(t, going), addressOf(t, staying)
+	stop()
+	untouched := []client.Object{staying.DeepCopy(), kept.DeepCopy()}
+	must(t, env.Client.Delete(ctx, going))
+	create(t, waiting)
+	startManager(t, env.Config, options())
+	addressOf(t, waiting)
+	wantGone(t, going)
+	wantGone(t, ip)
+	wantIdle(t)
+	for _, before := range untouched {
+		version := before.GetResourceVersion()
+		if after, err := get(before); err != nil || after.GetResourceVersion() != version {
+			t.Errorf("%T %s was written again (%v)", before, before.GetName(), err)
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package integration
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/contract"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// IPAM-01, IPAM-06: names and labels of the CRDs as they are installed.
+func TestCRDs(t *testing.T) {
+	must(t, apiextensionsv1.AddToScheme(env.Scheme))
+	for kind, move := range map[string]string{
+		"CapstanIPPool":       "clusterctl.cluster.x-k8s.io/move-hierarchy",
+		"GlobalCapstanIPPool": "clusterctl.cluster.x-k8s.io/move",
+	} {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		must(t, env.Client.Get(ctx, client.ObjectKey{Name: contract.CalculateCRDName("ipam.capstan.dev", kind)}, crd))
+		if crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta2" {
+			t.Errorf("%s: no contract label: %v", kind, crd.Labels)
+		}
+		for _, l := range []string{"clusterctl.cluster.x-k8s.io/move-hierarchy", "clusterctl.cluster.x-k8s.io/move"} {
+			if _, has := crd.Labels[l]; has != (l == move) {
+				t.Errorf("%s: label %s is %v", kind, l, has)
+			}
+		}
+		var columns []string
+		for _, c := range crd.Spec.Versions[0].AdditionalPrinterColumns {
+			columns = append(columns, c.Name)
+		}
+		if want := []string{"CIDR", "Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"}; !slices.Equal(columns, want) {
+			t.Errorf("%s: columns are %v, want %v", kind, columns, want)
+		}
+		if !slices.Equal(crd.Spec.Names.Categories, []string{"cluster-api", "capstan"}) {
+			t.Errorf("%s: categories are %v", kind, crd.Spec.Names.Categories)
+		}
+	}
+}
+
+// IPAM-02, IPAM-03: an exhausted pool says so, its claims wait, and are served
+// first come first served as soon as an address is freed or the pool grows.
+func TestExhaustion(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.0.0/24", "10.2.0.10-10.2.0.11"))
+	create(t, pool)
+	var claims []*capiipamv1.IPAddressClaim
+	for i := range 5 {
+		c := newClaim(ns, fmt.Sprintf("z%d", 9-i), pool) // names against the order of arrival
+		create(t, c)
+		claims = append(claims, c)
+		if i < 2 {
+			addressOf(t, c)
+		} else {
+			wantReason(t, c, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+		}
+	}
+	wantCondition(t, pool, ipamv1.AddressesAvailableCondition, ipamv1.ExhaustedReason)
+	c := wantCondition(t, pool, ipamv1.ReadyCondition, ipamv1.ExhaustedReason)
+	if c.Status != metav1.ConditionFalse {
+		t.Errorf("Ready is %v", c.Status)
+	}
+	wantEvent(t, ns, claims[2].Name, "PoolExhausted")
+	wantEvent(t, ns, "p", "Exhausted")
+	wantIdle(t)
+
+	must(t, env.Client.Delete(ctx, claims[0]))
+	wantAddress(t, claims[2], "10.2.0.10")
+	for _, c := range claims[3:] {
+		if _, err := get(c); err != nil || c.Status.AddressRef.Name != "" {
+			t.Fatalf("claim %s overtook: %v", c.Name, err)
+		}
+	}
+	update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.0.10-10.2.0.13" })
+	addressOf(t, claims[3])
+	addressOf(t, claims[4])
+	wantCondition(t, pool, ipamv1.AddressesAvailableCondition, ipamv1.ExhaustedReason) // full
+	wantCondition(t, pool, ipamv1.ReadyCondition, ipamv1.ReadyReason)                  // but nobody waits
+}
+
+// wantIdle: who waits costs nothing. In a second in which nothing happens no claim is looked at.
+func wantIdle(t *testing.T) {
+	t.Helper()
+	eventually(t, "a second without work", func() error {
+		before := reconciles(t, "ipaddressclaim")
+		time.Sleep(time.Second) // what is measured
+		if n := reconciles(t, "ipaddressclaim") - before; n > 0 {
+			return fmt.Errorf("%v claims were looked at", n)
+		}
+		return nil
+	})
+}
+
+func wantEvent(t *testing.T, ns, name, reason string) {
+	t.Helper()
+	eventually(t, "an event "+reason+" on "+name, func() error {
+		list := &eventsv1.EventList{}
+		if err := env.Client.List(ctx, list, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Reason == reason && e.Regarding.Name == name {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d other events", len(list.Items))
+	})
+}
+
+// Shrinking under allocations and deleting a pool in use are refused.
+func TestPoolInUseIsProtected(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.1.0/24", "10.2.1.10-10.2.1.20"))
+	create(t, pool)
+	claim := newClaim(ns, "a", pool)
+	create(t, claim)
+	wantAddress(t, claim, "10.2.1.10")
+	eventually(t, "the shrinking to be refused", func() error {
+		if _, err := get(pool); err != nil {
+			return err
+		}
+		pool.Spec.Subnets[0].Ranges[0] = "10.2.1.11-10.2.1.20"
+		err := env.Client.Update(ctx, pool)
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "10.2.1.10 of claim "+ns+"/a") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+	err := env.Client.Delete(ctx, pool)
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "delete their claims first") {
+		t.Errorf("deletion of a pool in use: %v", err)
+	}
+	// Drain: nothing new from it, what is out stays out.
+	update(t, pool, func(p *ipamv1.CapstanIPPool) {
+		p.Spec.Subnets[0].Drain = ptr.To(true)
+		p.Spec.Subnets = append(p.Spec.Subnets, subnet("10.2.2.0/24"))
+	})
+	second := newClaim(ns, "b", pool)
+	create(t, second)
+	wantAddress(t, second, "10.2.2.1")
+	wantAddress(t, claim, "10.2.1.10")
+	for _, c := range []*capiipamv1.IPAddressClaim{claim, second} {
+		must(t, env.Client.Delete(ctx, c))
+		wantGone(t, c)
+	}
+	must(t, env.Client.Delete(ctx, pool))
+	wantGone(t, pool)
+}
+
+// Without the webhook a shrunk pool shows what is out of range, and time mends
+// it; a spec that cannot be used is shown too.
+func TestOutOfRangeAndInvalidSpecWithoutWebhook(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.3.0/24", "10.2.3.10-10.2.3.20"))
+	create(t, pool)
+	claim := newClaim(ns, "a", pool)
+	create(t, claim)
+	wantAddress(t, claim, "10.2.3.10")
+	withoutWebhooks(t, func() {
+		update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.3.11-10.2.3.20" })
+		wantCondition(t, pool, ipamv1.AddressesInRangeCondition, ipamv1.OutOfRangeReason)
+		if a := pool.Status.Addresses; a.OutOfRange != 1 || a.Used != 0 || a.Free != "10" {
+			t.Errorf("counts are %+v", a)
+		}
+		must(t, env.Client.Delete(ctx, claim))
+		wantCondition(t, pool, ipamv1.AddressesInRangeCondition, ipamv1.InRangeReason)
+
+		update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.3.20-10.2.3.11" })
+		c := wantCondition(t, pool, ipamv1.SpecValidCondition, ipamv1.InvalidSpecReason)
+		if !strings.Contains(c.Message, "reversed") {
+			t.Errorf("unclear message %q", c.Message)
+		}
+		late := newClaim(ns, "late", pool)
+		create(t, late)
+		wantReason(t, late, capiipamv1.IPAddressClaimReadyPoolNotReadyReason)
+		update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.3.11-10.2.3.20" })
+		wantAddress(t, late, "10.2.3.11")
+	})
+}
+
+// IPAM adoption: an IPAddress made beforehand in the claim's name is kept.
+func TestAdoption(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.4.0/24"))
+	create(t, pool)
+	claim := newClaim(ns, "a", pool)
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"},
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: "a"}, PoolRef: refTo(pool),
+			Address: "10.2.4.77", Prefix: ptr.To[int32](23), Gateway: "10.2.4.254",
+		},
+	}
+	create(t, ip)
+	uid := ip.UID
+	create(t, claim)
+	got := wantAddress(t, claim, "10.2.4.77")
+	if got.UID != uid || *got.Spec.Prefix != 23 || got.Spec.Gateway != "10.2.4.254" {
+		t.Errorf("it was changed: %+v", got.Spec)
+	}
+	if len(got.OwnerReferences) != 2 || !slices.Contains(got.Finalizers, ipamv1.AddressFinalizer) {
+		t.Errorf("it was not completed: %+v", got.ObjectMeta)
+	}
+	// A second one with the same address is refused, and served when it is mended.
+	twin := ip.DeepCopy()
+	twin.ObjectMeta = metav1.ObjectMeta{Namespace: ns, Name: "b"}
+	twin.Spec.ClaimRef.Name = "b"
+	create(t, twin)
+	b := newClaim(ns, "b", pool)
+	create(t, b)
+	if m := wantReason(t, b, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, ns+"/a has too") {
+		t.Errorf("unclear message %q", m)
+	}
+	must(t, env.Client.Delete(ctx, twin))
+	wantAddress(t, b, "10.2.4.1")
+}
+
+// Reservations by claim name, and one address by annotation.
+func TestExactAddresses(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.5.0/24"))
+	pool.Spec.Reservations = []ipamv1.Reservation{{Address: "10.2.5.1", Claim: "kept"}}
+	create(t, pool)
+	ask := func(name, address string) *capiipamv1.IPAddressClaim {
+		c := newClaim(ns, name, pool)
+		if address != "" {
+			c.Annotations = map[string]string{ipamv1.AddressAnnotation: address}
+		}
+		create(t, c)
+		return c
+	}
+	wantAddress(t, ask("any", ""), "10.2.5.2")
+	first := ask("exact", "10.2.5.50")
+	wantAddress(t, first, "10.2.5.50")
+	second := ask("exact-too", "10.2.5.50")
+	if m := wantReason(t, second, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "in use by claim "+ns+"/exact") {
+		t.Errorf("unclear message %q", m)
+	}
+	for address, want := range map[string]string{"10.2.5.1": "is reserved for claim \"kept\"", "10.9.9.9": "is not in the pool", "ten": "wanted an IP address", "10.2.5.0": "is not in the pool"} {
+		c := ask("bad-"+strings.ReplaceAll(address, ".", "-"), address)
+		if m := wantReason(t, c, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, want) {
+			t.Errorf("%s: unclear message %q", address, m)
+		}
+	}
+	wantAddress(t, ask("kept", ""), "10.2.5.1")
+	must(t, env.Client.Delete(ctx, first))
+	wantAddress(t, second, "10.2.5.50")
+}
+
+// A released address rests, without holding up the claim's deletion, and also
+// after the manager has started again.
+func TestRest(t *testing.T) {
+	stop := startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.6.0/24", "10.2.6.10"))
+	pool.Spec.RestSeconds = ptr.To[int32](6)
+	create(t, pool)
+	a, b := newClaim(ns, "a", pool), newClaim(ns, "b", pool)
+	create(t, a)
+	wantAddress(t, a, "10.2.6.10")
+	released := time.Now()
+	must(t, env.Client.Delete(ctx, a))
+	wantGone(t, a)
+	if d := time.Since(released); d > 5*time.Second {
+		t.Errorf("the rest held up the deletion for %v", d)
+	}
+	stop()
+	startManager(t, env.Config, options())
+	create(t, b)
+	wantReason(t, b, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+	wantAddress(t, b, "10.2.6.10")
+	if d := time.Since(released); d < 6*time.Second {
+		t.Errorf("it rested %v only", d)
+	}
+}
+
+// Prefix delegation and orders, in pools of both kinds.
+func TestPrefixesAndOrders(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	v4 := newGlobal("prefix-"+ns, subnet("10.2.8.0/24"))
+	v4.Spec.PrefixLength = ptr.To[int32](28)
+	v6 := newPool(ns, "v6", subnet("fd00:2::/48"))
+	v6.Spec.PrefixLength, v6.Spec.Order = ptr.To[int32](64), ipamv1.RandomOrder
+	robin := newPool(ns, "robin", subnet("10.2.9.0/29"))
+	robin.Spec.Order = ipamv1.RoundRobinOrder
+	create(t, v4, v6, robin)
+	a, b, c := newClaim(ns, "a", v4), newClaim(ns, "b", v4), newClaim(ns, "c", v6)
+	b.Annotations = map[string]string{ipamv1.AddressAnnotation: "10.2.8.64/28"}
+	create(t, a, b, c)
+	if ip := wantAddress(t, a, "10.2.8.0"); *ip.Spec.Prefix != 28 {
+		t.Errorf("prefix is %d", *ip.Spec.Prefix)
+	}
+	wantAddress(t, b, "10.2.8.64")
+	if ip := addressOf(t, c); *ip.Spec.Prefix != 64 || !strings.HasPrefix(ip.Spec.Address, "fd00:2:") {
+		t.Errorf("got %s/%d", ip.Spec.Address, *ip.Spec.Prefix)
+	}
+	for i := range 8 {
+		r := newClaim(ns, fmt.Sprint("r", i), robin)
+		create(t, r)
+		wantAddress(t, r, fmt.Sprintf("10.2.9.%d", i%6+1))
+		must(t, env.Client.Delete(ctx, r))
+		wantGone(t, r)
+	}
+}
+
+// Overlap between pools is reported, and refused where asked.
+func TestOverlap(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	a, b := newPool(ns, "a", subnet("10.2.10.0/24", "10.2.10.1-10.2.10.50")), newPool(ns, "b", subnet("10.2.10.0/24", "10.2.10.40-10.2.10.60"))
+	create(t, a, b)
+	for _, p := range []*ipamv1.CapstanIPPool{a, b} {
+		c := wantCondition(t, p, ipamv1.NotOverlappingCondition, ipamv1.OverlappingReason)
+		if !strings.Contains(c.Message, "10.2.10.40-10.2.10.50") {
+			t.Errorf("unclear message %q", c.Message)
+		}
+		wantCondition(t, p, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	}
+	strict := newPool(ns, "c", subnet("10.2.10.0/24", "10.2.10.60-10.2.10.70"))
+	strict.Spec.Overlap = ipamv1.RefuseOverlap
+	eventually(t, "the overlap to be refused", func() error {
+		err := env.Client.Create(ctx, strict.DeepCopy(), client.DryRunAll)
+		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "10.2.10.60-10.2.10.60 in common with CapstanIPPool/"+ns+"/b") {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+	// With the webhook off it is made all the same, and serves nobody.
+	withoutWebhooks(t, func() { create(t, strict) })
+	wantCondition(t, strict, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
+	claim := newClaim(ns, "x", strict)
+	create(t, claim)
+	wantReason(t, claim, capiipamv1.IPAddressClaimReadyPoolNotReadyReason)
+	update(t, strict, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.10.61-10.2.10.70" })
+	wantAddress(t, claim, "10.2.10.61")
+	if c := apimeta.FindStatusCondition(b.Status.Conditions, "Ready"); c.Status != metav1.ConditionTrue {
+		t.Errorf("the older pool was stopped: %+v", c)
+	}
+}

@@ -1,0 +1,102 @@
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// withoutWebhooks runs f with the provider's admission switched off.
+func withoutWebhooks(t *testing.T, f func()) {
+	t.Helper()
+	list := &admissionv1.ValidatingWebhookConfigurationList{}
+	must(t, env.Client.List(ctx, list))
+	for i := range list.Items {
+		must(t, env.Client.Delete(ctx, &list.Items[i]))
+	}
+	probe := newPool("default", "probe", subnet("10.0.0.0/24", "10.0.0.9-10.0.0.1"))
+	eventually(t, "admission to be off", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
+	f()
+	for i := range list.Items {
+		list.Items[i].ResourceVersion = ""
+		create(t, &list.Items[i])
+	}
+	eventually(t, "admission to be on", func() error {
+		if err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
+}
+
+// Bad input gets a clear error at admission, from the schema's rules or from
+// the webhook.
+func TestRefusals(t *testing.T) {
+	many := func(n int) []string {
+		out := make([]string, n)
+		for i := range out {
+			out[i] = fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255)
+		}
+		return out
+	}
+	spec := func(change func(*ipamv1.CapstanIPPoolSpec), subnets ...ipamv1.Subnet) ipamv1.CapstanIPPoolSpec {
+		s := ipamv1.CapstanIPPoolSpec{Subnets: subnets}
+		if change != nil {
+			change(&s)
+		}
+		return s
+	}
+	tests := map[string]struct {
+		spec ipamv1.CapstanIPPoolSpec
+		want string
+	}{
+		"no subnets":          {spec(nil), "spec: Required value"},
+		"no CIDR":             {spec(nil, subnet("not a cidr")), "must be a CIDR"},
+		"reversed range":      {spec(nil, subnet("10.0.0.0/24", "10.0.0.9-10.0.0.1")), "is reversed"},
+		"mixed families":      {spec(nil, subnet("10.0.0.0/24"), subnet("fd00::/64")), "one address family"},
+		"gateway outside":     {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.Subnets[0].Gateway = "10.0.1.1" }, subnet("10.0.0.0/24")), "gateway must be an address inside cidr"},
+		"gateway no address":  {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.Subnets[0].Gateway = "router" }, subnet("10.0.0.0/24")), "must be an IP address"},
+		"host bits":           {spec(nil, subnet("10.0.0.1/24")), "host bits set"},
+		"everything":          {spec(nil, subnet("0.0.0.0/0")), "must not be /0"},
+		"duplicate ranges":    {spec(nil, subnet("10.0.0.0/24", "10.0.0.5", "10.0.0.5")), "overlaps or repeats"},
+		"overlapping ranges":  {spec(nil, subnet("10.0.0.0/24", "10.0.0.1-10.0.0.9", "10.0.0.9-10.0.0.12")), "overlaps or repeats"},
+		"overlapping subnets": {spec(nil, subnet("10.0.0.0/24"), subnet("10.0.0.0/25")), "overlaps subnet"},
+		"range outside":       {spec(nil, subnet("10.0.0.0/24", "10.0.1.5")), "must be inside 10.0.0.0/24"},
+		"reservation outside": {spec(func(s *ipamv1.CapstanIPPoolSpec) {
+			s.Reservations = []ipamv1.Reservation{{Address: "10.0.1.1", Claim: "a"}}
+		}, subnet("10.0.0.0/24")), "is not in the pool"},
+		"namespaced reservation": {spec(func(s *ipamv1.CapstanIPPoolSpec) {
+			s.Reservations = []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a", Namespace: "b"}}
+		}, subnet("10.0.0.0/24")), "own namespace only"},
+		"a million ranges": {spec(nil, subnet("10.0.0.0/8", many(100_000)...)), "at most 256"},
+		"prefix too large": {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.PrefixLength = ptr.To[int32](20) }, subnet("10.0.0.0/24")), "prefixLength must be at least"},
+		"prefix too long":  {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.PrefixLength = ptr.To[int32](33) }, subnet("10.0.0.0/24")), "at most 32"},
+		"negative rest":    {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.RestSeconds = ptr.To[int32](-1) }, subnet("10.0.0.0/24")), "restSeconds"},
+		"unknown order":    {spec(func(s *ipamv1.CapstanIPPoolSpec) { s.Order = "Highest" }, subnet("10.0.0.0/24")), "Unsupported value"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := newPool("default", "bad")
+			p.Spec = tt.spec
+			err := env.Client.Create(ctx, p, client.DryRunAll)
+			if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("want an error with %q, got %v", tt.want, err)
+			}
+		})
+	}
+	ns := env.Namespace(t)
+	p := newPool(ns, "prefixes", subnet("10.0.0.0/24"))
+	p.Spec.PrefixLength = ptr.To[int32](28)
+	create(t, p)
+	p.Spec.PrefixLength = nil
+	if err := env.Client.Update(ctx, p); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("prefixLength was changed: %v", err)
+	}
+}

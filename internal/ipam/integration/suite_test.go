@@ -1,0 +1,336 @@
+// Package integration tests the IPAM provider against a real API server.
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/yaml"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam"
+	"capstan.dev/capstan/internal/testenv"
+
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+var (
+	env *testenv.Env
+	ctx = context.Background()
+)
+
+// The webhooks run in a manager of their own for all tests, as they would in a
+// replica that does not lead.
+func TestMain(m *testing.M) {
+	if os.Getenv(chaosManagerEnv) != "" {
+		os.Exit(runChaosManager())
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	e, err := testenv.Start(testenv.Options{
+		AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme},
+		Webhooks:    []string{"config/ipam/webhook/manifests.yaml"},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	env = e
+	defer func() { _ = e.Stop() }()
+	if err := bindRole(env.Client); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	serve, stop := context.WithCancel(ctx)
+	defer stop()
+	if err := startWebhooks(serve); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+func startWebhooks(ctx context.Context) error {
+	o := managerOptions(env.Scheme)
+	w := env.Webhooks
+	o.WebhookServer = webhook.NewServer(webhook.Options{Host: w.LocalServingHost, Port: w.LocalServingPort, CertDir: w.LocalServingCertDir})
+	mgr, err := ctrl.NewManager(env.Config, o)
+	if err != nil {
+		return err
+	}
+	if err := ipam.SetupWebhooksWithManager(mgr); err != nil {
+		return err
+	}
+	go func() { _ = mgr.Start(ctx) }()
+	for started := mgr.GetWebhookServer().StartedChecker(); started(nil) != nil; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond) // the server tells nobody when it has started
+	}
+	return nil
+}
+
+// options of a test's manager: short waits for what only time ends.
+func options() ipam.Options {
+	return ipam.Options{Quarantine: 2 * time.Second, MoveSettle: 2 * time.Second, OrphanAge: 2 * time.Second}
+}
+
+func managerOptions(scheme *runtime.Scheme) ctrl.Options {
+	o := ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}}
+	o.Controller = config.Controller{SkipNameValidation: ptr.To(true)}
+	o.GracefulShutdownTimeout = ptr.To(5 * time.Second)
+	return o
+}
+
+// managerUser has the role that the provider is installed with, and no other
+// rights: every test proves that it is enough.
+const managerUser = "ipam-manager"
+
+func bindRole(c client.Client) error {
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "ipam", "rbac", "role.yaml"))
+	if err != nil {
+		return err
+	}
+	role := &rbacv1.ClusterRole{}
+	if err := yaml.UnmarshalStrict(data, role); err != nil {
+		return err
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}},
+	}
+	if err := c.Create(ctx, role); err != nil {
+		return err
+	}
+	return c.Create(ctx, binding)
+}
+
+// startManager starts a manager and stops it at the end of the test, or when
+// the function that it returns is called.
+func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func()) {
+	t.Helper()
+	cfg = rest.CopyConfig(cfg)
+	cfg.Impersonate.UserName = managerUser
+	o := managerOptions(env.Scheme)
+	if opts.WatchNamespace != "" {
+		o.Cache.DefaultNamespaces = map[string]cache.Config{opts.WatchNamespace: {}}
+	}
+	mgr, err := ctrl.NewManager(cfg, o)
+	must(t, err)
+	must(t, ipam.SetupWithManager(ctx, mgr, opts))
+	run, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// controller-runtime's queue can hang while it is shut down with work in it
+		// (kubernetes-sigs/controller-runtime#3538): no test is about that.
+		if err := mgr.Start(run); err != nil && run.Err() == nil {
+			t.Errorf("manager: %v", err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until check returns nil.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	eventuallyWithin(t, 60*time.Second, what, check)
+}
+
+func eventuallyWithin(t testing.TB, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waiting for %s: %v", what, err)
+		}
+		<-tick.C
+	}
+}
+
+func subnet(cidr string, ranges ...string) ipamv1.Subnet {
+	s := ipamv1.Subnet{CIDR: cidr}
+	for _, r := range ranges {
+		s.Ranges = append(s.Ranges, ipamv1.AddressRange(r))
+	}
+	return s
+}
+
+func newPool(ns, name string, subnets ...ipamv1.Subnet) *ipamv1.CapstanIPPool {
+	return &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: subnets},
+	}
+}
+
+func newGlobal(name string, subnets ...ipamv1.Subnet) *ipamv1.GlobalCapstanIPPool {
+	return &ipamv1.GlobalCapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: subnets},
+	}
+}
+
+func refTo(p ipamv1.Pool) capiipamv1.IPPoolReference {
+	return capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: p.PoolKind(), Name: p.GetName()}
+}
+
+func newClaim(ns, name string, p ipamv1.Pool) *capiipamv1.IPAddressClaim {
+	return &capiipamv1.IPAddressClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       capiipamv1.IPAddressClaimSpec{PoolRef: refTo(p)},
+	}
+}
+
+func newCluster(ns, name string, paused bool) *clusterv1.Cluster {
+	return &clusterv1.Cluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec: clusterv1.ClusterSpec{
+			Paused:            ptr.To(paused),
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: name},
+		},
+	}
+}
+
+func create(t testing.TB, objs ...client.Object) {
+	t.Helper()
+	for _, o := range objs {
+		must(t, env.Client.Create(ctx, o))
+	}
+}
+
+func get[T client.Object](o T) (T, error) {
+	err := env.Client.Get(ctx, client.ObjectKeyFromObject(o), o)
+	return o, err
+}
+
+// addressOf waits for a claim's address.
+func addressOf(t testing.TB, claim *capiipamv1.IPAddressClaim) *capiipamv1.IPAddress {
+	t.Helper()
+	ip := &capiipamv1.IPAddress{}
+	eventually(t, "the address of claim "+claim.Name, func() error {
+		if _, err := get(claim); err != nil {
+			return err
+		}
+		if claim.Status.AddressRef.Name == "" {
+			return fmt.Errorf("no addressRef; conditions %v", claim.Status.Conditions)
+		}
+		return env.Client.Get(ctx, client.ObjectKey{Namespace: claim.Namespace, Name: claim.Status.AddressRef.Name}, ip)
+	})
+	return ip
+}
+
+func wantAddress(t testing.TB, claim *capiipamv1.IPAddressClaim, address string) *capiipamv1.IPAddress {
+	t.Helper()
+	ip := addressOf(t, claim)
+	if ip.Spec.Address != address {
+		t.Fatalf("claim %s: want %s, got %s", claim.Name, address, ip.Spec.Address)
+	}
+	return ip
+}
+
+// wantReason waits until a claim is not ready for a reason.
+func wantReason(t testing.TB, claim *capiipamv1.IPAddressClaim, reason string) string {
+	t.Helper()
+	message := ""
+	eventually(t, "claim "+claim.Name+" to say "+reason, func() error {
+		if _, err := get(claim); err != nil {
+			return err
+		}
+		c := apimeta.FindStatusCondition(claim.Status.Conditions, "Ready")
+		if c == nil || c.Reason != reason || c.ObservedGeneration != claim.Generation {
+			return fmt.Errorf("conditions are %v", claim.Status.Conditions)
+		}
+		message = c.Message
+		return nil
+	})
+	return message
+}
+
+// wantCondition waits until a pool has a condition.
+func wantCondition[P ipamv1.Pool](t testing.TB, p P, kind, reason string) metav1.Condition {
+	t.Helper()
+	var found metav1.Condition
+	eventually(t, fmt.Sprintf("pool %s to have %s=%s", p.GetName(), kind, reason), func() error {
+		if _, err := get(p); err != nil {
+			return err
+		}
+		c := apimeta.FindStatusCondition(p.GetConditions(), kind)
+		if c == nil || c.Reason != reason || c.ObservedGeneration != p.GetGeneration() || p.PoolStatus().ObservedGeneration != p.GetGeneration() {
+			return fmt.Errorf("conditions are %v", p.GetConditions())
+		}
+		found = *c
+		return nil
+	})
+	return found
+}
+
+// wantGone waits until an object does not exist.
+func wantGone(t testing.TB, o client.Object) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%T %s to go", o, o.GetName()), func() error {
+		err := env.Client.Get(ctx, client.ObjectKeyFromObject(o), o)
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if err == nil {
+			return fmt.Errorf("it exists with finalizers %v", o.GetFinalizers())
+		}
+		return nil
+	})
+}
+
+// update changes an object, again and again until no other write has come
+// between.
+func update[T client.Object](t testing.TB, o T, change func(T)) {
+	t.Helper()
+	eventually(t, "to update "+o.GetName(), func() error {
+		if _, err := get(o); err != nil {
+			return err
+		}
+		change(o)
+		return env.Client.Update(ctx, o)
+	})
+}
+
+func errOr(err error, format string, args ...any) error {
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf(format, args...)
+}

@@ -1,0 +1,299 @@
+// Package ledger makes sure that no address of a pool is handed out twice.
+//
+// Every pool carries a small record in its status: which process wrote it last,
+// the addresses that are chosen and whose IPAddress may not exist yet, and the
+// addresses that rest. The IPAddresses themselves are the record of everything
+// else. Before an IPAddress is created, its address is written into the pool's
+// record with compare-and-swap on the pool's resourceVersion, one write for a
+// batch of claims. A process that did not write the record last has to take it
+// over first, with the same compare-and-swap, and after that reads all
+// IPAddresses from the API server and not from a cache. So at the moment of a
+// successful write, the writer knows of every address in use:
+//
+//   - those it chose itself, which it remembers;
+//   - those that others chose before it took over: each is in the record, or its
+//     IPAddress existed before it left the record and the read has found it;
+//   - nobody chose any since, or the resourceVersion would have changed.
+//
+// What the writer knows can only be out of date in the safe direction: it may
+// take an address for used whose IPAddress has just gone.
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// Key names a pool. Namespace is empty for a GlobalCapstanIPPool.
+type Key struct{ Kind, Namespace, Name string }
+
+// String returns the key for logs and messages.
+func (k Key) String() string {
+	if k.Namespace == "" {
+		return k.Kind + "/" + k.Name
+	}
+	return k.Kind + "/" + k.Namespace + "/" + k.Name
+}
+
+// KeyOf returns the key of the pool that a reference in a namespace names. The
+// answer is false when it is not one of ours (row IPAM-04a).
+func KeyOf(ref capiipamv1.IPPoolReference, namespace string) (Key, bool) {
+	if ref.APIGroup != ipamv1.GroupVersion.Group {
+		return Key{}, false
+	}
+	switch ref.Kind {
+	case ipamv1.CapstanIPPoolKind:
+		return Key{ref.Kind, namespace, ref.Name}, true
+	case ipamv1.GlobalCapstanIPPoolKind:
+		return Key{ref.Kind, "", ref.Name}, true
+	}
+	return Key{}, false
+}
+
+// KeyOfPool returns the key of a pool.
+func KeyOfPool(p ipamv1.Pool) Key { return Key{p.PoolKind(), p.GetNamespace(), p.GetName()} }
+
+// Options of a Registry.
+type Options struct {
+	// Namespace restricts the IPAddresses that are read for namespaced pools.
+	// Empty means all.
+	Namespace string
+	// Quarantine is how long an address stays taken that a process chose which
+	// has gone, and may still create an IPAddress for. A process begins to
+	// create an IPAddress in the first quarter of it and gives up after the
+	// second; the rest is for the request to end at the API server and for
+	// clocks that differ. The default is 60 seconds.
+	Quarantine time.Duration
+	// MoveSettle is how long a pool that came from another management cluster
+	// must have been quiet before it hands out new addresses. The default is
+	// 30 seconds.
+	MoveSettle time.Duration
+	// MaxBatch is the number of claims that share one write. The default is
+	// 256.
+	MaxBatch int
+	// WakeClaim is called when a claim that waits should be looked at again.
+	// It must not block.
+	WakeClaim func(types.NamespacedName)
+	// PoolChanged is called when the counts of a pool have changed. It must
+	// not block.
+	PoolChanged func(Key)
+	// Observe is called for every write of a record, for metrics. It may be
+	// nil.
+	Observe func(event string, key Key, batch int)
+	// Now is the clock. The default is time.Now.
+	Now func() time.Time
+}
+
+// grantLife is how long after a write of the record an IPAddress may be created.
+func (o Options) grantLife() time.Duration { return o.Quarantine / 4 }
+
+// RequestTimeout bounds the request that creates an IPAddress.
+func (r *Registry) RequestTimeout() time.Duration { return r.opts.Quarantine / 4 }
+
+// Registry has the ledgers of all pools.
+type Registry struct {
+	client client.Client
+	live   client.Reader
+	holder string
+	opts   Options
+
+	mu    sync.Mutex
+	pools map[Key]*Pool
+
+	namespaced, global *lister
+}
+
+// NewRegistry returns a registry that writes with c and reads past the cache
+// with live.
+func NewRegistry(c client.Client, live client.Reader, opts Options) *Registry {
+	if opts.Quarantine == 0 {
+		opts.Quarantine = time.Minute
+	}
+	if opts.MoveSettle == 0 {
+		opts.MoveSettle = 30 * time.Second
+	}
+	if opts.MaxBatch == 0 {
+		opts.MaxBatch = 256
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Observe == nil {
+		opts.Observe = func(string, Key, int) {}
+	}
+	if opts.WakeClaim == nil {
+		opts.WakeClaim = func(types.NamespacedName) {}
+	}
+	if opts.PoolChanged == nil {
+		opts.PoolChanged = func(Key) {}
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	r := &Registry{
+		client: c,
+		live:   live,
+		holder: fmt.Sprintf("%s_%d_%s", host, os.Getpid(), rand.String(8)),
+		opts:   opts,
+		pools:  map[Key]*Pool{},
+	}
+	r.global = newLister(live, "")
+	r.namespaced = r.global
+	if opts.Namespace != "" {
+		r.namespaced = newLister(live, opts.Namespace)
+	}
+	return r
+}
+
+// SetHooks sets the functions that wake controllers. Call it before the first
+// event arrives.
+func (r *Registry) SetHooks(wake func(types.NamespacedName), changed func(Key)) {
+	if wake != nil {
+		r.opts.WakeClaim = wake
+	}
+	if changed != nil {
+		r.opts.PoolChanged = changed
+	}
+}
+
+// Pool returns the ledger of a pool, whether or not the pool exists.
+func (r *Registry) Pool(key Key) *Pool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, ok := r.pools[key]
+	if !ok {
+		p = newPool(r, key)
+		r.pools[key] = p
+	}
+	return p
+}
+
+// Drop forgets the pool object, but not the addresses that refer to it: a pool
+// of the same name may come back.
+func (r *Registry) Drop(key Key) {
+	p := r.Pool(key)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgetDoc()
+}
+
+// AddressSeen tells the ledger of an IPAddress that exists.
+func (r *Registry) AddressSeen(ip *capiipamv1.IPAddress) {
+	if key, ok := KeyOf(ip.Spec.PoolRef, ip.Namespace); ok {
+		r.Pool(key).addressSeen(ip)
+	}
+}
+
+// AddressGone tells the ledger of an IPAddress that has gone.
+func (r *Registry) AddressGone(ip *capiipamv1.IPAddress) {
+	if key, ok := KeyOf(ip.Spec.PoolRef, ip.Namespace); ok {
+		_, moved := ip.Annotations[clusterctlv1.DeleteForMoveAnnotation]
+		r.Pool(key).addressGone(ip.UID, moved)
+	}
+}
+
+// ClaimSeen tells the ledger of a claim that exists.
+func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
+	key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace)
+	if !ok {
+		return
+	}
+	if claim.DeletionTimestamp.IsZero() && claim.Status.AddressRef.Name == "" {
+		r.Pool(key).enqueue(TicketOf(claim))
+	} else {
+		r.Pool(key).dequeue(claim.UID)
+	}
+}
+
+// ClaimGone tells the ledger of a claim that has gone.
+func (r *Registry) ClaimGone(claim *capiipamv1.IPAddressClaim) {
+	if key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace); ok {
+		r.Pool(key).Abandon(claim.UID)
+	}
+}
+
+// lister reads all IPAddresses from the API server. Callers that come while a
+// read is under way share the next one, because the read that has begun may be
+// older than what they must see.
+type lister struct {
+	live      client.Reader
+	namespace string
+
+	mu      sync.Mutex
+	running bool
+	next    *listCall
+}
+
+type listCall struct {
+	done  chan struct{}
+	items map[Key][]*capiipamv1.IPAddress
+	err   error
+}
+
+func newLister(live client.Reader, namespace string) *lister {
+	return &lister{live: live, namespace: namespace}
+}
+
+func (l *lister) list(ctx context.Context, key Key) ([]*capiipamv1.IPAddress, error) {
+	l.mu.Lock()
+	if l.next == nil {
+		l.next = &listCall{done: make(chan struct{})}
+	}
+	call := l.next
+	if !l.running {
+		l.running = true
+		go l.run(context.WithoutCancel(ctx))
+	}
+	l.mu.Unlock()
+	select {
+	case <-call.done:
+		return call.items[key], call.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (l *lister) run(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		call := l.next
+		l.next = nil
+		if call == nil {
+			l.running = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		call.items, call.err = l.read(ctx)
+		close(call.done)
+	}
+}
+
+func (l *lister) read(ctx context.Context) (map[Key][]*capiipamv1.IPAddress, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	list := &capiipamv1.IPAddressList{}
+	if err := l.live.List(ctx, list, client.InNamespace(l.namespace)); err != nil {
+		return nil, fmt.Errorf("reading all IPAddresses from the API server: %w", err)
+	}
+	items := map[Key][]*capiipamv1.IPAddress{}
+	for i := range list.Items {
+		ip := &list.Items[i]
+		if key, ok := KeyOf(ip.Spec.PoolRef, ip.Namespace); ok {
+			items[key] = append(items[key], ip)
+		}
+	}
+	return items, nil
+}

@@ -1,0 +1,121 @@
+package pool
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
+)
+
+// facts are what the conditions of a pool are decided from.
+type facts struct {
+	view     ledger.View
+	overlaps []overlap
+	deleting bool
+	arriving bool
+}
+
+// conditionsOf decides the conditions of a pool (row IPAM-02). The last one is
+// Ready, which sums the others up.
+func conditionsOf(f facts) []metav1.Condition {
+	valid := validCondition(f)
+	available := availableCondition(f)
+	overlapping := overlapCondition(f.overlaps)
+	return []metav1.Condition{
+		valid, available, inRangeCondition(f), overlapping,
+		readyCondition(f, valid, available, overlapping),
+	}
+}
+
+func condition(kind string, ok bool, yes, no, message string) metav1.Condition {
+	c := metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: yes}
+	if !ok {
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, no, message
+	}
+	return c
+}
+
+func validCondition(f facts) metav1.Condition {
+	message := ""
+	if err := f.view.Invalid.ToAggregate(); err != nil {
+		message = err.Error()
+	}
+	return condition(ipamv1.SpecValidCondition, message == "", ipamv1.ValidReason, ipamv1.InvalidSpecReason, message)
+}
+
+func availableCondition(f facts) metav1.Condition {
+	message := fmt.Sprintf("all %s addresses are in use, reserved, resting or drained, and %d claims wait: release some or add a range", f.view.Total, f.view.Waiting)
+	return condition(ipamv1.AddressesAvailableCondition, !f.view.Free.IsZero(), ipamv1.AvailableReason, ipamv1.ExhaustedReason, message)
+}
+
+func inRangeCondition(f facts) metav1.Condition {
+	message := fmt.Sprintf("%d addresses are handed out that the spec does not contain: they stay with their claims until those are deleted, or the spec contains them again", f.view.OutOfRange)
+	return condition(ipamv1.AddressesInRangeCondition, f.view.OutOfRange == 0, ipamv1.InRangeReason, ipamv1.OutOfRangeReason, message)
+}
+
+func overlapCondition(overlaps []overlap) metav1.Condition {
+	c := condition(ipamv1.NotOverlappingCondition, len(overlaps) == 0, ipamv1.NotOverlappingReason, ipamv1.OverlappingReason, describeOverlaps(overlaps))
+	for _, o := range overlaps {
+		if o.refused {
+			c.Reason = ipamv1.OverlapRefusedReason
+		}
+	}
+	return c
+}
+
+// mostNamed is how many overlapping pools a message names.
+const mostNamed = 5
+
+func describeOverlaps(overlaps []overlap) string {
+	var parts []string
+	for i, o := range overlaps {
+		if i == mostNamed {
+			parts = append(parts, fmt.Sprintf("and %d more", len(overlaps)-mostNamed))
+			break
+		}
+		parts = append(parts, o.String())
+	}
+	return strings.Join(parts, "; ")
+}
+
+// readyCondition is False when the pool cannot do what is asked of it. A full
+// pool that nobody waits for does all that is asked of it.
+func readyCondition(f facts, valid, available, overlapping metav1.Condition) metav1.Condition {
+	c := metav1.Condition{Type: ipamv1.ReadyCondition, Status: metav1.ConditionFalse}
+	switch {
+	case f.deleting:
+		c.Reason = ipamv1.DeletingReason
+		c.Message = fmt.Sprintf("being deleted: waiting for %d addresses to be released", f.view.Addresses)
+	case valid.Status == metav1.ConditionFalse:
+		c.Reason, c.Message = valid.Reason, valid.Message
+	case overlapping.Reason == ipamv1.OverlapRefusedReason:
+		c.Reason, c.Message = overlapping.Reason, overlapping.Message
+	case f.arriving:
+		c.Reason = ipamv1.ArrivingFromMoveReason
+		c.Message = "came from another management cluster: nothing new is handed out until the addresses that belong to it have arrived"
+	case available.Status == metav1.ConditionFalse && f.view.Waiting > 0:
+		c.Reason, c.Message = available.Reason, available.Message
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, ipamv1.ReadyReason
+	}
+	return c
+}
+
+// longestArrival is how long a moved pool waits for paused Clusters. A Cluster
+// may be paused for other reasons, for ever.
+const longestArrival = 10 * time.Minute
+
+// arrivalLeft says how long a pool that came from another management cluster
+// must still wait before it may hand out new addresses. clusterctl makes the
+// pool first and its addresses last, and keeps every Cluster paused until the
+// end.
+func arrivalLeft(settle, quiet, age time.Duration, clusterPaused bool) time.Duration {
+	if clusterPaused && age < longestArrival {
+		return min(settle, longestArrival-age)
+	}
+	return settle - min(quiet, age)
+}

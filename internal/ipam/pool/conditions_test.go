@@ -1,0 +1,65 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/alloc"
+	"capstan.dev/capstan/internal/ipam/ledger"
+)
+
+// IPAM-02: Ready sums the finer conditions up.
+func TestReady(t *testing.T) {
+	free := ledger.View{Total: alloc.U128{Lo: 10}, Free: alloc.One}
+	full := ledger.View{Total: alloc.U128{Lo: 10}}
+	waiting := full
+	waiting.Waiting = 3
+	invalid := free
+	invalid.Invalid = field.ErrorList{field.Required(field.NewPath("spec"), "")}
+	tests := map[string]struct {
+		facts facts
+		want  string
+	}{
+		"free":               {facts{view: free}, ipamv1.ReadyReason},
+		"full, nobody waits": {facts{view: full}, ipamv1.ReadyReason},
+		"full, claims wait":  {facts{view: waiting}, ipamv1.ExhaustedReason},
+		"invalid":            {facts{view: invalid}, ipamv1.InvalidSpecReason},
+		"overlap reported":   {facts{view: free, overlaps: []overlap{{}}}, ipamv1.ReadyReason},
+		"overlap refused":    {facts{view: free, overlaps: []overlap{{}, {refused: true}}}, ipamv1.OverlapRefusedReason},
+		"arriving":           {facts{view: free, arriving: true}, ipamv1.ArrivingFromMoveReason},
+		"deleting":           {facts{view: invalid, deleting: true}, ipamv1.DeletingReason},
+	}
+	for name, tt := range tests {
+		conditions := conditionsOf(tt.facts)
+		ready := conditions[len(conditions)-1]
+		if ready.Type != ipamv1.ReadyCondition || ready.Reason != tt.want || (ready.Status == metav1.ConditionTrue) != (tt.want == ipamv1.ReadyReason) {
+			t.Errorf("%s: got %+v, want %s", name, ready, tt.want)
+		}
+	}
+}
+
+// IPAM-06: when a moved pool may hand out new addresses.
+func TestArrivalLeft(t *testing.T) {
+	const settle = 30 * time.Second
+	tests := map[string]struct {
+		quiet, age time.Duration
+		paused     bool
+		want       time.Duration
+	}{
+		"just arrived":        {time.Hour, 0, false, settle},
+		"addresses come":      {5 * time.Second, time.Minute, false, 25 * time.Second},
+		"quiet":               {settle, time.Minute, false, 0},
+		"a Cluster is paused": {time.Minute, time.Minute, true, settle},
+		"nearly long enough":  {time.Minute, longestArrival - time.Second, true, time.Second},
+		"paused for ever":     {time.Minute, longestArrival, true, -30 * time.Second},
+	}
+	for name, tt := range tests {
+		if got := arrivalLeft(settle, tt.quiet, tt.age, tt.paused); got != tt.want {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package pool
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/alloc"
+	"capstan.dev/capstan/internal/ipam/ledger"
+)
+
+// overlap is another pool that hands out some of the same addresses.
+type overlap struct {
+	other   ledger.Key
+	first   alloc.Range
+	v6      bool
+	refused bool
+}
+
+// String describes the overlap.
+func (o overlap) String() string {
+	s := fmt.Sprintf("has %s-%s in common with %s", o.first.First.Addr(o.v6), o.first.Last.Addr(o.v6), o.other)
+	if o.refused {
+		s += ", which is refused: change one of them"
+	}
+	return s
+}
+
+// Overlaps finds the pools that have addresses in common with one. Of two that
+// do not go together the younger is refused, so that a new pool cannot stop an
+// old one.
+func Overlaps(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
+	mine := plans(of)
+	if mine == nil {
+		return nil
+	}
+	key := ledger.KeyOfPool(of)
+	var found []overlap
+	for _, other := range others {
+		otherKey := ledger.KeyOfPool(other)
+		theirs := plans(other)
+		if otherKey == key || theirs == nil || theirs.V6 != mine.V6 {
+			continue
+		}
+		if common, ok := mine.Pool.Overlap(theirs.Pool); ok {
+			refuses := of.PoolSpec().Overlap == ipamv1.RefuseOverlap || other.PoolSpec().Overlap == ipamv1.RefuseOverlap
+			found = append(found, overlap{otherKey, common, mine.V6, refuses && younger(of, other)})
+		}
+	}
+	slices.SortFunc(found, func(a, b overlap) int { return compareKeys(a.other, b.other) })
+	return found
+}
+
+// Refused returns why a pool that is about to be written may not overlap.
+func Refused(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []string {
+	var out []string
+	for _, o := range Overlaps(of, others, plans) {
+		i := slices.IndexFunc(others, func(p ipamv1.Pool) bool { return ledger.KeyOfPool(p) == o.other })
+		if of.PoolSpec().Overlap == ipamv1.RefuseOverlap || others[i].PoolSpec().Overlap == ipamv1.RefuseOverlap {
+			o.refused = true
+			out = append(out, o.String())
+		}
+	}
+	return out
+}
+
+func compareKeys(a, b ledger.Key) int {
+	switch {
+	case a.String() < b.String():
+		return -1
+	case a.String() > b.String():
+		return 1
+	}
+	return 0
+}
+
+// younger says which of two pools was made later. A pool that is not stored
+// yet has no time and is the younger.
+func younger(a, b ipamv1.Pool) bool {
+	ta, tb := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	switch {
+	case ta.IsZero() || tb.IsZero():
+		return ta.IsZero()
+	case !ta.Time.Equal(tb.Time):
+		return ta.After(tb.Time)
+	}
+	return compareKeys(ledger.KeyOfPool(a), ledger.KeyOfPool(b)) > 0
+}
+
+// PlanFunc works out the spec of a pool. It returns nil for an invalid one.
+type PlanFunc func(ipamv1.Pool) *alloc.Plan
+
+// Compile is a PlanFunc.
+func Compile(p ipamv1.Pool) *alloc.Plan {
+	plan, errs := alloc.Compile(p.PoolSpec(), field.NewPath("spec"))
+	if len(errs) > 0 {
+		return nil
+	}
+	return plan
+}
+
+// planCache remembers the plans of pools by UID and generation, because every
+// change of a pool compares it with all others.
+type planCache map[types.UID]cachedPlan
+
+type cachedPlan struct {
+	generation int64
+	plan       *alloc.Plan
+}
+
+func (c planCache) get(p ipamv1.Pool) *alloc.Plan {
+	if old, ok := c[p.GetUID()]; ok && old.generation == p.GetGeneration() {
+		return old.plan
+	}
+	plan := Compile(p)
+	c[p.GetUID()] = cachedPlan{p.GetGeneration(), plan}
+	return plan
+}

@@ -1,0 +1,306 @@
+// Package pool looks after the two kinds of pool: their finalizer, status,
+// metrics and events (rows IPAM-02 and IPAM-06).
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/ipam/metrics"
+)
+
+// Reconciler looks after the pools of one kind.
+type Reconciler struct {
+	Kind   string
+	Client client.Client
+	// Live reads from the API server and not from the cache.
+	Live     client.Reader
+	Ledger   *ledger.Registry
+	Recorder events.EventRecorder
+	// Exists says whether a claim still exists.
+	Exists func(context.Context, types.NamespacedName, types.UID) (bool, error)
+	// MoveSettle is how long a moved pool must have been quiet.
+	MoveSettle time.Duration
+
+	mu    sync.Mutex
+	plans planCache
+}
+
+// Reconcile looks after one pool.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	key := ledger.Key{Kind: r.Kind, Namespace: req.Namespace, Name: req.Name}
+	pool := ledger.NewObject(r.Kind)
+	if err := r.Client.Get(ctx, req.NamespacedName, pool); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.Ledger.Drop(key)
+			metrics.DropPool(key)
+			return ctrl.Result{}, nil
+		}
+		return ctrl.Result{}, err
+	}
+	book := r.Ledger.Pool(key)
+	book.Changed(pool)
+	if annotations.HasPaused(pool) {
+		return ctrl.Result{}, nil
+	}
+	res, err := r.reconcile(ctx, pool, book)
+	switch {
+	case errors.Is(err, ledger.ErrPoolGone), apierrors.IsNotFound(err):
+		return ctrl.Result{}, nil
+	case apierrors.IsConflict(err):
+		return ctrl.Result{}, fmt.Errorf("another write came between, trying again: %w", err)
+	}
+	return res, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
+	deleting := !pool.GetDeletionTimestamp().IsZero()
+	if !deleting {
+		if err := r.mark(ctx, pool); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	left, err := r.arrival(ctx, pool, book)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	after, err := book.Sweep(ctx, r.Exists)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.report(ctx, pool, book, left > 0); err != nil {
+		return ctrl.Result{}, err
+	}
+	if deleting {
+		return r.finish(ctx, pool, book)
+	}
+	if left > 0 && (after == 0 || left < after) {
+		after = left
+	}
+	// Only the passing of time ends a rest, a quarantine or a move's arrival.
+	return ctrl.Result{RequeueAfter: after}, nil
+}
+
+// mark gives the pool its finalizer and notes the UID by which a copy can be
+// told from the original.
+func (r *Reconciler) mark(ctx context.Context, pool ipamv1.Pool) error {
+	if controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) && pool.GetAnnotations()[ipamv1.OriginUIDAnnotation] != "" {
+		return nil
+	}
+	origin := pool.GetAnnotations()[ipamv1.OriginUIDAnnotation]
+	if origin == "" {
+		origin = string(pool.GetUID())
+	}
+	finalizers := slices.Clone(pool.GetFinalizers())
+	if !slices.Contains(finalizers, ipamv1.PoolFinalizer) {
+		finalizers = append(finalizers, ipamv1.PoolFinalizer)
+	}
+	return r.patch(ctx, pool, map[string]any{
+		"finalizers":  finalizers,
+		"annotations": map[string]any{ipamv1.OriginUIDAnnotation: origin},
+	})
+}
+
+func (r *Reconciler) patch(ctx context.Context, pool ipamv1.Pool, metadata map[string]any) error {
+	metadata["uid"] = pool.GetUID()
+	metadata["resourceVersion"] = pool.GetResourceVersion()
+	raw, err := json.Marshal(map[string]any{"metadata": metadata})
+	if err != nil {
+		return err
+	}
+	return r.Client.Patch(ctx, pool, client.RawPatch(types.MergePatchType, raw))
+}
+
+// arrival returns how long a moved pool must still wait, and ends the wait when
+// it is over (row IPAM-06).
+func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (time.Duration, error) {
+	origin := pool.GetAnnotations()[ipamv1.OriginUIDAnnotation]
+	if origin == "" || origin == string(pool.GetUID()) {
+		return 0, nil
+	}
+	paused, err := r.anyClusterPaused(ctx, pool.GetNamespace())
+	if err != nil {
+		return 0, err
+	}
+	age := time.Since(pool.GetCreationTimestamp().Time)
+	if left := arrivalLeft(r.MoveSettle, book.View().Quiet, age, paused); left > 0 {
+		return left, nil
+	}
+	err = r.patch(ctx, pool, map[string]any{"annotations": map[string]any{ipamv1.OriginUIDAnnotation: string(pool.GetUID())}})
+	if err == nil {
+		book.Changed(pool)
+	}
+	return 0, err
+}
+
+func (r *Reconciler) anyClusterPaused(ctx context.Context, namespace string) (bool, error) {
+	list := &clusterv1.ClusterList{}
+	if err := r.Client.List(ctx, list, client.InNamespace(namespace)); err != nil {
+		return false, fmt.Errorf("reading Clusters: %w", err)
+	}
+	return slices.ContainsFunc(list.Items, func(c clusterv1.Cluster) bool { return annotations.IsPaused(&c, &c) }), nil
+}
+
+// report writes the pool's status if it says something else than it should.
+func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool, arriving bool) error {
+	overlaps, err := r.overlaps(ctx, pool)
+	if err != nil {
+		return err
+	}
+	var changed []metav1.Condition
+	err = book.Update(ctx, func(doc ipamv1.Pool, view ledger.View) bool {
+		metrics.SetPool(ledger.KeyOfPool(pool), view)
+		wanted := conditionsOf(facts{view: view, overlaps: overlaps, deleting: !doc.GetDeletionTimestamp().IsZero(), arriving: arriving})
+		changed = setConditions(doc, wanted)
+		doc.PoolStatus().ObservedGeneration = doc.GetGeneration()
+		return !upToDate(pool, doc, view)
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range changed {
+		r.event(pool, c)
+	}
+	return nil
+}
+
+func setConditions(doc ipamv1.Pool, wanted []metav1.Condition) []metav1.Condition {
+	var changed []metav1.Condition
+	conditions := slices.Clone(doc.GetConditions())
+	for _, c := range wanted {
+		c.ObservedGeneration = doc.GetGeneration()
+		before := meta.FindStatusCondition(conditions, c.Type)
+		if before != nil && before.Status != c.Status || before == nil && c.Status == metav1.ConditionFalse {
+			changed = append(changed, c)
+		}
+		meta.SetStatusCondition(&conditions, c)
+	}
+	doc.SetConditions(conditions)
+	return changed
+}
+
+// upToDate says whether the pool as the watch shows it needs no write: another
+// manager may have written it already.
+func upToDate(seen, wanted ipamv1.Pool, view ledger.View) bool {
+	s, w := seen.PoolStatus(), wanted.PoolStatus()
+	if s.ObservedGeneration != w.ObservedGeneration || s.Addresses == nil || *s.Addresses != *view.Counts() {
+		return false
+	}
+	if s.Allocator == nil || len(s.Allocator.Pending) > 0 && view.Pending == 0 {
+		return false
+	}
+	for _, c := range w.Conditions {
+		old := meta.FindStatusCondition(s.Conditions, c.Type)
+		if old == nil || old.Status != c.Status || old.Reason != c.Reason || old.Message != c.Message || old.ObservedGeneration != c.ObservedGeneration {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *Reconciler) event(pool ipamv1.Pool, c metav1.Condition) {
+	if r.Recorder == nil || c.Type == ipamv1.ReadyCondition {
+		return
+	}
+	kind, message := corev1.EventTypeNormal, c.Type+" again"
+	if c.Status == metav1.ConditionFalse {
+		kind, message = corev1.EventTypeWarning, c.Message
+	}
+	r.Recorder.Eventf(pool, nil, kind, c.Reason, "Report", "%s", message)
+}
+
+func (r *Reconciler) overlaps(ctx context.Context, pool ipamv1.Pool) ([]overlap, error) {
+	others, err := All(ctx, r.Client)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.plans) > 2*len(others)+16 { // pools that have gone
+		r.plans = nil
+	}
+	if r.plans == nil {
+		r.plans = planCache{}
+	}
+	return Overlaps(pool, others, r.plans.get), nil
+}
+
+// All returns the pools of both kinds. They must not be changed.
+func All(ctx context.Context, c client.Reader) ([]ipamv1.Pool, error) {
+	namespaced, global := &ipamv1.CapstanIPPoolList{}, &ipamv1.GlobalCapstanIPPoolList{}
+	if err := c.List(ctx, namespaced, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading CapstanIPPools: %w", err)
+	}
+	if err := c.List(ctx, global, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading GlobalCapstanIPPools: %w", err)
+	}
+	all := make([]ipamv1.Pool, 0, len(namespaced.Items)+len(global.Items))
+	for i := range namespaced.Items {
+		all = append(all, &namespaced.Items[i])
+	}
+	for i := range global.Items {
+		all = append(all, &global.Items[i])
+	}
+	return all, nil
+}
+
+// finish lets a pool go when nothing refers to it. The addresses' going brings
+// it back until then.
+func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
+	if !controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) {
+		return ctrl.Result{}, nil
+	}
+	if v := book.View(); v.Addresses > 0 || v.Pending > 0 {
+		return ctrl.Result{RequeueAfter: pendingRetry(v)}, nil
+	}
+	used, err := Uses(ctx, r.Live, pool)
+	if err != nil || len(used) > 0 {
+		return ctrl.Result{}, err
+	}
+	finalizers := slices.DeleteFunc(slices.Clone(pool.GetFinalizers()), func(f string) bool { return f == ipamv1.PoolFinalizer })
+	return ctrl.Result{}, r.patch(ctx, pool, map[string]any{"finalizers": finalizers})
+}
+
+// pendingRetry: that a quarantine ends is no event.
+func pendingRetry(v ledger.View) time.Duration {
+	if v.Pending > 0 {
+		return time.Second
+	}
+	return 0
+}
+
+// Uses returns the IPAddresses that refer to a pool.
+func Uses(ctx context.Context, c client.Reader, pool ipamv1.Pool) ([]*capiipamv1.IPAddress, error) {
+	list := &capiipamv1.IPAddressList{}
+	if err := c.List(ctx, list, client.InNamespace(pool.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("reading IPAddresses: %w", err)
+	}
+	var used []*capiipamv1.IPAddress
+	for i := range list.Items {
+		ip := &list.Items[i]
+		if key, ok := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); ok && key == ledger.KeyOfPool(pool) {
+			used = append(used, ip)
+		}
+	}
+	return used, nil
+}

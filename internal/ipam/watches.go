@@ -1,0 +1,313 @@
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/claim"
+	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/ipam/pool"
+)
+
+type existsFunc func(context.Context, types.NamespacedName, types.UID) (bool, error)
+
+type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// queues are the controllers' queues, so that the ledger can wake what waits.
+type queues struct {
+	mu    sync.Mutex
+	claim requestQueue
+	pool  map[string]requestQueue
+}
+
+func (q *queues) setClaims(queue requestQueue) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.claim = queue
+}
+
+func (q *queues) setPools(kind string, queue requestQueue) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.pool == nil {
+		q.pool = map[string]requestQueue{}
+	}
+	q.pool[kind] = queue
+}
+
+// wakeClaim looks at a claim again. Before the controller has started, nothing
+// waits that the start would not look at anyway.
+func (q *queues) wakeClaim(name types.NamespacedName) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.claim != nil {
+		q.claim.Add(reconcile.Request{NamespacedName: name})
+	}
+}
+
+// poolChanged looks at a pool again soon. Many changes become one look.
+func (q *queues) poolChanged(key ledger.Key) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if queue := q.pool[key.Kind]; queue != nil {
+		queue.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: key.Namespace, Name: key.Name}}, countDelay)
+	}
+}
+
+// follow lets the ledger's index follow the watch.
+func (s *setup) follow(ctx context.Context) error {
+	s.registry.SetHooks(s.queues.wakeClaim, s.queues.poolChanged)
+	if err := followKind(ctx, s.mgr, s.registry.AddressSeen, s.registry.AddressGone); err != nil {
+		return err
+	}
+	return followKind(ctx, s.mgr,
+		func(c *capiipamv1.IPAddressClaim) {
+			if s.serves(c) {
+				s.registry.ClaimSeen(c)
+			}
+		},
+		s.registry.ClaimGone)
+}
+
+func followKind[T any, O interface {
+	*T
+	client.Object
+}](ctx context.Context, mgr ctrl.Manager, seen, gone func(O)) error {
+	informer, err := mgr.GetCache().GetInformer(ctx, O(new(T)))
+	if err != nil {
+		return fmt.Errorf("following %T: %w", O(new(T)), err)
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			if o, ok := obj.(O); ok {
+				seen(o)
+			}
+		},
+		UpdateFunc: func(_, obj any) {
+			if o, ok := obj.(O); ok {
+				seen(o)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+				obj = last.Obj
+			}
+			if o, ok := obj.(O); ok {
+				gone(o)
+			}
+		},
+	})
+	return err
+}
+
+// claimEvents maps the events of other objects to claims.
+type claimEvents struct {
+	client client.Client
+	serves func(client.Object) bool
+}
+
+// ofAddress looks at the claim of an IPAddress.
+func (e *claimEvents) ofAddress(_ context.Context, obj client.Object) []reconcile.Request {
+	ip, ok := obj.(*capiipamv1.IPAddress)
+	if !ok {
+		return nil
+	}
+	if _, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); !isOurs {
+		return nil
+	}
+	name := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.ClaimRef.Name}
+	return []reconcile.Request{{NamespacedName: name}}
+}
+
+// ofPool looks at the claims of a pool that have no address or are being
+// deleted.
+func (e *claimEvents) ofPool(ctx context.Context, obj client.Object) []reconcile.Request {
+	p, ok := obj.(ipamv1.Pool)
+	if !ok {
+		return nil
+	}
+	key := ledger.KeyOfPool(p)
+	return e.open(ctx, key.Namespace, func(c *capiipamv1.IPAddressClaim) bool {
+		of, isOurs := ledger.KeyOf(c.Spec.PoolRef, c.Namespace)
+		return isOurs && of == key
+	})
+}
+
+// ofCluster looks at the claims of a Cluster that have no address or are being
+// deleted.
+func (e *claimEvents) ofCluster(ctx context.Context, obj client.Object) []reconcile.Request {
+	return e.open(ctx, obj.GetNamespace(), func(c *capiipamv1.IPAddressClaim) bool {
+		return claim.ClusterNameOf(c) == obj.GetName()
+	})
+}
+
+func (e *claimEvents) open(ctx context.Context, namespace string, match func(*capiipamv1.IPAddressClaim) bool) []reconcile.Request {
+	list := &capiipamv1.IPAddressClaimList{}
+	if err := e.client.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot read IPAddressClaims")
+		return nil
+	}
+	var out []reconcile.Request
+	for i := range list.Items {
+		c := &list.Items[i]
+		if e.serves(c) && match(c) && (c.Status.AddressRef.Name == "" || !c.DeletionTimestamp.IsZero()) {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(c)})
+		}
+	}
+	return out
+}
+
+// poolsBeside lists the pools of a kind, because a changed pool may overlap any
+// of them.
+func poolsBeside(ctx context.Context, c client.Client, kind string, changed client.Object) []reconcile.Request {
+	all, err := pool.All(ctx, c)
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot read pools")
+		return nil
+	}
+	var out []reconcile.Request
+	for _, p := range all {
+		if p.PoolKind() == kind && p.GetUID() != changed.GetUID() {
+			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(p)})
+		}
+	}
+	return out
+}
+
+// unservedFirst gives the claims that a starting manager finds and that have
+// something to wait for their place among those that come. controller-runtime
+// looks at what is there already after everything that changes, which on a busy
+// cluster can take for ever, and they hold up those behind them in line. A claim
+// that comes later needs only its usual place: named twice, it would be worked on
+// twice, the second time from a cache that does not show the first.
+func unservedFirst() handler.Funcs {
+	return handler.Funcs{CreateFunc: func(_ context.Context, e event.CreateEvent, q requestQueue) {
+		c, ok := e.Object.(*capiipamv1.IPAddressClaim)
+		if !ok || !e.IsInInitialList || c.DeletionTimestamp.IsZero() && c.Status.AddressRef.Name != "" {
+			return
+		}
+		req := reconcile.Request{NamespacedName: client.ObjectKeyFromObject(c)}
+		if pq, ok := q.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
+			pq.AddWithOpts(priorityqueue.AddOpts{Priority: ptr.To(0)}, req)
+			return
+		}
+		q.Add(req)
+	}}
+}
+
+// claimChanged drops the echo of our own writes: the finalizer, and the status
+// of a claim that is served.
+func claimChanged() predicate.Funcs {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*capiipamv1.IPAddressClaim), e.ObjectNew.(*capiipamv1.IPAddressClaim) //nolint:forcetypeassert // the watch is typed.
+		switch {
+		case !after.DeletionTimestamp.IsZero(), before.UID != after.UID, before.ResourceVersion == after.ResourceVersion:
+			return true
+		case !maps.Equal(before.Labels, after.Labels) && !onlyAdds(before.Labels, after.Labels),
+			before.Annotations[ipamv1.AddressAnnotation] != after.Annotations[ipamv1.AddressAnnotation],
+			annotations.HasPaused(before) != annotations.HasPaused(after):
+			return true
+		}
+		// Somebody took away what we had written.
+		return len(after.Finalizers) < len(before.Finalizers) ||
+			before.Status.AddressRef.Name != "" && after.Status.AddressRef.Name == ""
+	}}
+}
+
+// onlyAdds says whether labels were only added, as our mark does.
+func onlyAdds(before, after map[string]string) bool {
+	for k, v := range before {
+		if after[k] != v {
+			return false
+		}
+	}
+	_, hadFilter := before[clusterv1.WatchLabel]
+	_, hasFilter := after[clusterv1.WatchLabel]
+	_, hadCluster := before[clusterv1.ClusterNameLabel]
+	_, hasCluster := after[clusterv1.ClusterNameLabel]
+	return hadFilter == hasFilter && hadCluster == hasCluster
+}
+
+// addressChanged drops what tells the claim nothing. Nearly all IPAddresses that
+// appear are the echo of our own writes.
+func (e *claimEvents) addressChanged() predicate.Funcs {
+	return predicate.Funcs{
+		CreateFunc: func(ev event.CreateEvent) bool { return !e.echo(ev.Object) },
+		UpdateFunc: func(ev event.UpdateEvent) bool {
+			return !ev.ObjectNew.GetDeletionTimestamp().IsZero() ||
+				!slices.Equal(ev.ObjectOld.GetFinalizers(), ev.ObjectNew.GetFinalizers()) ||
+				len(ev.ObjectOld.GetOwnerReferences()) != len(ev.ObjectNew.GetOwnerReferences())
+		},
+	}
+}
+
+// echo says whether an IPAddress belongs to a claim that exists.
+func (e *claimEvents) echo(obj client.Object) bool {
+	owner := metav1.GetControllerOf(obj)
+	if owner == nil || !obj.GetDeletionTimestamp().IsZero() {
+		return false
+	}
+	c := &capiipamv1.IPAddressClaim{}
+	err := e.client.Get(context.Background(), client.ObjectKeyFromObject(obj), c)
+	return err == nil && c.UID == owner.UID && c.DeletionTimestamp.IsZero()
+}
+
+// poolChanged drops the pool's own status.
+func poolChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
+			e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() ||
+			e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero() ||
+			!maps.Equal(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()) ||
+			!slices.Equal(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers())
+	}}
+}
+
+// poolChangedForClaims passes what lets a claim be served that was not before.
+// That an address is free, or the spec has changed, the ledger tells.
+func poolChangedForClaims() predicate.Funcs {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool) //nolint:forcetypeassert // the watch is typed.
+		return len(before.GetFinalizers()) != len(after.GetFinalizers()) ||
+			before.GetUID() != after.GetUID() ||
+			annotations.HasPaused(before) != annotations.HasPaused(after) ||
+			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
+			reason(before, ipamv1.NotOverlappingCondition) != reason(after, ipamv1.NotOverlappingCondition)
+	}}
+}
+
+func reason(p ipamv1.Pool, condition string) string {
+	if c := meta.FindStatusCondition(p.GetConditions(), condition); c != nil {
+		return c.Reason
+	}
+	return ""
+}
+
+// clusterChanged passes what opens the gate for a Cluster's claims.
+func clusterChanged() predicate.Funcs {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
+		return annotations.IsPaused(before, before) && !annotations.IsPaused(after, after)
+	}}
+}

@@ -1,0 +1,55 @@
+package ipam
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// What a starting manager finds unserved or going comes before what is served,
+// and does not wait for everything that changes.
+func TestUnservedFirst(t *testing.T) {
+	q := priorityqueue.New[reconcile.Request]("test")
+	defer q.ShutDown()
+	claim := func(name string, served, going bool) *capiipamv1.IPAddressClaim {
+		c := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if served {
+			c.Status.AddressRef.Name = name
+		}
+		if going {
+			c.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))
+		}
+		return c
+	}
+	unservedFirst().Create(context.Background(), event.CreateEvent{Object: claim("comes later", false, false)}, q)
+	if n := q.Len(); n != 0 {
+		t.Errorf("%d claims that come later are named twice", n)
+	}
+	usual := &handler.EnqueueRequestForObject{}
+	for _, c := range []*capiipamv1.IPAddressClaim{claim("served", true, false), claim("waiting", false, false), claim("going", true, true)} {
+		found := event.CreateEvent{Object: c, IsInInitialList: true}
+		usual.Create(context.Background(), found, q)
+		unservedFirst().Create(context.Background(), found, q)
+	}
+	var got []string
+	for range 3 {
+		item, priority, _ := q.GetWithPriority()
+		if low := priority < 0; low != (item.Name == "served") {
+			t.Errorf("%s has priority %d", item.Name, priority)
+		}
+		got = append(got, item.Name)
+		q.Done(item)
+	}
+	if !slices.Equal(got, []string{"waiting", "going", "served"}) {
+		t.Errorf("the order is %v", got)
+	}
+}

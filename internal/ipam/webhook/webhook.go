@@ -1,0 +1,176 @@
+// Package webhook checks pools at admission, as far as the rules in their
+// schema cannot.
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/alloc"
+	"capstan.dev/capstan/internal/ipam/pool"
+)
+
+// +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-capstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=capstanippools,versions=v1beta2,name=validation.capstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+// +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-globalcapstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=globalcapstanippools,versions=v1beta2,name=validation.globalcapstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+
+// Setup adds the webhooks of both kinds of pool to a manager.
+func Setup(mgr ctrl.Manager) error {
+	if err := ctrl.NewWebhookManagedBy(mgr, &ipamv1.CapstanIPPool{}).
+		WithValidator(&validator[*ipamv1.CapstanIPPool]{mgr.GetClient()}).Complete(); err != nil {
+		return err
+	}
+	return ctrl.NewWebhookManagedBy(mgr, &ipamv1.GlobalCapstanIPPool{}).
+		WithValidator(&validator[*ipamv1.GlobalCapstanIPPool]{mgr.GetClient()}).Complete()
+}
+
+type validator[P ipamv1.Pool] struct{ client client.Reader }
+
+// mostNamed is how many objects a refusal names.
+const mostNamed = 5
+
+// ValidateCreate refuses a spec that cannot be used.
+func (v *validator[P]) ValidateCreate(ctx context.Context, p P) (admission.Warnings, error) {
+	_, errs := compile(p)
+	if len(errs) == 0 {
+		var err error
+		if errs, err = v.overlaps(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	return nil, invalid(p, errs)
+}
+
+// ValidateUpdate refuses a spec that cannot be used or no longer contains what
+// is handed out. A pool that is being deleted, or whose spec stays as it is,
+// passes: whoever removes a finalizer must not be stopped by it.
+func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.Warnings, error) {
+	if !p.GetDeletionTimestamp().IsZero() || equality.Semantic.DeepEqual(old.PoolSpec(), p.PoolSpec()) {
+		return nil, nil
+	}
+	plan, errs := compile(p)
+	if len(errs) > 0 {
+		return nil, invalid(p, errs)
+	}
+	errs, err := v.overlaps(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	lost, err := v.lost(ctx, p, old, plan)
+	if err != nil {
+		return nil, err
+	}
+	return nil, invalid(p, append(errs, lost...))
+}
+
+// ValidateDelete refuses to delete a pool that is in use, unless clusterctl
+// does so after it has moved it.
+func (v *validator[P]) ValidateDelete(ctx context.Context, p P) (admission.Warnings, error) {
+	if _, moved := p.GetAnnotations()[clusterctlv1.DeleteForMoveAnnotation]; moved {
+		return nil, nil
+	}
+	used, err := pool.Uses(ctx, v.client, p)
+	if err != nil || len(used) == 0 {
+		return nil, err
+	}
+	names := make([]string, 0, mostNamed)
+	for _, ip := range used[:min(len(used), mostNamed)] {
+		names = append(names, fmt.Sprintf("%s of claim %s/%s", ip.Spec.Address, ip.Namespace, ip.Spec.ClaimRef.Name))
+	}
+	return nil, apierrors.NewForbidden(ipamv1.GroupVersion.WithResource(resourceOf(p)).GroupResource(), p.GetName(),
+		fmt.Errorf("the pool has %d addresses in use (%s): delete their claims first", len(used), list(names, len(used))))
+}
+
+func compile(p ipamv1.Pool) (*alloc.Plan, field.ErrorList) {
+	plan, errs := alloc.Compile(p.PoolSpec(), field.NewPath("spec"))
+	if p.GetNamespace() == "" {
+		return plan, errs
+	}
+	for i, r := range p.PoolSpec().Reservations {
+		if r.Namespace != "" {
+			errs = append(errs, field.Forbidden(field.NewPath("spec", "reservations").Index(i).Child("namespace"),
+				"a CapstanIPPool serves claims of its own namespace only: leave it out, or use a GlobalCapstanIPPool"))
+		}
+	}
+	return plan, errs
+}
+
+func (v *validator[P]) overlaps(ctx context.Context, p P) (field.ErrorList, error) {
+	others, err := pool.All(ctx, v.client)
+	if err != nil {
+		return nil, err
+	}
+	var errs field.ErrorList
+	for _, o := range pool.Refused(p, others, pool.Compile) {
+		errs = append(errs, field.Forbidden(field.NewPath("spec", "subnets"), o))
+	}
+	return errs, nil
+}
+
+// lost finds addresses that are handed out, that the old spec contained and
+// that the new one does not. What was out of range before may stay so.
+func (v *validator[P]) lost(ctx context.Context, p, old P, plan *alloc.Plan) (field.ErrorList, error) {
+	used, err := pool.Uses(ctx, v.client, p)
+	if err != nil {
+		return nil, err
+	}
+	before := pool.Compile(old)
+	var names []string
+	n := 0
+	for _, ip := range used {
+		if contains(plan, ip.Spec.Address, ip.Spec.Prefix) || before != nil && !contains(before, ip.Spec.Address, ip.Spec.Prefix) {
+			continue
+		}
+		if n++; n <= mostNamed {
+			names = append(names, fmt.Sprintf("%s of claim %s/%s", ip.Spec.Address, ip.Namespace, ip.Spec.ClaimRef.Name))
+		}
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("spec", "subnets"), fmt.Sprintf(
+		"would no longer contain %d addresses that are handed out (%s): set drain on the subnet and wait until their claims are gone", n, list(names, n)))}, nil
+}
+
+func contains(plan *alloc.Plan, address string, prefix *int32) bool {
+	span, ok := plan.Span(address, prefix)
+	return ok && plan.Contains(span)
+}
+
+func list(names []string, total int) string {
+	slices.Sort(names)
+	s := ""
+	for i, n := range names {
+		if i > 0 {
+			s += ", "
+		}
+		s += n
+	}
+	if total > len(names) {
+		s += ", …"
+	}
+	return s
+}
+
+func invalid(p ipamv1.Pool, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(ipamv1.GroupVersion.WithKind(p.PoolKind()).GroupKind(), p.GetName(), errs)
+}
+
+func resourceOf(p ipamv1.Pool) string {
+	if p.PoolKind() == ipamv1.GlobalCapstanIPPoolKind {
+		return "globalcapstanippools"
+	}
+	return "capstanippools"
+}

@@ -1,0 +1,103 @@
+package manager
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/component-base/logs"
+	logsv1 "k8s.io/component-base/logs/api/v1"
+
+	// The flag --logging-format=json.
+	_ "k8s.io/component-base/logs/json/register"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/feature"
+	capiflags "sigs.k8s.io/cluster-api/util/flags"
+)
+
+// Flags of a manager process; they are named as those of Cluster API's own managers (ALL-07).
+type Flags struct {
+	Kubeconfig string
+	QPS        float32
+	Burst      int
+
+	WatchNamespace string
+	WatchFilter    string
+	SyncPeriod     time.Duration
+	// Concurrency by kind.
+	Concurrency map[string]*int
+
+	LeaderElect          bool
+	LeaderElectNamespace string
+	LeaseDuration        time.Duration
+	RenewDeadline        time.Duration
+	RetryPeriod          time.Duration
+
+	HealthAddr      string
+	ProfilerAddress string
+	// Serving of metrics and webhooks.
+	Serving capiflags.ManagerOptions
+
+	// WebhookPort is 0 when no webhooks are served.
+	WebhookPort     int
+	WebhookHost     string
+	WebhookCertDir  string
+	WebhookCertName string
+	WebhookKeyName  string
+
+	ClusterCacheQPS         float32
+	ClusterCacheBurst       int
+	ClusterCacheConcurrency int
+
+	Logs *logs.Options
+}
+
+// AddFlags adds the flags of a process that runs the providers.
+func AddFlags(fs *pflag.FlagSet, providers []Provider) *Flags {
+	f := &Flags{Concurrency: map[string]*int{}, Logs: logs.NewOptions()}
+	logsv1.AddFlags(f.Logs, fs)
+
+	fs.StringVar(&f.Kubeconfig, "kubeconfig", "",
+		"Kubeconfig of the management cluster. Without it: $KUBECONFIG, else the service account of the Pod, else ~/.kube/config.")
+	fs.Float32Var(&f.QPS, "kube-api-qps", 100, "Most queries per second to the API server of the management cluster.")
+	fs.IntVar(&f.Burst, "kube-api-burst", 200, "Most queries in one burst to the API server of the management cluster.")
+
+	fs.StringVar(&f.WatchNamespace, "namespace", "", "Namespace to reconcile objects in; all namespaces when empty.")
+	fs.StringVar(&f.WatchFilter, "watch-filter", "",
+		fmt.Sprintf("Reconcile only objects whose label %s has this value; all objects when empty.", clusterv1.WatchLabel))
+	fs.DurationVar(&f.SyncPeriod, "sync-period", 10*time.Minute, "Interval at which all objects are reconciled again.")
+
+	fs.BoolVar(&f.LeaderElect, "leader-elect", false, "Elect one leader among several managers.")
+	fs.StringVar(&f.LeaderElectNamespace, "leader-elect-namespace", "", "Namespace of the lease; that of the Pod when empty.")
+	fs.DurationVar(&f.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "How long others wait before they take over from a leader that is silent.")
+	fs.DurationVar(&f.RenewDeadline, "leader-elect-renew-deadline", 10*time.Second, "How long the leader tries to renew its lease before it gives up.")
+	fs.DurationVar(&f.RetryPeriod, "leader-elect-retry-period", 2*time.Second, "Pause between attempts to get or renew the lease.")
+
+	fs.StringVar(&f.HealthAddr, "health-addr", ":9440", "Address of /healthz and /readyz; 0 for none.")
+	fs.StringVar(&f.ProfilerAddress, "profiler-address", "", "Address of the pprof profiler, for example localhost:6060; none when empty.")
+	capiflags.AddManagerOptions(fs, &f.Serving)
+
+	fs.IntVar(&f.WebhookPort, "webhook-port", 9443, "Port of the webhooks; 0 for none.")
+	fs.StringVar(&f.WebhookHost, "webhook-host", "", "Address of the webhooks; all addresses when empty.")
+	fs.StringVar(&f.WebhookCertDir, "webhook-cert-dir", "/tmp/k8s-webhook-server/serving-certs/", "Folder with the certificate of the webhooks.")
+	fs.StringVar(&f.WebhookCertName, "webhook-cert-name", "tls.crt", "Name of the certificate in --webhook-cert-dir.")
+	fs.StringVar(&f.WebhookKeyName, "webhook-key-name", "tls.key", "Name of the private key in --webhook-cert-dir.")
+
+	fs.Float32Var(&f.ClusterCacheQPS, "clustercache-client-qps", 20, "Most queries per second to the API server of one workload cluster.")
+	fs.IntVar(&f.ClusterCacheBurst, "clustercache-client-burst", 30, "Most queries in one burst to the API server of one workload cluster.")
+	fs.IntVar(&f.ClusterCacheConcurrency, "clustercache-concurrency", 100, "Workload clusters to connect to at the same time.")
+
+	for _, p := range providers {
+		for _, kind := range p.Kinds {
+			f.Concurrency[kind] = fs.Int(strings.ToLower(kind)+"-concurrency", DefaultConcurrency,
+				fmt.Sprintf("%ss to reconcile at the same time.", kind))
+		}
+		if p.AddFlags != nil {
+			p.AddFlags(fs)
+		}
+	}
+	feature.MutableGates.AddFlag(fs)
+	return f
+}

@@ -1,0 +1,206 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/controllers/remote"
+	"sigs.k8s.io/cluster-api/feature"
+	capiflags "sigs.k8s.io/cluster-api/util/flags"
+	"sigs.k8s.io/cluster-api/util/index"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// Scheme with Kubernetes' and Cluster API's types, and those of the providers.
+func Scheme(providers []Provider) *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(clusterv1.AddToScheme(scheme))
+	utilruntime.Must(ipamv1.AddToScheme(scheme))
+	for _, p := range providers {
+		utilruntime.Must(p.AddToScheme(scheme))
+	}
+	return scheme
+}
+
+// New returns a manager with the providers' reconcilers and webhooks, ready to be started.
+func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers []Provider) (ctrl.Manager, error) {
+	tlsOptions, metrics, err := capiflags.GetManagerOptions(flags.Serving)
+	if err != nil {
+		return nil, err
+	}
+	scheme := Scheme(providers)
+	options := ctrl.Options{
+		Scheme: scheme,
+		Controller: config.Controller{
+			UsePriorityQueue: ptr.To(feature.Gates.Enabled(feature.PriorityQueue)),
+		},
+		LeaderElection:             flags.LeaderElect,
+		LeaderElectionID:           leaderElectionID(providers),
+		LeaderElectionResourceLock: resourcelock.LeasesResourceLock,
+		LeaderElectionNamespace:    flags.LeaderElectNamespace,
+		LeaseDuration:              &flags.LeaseDuration,
+		RenewDeadline:              &flags.RenewDeadline,
+		RetryPeriod:                &flags.RetryPeriod,
+		// The process ends when its context does: the next leader need not wait for the lease to run out.
+		LeaderElectionReleaseOnCancel: true,
+		HealthProbeBindAddress:        flags.HealthAddr,
+		PprofBindAddress:              flags.ProfilerAddress,
+		Metrics:                       *metrics,
+		Cache:                         cacheOptions(flags),
+		Client:                        clientOptions(),
+	}
+	if flags.WebhookPort != 0 {
+		options.WebhookServer = webhook.NewServer(webhook.Options{
+			Host: flags.WebhookHost, Port: flags.WebhookPort, CertDir: flags.WebhookCertDir,
+			CertName: flags.WebhookCertName, KeyName: flags.WebhookKeyName, TLSOpts: tlsOptions,
+		})
+	}
+	mgr, err := ctrl.NewManager(restConfig, options)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := shared(ctx, mgr, flags, providers)
+	if err != nil {
+		return nil, err
+	}
+	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), addChecks(mgr, flags))
+}
+
+func leaderElectionID(providers []Provider) string {
+	if len(providers) > 1 {
+		return "controller-leader-election-capstan"
+	}
+	return "controller-leader-election-capstan-" + providers[0].Name
+}
+
+func setup(ctx context.Context, mgr ctrl.Manager, opts Options, flags *Flags, providers []Provider) error {
+	for _, p := range providers {
+		if err := p.Setup(ctx, mgr, opts); err != nil {
+			return fmt.Errorf("%s provider: %w", p.Name, err)
+		}
+		if flags.WebhookPort == 0 || p.SetupWebhooks == nil {
+			continue
+		}
+		if err := p.SetupWebhooks(mgr, opts); err != nil {
+			return fmt.Errorf("webhooks of the %s provider: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+func addChecks(mgr ctrl.Manager, flags *Flags) error {
+	check := healthz.Ping
+	if flags.WebhookPort != 0 {
+		check = mgr.GetWebhookServer().StartedChecker()
+	}
+	return errors.Join(mgr.AddReadyzCheck("serving", check), mgr.AddHealthzCheck("serving", check))
+}
+
+// shared makes what all providers of the process use together.
+func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Provider) (Options, error) {
+	opts, err := NewOptions(mgr)
+	if err != nil {
+		return opts, err
+	}
+	opts.WatchNamespace, opts.WatchFilter = flags.WatchNamespace, flags.WatchFilter
+	opts.Concurrency = map[string]int{}
+	for kind, n := range flags.Concurrency {
+		opts.Concurrency[kind] = *n
+	}
+	for _, p := range providers {
+		if !p.NeedsClusterCache || opts.ClusterCache != nil {
+			continue
+		}
+		if err := index.AddDefaultIndexes(ctx, mgr); err != nil {
+			return opts, err
+		}
+		opts.ClusterCache, err = clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
+			SecretClient:     opts.SecretCachingClient,
+			WatchFilterValue: flags.WatchFilter,
+			ClusterFilter:    worthConnecting,
+			Cache: clustercache.CacheOptions{
+				DefaultTransform: ctrlcache.TransformStripManagedFields(),
+				Indexes:          []clustercache.CacheOptionsIndex{clustercache.NodeProviderIDIndex},
+			},
+			Client: clustercache.ClientOptions{
+				QPS: flags.ClusterCacheQPS, Burst: flags.ClusterCacheBurst,
+				UserAgent: remote.DefaultClusterAPIUserAgent("capstan-manager"),
+				Cache:     clustercache.ClientCacheOptions{DisableFor: uncached()},
+			},
+		}, controller.Options{MaxConcurrentReconciles: flags.ClusterCacheConcurrency})
+		if err != nil {
+			return opts, fmt.Errorf("cache of workload clusters: %w", err)
+		}
+	}
+	return opts, nil
+}
+
+// worthConnecting holds the first connection back until the API server is known to answer: after a
+// failed one, ClusterCache waits for 30 s. Our own control plane provider finds out by itself and says
+// so; with another one the cache tries as it always does.
+func worthConnecting(cluster *clusterv1.Cluster) bool {
+	ours := cluster.Spec.ControlPlaneRef.APIGroup == controlplanev1.GroupVersion.Group
+	return !ours || ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
+}
+
+// NewOptions returns options with the clients that go with a manager.
+func NewOptions(mgr ctrl.Manager) (Options, error) {
+	secrets, err := client.New(mgr.GetConfig(), client.Options{
+		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
+		Cache: &client.CacheOptions{Reader: mgr.GetCache()},
+	})
+	if err != nil {
+		return Options{}, err
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{
+		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
+	})
+	return Options{SecretCachingClient: secrets, LiveClient: live}, err
+}
+
+// uncached are the kinds that the manager's own client reads live.
+func uncached() []client.Object { return []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} }
+
+func clientOptions() client.Options {
+	return client.Options{Cache: &client.CacheOptions{DisableFor: uncached(), Unstructured: true}}
+}
+
+// cacheOptions keep only what is needed: of Secrets those of clusters, and nobody's managed fields.
+func cacheOptions(flags *Flags) ctrlcache.Options {
+	ofCluster, err := labels.NewRequirement(clusterv1.ClusterNameLabel, selection.Exists, nil)
+	utilruntime.Must(err)
+	options := ctrlcache.Options{
+		SyncPeriod:       &flags.SyncPeriod,
+		DefaultTransform: ctrlcache.TransformStripManagedFields(),
+		ByObject: map[client.Object]ctrlcache.ByObject{
+			&corev1.Secret{}: {Label: labels.NewSelector().Add(*ofCluster)},
+		},
+	}
+	if flags.WatchNamespace != "" {
+		options.DefaultNamespaces = map[string]ctrlcache.Config{flags.WatchNamespace: {}}
+	}
+	return options
+}

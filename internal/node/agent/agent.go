@@ -1,0 +1,263 @@
+// Package agent is `capstan-init node agent`, a service of every machine: pod networking between
+// machines (CNI configuration, routes, masquerade), the DNS Service's endpoints, the members of etcd, and
+// the renewal of certificates.
+//
+// The configuration of CNI must not wait for a certificate to be approved, so it is made with the
+// kubelet's credential, which may read its own Node. Everything else uses the agent's own.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/up"
+)
+
+// agent runs on one machine.
+type agent struct {
+	config *nodeconfig.NodeConfiguration
+	log    *slog.Logger
+	name   string
+	ips    []netip.Addr
+}
+
+// Run runs until ctx ends.
+func Run(ctx context.Context, log *slog.Logger) error {
+	config, err := nodeconfig.Load(nodeconfig.Path)
+	if err != nil {
+		return err
+	}
+	metadata, err := machine.Load(machine.MetadataPath)
+	if err != nil {
+		return err
+	}
+	ips, err := metadata.IPs()
+	if err != nil {
+		return err
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	a := &agent{config: config, log: log, name: config.NodeName(hostname), ips: ips}
+	group, ctx := errgroup.WithContext(ctx)
+	if config.Network.PodNetwork == nodeconfig.PodNetworkRoutes {
+		group.Go(func() error { return a.configureCNI(ctx) })
+		group.Go(func() error { return a.routePods(ctx) })
+	}
+	controlPlane := config.Role != nodeconfig.RoleWorker
+	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
+		group.Go(func() error { return a.publishDNS(ctx) })
+	}
+	expires := make(chan time.Time, 1)
+	if controlPlane && config.ControlPlane.ExternalEtcd == nil {
+		group.Go(func() error { return a.careForEtcd(ctx) })
+		group.Go(func() error { return a.careForOwnMember(ctx, expires) })
+	}
+	group.Go(func() error { return up.RenewCertificates(ctx, config, a.name, latest(expires), log) })
+	return group.Wait()
+}
+
+// latest returns a function that puts a time into the channel, in place of one that nobody has taken.
+func latest(times chan time.Time) func(time.Time) {
+	return func(at time.Time) {
+		select {
+		case <-times:
+		default:
+		}
+		times <- at
+	}
+}
+
+// client returns a client with the credential of a kubeconfig, once that is there.
+func (a *agent) client(ctx context.Context, kubeconfig string) (dynamic.Interface, error) {
+	if err := waitForFile(ctx, kubeconfig); err != nil {
+		return nil, err
+	}
+	return kube.NewClient(kubeconfig)
+}
+
+// configureCNI writes CNI's configuration as soon as the Node has its pod networks.
+func (a *agent) configureCNI(ctx context.Context) error {
+	client, err := a.client(ctx, nodeconfig.KubeletKubeconfig)
+	if err != nil {
+		return err
+	}
+	// The kubelet may read no Node but its own, hence the field selector.
+	return watchNodes(ctx, client, "metadata.name="+a.name, func(nodes []node) error {
+		for _, n := range nodes {
+			if n.name != a.name || len(n.podCIDRs) == 0 {
+				continue
+			}
+			changed, err := writeCNI(cniPath, n.podCIDRs)
+			if err != nil {
+				return err
+			}
+			if changed {
+				a.log.Info("CNI configured", "podCIDRs", n.podCIDRs)
+			}
+		}
+		return nil
+	})
+}
+
+// routePods keeps routes to the other nodes' pods, and masquerades what leaves the pod networks.
+func (a *agent) routePods(ctx context.Context) error {
+	podNetworks, err := parsePrefixes(a.config.Network.PodCIDRs)
+	if err != nil {
+		return err
+	}
+	if err := forward(a.ips); err != nil {
+		return err
+	}
+	if err := masquerade(ctx, podNetworks); err != nil {
+		return err
+	}
+	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
+	if err != nil {
+		return err
+	}
+	return watchNodes(ctx, client, "", func(nodes []node) error {
+		return syncRoutes(a.log, wantedRoutes(a.name, nodes), podNetworks)
+	})
+}
+
+// node is what matters of a Node.
+type node struct {
+	name      string
+	uid       string
+	podCIDRs  []netip.Prefix
+	addresses []netip.Addr
+}
+
+// watchNodes calls see with all Nodes that match, at first when all are known, then at each change.
+// An error of see is tried again with the next change, or a second later.
+func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector string, see func([]node) error) error {
+	wake := make(chan struct{}, 1)
+	notify := func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: kube.ListWatch(ctx, client, kube.Nodes, fieldSelector),
+		ObjectType:    &unstructured.Unstructured{},
+		Transform:     stripNode,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { notify() },
+			UpdateFunc: func(any, any) { notify() },
+			DeleteFunc: func(any) { notify() },
+		},
+	})
+	go controller.RunWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
+		return ctx.Err()
+	}
+	notify()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		}
+		var nodes []node
+		for _, object := range store.List() {
+			nodes = append(nodes, nodeOf(object.(*unstructured.Unstructured)))
+		}
+		if err := see(nodes); err != nil {
+			slog.Default().Error("will be tried again", "error", err)
+			// Routes fail for reasons that no watch tells of, such as an interface that is still down.
+			time.AfterFunc(time.Second, notify)
+		}
+	}
+}
+
+// stripNode drops what is not needed of a Node: images and conditions are most of it.
+func stripNode(object any) (any, error) {
+	full, ok := object.(*unstructured.Unstructured)
+	if !ok {
+		return object, nil
+	}
+	podCIDRs, _, _ := unstructured.NestedStringSlice(full.Object, "spec", "podCIDRs")
+	addresses, _, _ := unstructured.NestedSlice(full.Object, "status", "addresses")
+	slim := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Node",
+		"spec": map[string]any{}, "status": map[string]any{"addresses": addresses},
+	}}
+	slim.SetName(full.GetName())
+	slim.SetUID(full.GetUID())
+	slim.SetResourceVersion(full.GetResourceVersion())
+	return slim, unstructured.SetNestedStringSlice(slim.Object, podCIDRs, "spec", "podCIDRs")
+}
+
+func nodeOf(object *unstructured.Unstructured) node {
+	n := node{name: object.GetName(), uid: string(object.GetUID())}
+	podCIDRs, _, _ := unstructured.NestedStringSlice(object.Object, "spec", "podCIDRs")
+	for _, text := range podCIDRs {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			n.podCIDRs = append(n.podCIDRs, prefix)
+		}
+	}
+	addresses, _, _ := unstructured.NestedSlice(object.Object, "status", "addresses")
+	for _, item := range addresses {
+		address, _ := item.(map[string]any)
+		if address["type"] != "InternalIP" {
+			continue
+		}
+		if ip, err := netip.ParseAddr(fmt.Sprint(address["address"])); err == nil {
+			n.addresses = append(n.addresses, ip)
+		}
+	}
+	return n
+}
+
+// waitForFile returns when the file exists.
+func waitForFile(ctx context.Context, path string) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		return err
+	}
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-watcher.Events:
+		case err := <-watcher.Errors:
+			return err
+		}
+	}
+}
+
+func parsePrefixes(texts []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range texts {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, prefix)
+	}
+	return out, nil
+}

@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// publishDNS keeps this machine's EndpointSlices of the kube-dns Service, ready when CoreDNS is. They
+// are owned by the Node, so they go with it.
+func (a *agent) publishDNS(ctx context.Context) error {
+	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
+	if err != nil {
+		return err
+	}
+	var uid string
+	err = kube.WaitFor(ctx, client, kube.Nodes, a.name, func(o *unstructured.Unstructured) (bool, error) {
+		uid = string(o.GetUID())
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	var published *bool
+	// PID 1 tells when CoreDNS is ready, and when it is not.
+	return initapi.NewClient(initapi.Socket).Watch(ctx, func(status initapi.Status) bool {
+		ready := len(status.NotReady([]string{"coredns"})) == 0
+		if published != nil && *published == ready {
+			return true
+		}
+		for _, slice := range dnsSlices(a.name, uid, a.ips, ready) {
+			err := kube.Retry(ctx, "publishing DNS", func(ctx context.Context) error {
+				_, err := client.Resource(kube.EndpointSlices).Namespace("kube-system").Apply(ctx, slice.GetName(), slice,
+					metav1.ApplyOptions{FieldManager: "capstan-node-agent", Force: true})
+				return err
+			})
+			if err != nil {
+				return false
+			}
+		}
+		a.log.Info("DNS endpoint published", "ready", ready)
+		published = &ready
+		return true
+	})
+}
+
+// dnsSlices is one EndpointSlice for each IP family of the machine.
+func dnsSlices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.Unstructured {
+	var slices []*unstructured.Unstructured
+	seen := map[string]bool{}
+	for _, ip := range ips {
+		family, suffix := "IPv4", ""
+		if ip.Is6() {
+			family, suffix = "IPv6", "-ipv6"
+		}
+		if seen[family] {
+			continue
+		}
+		seen[family] = true
+		slices = append(slices, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+			"metadata": map[string]any{
+				"name": fmt.Sprintf("kube-dns-%s%s", name, suffix), "namespace": "kube-system",
+				"labels": map[string]any{
+					"kubernetes.io/service-name":             "kube-dns",
+					"endpointslice.kubernetes.io/managed-by": "node-agent.capstan.dev",
+				},
+				"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}},
+			},
+			"addressType": family,
+			"endpoints": []any{map[string]any{
+				"addresses": []any{ip.String()}, "nodeName": name,
+				"conditions": map[string]any{"ready": ready, "serving": ready, "terminating": false},
+			}},
+			"ports": []any{
+				map[string]any{"name": "dns", "port": int64(53), "protocol": "UDP"},
+				map[string]any{"name": "dns-tcp", "port": int64(53), "protocol": "TCP"},
+				map[string]any{"name": "metrics", "port": int64(9153), "protocol": "TCP"},
+			},
+		}})
+	}
+	return slices
+}

@@ -1,0 +1,54 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+
+	"capstan.dev/capstan/internal/node/etcd"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// endpointClient has the agent's credential and talks to the cluster's endpoint: the machine's own API server
+// may be stopped, or ill while its etcd leads.
+func (a *agent) endpointClient(ctx context.Context) (dynamic.Interface, error) {
+	if err := waitForFile(ctx, nodeconfig.AgentKubeconfig); err != nil {
+		return nil, err
+	}
+	return kube.NewEndpointClient(nodeconfig.AgentKubeconfig, "https://"+a.config.Endpoint)
+}
+
+// careForEtcd looks after all members of etcd while this machine's leads.
+func (a *agent) careForEtcd(ctx context.Context) error {
+	client, err := a.endpointClient(ctx)
+	if err != nil {
+		return err
+	}
+	objects, err := etcd.WatchObjects(ctx, client, "")
+	if err != nil {
+		return err
+	}
+	tls, err := etcd.TLS(nodeconfig.PKIDir)
+	if err != nil {
+		return err
+	}
+	care := &etcd.Care{Name: a.name, Endpoint: etcd.LocalEndpoint, TLS: tls, Objects: objects, Log: a.log}
+	return care.Run(ctx)
+}
+
+// careForOwnMember tells of this machine's own member, and lets it go when it is to leave.
+func (a *agent) careForOwnMember(ctx context.Context, expires <-chan time.Time) error {
+	client, err := a.endpointClient(ctx)
+	if err != nil {
+		return err
+	}
+	init := initapi.NewClient(initapi.Socket)
+	self := &etcd.Self{
+		Name: a.name, Client: client, Expires: expires, Log: a.log,
+		Stop: func(ctx context.Context, service string) error { return init.Service(ctx, service, "stop") },
+	}
+	return self.Run(ctx)
+}

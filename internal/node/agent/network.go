@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
+)
+
+const (
+	cniPath = "/etc/cni/net.d/10-capstan.conflist"
+	// cniState is in memory: a machine that starts anew has no pods.
+	cniState = "/run/capstan-cni"
+	// routeProtocol marks routes as the agent's (see /etc/iproute2/rt_protos; 3 to 15 and some others
+	// are taken).
+	routeProtocol = 102
+)
+
+// writeCNI writes the configuration of the pod network, if it differs: ptp gives each pod a veth pair
+// and a route, with no bridge and so no need of bridge-nf-call-iptables.
+func writeCNI(path string, podCIDRs []netip.Prefix) (changed bool, err error) {
+	data, err := cniConfig(podCIDRs)
+	if err != nil {
+		return false, err
+	}
+	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+		return false, nil
+	}
+	// In the same folder, and under a name that is not loaded: containerd looks again when a file in
+	// it is written or renamed, but not when one is moved in from elsewhere.
+	if err := os.WriteFile(path+".tmp", data, 0o644); err != nil {
+		return false, err
+	}
+	return true, os.Rename(path+".tmp", path)
+}
+
+func cniConfig(podCIDRs []netip.Prefix) ([]byte, error) {
+	type object = map[string]any
+	var ranges [][]object
+	var routes []object
+	for _, prefix := range podCIDRs {
+		ranges = append(ranges, []object{{"subnet": prefix.String()}})
+		everything := "0.0.0.0/0"
+		if prefix.Addr().Is6() {
+			everything = "::/0"
+		}
+		routes = append(routes, object{"dst": everything})
+	}
+	data, err := json.MarshalIndent(object{
+		"cniVersion": "1.0.0",
+		"name":       "capstan",
+		"plugins": []object{
+			{"type": "ptp", "ipMasq": false, "ipam": object{
+				"type": "host-local", "dataDir": cniState, "ranges": ranges, "routes": routes,
+			}},
+			{"type": "portmap", "capabilities": object{"portMappings": true}, "backend": "nftables", "snat": true},
+		},
+	}, "", "  ")
+	return append(data, '\n'), err
+}
+
+// route to a node's pods.
+type route struct {
+	to  netip.Prefix
+	via netip.Addr
+}
+
+// wantedRoutes are those to the pods of all nodes but self, by the node's address of the same family.
+func wantedRoutes(self string, nodes []node) []route {
+	var routes []route
+	for _, n := range nodes {
+		if n.name == self {
+			continue
+		}
+		for _, cidr := range n.podCIDRs {
+			i := slices.IndexFunc(n.addresses, func(a netip.Addr) bool { return a.Is4() == cidr.Addr().Is4() })
+			if i >= 0 {
+				routes = append(routes, route{cidr.Masked(), n.addresses[i]})
+			}
+		}
+	}
+	slices.SortFunc(routes, func(a, b route) int { return a.to.Addr().Compare(b.to.Addr()) })
+	return routes
+}
+
+// staleRoutes are the agent's routes that are not wanted any more.
+func staleRoutes(have, want []route) []route {
+	return slices.DeleteFunc(slices.Clone(have), func(r route) bool {
+		return slices.ContainsFunc(want, func(w route) bool { return w.to == r.to })
+	})
+}
+
+// syncRoutes makes the agent's routes the wanted ones. Other routes are left alone; a node that claims
+// a network outside of the pod networks gets no route.
+func syncRoutes(log *slog.Logger, want []route, podNetworks []netip.Prefix) error {
+	want = slices.DeleteFunc(want, func(r route) bool {
+		return !slices.ContainsFunc(podNetworks, func(p netip.Prefix) bool { return p.Contains(r.to.Addr()) && p.Bits() <= r.to.Bits() })
+	})
+	have, err := ownRoutes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range want {
+		if slices.Contains(have, r) {
+			continue
+		}
+		if err := netlink.RouteReplace(r.netlink()); err != nil {
+			errs = append(errs, fmt.Errorf("route to pods %s via %s: %w", r.to, r.via, err))
+			continue
+		}
+		log.Info("route added", "pods", r.to, "via", r.via)
+	}
+	for _, r := range staleRoutes(have, want) {
+		if err := netlink.RouteDel(r.netlink()); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("removing the route to pods %s via %s: %w", r.to, r.via, err))
+			continue
+		}
+		log.Info("route removed", "pods", r.to, "via", r.via)
+	}
+	return errors.Join(errs...)
+}
+
+func (r route) netlink() *netlink.Route {
+	return &netlink.Route{Dst: netipx.PrefixIPNet(r.to), Gw: r.via.AsSlice(), Protocol: routeProtocol}
+}
+
+func ownRoutes() ([]route, error) {
+	var routes []route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		found, err := netlink.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			to, ok1 := netipx.FromStdIPNet(orEmpty(f.Dst))
+			via, ok2 := netip.AddrFromSlice(f.Gw)
+			if ok1 && ok2 {
+				routes = append(routes, route{to, via.Unmap()})
+			}
+		}
+	}
+	return routes, nil
+}
+
+func orEmpty(n *net.IPNet) *net.IPNet {
+	if n == nil {
+		return &net.IPNet{}
+	}
+	return n
+}
+
+// forward lets the machine pass packets between its pods and the others.
+func forward(ips []netip.Addr) error {
+	paths := []string{"/proc/sys/net/ipv4/ip_forward"}
+	if slices.ContainsFunc(ips, netip.Addr.Is6) {
+		paths = append(paths, "/proc/sys/net/ipv6/conf/all/forwarding")
+	}
+	for _, path := range paths {
+		if now, err := os.ReadFile(path); err == nil && string(now) == "1\n" {
+			continue
+		}
+		if err := os.WriteFile(path, []byte("1"), 0); err != nil {
+			return fmt.Errorf("a node forwards packets between pods: %w", err)
+		}
+	}
+	return nil
+}
+
+// masquerade hides pods behind their machine towards everything outside of the pod networks. The
+// table is replaced as a whole, in one transaction.
+func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
+	nft, err := knftables.New(knftables.InetFamily, "capstan")
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	tx := nft.NewTransaction()
+	tx.Add(&knftables.Table{})
+	tx.Delete(&knftables.Table{})
+	tx.Add(&knftables.Table{Comment: knftables.PtrTo("masquerade of pods")})
+	tx.Add(&knftables.Chain{
+		Name: "postrouting", Type: knftables.PtrTo(knftables.NATType),
+		Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority),
+	})
+	for _, rule := range masqueradeRules(podNetworks) {
+		tx.Add(&knftables.Rule{Chain: "postrouting", Rule: rule})
+	}
+	if err := nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("masquerading pods: %w", err)
+	}
+	return nil
+}
+
+func masqueradeRules(podNetworks []netip.Prefix) []string {
+	var rules []string
+	for _, family := range []struct {
+		ip, multicast string
+		is6           bool
+	}{{"ip", "224.0.0.0/4", false}, {"ip6", "ff00::/8", true}} {
+		for _, from := range podNetworks {
+			if from.Addr().Is6() != family.is6 {
+				continue
+			}
+			for _, to := range podNetworks {
+				if to.Addr().Is6() == family.is6 {
+					rules = append(rules, fmt.Sprintf("%s saddr %s %s daddr != { %s, %s } masquerade fully-random", family.ip, from, family.ip, to, family.multicast))
+				}
+			}
+		}
+	}
+	return rules
+}

@@ -1,0 +1,218 @@
+// Package bootstrap applies the bootstrap data of a machine, once (IM-08).
+//
+// What was done is recorded on the machine's disk step by step, so a machine that dies half-way
+// goes on where it was when it is given its data again: commands that succeeded are not repeated,
+// and writing a file twice does no harm. The record holds the names of steps and nothing of the data.
+package bootstrap
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/process"
+)
+
+// RecordPath is on the machine's disk.
+const RecordPath = "/var/lib/capstan/bootstrap.json"
+
+// Runner applies bootstrap data. All paths are fields so that tests can have their own.
+type Runner struct {
+	Starter  process.Starter
+	Log      *slog.Logger
+	Metadata machine.Metadata
+	// Root is put before the paths of files; empty on a machine.
+	Root       string
+	DataPath   string
+	RecordPath string
+	Sentinel   string
+	LogPath    string
+	// SetHostname sets the host name of the running machine.
+	SetHostname func(string) error
+
+	record record
+}
+
+// record is what RecordPath holds.
+type record struct {
+	// Machine is the id of the machine whose data was applied.
+	Machine string `json:"machine"`
+	// Done are the steps that need no repetition.
+	Done []string `json:"done"`
+	// Appended says how long a file was before the step that appends to it, by step.
+	Appended map[string]int64  `json:"appended,omitempty"`
+	Result   initapi.Bootstrap `json:"result"`
+	Message  string            `json:"message,omitempty"`
+}
+
+// New returns the Runner of a machine.
+func New(starter process.Starter, log *slog.Logger, metadata machine.Metadata, setHostname func(string) error) *Runner {
+	return &Runner{
+		Starter: starter, Log: log, Metadata: metadata, SetHostname: setHostname,
+		DataPath: machine.BootstrapDataPath, RecordPath: RecordPath, Sentinel: machine.SentinelPath,
+		LogPath: filepath.Join(machine.LogDir, "bootstrap.log"),
+	}
+}
+
+// Run applies the data, once it is there, and reports each change. It returns when the bootstrap
+// has succeeded or failed, or when ctx ends. Data of a machine that was bootstrapped already is
+// erased unread.
+func (r *Runner) Run(ctx context.Context, report func(initapi.Bootstrap, string)) {
+	if err := r.load(); err != nil {
+		report(initapi.Failed, err.Error())
+		return
+	}
+	if r.record.Result == initapi.Succeeded {
+		if err := erase(r.DataPath); err != nil {
+			r.Log.Error("cannot erase the bootstrap data", "error", err)
+		}
+		report(initapi.Succeeded, "")
+		return
+	}
+	// A machine that failed tells so until it is given its data again.
+	if _, err := os.Stat(r.DataPath); err != nil && r.record.Result == initapi.Failed {
+		report(initapi.Failed, r.record.Message)
+	} else {
+		report(initapi.Waiting, "")
+	}
+	if err := waitForFile(ctx, r.DataPath); err != nil {
+		if ctx.Err() == nil {
+			report(initapi.Failed, err.Error())
+		}
+		return
+	}
+	report(initapi.Started, "")
+	err := r.apply(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	r.finish(err, report)
+}
+
+// finish erases the data, records the result and reports it, in this order.
+func (r *Runner) finish(err error, report func(initapi.Bootstrap, string)) {
+	err = errors.Join(err, erase(r.DataPath))
+	r.record.Result, r.record.Message = initapi.Succeeded, ""
+	if err != nil {
+		r.record.Result, r.record.Message = initapi.Failed, err.Error()
+	}
+	if err := r.save(); err != nil {
+		r.Log.Error("cannot record the bootstrap", "error", err)
+	}
+	report(r.record.Result, r.record.Message)
+}
+
+// apply does all steps that the record does not have.
+func (r *Runner) apply(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(r.LogPath), 0o750); err != nil {
+		return err
+	}
+	data, err := os.ReadFile(r.DataPath)
+	if err != nil {
+		return fmt.Errorf("reading the bootstrap data: %w", err)
+	}
+	config, err := cloudconfig.Parse(data, r.Metadata.TemplateVariables())
+	clear(data)
+	if err != nil {
+		return fmt.Errorf("the bootstrap data cannot be used, nothing was done: %w", err)
+	}
+	r.record.Result, r.record.Message = initapi.Started, ""
+	if err := r.save(); err != nil {
+		return err
+	}
+	for _, step := range r.steps(config) {
+		if slices.Contains(r.record.Done, step.name) {
+			continue
+		}
+		// To the log only: each report wakes up everybody who watches the machine.
+		r.Log.Info("bootstrap", "step", step.name)
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		if err := r.done(step.name); err != nil {
+			return err
+		}
+	}
+	r.Log.Info("bootstrap", "step", "waiting for "+r.Sentinel)
+	return waitForFile(ctx, r.Sentinel)
+}
+
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// steps in cloud-init's order: bootcmd, write_files, hostname, users, runcmd's script; files with
+// defer come last but one, because the scripts of runcmd are what they are deferred for.
+func (r *Runner) steps(c *cloudconfig.Config) []step {
+	var steps, deferred []step
+	if len(c.BootCommands) > 0 {
+		steps = append(steps, r.script("bootcmd", c.BootCommands))
+	}
+	for i, file := range c.Files {
+		name := fmt.Sprintf("write_files[%d] %s", i, file.Path)
+		s := step{name, func(context.Context) error { return r.writeFile(name, file) }}
+		if file.Defer {
+			deferred = append(deferred, s)
+		} else {
+			steps = append(steps, s)
+		}
+	}
+	if hostname := c.HostnameToSet(); hostname != "" {
+		steps = append(steps, step{"hostname", func(context.Context) error { return r.SetHostname(hostname) }})
+	}
+	for _, user := range c.Users {
+		steps = append(steps, step{"users " + user.Name, func(ctx context.Context) error { return r.makeUser(ctx, user) }})
+	}
+	steps = append(steps, deferred...)
+	if len(c.RunCommands) > 0 {
+		steps = append(steps, r.script("runcmd", c.RunCommands))
+	}
+	return steps
+}
+
+func (r *Runner) load() error {
+	data, err := os.ReadFile(r.RecordPath)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		data = []byte("{}")
+	case err != nil:
+		return err
+	}
+	r.record = record{}
+	if err := json.Unmarshal(data, &r.record); err != nil {
+		return fmt.Errorf("the record of the bootstrap %s: %w", r.RecordPath, err)
+	}
+	if r.record.Machine != r.Metadata.ID {
+		r.record = record{Machine: r.Metadata.ID}
+	}
+	if r.record.Appended == nil {
+		r.record.Appended = map[string]int64{}
+	}
+	return nil
+}
+
+func (r *Runner) done(step string) error {
+	r.record.Done = append(r.record.Done, step)
+	return r.save()
+}
+
+func (r *Runner) save() error {
+	data, err := json.Marshal(r.record)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(r.RecordPath), 0o755); err != nil {
+		return err
+	}
+	return replaceFile(r.RecordPath, data, 0o600, 0, 0)
+}

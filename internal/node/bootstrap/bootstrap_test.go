@@ -1,0 +1,289 @@
+package bootstrap
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/process"
+)
+
+type fixture struct {
+	t *testing.T
+	*Runner
+	dir      string
+	log      strings.Builder
+	hostname string
+}
+
+func newFixture(t *testing.T) *fixture {
+	f := &fixture{t: t, dir: t.TempDir()}
+	f.Runner = f.again()
+	return f
+}
+
+// again is the Runner of the next PID 1 of the same machine.
+func (f *fixture) again() *Runner {
+	f.Runner = &Runner{
+		Starter: process.Simple{}, Log: slog.New(slog.NewTextHandler(&f.log, nil)), Metadata: machine.Metadata{ID: "id", Hostname: "m"},
+		Root: f.dir, DataPath: f.path("run/data"), RecordPath: f.path("var/record"), Sentinel: f.path("run/sentinel"), LogPath: f.path("log/bootstrap.log"),
+		SetHostname: func(name string) error { f.hostname = name; return nil },
+	}
+	return f.Runner
+}
+
+func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
+
+func (f *fixture) give(data string) {
+	f.t.Helper()
+	if err := os.MkdirAll(f.path("run"), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(f.path("run/data"), []byte("#cloud-config\n"+data), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) read(name string) string {
+	data, _ := os.ReadFile(f.path(name))
+	return string(data)
+}
+
+// apply runs to the end and returns the last state and message, and all states.
+func (f *fixture) apply() (initapi.Bootstrap, string, []initapi.Bootstrap) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var states []initapi.Bootstrap
+	var last string
+	f.Run(ctx, func(state initapi.Bootstrap, message string) {
+		if state == initapi.Succeeded || state == initapi.Failed {
+			if _, err := os.Stat(f.DataPath); err == nil && len(states) > 1 {
+				f.t.Errorf("%s is reported while the data is still there", state)
+			}
+		}
+		states, last = append(states, state), message
+	})
+	if ctx.Err() != nil {
+		f.t.Fatalf("did not end: %v", states)
+	}
+	return states[len(states)-1], last, states
+}
+
+const sentinel = "- echo success > $DIR/run/sentinel\n"
+
+func (f *fixture) expand(data string) string { return strings.ReplaceAll(data, "$DIR", f.dir) }
+
+// IM-08: everything is applied in cloud-init's order, then erased; a later start does nothing.
+func TestApply(t *testing.T) {
+	f := newFixture(t)
+	f.give(f.expand(`
+bootcmd: [ 'echo boot >> $DIR/order' ]
+hostname: chosen
+write_files:
+- {path: /etc/secret, content: hunter2, permissions: '0600'}
+- {path: /etc/late, content: late, defer: true}
+runcmd:
+- cd $DIR; export A=b
+- [sh, -c, 'echo "run $A $(basename $(pwd))" >> order; cat etc/late >> order']
+` + sentinel))
+	state, message, states := f.apply()
+	if state != initapi.Succeeded {
+		t.Fatalf("%s: %s\n%s", state, message, f.read("log/bootstrap.log"))
+	}
+	if want := []initapi.Bootstrap{initapi.Waiting, initapi.Started, initapi.Succeeded}; !slices.Equal(states, want) {
+		t.Errorf("states %v", states)
+	}
+	if got, want := f.read("order"), "boot\nrun b "+filepath.Base(f.dir)+"\nlate"; got != want {
+		t.Errorf("order %q, want %q", got, want)
+	}
+	info, err := os.Stat(f.path("etc/secret"))
+	if err != nil || info.Mode().Perm() != 0o600 || f.hostname != "chosen" {
+		t.Errorf("%v %v %q", info, err, f.hostname)
+	}
+	for _, name := range []string{"var/record", "log/bootstrap.log"} {
+		if strings.Contains(f.read(name), "hunter2") {
+			t.Errorf("%s has the data", name)
+		}
+	}
+	if strings.Contains(f.log.String(), "hunter2") {
+		t.Error("the log has the data")
+	}
+
+	// The next PID 1 finds no data, or, if capstand was slow to notice, once more the old.
+	for _, stray := range []bool{false, true} {
+		if stray {
+			f.give("runcmd: ['echo again >> " + f.path("order") + "']")
+		}
+		f.again()
+		if state, _, _ := f.apply(); state != initapi.Succeeded || strings.Contains(f.read("order"), "again") {
+			t.Errorf("stray data %v: %s", stray, state)
+		}
+		if _, err := os.Stat(f.DataPath); err == nil {
+			t.Error("stray data was not erased")
+		}
+	}
+}
+
+// A machine that dies half-way goes on after the last step that succeeded.
+func TestGoesOn(t *testing.T) {
+	f := newFixture(t)
+	data := f.expand(`
+write_files: [{path: /list, content: "file\n", append: true}]
+runcmd:
+- echo one >> $DIR/list
+- '[ -e $DIR/mended ] || { echo try >> $DIR/tries; exit 7; }'
+- echo two >> $DIR/list
+` + sentinel)
+	f.give(data)
+	state, message, _ := f.apply()
+	if state != initapi.Failed || !strings.Contains(message, "runcmd: [1]: exit code 7") || !strings.Contains(message, f.LogPath) {
+		t.Fatalf("%s: %s", state, message)
+	}
+	// Without data it says again what is wrong.
+	f.again()
+	ctx, cancel := context.WithCancel(context.Background())
+	f.Run(ctx, func(state initapi.Bootstrap, again string) {
+		if state != initapi.Failed || again != message {
+			t.Errorf("after a restart without data: %s %s", state, again)
+		}
+		cancel()
+	})
+	if err := os.WriteFile(f.path("mended"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.give(data)
+	f.again()
+	if state, message, _ := f.apply(); state != initapi.Succeeded {
+		t.Fatalf("%s: %s", state, message)
+	}
+	if got := f.read("list"); got != "file\none\ntwo\n" {
+		t.Errorf("list %q", got)
+	}
+	if got := f.read("tries"); got != "try\n" {
+		t.Errorf("tries %q", got)
+	}
+}
+
+// A crash between the writing of an append and its record does not append twice.
+func TestAppendTwice(t *testing.T) {
+	f := newFixture(t)
+	if err := f.load(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.path("a"), []byte("old "), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := cloudconfig.File{Path: "/a", Content: []byte("new"), Append: true, Mode: 0o600}
+	for range 2 {
+		if err := f.writeFile("step", file); err != nil {
+			t.Fatal(err)
+		}
+		f.again()
+		if err := f.load(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := f.read("a"); got != "old new" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestFailures(t *testing.T) {
+	for name, tt := range map[string]struct{ data, want string }{
+		"refused data":       {"packages: [a]", "nothing was done: line 2: packages is not supported"},
+		"unknown owner":      {"write_files: [{path: /a, owner: nobody-knows}]", "write_files[0] /a: owner"},
+		"script ended early": {"runcmd: ['exit 0', 'echo never']", "runcmd: [0]: ended the script with exit code 0"},
+		"syntax error":       {"runcmd: ['true', 'if then']", "runcmd: [1]: exit code 2"},
+		"program not found":  {"runcmd: [[/does/not/exist]]", "runcmd: [0]: exit code 127"},
+		"bootcmd":            {"bootcmd: ['exit 4']\nruncmd: ['true']", "bootcmd: [0]: exit code 4"},
+		"killed":             {"runcmd: ['kill -9 $$']", "runcmd: [0]: exit code 137"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.give(tt.data)
+			state, message, _ := f.apply()
+			if state != initapi.Failed || !strings.Contains(message, tt.want) {
+				t.Errorf("%s: %s", state, message)
+			}
+			if _, err := os.Stat(f.DataPath); err == nil {
+				t.Error("the data is still there")
+			}
+		})
+	}
+}
+
+// Data and sentinel may come late; both are waited for without polling.
+func TestWaits(t *testing.T) {
+	f := newFixture(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	f.Run(ctx, func(state initapi.Bootstrap, message string) {
+		switch state {
+		case initapi.Waiting:
+			f.give("runcmd: ['(sleep 0.2; echo success > " + f.Sentinel + ") >/dev/null 2>&1 &']")
+		case initapi.Failed:
+			t.Error(message)
+		}
+	})
+	if ctx.Err() != nil || f.record.Result != initapi.Succeeded {
+		t.Errorf("%v, %s", ctx.Err(), f.record.Result)
+	}
+}
+
+// A disk that was another machine's does not count as bootstrapped.
+func TestOtherMachine(t *testing.T) {
+	f := newFixture(t)
+	f.give("runcmd:\n" + f.expand(sentinel))
+	if state, message, _ := f.apply(); state != initapi.Succeeded {
+		t.Fatal(message)
+	}
+	f.again().Metadata.ID = "other"
+	if err := f.load(); err != nil || f.record.Result != "" || len(f.record.Done) != 0 {
+		t.Errorf("%+v, %v", f.record, err)
+	}
+}
+
+func TestErase(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	if err := os.WriteFile(path, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Whoever holds the file open sees zeros.
+	open, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if err := erase(path); err != nil {
+		t.Fatal(err)
+	}
+	content := make([]byte, 6)
+	if _, err := open.Read(content); err != nil || string(content) != "\x00\x00\x00\x00\x00\x00" {
+		t.Errorf("%q, %v", content, err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("%v, want %v", err, fs.ErrNotExist)
+	}
+	if err := erase(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUseraddArgs(t *testing.T) {
+	got := strings.Join(useraddArgs(cloudconfig.User{
+		Name: "ann", Gecos: "Ann A", Groups: []string{"a, b", "c"}, HomeDir: "/h", Shell: "/bin/sh", PrimaryGroup: "g", Inactive: "3", Passwd: "$6$hash",
+	}), " ")
+	if got != "--create-home --comment=Ann A --groups=a,b,c --home-dir=/h --inactive=3 --shell=/bin/sh --gid=g ann" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,127 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"capstan.dev/capstan/internal/node/cloudconfig"
+)
+
+// makeUser makes a user account with the system's own tools. An account that exists is kept and
+// given the password, keys and sudo rules.
+func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
+	if _, err := user.Lookup(u.Name); err != nil {
+		if err := r.run(ctx, "", append([]string{"useradd"}, useraddArgs(u)...)...); err != nil {
+			return err
+		}
+	}
+	if u.Passwd != "" {
+		// The hash goes through a pipe: arguments can be read by everybody.
+		if err := r.run(ctx, u.Name+":"+u.Passwd+"\n", "chpasswd", "-e"); err != nil {
+			return err
+		}
+	}
+	if u.LockPasswd == nil || *u.LockPasswd {
+		if err := r.run(ctx, "", "usermod", "--lock", u.Name); err != nil {
+			return err
+		}
+	}
+	if len(u.Sudo) > 0 {
+		if err := r.writeSudo(u); err != nil {
+			return err
+		}
+	}
+	if len(u.SSHAuthorizedKeys) > 0 {
+		return r.writeKeys(u)
+	}
+	return nil
+}
+
+func useraddArgs(u cloudconfig.User) []string {
+	args := []string{"--create-home"}
+	add := func(flag, value string) {
+		if value != "" {
+			args = append(args, flag+"="+value)
+		}
+	}
+	add("--comment", u.Gecos)
+	add("--groups", strings.ReplaceAll(strings.Join(u.Groups, ","), " ", ""))
+	add("--home-dir", u.HomeDir)
+	add("--inactive", u.Inactive)
+	add("--shell", u.Shell)
+	add("--gid", u.PrimaryGroup)
+	return append(args, u.Name)
+}
+
+func (r *Runner) writeSudo(u cloudconfig.User) error {
+	var b strings.Builder
+	for _, rule := range u.Sudo {
+		fmt.Fprintf(&b, "%s %s\n", u.Name, rule)
+	}
+	path := filepath.Join(r.Root, "/etc/sudoers.d/90-capstan-"+u.Name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	return replaceFile(path, []byte(b.String()), 0o440, 0, 0)
+}
+
+func (r *Runner) writeKeys(u cloudconfig.User) error {
+	account, err := user.Lookup(u.Name)
+	if err != nil {
+		return err
+	}
+	uid, _ := strconv.Atoi(account.Uid)
+	gid, _ := strconv.Atoi(account.Gid)
+	dir := filepath.Join(r.Root, account.HomeDir, ".ssh")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(dir, uid, gid); err != nil {
+		return err
+	}
+	keys := strings.Join(u.SSHAuthorizedKeys, "\n") + "\n"
+	return replaceFile(filepath.Join(dir, "authorized_keys"), []byte(keys), 0o600, uid, gid)
+}
+
+// run runs a system tool with the given standard input.
+func (r *Runner) run(ctx context.Context, input string, args ...string) error {
+	out, in, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	// Short enough for the pipe's buffer.
+	_, err = io.WriteString(in, input)
+	_ = in.Close()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(r.LogPath, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = out, log, log
+	exit, err := r.Starter.Start(cmd)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		return ctx.Err()
+	case e := <-exit:
+		if err := e.Err(); err != nil {
+			return fmt.Errorf("%s: %w; see %s", args[0], err, r.LogPath)
+		}
+		return nil
+	}
+}

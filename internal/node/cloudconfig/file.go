@@ -1,0 +1,140 @@
+package cloudconfig
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFileBytes bounds what a compressed file may unpack to: Secrets, where the data comes from, hold 1 MiB.
+const maxFileBytes = 64 << 20
+
+// File is a file to be written. Its content is decoded already.
+type File struct {
+	Path    string
+	Content []byte
+	// Owner as user or user:group, or empty for root.
+	Owner string
+	// Mode; 0644 by default.
+	Mode os.FileMode
+	// Append to what is there.
+	Append bool
+	// Defer until users and the commands before runcmd were made.
+	Defer bool
+
+	err error
+}
+
+type rawFile struct {
+	Path        string    `yaml:"path"`
+	Content     string    `yaml:"content"`
+	Owner       string    `yaml:"owner"`
+	Permissions yaml.Node `yaml:"permissions"`
+	Encoding    string    `yaml:"encoding"`
+	Append      bool      `yaml:"append"`
+	Defer       bool      `yaml:"defer"`
+}
+
+// UnmarshalYAML implements yaml.Unmarshaler. What is wrong with the values is kept for validate,
+// so that one error tells of all files.
+func (f *File) UnmarshalYAML(node *yaml.Node) error {
+	var raw rawFile
+	if err := node.Decode(&raw); err != nil {
+		return err
+	}
+	*f = File{Path: raw.Path, Owner: raw.Owner, Append: raw.Append, Defer: raw.Defer}
+	var modeErr, contentErr error
+	f.Mode, modeErr = parseMode(raw.Permissions)
+	f.Content, contentErr = decodeContent(raw.Content, raw.Encoding)
+	f.err = errors.Join(modeErr, contentErr)
+	return nil
+}
+
+func (f *File) validate() error {
+	var errs []error
+	if !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path {
+		errs = append(errs, errors.New("path: want an absolute path, without '..'"))
+	}
+	if strings.ContainsAny(f.Path, "\x00\n") {
+		errs = append(errs, errors.New("path: has a line break or a zero byte"))
+	}
+	if user, group, _ := strings.Cut(f.Owner, ":"); strings.ContainsAny(user+group, ": \t\n") {
+		errs = append(errs, errors.New("owner: want user or user:group"))
+	}
+	return errors.Join(append(errs, f.err)...)
+}
+
+// parseMode reads permissions as cloud-init does: a string is octal, a number is what YAML made of it
+// (so 0644 and 420 are the same).
+func parseMode(node yaml.Node) (os.FileMode, error) {
+	if node.IsZero() || node.Tag == "!!null" || node.Value == "" {
+		return 0o644, nil
+	}
+	var mode uint64
+	var err error
+	if node.Tag == "!!int" {
+		var number int64
+		err = node.Decode(&number)
+		mode = uint64(number)
+	} else {
+		mode, err = strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
+	}
+	if err != nil || mode > 0o7777 {
+		return 0, errors.New("permissions: want an octal mode such as '0640'")
+	}
+	out := os.FileMode(mode & 0o777)
+	for bit, flag := range map[uint64]os.FileMode{0o4000: os.ModeSetuid, 0o2000: os.ModeSetgid, 0o1000: os.ModeSticky} {
+		if mode&bit != 0 {
+			out |= flag
+		}
+	}
+	return out, nil
+}
+
+// decodeContent undoes an encoding, in any of cloud-init's spellings.
+func decodeContent(content, encoding string) ([]byte, error) {
+	data := []byte(content)
+	var isBase64, isGzip bool
+	switch strings.ToLower(strings.TrimSpace(encoding)) {
+	case "", "text/plain":
+	case "b64", "base64":
+		isBase64 = true
+	case "gz", "gzip":
+		isGzip = true
+	case "gz+b64", "gz+base64", "gzip+b64", "gzip+base64":
+		isBase64, isGzip = true, true
+	default:
+		return nil, fmt.Errorf("encoding: %s is not supported; want b64, gzip or gzip+b64", name(encoding))
+	}
+	if isBase64 {
+		decoded, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(content), ""))
+		if err != nil {
+			return nil, errors.New("content: is not base64")
+		}
+		data = decoded
+	}
+	if isGzip {
+		reader, err := gzip.NewReader(bytes.NewReader(data))
+		if err != nil {
+			return nil, errors.New("content: is not gzip")
+		}
+		unpacked, err := io.ReadAll(io.LimitReader(reader, maxFileBytes+1))
+		if err != nil {
+			return nil, errors.New("content: is broken gzip")
+		}
+		if len(unpacked) > maxFileBytes {
+			return nil, fmt.Errorf("content: unpacks to more than %d MiB", maxFileBytes>>20)
+		}
+		data = unpacked
+	}
+	return data, nil
+}

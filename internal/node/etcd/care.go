@@ -1,0 +1,302 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+const (
+	// followPeriod is how often an agent asks whether its member leads now: etcd tells nobody.
+	followPeriod = time.Second
+	// carePeriod is how often members are asked, for the same reason; busyPeriod while something is
+	// under way, for busyTime at most.
+	carePeriod = 2 * time.Second
+	busyPeriod = 250 * time.Millisecond
+	busyTime   = 5 * time.Minute
+	// retryPause after something that failed.
+	retryPause = 500 * time.Millisecond
+)
+
+// Objects are the EtcdMembers of the cluster.
+type Objects interface {
+	// List from memory, and a channel that tells of changes.
+	List() map[string]etcdv1.EtcdMember
+	Changed() <-chan struct{}
+	// Create makes the object of a member that has none.
+	Create(ctx context.Context, name string, spec etcdv1.EtcdMemberSpec) error
+	// ApplyStatus writes what the leader's agent knows of a member.
+	ApplyStatus(ctx context.Context, name string, status etcdv1.EtcdMemberStatus) error
+	// RenewLease says that this machine's agent looks after etcd.
+	RenewLease(ctx context.Context, holder string, now time.Time) error
+}
+
+// Care looks after all members for as long as the local one leads. Every control plane machine's agent
+// runs it, so whoever leads next takes over.
+type Care struct {
+	// Name of the local member.
+	Name string
+	// Endpoint of the local member.
+	Endpoint string
+	TLS      *tls.Config
+	Objects  Objects
+	Log      *slog.Logger
+
+	local *client
+	// remote are connections to members by client URL.
+	remote map[string]*client
+	memory
+	renewed time.Time
+}
+
+// Run runs until ctx ends.
+func (c *Care) Run(ctx context.Context) error {
+	var err error
+	if c.local, err = dial(c.TLS, c.Endpoint); err != nil {
+		return err
+	}
+	c.remote = map[string]*client{}
+	defer func() {
+		c.forget()
+		_ = c.local.Close()
+	}()
+	for {
+		pause := c.look(ctx)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-c.Objects.Changed():
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+// forget what was seen as a leader.
+func (c *Care) forget() {
+	for _, r := range c.remote {
+		_ = r.Close()
+	}
+	clear(c.remote)
+	c.memory, c.renewed = memory{}, time.Time{}
+}
+
+// look looks after etcd once, and says when to look again.
+func (c *Care) look(ctx context.Context) time.Duration {
+	now := time.Now()
+	self, leads := c.leads(ctx)
+	if !leads {
+		c.forget()
+		return followPeriod
+	}
+	if c.led.IsZero() {
+		c.Log.Info("this machine looks after etcd now", "member", hexID(self))
+		c.memory = memory{
+			unstarted: map[uint64]time.Time{}, approved: map[string]time.Time{}, failing: map[uint64]time.Time{},
+			learning: map[uint64]time.Time{}, defragments: map[uint64]time.Time{}, led: now,
+		}
+	}
+	v, err := c.view(ctx, self, now)
+	if err == nil {
+		err = c.publish(ctx, v)
+	}
+	if err != nil {
+		c.Log.Warn("looking after etcd", "error", err)
+		return retryPause
+	}
+	a := decide(v)
+	if a.kind == actNone {
+		return c.pause(v)
+	}
+	if err := c.do(ctx, v, a); err != nil {
+		c.Log.Warn("looking after etcd", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why, "error", err)
+		return retryPause
+	}
+	c.Log.Info("looking after etcd", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why)
+	return 0
+}
+
+// leads says whether the local member leads, and its id.
+func (c *Care) leads(ctx context.Context) (uint64, bool) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	s, err := c.local.Status(ctx, c.Endpoint)
+	if err != nil {
+		return 0, false
+	}
+	return s.Header.MemberId, s.Leader == s.Header.MemberId
+}
+
+// view asks etcd for its members and alarms, and each member for its state.
+func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, error) {
+	members, err := c.local.members(ctx)
+	if err != nil {
+		return view{}, err
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	alarms, err := c.local.AlarmList(call)
+	if err != nil {
+		return view{}, fmt.Errorf("listing etcd's alarms: %w", err)
+	}
+	c.probe(ctx, members)
+	known := map[uint64]bool{}
+	v := view{now: now, self: self, members: members, objects: c.Objects.List(), memory: c.memory}
+	for i, m := range members {
+		known[m.ID] = true
+		members[i].Alarms = alarmsOf(alarms.Alarms, m.ID)
+		note(c.unstarted, m.ID, !m.Started(), now)
+		note(c.failing, m.ID, m.Started() && m.Err != nil, now)
+		note(c.learning, m.ID, m.Learner && v.healthy(m), now)
+	}
+	for _, times := range []map[uint64]time.Time{c.unstarted, c.failing, c.learning, c.defragments} {
+		maps.DeleteFunc(times, func(id uint64, _ time.Time) bool { return !known[id] })
+	}
+	return v, nil
+}
+
+// note since when something is so.
+func note[K comparable](times map[K]time.Time, key K, is bool, now time.Time) {
+	if !is {
+		delete(times, key)
+	} else if _, known := times[key]; !known {
+		times[key] = now
+	}
+}
+
+// probe asks all members at once.
+func (c *Care) probe(ctx context.Context, members []Member) {
+	used := map[string]bool{}
+	var wait sync.WaitGroup
+	for i := range members {
+		m := &members[i]
+		if len(m.ClientURLs) == 0 {
+			m.Err = errNotProbed
+			continue
+		}
+		url := m.ClientURLs[0]
+		used[url] = true
+		conn := c.remote[url]
+		if conn == nil {
+			var err error
+			if conn, err = dial(c.TLS, url); err != nil {
+				m.Err = err
+				continue
+			}
+			c.remote[url] = conn
+		}
+		wait.Go(func() { m.Probe = conn.probe(ctx, url) })
+	}
+	wait.Wait()
+	for url, conn := range c.remote {
+		if !used[url] {
+			_ = conn.Close()
+			delete(c.remote, url)
+		}
+	}
+}
+
+// publish makes the objects of members that have none, and writes what has changed.
+func (c *Care) publish(ctx context.Context, v view) error {
+	if v.now.Sub(c.renewed) >= etcdv1.CareLeaseRenewal {
+		if err := c.Objects.RenewLease(ctx, c.Name, v.now); err != nil {
+			return fmt.Errorf("renewing the Lease %s/%s: %w", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, err)
+		}
+		c.renewed = v.now
+	}
+	for _, m := range v.members {
+		if _, found := v.object(m); found || !m.Started() || len(m.PeerURLs) == 0 || len(m.ClientURLs) == 0 {
+			continue
+		}
+		spec := etcdv1.EtcdMemberSpec{PeerURL: m.PeerURLs[0], ClientURL: m.ClientURLs[0]}
+		if err := c.Objects.Create(ctx, m.Name, spec); err != nil {
+			return fmt.Errorf("making EtcdMember %s: %w", m.Name, err)
+		}
+		c.Log.Info("EtcdMember made", "member", m.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.objects)) {
+		o := v.objects[name]
+		want := v.status(o)
+		if differs(o.Status, want) {
+			if err := c.Objects.ApplyStatus(ctx, name, want); err != nil {
+				return fmt.Errorf("status of EtcdMember %s: %w", name, err)
+			}
+		}
+		note(c.approved, name, apimeta.IsStatusConditionTrue(want.Conditions, etcdv1.LeavingCondition), v.now)
+	}
+	return nil
+}
+
+// do does what was decided, if the local member still leads.
+func (c *Care) do(ctx context.Context, v view, a action) error {
+	if self, leads := c.leads(ctx); !leads || self != v.self {
+		return fmt.Errorf("another member leads now")
+	}
+	timeout := changeTimeout
+	switch a.kind {
+	case actDefragment:
+		timeout = defragTimeout
+	case actCompact, actMoveLeader, actDisarm:
+		timeout = callTimeout
+	case actRemove, actPromote, actNone:
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var err error
+	switch a.kind {
+	case actRemove:
+		_, err = c.local.MemberRemove(ctx, a.member.ID)
+	case actMoveLeader:
+		_, err = c.local.MoveLeader(ctx, a.member.ID)
+	case actPromote:
+		_, err = c.local.MemberPromote(ctx, a.member.ID)
+	case actCompact:
+		c.compacted = v.now
+		_, err = c.local.Compact(ctx, a.member.Revision, clientv3.WithCompactPhysical())
+	case actDefragment:
+		c.defragments[a.member.ID] = v.now
+		_, err = c.remote[a.member.ClientURLs[0]].Defragment(ctx, a.member.ClientURLs[0])
+	case actDisarm:
+		_, err = c.local.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: a.member.ID, Alarm: etcdserverpb.AlarmType_NOSPACE})
+	case actNone:
+	}
+	return err
+}
+
+// pause until the next look.
+func (c *Care) pause(v view) time.Duration {
+	underWay := func() bool {
+		for _, m := range v.members {
+			if m.Learner || !m.Started() || v.leaving(m) || m.Err != nil && v.now.Sub(v.failing[m.ID]) < 2*unreachableAfter {
+				return true
+			}
+		}
+		return slices.ContainsFunc(slices.Collect(maps.Values(v.objects)), func(o etcdv1.EtcdMember) bool {
+			return !o.Spec.Leave && o.Status.MemberID == ""
+		})
+	}
+	switch {
+	case !underWay():
+		c.busySince = time.Time{}
+		return carePeriod
+	case c.busySince.IsZero():
+		c.busySince = v.now
+	}
+	if v.now.Sub(c.busySince) > busyTime {
+		return carePeriod
+	}
+	return busyPeriod
+}

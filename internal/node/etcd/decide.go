@@ -1,0 +1,321 @@
+package etcd
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+const (
+	// unstartedTimeout is how long a member that nobody has announced may take to start. Announced ones
+	// have as long as their machine: the control plane provider knows when to give it up.
+	unstartedTimeout = 5 * time.Minute
+	// promoteAfter is how long the machine of a learner may take to ask for its vote.
+	promoteAfter = 5 * time.Second
+	// stopTimeout is how long a healthy machine that may leave has to stop its API server.
+	stopTimeout = 20 * time.Second
+
+	// A file is defragmented when it has at least defragWaste free bytes, and they are more than half of it,
+	// but not more often than once in defragEvery: etcd serves nothing meanwhile.
+	defragWaste = 128 << 20
+	defragEvery = time.Hour
+	// A member that is out of space gets back whatever there is; the alarm goes once a fifth of the
+	// quota is free.
+	defragWasteFull = 1 << 20
+	spaceRegained   = 0.8
+	// compactEvery while there is no space: the API server, which compacts otherwise, cannot.
+	compactEvery = time.Minute
+
+	alarmNoSpace = "NOSPACE"
+)
+
+// view is what decisions are made on.
+type view struct {
+	now time.Time
+	// self is the leader, whose agent decides.
+	self    uint64
+	members []Member
+	objects map[string]etcdv1.EtcdMember
+	memory
+}
+
+// memory is what a leader's agent has seen since it leads.
+type memory struct {
+	// unstarted says since when members are known that never ran.
+	unstarted map[uint64]time.Time
+	// approved says since when machines know that they may leave.
+	approved map[string]time.Time
+	// learning says since when members are learners that answer.
+	learning map[uint64]time.Time
+	// failing says since when members do not answer.
+	failing     map[uint64]time.Time
+	defragments map[uint64]time.Time
+	compacted   time.Time
+	led         time.Time
+	// busySince is since when something is under way.
+	busySince time.Time
+}
+
+type actionKind string
+
+const (
+	actNone       actionKind = ""
+	actRemove     actionKind = "remove member"
+	actMoveLeader actionKind = "move leadership"
+	actPromote    actionKind = "promote learner"
+	actCompact    actionKind = "compact history"
+	actDefragment actionKind = "defragment"
+	actDisarm     actionKind = "disarm alarm"
+)
+
+// action on a member. Of moving leadership it is the new leader.
+type action struct {
+	kind   actionKind
+	member Member
+	why    string
+}
+
+// healthy says whether a member counts for a quorum: it answers, and follows the same leader.
+func (v view) healthy(m Member) bool {
+	return m.Started() && m.Err == nil && m.Leader == v.self && !slices.Contains(m.Alarms, "CORRUPT")
+}
+
+// object of a member: by its name, or by its address as long as it has no name. A machine may have the
+// address of one that is gone.
+func (v view) object(m Member) (etcdv1.EtcdMember, bool) {
+	if m.Started() {
+		o, found := v.objects[m.Name]
+		return o, found
+	}
+	var best etcdv1.EtcdMember
+	for _, o := range v.objects {
+		if !slices.Contains(m.PeerURLs, o.Spec.PeerURL) {
+			continue
+		}
+		if best.Name == "" || cmp.Or(falseFirst(o.Spec.Leave, best.Spec.Leave), strings.Compare(o.Name, best.Name)) < 0 {
+			best = o
+		}
+	}
+	return best, best.Name != ""
+}
+
+// member of an object.
+func (v view) member(o etcdv1.EtcdMember) (Member, bool) {
+	for _, m := range v.members {
+		if mine, found := v.object(m); found && mine.Name == o.Name {
+			return m, true
+		}
+	}
+	return Member{}, false
+}
+
+func (v view) leaving(m Member) bool {
+	o, found := v.object(m)
+	return found && o.Spec.Leave
+}
+
+// quorumWithout says whether the voters but one have a quorum of healthy ones, and how it would be.
+func (v view) quorumWithout(leaver Member) (bool, string) {
+	voters, healthy := 0, 0
+	var sick []string
+	for _, m := range v.members {
+		if m.Learner || m.ID == leaver.ID {
+			continue
+		}
+		voters++
+		if v.healthy(m) {
+			healthy++
+		} else {
+			sick = append(sick, m.Name)
+		}
+	}
+	if voters == 0 {
+		return false, "it is the last voting member"
+	}
+	if healthy >= voters/2+1 {
+		return true, ""
+	}
+	return false, fmt.Sprintf("without it %d of %d voting members would be healthy, and %d are needed; not healthy: %s",
+		healthy, voters, voters/2+1, strings.Join(sick, ", "))
+}
+
+// departure is how far a voting member is whose object says leave.
+type departure struct {
+	reason  string // of the condition Leaving
+	message string
+	// now says that it can be removed at once.
+	now bool
+	// heir leads next when the leaver is the leader.
+	heir Member
+}
+
+// leavers are the voters that are to leave, the next one first: what does not answer, then what was told
+// that it may go, then those that do not lead.
+func (v view) leavers() []Member {
+	var out []Member
+	for _, m := range v.members {
+		if m.Started() && !m.Learner && v.leaving(m) {
+			out = append(out, m)
+		}
+	}
+	told := func(m Member) bool {
+		return apimeta.IsStatusConditionTrue(v.objects[m.Name].Status.Conditions, etcdv1.LeavingCondition)
+	}
+	slices.SortFunc(out, func(a, b Member) int {
+		return cmp.Or(falseFirst(v.healthy(a), v.healthy(b)), falseFirst(!told(a), !told(b)),
+			falseFirst(a.ID == v.self, b.ID == v.self), strings.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func falseFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// departure of a voter that is to leave: one at a time.
+func (v view) departure(m Member) departure {
+	if next := v.leavers()[0]; next.ID != m.ID {
+		return departure{reason: etcdv1.QuorumAtRiskReason, message: "Members leave one at a time, and " + next.Name + " is the next"}
+	}
+	if ok, why := v.quorumWithout(m); !ok {
+		return departure{reason: etcdv1.QuorumAtRiskReason, message: "The member waits: " + why}
+	}
+	if m.ID == v.self {
+		heir, found := v.heir()
+		if !found {
+			return departure{reason: etcdv1.QuorumAtRiskReason, message: "The member leads, and no healthy member stays that could lead"}
+		}
+		return departure{reason: etcdv1.MovingLeadershipReason, message: "The member leads: " + heir.Name + " is to lead first", heir: heir}
+	}
+	since, told := v.approved[m.Name]
+	stopped := apimeta.IsStatusConditionFalse(v.objects[m.Name].Status.Conditions, etcdv1.ServingCondition)
+	return departure{
+		reason: etcdv1.ApprovedReason, message: "The others have a quorum without the member",
+		now: stopped || !v.healthy(m) || told && v.now.Sub(since) >= stopTimeout,
+	}
+}
+
+// heir is who leads when the leader leaves: a healthy voter that stays, the first by name.
+func (v view) heir() (Member, bool) {
+	var best Member
+	for _, m := range v.members {
+		if m.ID != v.self && !m.Learner && v.healthy(m) && !v.leaving(m) && (best.ID == 0 || m.Name < best.Name) {
+			best = m
+		}
+	}
+	return best, best.ID != 0
+}
+
+// decide what to do next; the members that were asked a moment ago are all that counts.
+func decide(v view) action {
+	for _, rule := range []func(view) action{removeUnstarted, removeLeaver, promote, mendSpace, defragment} {
+		if a := rule(v); a.kind != actNone {
+			return a
+		}
+	}
+	return action{}
+}
+
+// removeUnstarted removes members that never ran: those whose machine is not wanted any more, and those
+// that nobody has announced. None of them has a vote that counts, or data.
+func removeUnstarted(v view) action {
+	for _, m := range v.members {
+		if m.Started() {
+			continue
+		}
+		if v.leaving(m) {
+			return action{actRemove, m, "it is to leave, and never started"}
+		}
+		if _, announced := v.object(m); !announced && v.now.Sub(v.unstarted[m.ID]) >= unstartedTimeout {
+			return action{actRemove, m, "it never started, and no EtcdMember announces it"}
+		}
+	}
+	return action{}
+}
+
+// removeLeaver removes one member that is to leave, learners first: they have no vote.
+func removeLeaver(v view) action {
+	for _, m := range v.members {
+		if m.Started() && m.Learner && v.leaving(m) {
+			return action{actRemove, m, "it is to leave"}
+		}
+	}
+	leavers := v.leavers()
+	if len(leavers) == 0 {
+		return action{}
+	}
+	switch d := v.departure(leavers[0]); {
+	case d.now:
+		return action{actRemove, leavers[0], "it is to leave"}
+	case d.heir.ID != 0:
+		return action{actMoveLeader, d.heir, "the leader is to leave"}
+	}
+	return action{}
+}
+
+// promote gives a learner its vote; etcd refuses while it is behind. Machines ask for it themselves, so
+// this is for those that died in between.
+func promote(v view) action {
+	for _, m := range v.members {
+		since, learning := v.learning[m.ID]
+		if learning && v.now.Sub(since) >= promoteAfter && !v.leaving(m) {
+			return action{actPromote, m, "its machine does not ask for its vote"}
+		}
+	}
+	return action{}
+}
+
+// mendSpace clears the alarm of members that ran out of space: history is compacted, what that freed
+// is given back, and then the alarm goes.
+func mendSpace(v view) action {
+	for _, m := range v.members {
+		if !slices.Contains(m.Alarms, alarmNoSpace) || m.Err != nil || m.Quota == 0 {
+			continue
+		}
+		limit := int64(spaceRegained * float64(m.Quota))
+		switch {
+		case v.now.Sub(v.compacted) >= compactEvery:
+			return action{actCompact, m, "it is out of space"}
+		case m.Size-m.InUse >= defragWasteFull && m.InUse <= limit:
+			return action{actDefragment, m, "it is out of space"}
+		case m.Size <= limit:
+			return action{actDisarm, m, "there is space again"}
+		}
+	}
+	return action{}
+}
+
+// defragment gives back the free part of a database file: one member at a time, the leader last, and
+// only while all members are healthy voters.
+func defragment(v view) action {
+	var leader action
+	for _, m := range v.members {
+		if m.Learner || !v.healthy(m) {
+			return action{}
+		}
+	}
+	for _, m := range v.members {
+		waste := m.Size - m.InUse
+		if waste < defragWaste || waste*2 <= m.Size || v.now.Sub(v.defragments[m.ID]) < defragEvery {
+			continue
+		}
+		a := action{actDefragment, m, fmt.Sprintf("%d MiB of %d are free", waste>>20, m.Size>>20)}
+		if m.ID != v.self {
+			return a
+		}
+		leader = a
+	}
+	return leader
+}

@@ -1,0 +1,318 @@
+package etcd
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+var (
+	noon    = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+	errDead = errors.New("no answer")
+)
+
+const leaderID = 1
+
+// voter is a healthy voting member.
+func voter(id uint64, name string) Member {
+	ip := "10.0.0." + string(rune('0'+id))
+	return Member{
+		ID: id, Name: name, PeerURLs: []string{"https://" + ip + ":2380"}, ClientURLs: []string{"https://" + ip + ":2379"},
+		Probe: Probe{Leader: leaderID, Size: 20 << 20, InUse: 10 << 20, Quota: 2 << 30, Revision: 100},
+	}
+}
+
+func with(m Member, change func(*Member)) Member { change(&m); return m }
+
+func dead(m Member) Member { return with(m, func(m *Member) { m.Probe = Probe{Err: errDead} }) }
+
+func learner(m Member) Member { return with(m, func(m *Member) { m.Learner = true }) }
+
+func unstarted(m Member) Member {
+	return with(m, func(m *Member) { m.Name, m.ClientURLs, m.Learner, m.Err = "", nil, true, errNotProbed })
+}
+
+// object of a member, which may be told to leave.
+func object(m Member, name string, leave bool, conditions ...string) etcdv1.EtcdMember {
+	o := etcdv1.EtcdMember{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdMemberSpec{PeerURL: m.PeerURLs[0], Leave: leave}}
+	for _, c := range conditions {
+		kind, status, _ := strings.Cut(c, "=")
+		o.Status.Conditions = append(o.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionStatus(status)})
+	}
+	return o
+}
+
+func viewOf(members []Member, objects ...etcdv1.EtcdMember) view {
+	v := view{now: noon, self: leaderID, members: members, objects: map[string]etcdv1.EtcdMember{}, memory: memory{
+		unstarted: map[uint64]time.Time{}, approved: map[string]time.Time{}, failing: map[uint64]time.Time{}, learning: map[uint64]time.Time{}, defragments: map[uint64]time.Time{},
+	}}
+	for _, o := range objects {
+		v.objects[o.Name] = o
+	}
+	return v
+}
+
+const (
+	mayLeave = etcdv1.LeavingCondition + "=True"
+	stopped  = etcdv1.ServingCondition + "=False"
+)
+
+func TestDecide(t *testing.T) {
+	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
+	full := func(m Member) Member {
+		return with(m, func(m *Member) { m.Alarms = []string{alarmNoSpace}; m.Quota = m.Size })
+	}
+	wasteful := func(m Member) Member { return with(m, func(m *Member) { m.Size, m.InUse = 400<<20, 100<<20 }) }
+	for _, test := range []struct {
+		name   string
+		v      view
+		change func(*view)
+		want   string
+	}{
+		{"all is well", viewOf([]Member{a, b, c}, object(a, "a", false), object(b, "b", false), object(c, "c", false)), nil, ""},
+
+		// Joining.
+		{"a learner asks for its vote itself", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon }, ""},
+		{"one that does not is helped", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon.Add(-promoteAfter) }, "promote learner b"},
+		{"a learner that is silent waits", viewOf([]Member{a, dead(learner(b))}, object(b, "b", false)), nil, ""},
+		{"a learner that is to leave gets no vote", viewOf([]Member{a, learner(b)}, object(b, "b", true)), nil, "remove member b"},
+
+		// Never started.
+		{"announced and not started yet", viewOf([]Member{a, unstarted(b)}, object(b, "b", false)), func(v *view) { v.unstarted[2] = noon.Add(-time.Hour) }, ""},
+		{"not started and not wanted", viewOf([]Member{a, unstarted(b)}, object(b, "b", true)), func(v *view) { v.unstarted[2] = noon }, "remove member 2"},
+		{"nobody's, and new", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout + time.Second) }, ""},
+		{"nobody's, and old", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout) }, "remove member 2"},
+		{
+			"an address that a machine has which left before", viewOf([]Member{a, unstarted(b)}, object(b, "b-old", true), object(b, "b-new", false)),
+			func(v *view) { v.unstarted[2] = noon.Add(-time.Hour) }, "",
+		},
+
+		// Leaving.
+		{"the machine is told first", viewOf([]Member{a, b, c}, object(b, "b", true)), nil, ""},
+		{"and stops its API server", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-time.Second) }, ""},
+		{"which has stopped", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave, stopped)), nil, "remove member b"},
+		{"or does not in time", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-stopTimeout) }, "remove member b"},
+		{"the leader hands over", viewOf([]Member{a, b, c}, object(a, "a", true), object(b, "b", false)), nil, "move leadership b"},
+		{"but not to one that leaves too", viewOf([]Member{a, b, c}, object(a, "a", true, mayLeave), object(b, "b", true)), nil, "move leadership c"},
+		{"nor to one that is sick", viewOf([]Member{a, dead(b), c, voter(4, "d")}, object(a, "a", true)), nil, "move leadership c"},
+		{"a dead one goes at once", viewOf([]Member{a, dead(b), c}, object(b, "b", true)), nil, "remove member b"},
+		{"the dead first", viewOf([]Member{a, b, dead(c)}, object(b, "b", true, mayLeave, stopped), object(c, "c", true)), nil, "remove member c"},
+		{"a dead one that nobody gave up stays", viewOf([]Member{a, dead(b), c}, object(b, "b", false)), nil, ""},
+		{"two at a time go in turn", viewOf([]Member{a, b, c}, object(b, "b", true), object(c, "c", true, mayLeave, stopped)), nil, "remove member c"},
+		{"not when the others have no quorum", viewOf([]Member{a, dead(b), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
+		{"not one of two when the other is sick", viewOf([]Member{a, dead(b)}, object(a, "a", true)), nil, ""},
+		{"the last one never", viewOf([]Member{a}, object(a, "a", true, mayLeave, stopped)), nil, ""},
+		{"the last voter beside a learner neither", viewOf([]Member{a, dead(learner(b))}, object(a, "a", true)), nil, ""},
+		{"one that follows another leader is not healthy", viewOf([]Member{a, with(b, func(m *Member) { m.Leader = 9 }), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
+
+		// Care.
+		{"little waste", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 100<<20, 10<<20 })}), nil, ""},
+		{"much in use", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 1000<<20, 600<<20 })}), nil, ""},
+		{"waste", viewOf([]Member{wasteful(a)}), nil, "defragment a"},
+		{"the leader last", viewOf([]Member{wasteful(a), b, wasteful(c)}), nil, "defragment c"},
+		{"then the leader", viewOf([]Member{wasteful(a), b, wasteful(c)}), func(v *view) { v.defragments[3] = noon.Add(-time.Minute) }, "defragment a"},
+		{"not beside a learner", viewOf([]Member{wasteful(a), dead(learner(b))}), nil, ""},
+		{"not beside a sick member", viewOf([]Member{wasteful(a), b, dead(c)}), nil, ""},
+		{"out of space: history first", viewOf([]Member{full(a), b, c}), nil, "compact history a"},
+		{"out of space: then what is free", viewOf([]Member{full(a), b, c}), func(v *view) { v.compacted = noon.Add(-time.Second) }, "defragment a"},
+		{
+			"space again", viewOf([]Member{full(a), b, c}),
+			func(v *view) {
+				v.compacted, v.members[0].InUse, v.members[0].Quota = noon, v.members[0].Size, 2*v.members[0].Size
+			}, "disarm alarm a",
+		},
+		{
+			"nothing helps", viewOf([]Member{full(a), b, c}),
+			func(v *view) { v.members[0].InUse, v.compacted = v.members[0].Size, noon.Add(-time.Second) }, "",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.change != nil {
+				test.change(&test.v)
+			}
+			got := decide(test.v)
+			name := got.member.Name
+			if name == "" && got.kind != actNone {
+				name = hexID(got.member.ID)
+			}
+			if text := strings.TrimSpace(string(got.kind) + " " + name); text != test.want {
+				t.Errorf("got %q (%s), want %q", text, got.why, test.want)
+			}
+		})
+	}
+}
+
+// Whoever may leave next does not depend on who else asks, once the machine was told.
+func TestLeaversInTurn(t *testing.T) {
+	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
+	v := viewOf([]Member{a, b, c}, object(a, "a", true), object(b, "b", true), object(c, "c", true, mayLeave))
+	var names []string
+	for _, m := range v.leavers() {
+		names = append(names, m.Name)
+	}
+	if diff := cmp.Diff([]string{"c", "b", "a"}, names); diff != "" {
+		t.Error(diff)
+	}
+	for _, m := range []Member{a, b} {
+		if d := v.departure(m); d.reason != etcdv1.QuorumAtRiskReason || !strings.Contains(d.message, "c is the next") {
+			t.Errorf("%s: %+v", m.Name, d)
+		}
+	}
+}
+
+func TestStatus(t *testing.T) {
+	a, b := voter(1, "a"), voter(2, "b")
+	for _, test := range []struct {
+		name string
+		v    view
+		o    string
+		want map[string]string // by type of condition: status and reason
+	}{
+		{"leader", viewOf([]Member{a, b}, object(a, "a", false)), "a", map[string]string{"Joined": "True Voting", "Healthy": "True Healthy"}},
+		{"learner", viewOf([]Member{a, learner(b)}, object(b, "b", false)), "b", map[string]string{"Joined": "False Learner", "Healthy": "True Healthy"}},
+		{"added", viewOf([]Member{a, unstarted(b)}, object(b, "b", false)), "b", map[string]string{"Joined": "False NotStarted", "Healthy": "Unknown NotProbed"}},
+		{"announced", viewOf([]Member{a}, object(b, "b", false)), "b", map[string]string{"Joined": "False NotStarted", "Healthy": "Unknown NotProbed"}},
+		{"left", viewOf([]Member{a}, object(b, "b", true)), "b", map[string]string{"Joined": "False Left", "Healthy": "Unknown NotProbed"}},
+		{"dead", viewOf([]Member{a, dead(b)}, object(b, "b", false)), "b", map[string]string{"Joined": "True Voting", "Healthy": "False Unreachable"}},
+		{
+			"alarm", viewOf([]Member{a, with(b, func(m *Member) { m.Alarms = []string{"CORRUPT"} })}, object(b, "b", false)), "b",
+			map[string]string{"Joined": "True Voting", "Healthy": "False Alarm"},
+		},
+		{
+			"astray", viewOf([]Member{a, with(b, func(m *Member) { m.Leader = 0 })}, object(b, "b", false)), "b",
+			map[string]string{"Joined": "True Voting", "Healthy": "False NoLeader"},
+		},
+		{
+			"the last one is to leave", viewOf([]Member{a}, object(a, "a", true)), "a",
+			map[string]string{"Joined": "True Voting", "Healthy": "True Healthy", "Leaving": "False QuorumAtRisk"},
+		},
+		{
+			"may leave", viewOf([]Member{a, b}, object(b, "b", true)), "b",
+			map[string]string{"Joined": "True Voting", "Healthy": "True Healthy", "Leaving": "True Approved"},
+		},
+		{
+			"leads, and is to leave", viewOf([]Member{a, b}, object(a, "a", true)), "a",
+			map[string]string{"Joined": "True Voting", "Healthy": "True Healthy", "Leaving": "False MovingLeadership"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := test.v.objects[test.o]
+			status := test.v.status(o)
+			got := map[string]string{}
+			for _, c := range status.Conditions {
+				got[c.Type] = string(c.Status) + " " + c.Reason
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+			// What was written is not written again.
+			o.Status = status
+			if again := test.v.status(o); differs(o.Status, again) {
+				t.Error(cmp.Diff(status, again))
+			}
+		})
+	}
+}
+
+// A member that misses one question is still called healthy, and one that stays silent is not.
+func TestUnreachableForAWhile(t *testing.T) {
+	a, b := voter(1, "a"), voter(2, "b")
+	v := viewOf([]Member{a, b}, object(b, "b", false))
+	o := v.objects["b"]
+	o.Status = v.status(o)
+	silent := viewOf([]Member{a, dead(b)}, o)
+	silent.failing[2] = noon.Add(-time.Second)
+	if differs(o.Status, silent.status(o)) {
+		t.Error("said at once")
+	}
+	if silent.healthy(silent.members[1]) {
+		t.Error("but it counts for a quorum")
+	}
+	silent.failing[2] = noon.Add(-unreachableAfter)
+	if !differs(o.Status, silent.status(o)) {
+		t.Error("never said")
+	}
+}
+
+func TestSizesAreRounded(t *testing.T) {
+	size := rounded(nil, 5<<20+1)
+	if *size != 6<<20 {
+		t.Errorf("%d", *size)
+	}
+	for bytes, want := range map[int64]int64{5<<20 + 1: 6 << 20, 7<<20 - 1: 6 << 20, 7 << 20: 7 << 20, 1: 1 << 20} {
+		if got := rounded(size, bytes); *got != want {
+			t.Errorf("%d: %d, want %d", bytes, *got, want)
+		}
+	}
+}
+
+func TestNextStep(t *testing.T) {
+	a, b := voter(1, "a"), voter(2, "b")
+	for _, test := range []struct {
+		name    string
+		members []Member
+		hasData bool
+		want    stepKind
+	}{
+		{"not a member", []Member{a}, false, stepAdd},
+		{"removed while it was away", []Member{a}, true, stepErase},
+		{"added, killed before etcd started", []Member{a, unstarted(b)}, false, stepStart},
+		{"added, killed when etcd had just started", []Member{a, unstarted(b)}, true, stepStart},
+		{"learner", []Member{a, learner(b)}, true, stepPromote},
+		{"voter", []Member{a, b}, true, stepJoined},
+		{"voter that lost its disk", []Member{a, b}, false, stepRemove},
+		{"learner that lost its disk", []Member{a, learner(b)}, false, stepRemove},
+		{"the member of a machine that had the address before", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, false, stepRemove},
+		{"the same with data", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, true, stepRemove},
+	} {
+		if got := nextStep(test.members, "b", b.PeerURLs[0], test.hasData); got.kind != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got.kind, test.want)
+		}
+	}
+}
+
+// Of machines that join at the same time one starts after the other.
+func TestFirstToStart(t *testing.T) {
+	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
+	for _, test := range []struct {
+		members []Member
+		want    map[string]bool
+	}{
+		{[]Member{a, unstarted(b), unstarted(c)}, map[string]bool{"b": true, "c": false}},
+		{[]Member{a, learner(b), unstarted(c)}, map[string]bool{"c": true}},
+		{[]Member{a, unstarted(b)}, map[string]bool{"b": true}},
+	} {
+		for name, want := range test.want {
+			m := map[string]Member{"b": b, "c": c}[name]
+			if got := firstToStart(test.members, m.PeerURLs[0]); got != want {
+				t.Errorf("%s of %+v: %v", name, test.members, got)
+			}
+		}
+	}
+}
+
+func TestInitialCluster(t *testing.T) {
+	got := initialCluster([]Member{voter(1, "a"), unstarted(voter(2, "")), unstarted(voter(3, ""))}, "c", "https://10.0.0.3:2380")
+	if want := "2=https://10.0.0.2:2380,a=https://10.0.0.1:2380,c=https://10.0.0.3:2380"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestStopsWhatItServes(t *testing.T) {
+	b := voter(2, "b")
+	left := object(b, "b", true, etcdv1.JoinedCondition+"=False")
+	left.Status.Conditions[0].Reason = etcdv1.LeftReason
+	for want, o := range map[level]etcdv1.EtcdMember{
+		nothing: object(b, "b", true, etcdv1.LeavingCondition+"=False"), serving: object(b, "b", true, mayLeave), everything: left,
+	} {
+		if got := toStop(o); got != want {
+			t.Errorf("%+v: %v, want %v", o, got, want)
+		}
+	}
+}

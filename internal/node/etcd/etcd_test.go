@@ -1,0 +1,612 @@
+package etcd
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// pool is an etcd cluster of real processes on the loopback interface, each with its own Care, and the
+// EtcdMembers that they share.
+type pool struct {
+	t       *testing.T
+	dir     string
+	program string
+	extra   []string
+	objects *memoryObjects
+	members map[string]*process
+}
+
+func newPool(t *testing.T, extra ...string) *pool {
+	t.Helper()
+	assets, err := testenv.Assets()
+	must(t, err)
+	p := &pool{t: t, dir: t.TempDir(), program: filepath.Join(assets, "etcd"), extra: extra, members: map[string]*process{}}
+	p.objects = &memoryObjects{items: map[string]etcdv1.EtcdMember{}, watchers: map[chan struct{}]bool{}}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "etcd"}, key)
+	must(t, err)
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	must(t, err)
+	must(t, pki.WriteFile(filepath.Join(p.dir, "etcd/ca.crt"), pki.EncodeCert(ca)))
+	must(t, pki.WriteFile(filepath.Join(p.dir, "etcd/ca.key"), keyPEM))
+	for _, leaf := range []pki.Leaf{
+		{Name: "etcd/server", CommonName: "member", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both},
+		{Name: "etcd/healthcheck-client", CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client},
+	} {
+		leaf.CA = "etcd/ca"
+		_, err := leaf.Ensure(p.dir, time.Hour, time.Now())
+		must(t, err)
+	}
+	return p
+}
+
+// process is one member.
+type process struct {
+	*pool
+	name, client, peer, data string
+
+	mu             sync.Mutex
+	cmd            *exec.Cmd
+	exited         chan struct{}
+	initialCluster string
+	starts         int
+}
+
+// member reserves the addresses of a member; its etcd does not run yet.
+func (p *pool) member(name string) *process {
+	p.t.Helper()
+	m := &process{pool: p, name: name, data: filepath.Join(p.dir, name), client: "https://" + freeAddress(p.t), peer: "https://" + freeAddress(p.t)}
+	p.members[name] = m
+	p.t.Cleanup(m.kill)
+	return m
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start starts etcd; with another initial cluster it starts it again.
+func (m *process) start(initialCluster, state string) error {
+	m.mu.Lock()
+	running := m.cmd != nil && m.initialCluster == initialCluster
+	m.mu.Unlock()
+	if running {
+		return nil
+	}
+	m.kill()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	file := func(name string) string { return filepath.Join(m.dir, "etcd", name) }
+	args := append([]string{
+		"--name=" + m.name, "--data-dir=" + m.data, "--listen-client-urls=" + m.client, "--advertise-client-urls=" + m.client,
+		"--listen-peer-urls=" + m.peer, "--initial-advertise-peer-urls=" + m.peer, "--initial-cluster=" + initialCluster,
+		"--initial-cluster-state=" + state, "--initial-cluster-token=test", "--max-learners=4", "--client-cert-auth=true", "--peer-client-cert-auth=true",
+		"--trusted-ca-file=" + file("ca.crt"), "--cert-file=" + file("server.crt"), "--key-file=" + file("server.key"),
+		"--peer-trusted-ca-file=" + file("ca.crt"), "--peer-cert-file=" + file("server.crt"), "--peer-key-file=" + file("server.key"),
+		"--unsafe-no-fsync", "--log-level=warn",
+	}, m.extra...)
+	cmd := exec.Command(m.program, args...)
+	log, err := os.OpenFile(m.data+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(exited) }()
+	m.cmd, m.exited, m.initialCluster = cmd, exited, initialCluster
+	m.starts++
+	return nil
+}
+
+// kill ends etcd at once.
+func (m *process) kill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.cmd == nil {
+		return
+	}
+	_ = m.cmd.Process.Kill()
+	<-m.exited
+	m.cmd = nil
+}
+
+func (m *process) again() error {
+	m.kill()
+	return m.start(m.initialCluster, "existing")
+}
+
+func (p *pool) connect(members ...*process) *client {
+	p.t.Helper()
+	config, err := TLS(p.dir)
+	must(p.t, err)
+	var urls []string
+	for _, m := range members {
+		urls = append(urls, m.client)
+	}
+	c, err := dial(config, urls...)
+	must(p.t, err)
+	p.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// care runs the care of the member's machine, and what its agent does when the member is to leave.
+func (m *process) care() {
+	config, err := TLS(m.dir)
+	must(m.t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	objects, forget := m.objects.watch()
+	care := &Care{Name: m.name, Endpoint: m.client, TLS: config, Objects: objects, Log: quiet}
+	done := make(chan error, 1)
+	go func() { done <- care.Run(ctx) }()
+	m.t.Cleanup(func() {
+		cancel()
+		must(m.t, <-done)
+		forget()
+	})
+}
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// joining is the machine's part of `node up`.
+func (m *process) joining(others ...*process) Joining {
+	config, err := TLS(m.dir)
+	must(m.t, err)
+	var endpoints []string
+	for _, o := range others {
+		endpoints = append(endpoints, o.client)
+	}
+	return Joining{
+		Name: m.name, PeerURL: m.peer, DataDir: m.data, Endpoints: endpoints, Local: m.client, TLS: config, Log: quiet,
+		Start:   func(_ context.Context, cluster string) error { return m.start(cluster, "existing") },
+		Restart: func(context.Context) error { return m.again() },
+		Wanted:  func(context.Context) error { return m.announce() },
+		Others: func(context.Context) (urls []string, _ error) {
+			for _, o := range m.objects.all() {
+				if o.Status.MemberID == "" && !o.Spec.Leave {
+					urls = append(urls, o.Spec.PeerURL)
+				}
+			}
+			return urls, nil
+		},
+	}
+}
+
+func (m *process) announce() error {
+	return m.objects.Create(context.Background(), m.name, etcdv1.EtcdMemberSpec{PeerURL: m.peer, ClientURL: m.client})
+}
+
+func (m *process) join(others ...*process) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := m.announce(); err != nil {
+		return err
+	}
+	return Join(ctx, m.joining(others...))
+}
+
+// first starts the first member.
+func (p *pool) first(name string) *process {
+	m := p.member(name)
+	must(p.t, m.start(name+"="+m.peer, "new"))
+	m.care()
+	p.untilHealthy(name)
+	return m
+}
+
+// untilHealthy waits until the EtcdMembers of the names, and no others that have not left, are healthy voters.
+func (p *pool) untilHealthy(names ...string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		var healthy []string
+		for name, o := range p.objects.all() {
+			if joined := apimeta.FindStatusCondition(o.Status.Conditions, etcdv1.JoinedCondition); joined != nil && joined.Reason == etcdv1.LeftReason {
+				continue
+			}
+			if apimeta.IsStatusConditionTrue(o.Status.Conditions, etcdv1.JoinedCondition) && apimeta.IsStatusConditionTrue(o.Status.Conditions, etcdv1.HealthyCondition) {
+				healthy = append(healthy, name)
+			}
+		}
+		slices.Sort(healthy)
+		slices.Sort(names)
+		if !slices.Equal(healthy, names) {
+			return fmt.Errorf("healthy %v, want %v; all: %+v", healthy, names, p.objects.all())
+		}
+		return nil
+	})
+}
+
+func (p *pool) untilCondition(name, kind, want string) {
+	p.t.Helper()
+	eventually(p.t, func() error {
+		c := apimeta.FindStatusCondition(p.objects.all()[name].Status.Conditions, kind)
+		if c == nil || string(c.Status)+" "+c.Reason != want {
+			return fmt.Errorf("%s of %s: %+v, want %s", kind, name, c, want)
+		}
+		return nil
+	})
+}
+
+func (p *pool) leader() string {
+	for name, o := range p.objects.all() {
+		if o.Status.Leader != nil && *o.Status.Leader {
+			return name
+		}
+	}
+	return ""
+}
+
+// TestMembership goes through the life of members of a real etcd.
+func TestMembership(t *testing.T) {
+	p := newPool(t)
+	a := p.first("a")
+	if o := p.objects.all()["a"]; o.Spec.PeerURL != a.peer || o.Spec.ClientURL != a.client || o.Status.MemberID == "" || o.Status.Version == "" || o.Status.DBSizeBytes == nil {
+		t.Errorf("the first member's object: %+v", o)
+	}
+
+	// Two join at the same time.
+	b, c := p.member("b"), p.member("c")
+	start := time.Now()
+	errs := make(chan error, 2)
+	for _, m := range []*process{b, c} {
+		m.care()
+		go func() { errs <- m.join(a) }()
+	}
+	must(t, errors.Join(<-errs, <-errs))
+	t.Logf("two joined after %s", time.Since(start).Round(time.Millisecond))
+	p.untilHealthy("a", "b", "c")
+	if p.members["b"].starts > 3 || p.members["c"].starts > 3 {
+		t.Errorf("etcd was started %d and %d times", p.members["b"].starts, p.members["c"].starts)
+	}
+
+	// The leader leaves; its machine stops its API server in between.
+	leader := p.leader()
+	start = time.Now()
+	p.objects.leave(leader)
+	p.untilCondition(leader, etcdv1.LeavingCondition, "True Approved")
+	p.objects.stopServing(leader)
+	p.untilCondition(leader, etcdv1.JoinedCondition, "False Left")
+	t.Logf("the leader left after %s", time.Since(start).Round(time.Millisecond))
+	var rest []string
+	for name := range p.members {
+		if name != leader {
+			rest = append(rest, name)
+		}
+	}
+	p.untilHealthy(rest...)
+
+	// A machine that is as dead as can be does not take the other along.
+	dead := p.members[rest[0]]
+	d := p.member("d")
+	d.care()
+	must(t, d.join(p.members[rest[1]]))
+	p.untilHealthy(rest[0], rest[1], "d")
+	dead.kill()
+	p.untilCondition(dead.name, etcdv1.HealthyCondition, "False Unreachable")
+	if joined := apimeta.IsStatusConditionTrue(p.objects.all()[dead.name].Status.Conditions, etcdv1.JoinedCondition); !joined {
+		t.Error("nobody asked it to leave")
+	}
+	p.objects.leave(dead.name)
+	p.untilCondition(dead.name, etcdv1.JoinedCondition, "False Left")
+	p.untilHealthy(rest[1], "d")
+
+	// One of two dies: the other cannot decide anything, and above all removes nobody.
+	p.members[rest[1]].kill()
+	p.objects.leave(rest[1])
+	must(t, p.members[rest[1]].again())
+	p.untilCondition(rest[1], etcdv1.LeavingCondition, "True Approved")
+	p.objects.stopServing(rest[1])
+	p.untilCondition(rest[1], etcdv1.JoinedCondition, "False Left")
+	p.untilHealthy("d")
+	start = time.Now()
+	if _, err := p.connect(d).Put(t.Context(), "alone", "yes"); err != nil || time.Since(start) > time.Second {
+		t.Errorf("a write on the last one took %s: %v", time.Since(start), err)
+	}
+
+	// The last one stays, whatever it is told.
+	p.objects.leave("d")
+	p.untilCondition("d", etcdv1.LeavingCondition, "False QuorumAtRisk")
+	members, err := p.connect(d).members(t.Context())
+	if err != nil || len(members) != 1 {
+		t.Errorf("%+v, %v", members, err)
+	}
+	if writes := p.objects.writes(); writes > 120 {
+		t.Errorf("%d writes of statuses", writes)
+	}
+}
+
+// TestJoinAfterCrash: a machine that died anywhere in its joining goes on.
+func TestJoinAfterCrash(t *testing.T) {
+	p := newPool(t)
+	a := p.first("a")
+	c := p.connect(a)
+
+	t.Run("after it was added", func(t *testing.T) {
+		b := p.member("b")
+		add(t, c, b)
+		must(t, b.join(a))
+		p.untilHealthy("a", "b")
+	})
+	t.Run("again, when it is a member", func(t *testing.T) {
+		b := p.members["b"]
+		pid := b.cmd.Process.Pid
+		must(t, b.join(a))
+		if b.cmd.Process.Pid != pid {
+			t.Error("etcd was started again")
+		}
+	})
+	t.Run("members came and went before etcd was started", func(t *testing.T) {
+		x := p.member("x")
+		added := add(t, c, x)
+		must(t, x.start("x="+x.peer+",gone=https://127.0.0.1:1", "existing"))
+		must(t, x.join(a))
+		p.untilHealthy("a", "b", "x")
+		if i := slices.IndexFunc(added, func(m Member) bool { return !m.Started() }); p.objects.all()["x"].Status.MemberID != hexID(added[i].ID) {
+			t.Errorf("member %s, added were %+v", p.objects.all()["x"].Status.MemberID, added)
+		}
+	})
+	t.Run("its disk is lost", func(t *testing.T) {
+		x := p.members["x"]
+		before := idOf(t, c, "x")
+		x.kill()
+		must(t, os.RemoveAll(x.data))
+		x.initialCluster = ""
+		must(t, x.join(a, p.members["b"]))
+		p.untilHealthy("a", "b", "x")
+		if after := idOf(t, c, "x"); after == before {
+			t.Error("it came back as the same member, with less than it had acknowledged")
+		}
+	})
+	t.Run("it was removed meanwhile", func(t *testing.T) {
+		x := p.members["x"]
+		x.kill()
+		x.initialCluster = ""
+		for _, m := range members(t, c) {
+			if m.Name == "x" {
+				_, err := c.MemberRemove(t.Context(), m.ID)
+				must(t, err)
+			}
+		}
+		must(t, x.join(a, p.members["b"]))
+		p.untilHealthy("a", "b", "x")
+	})
+	t.Run("never started, and not wanted any more", func(t *testing.T) {
+		y := p.member("y")
+		must(t, y.announce())
+		add(t, c, y)
+		p.untilCondition("y", etcdv1.JoinedCondition, "False NotStarted")
+		p.objects.leave("y")
+		p.untilCondition("y", etcdv1.JoinedCondition, "False Left")
+		if n := len(members(t, c)); n != 3 {
+			t.Errorf("%d members", n)
+		}
+	})
+	t.Run("a learner whose machine died before it asked for its vote", func(t *testing.T) {
+		z := p.member("z")
+		must(t, z.announce())
+		must(t, z.start(initialCluster(add(t, c, z), "z", z.peer), "existing"))
+		p.untilHealthy("a", "b", "x", "z")
+	})
+}
+
+// TestSpace: a member that has run out of space gets it back, and a wasteful file is made smaller.
+func TestSpace(t *testing.T) {
+	const quota = 24 << 20
+	p := newPool(t, fmt.Sprintf("--quota-backend-bytes=%d", quota), "--auto-compaction-retention=0")
+	a := p.first("a")
+	c := p.connect(a)
+	value := strings.Repeat("x", 1<<20)
+	var err error
+	for range 2 * quota >> 20 {
+		if _, err = c.Put(t.Context(), "key", value); err != nil {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
+		t.Fatalf("the space was not used up: %v", err)
+	}
+	eventually(t, func() error {
+		_, err := c.Put(t.Context(), "key", "small")
+		return err
+	})
+	eventually(t, func() error {
+		o := p.objects.all()["a"]
+		if !apimeta.IsStatusConditionTrue(o.Status.Conditions, etcdv1.HealthyCondition) || len(o.Status.Alarms) > 0 || *o.Status.DBSizeBytes > quota/2 {
+			return fmt.Errorf("%+v, size %d, in use %d", o.Status, *o.Status.DBSizeBytes, *o.Status.DBInUseBytes)
+		}
+		return nil
+	})
+	if !slices.Contains(p.objects.history("a"), "False Alarm") {
+		t.Error("the alarm was never shown")
+	}
+}
+
+// add a member as its machine would. etcd wants voters to be connected for five seconds before.
+func add(t *testing.T, c *client, m *process) (all []Member) {
+	t.Helper()
+	eventually(t, func() error {
+		added, err := c.MemberAddAsLearner(t.Context(), []string{m.peer})
+		if err == nil {
+			all = membersOf(added.Members)
+		}
+		return err
+	})
+	return all
+}
+
+func idOf(t *testing.T, c *client, name string) uint64 {
+	t.Helper()
+	for _, m := range members(t, c) {
+		if m.Name == name {
+			return m.ID
+		}
+	}
+	return 0
+}
+
+func members(t *testing.T, c *client) []Member {
+	t.Helper()
+	list, err := c.members(t.Context())
+	must(t, err)
+	return list
+}
+
+func eventually(t *testing.T, do func() error) {
+	t.Helper()
+	deadline := time.Now().Add(40 * time.Second)
+	for {
+		err := do()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// memoryObjects are EtcdMembers without an API server.
+type memoryObjects struct {
+	mu       sync.Mutex
+	items    map[string]etcdv1.EtcdMember
+	watchers map[chan struct{}]bool
+	written  int
+	health   map[string][]string
+}
+
+// watcher is the view of one machine.
+type watcher struct {
+	*memoryObjects
+	changed chan struct{}
+}
+
+func (w watcher) Changed() <-chan struct{} { return w.changed }
+
+func (o *memoryObjects) watch() (Objects, func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	changed := make(chan struct{}, 1)
+	o.watchers[changed] = true
+	return watcher{o, changed}, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.watchers, changed)
+	}
+}
+
+func (o *memoryObjects) change(name string, do func(*etcdv1.EtcdMember)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	item := o.items[name]
+	item.Name = name
+	do(&item)
+	o.items[name] = item
+	for changed := range o.watchers {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (o *memoryObjects) all() map[string]etcdv1.EtcdMember {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.items)
+}
+
+func (o *memoryObjects) List() map[string]etcdv1.EtcdMember { return o.all() }
+
+func (o *memoryObjects) Create(_ context.Context, name string, spec etcdv1.EtcdMemberSpec) error {
+	o.change(name, func(m *etcdv1.EtcdMember) {
+		if m.Spec.PeerURL == "" {
+			m.Spec = spec
+		}
+	})
+	return nil
+}
+
+func (o *memoryObjects) ApplyStatus(_ context.Context, name string, status etcdv1.EtcdMemberStatus) error {
+	o.change(name, func(m *etcdv1.EtcdMember) {
+		serving := apimeta.FindStatusCondition(m.Status.Conditions, etcdv1.ServingCondition)
+		m.Status = status
+		m.Status.Conditions = slices.Clone(status.Conditions)
+		if serving != nil {
+			m.Status.Conditions = append(m.Status.Conditions, *serving)
+		}
+		o.written++
+		if o.health == nil {
+			o.health = map[string][]string{}
+		}
+		if c := apimeta.FindStatusCondition(status.Conditions, etcdv1.HealthyCondition); c != nil {
+			o.health[name] = append(o.health[name], string(c.Status)+" "+c.Reason)
+		}
+	})
+	return nil
+}
+
+func (o *memoryObjects) RenewLease(context.Context, string, time.Time) error { return nil }
+
+func (o *memoryObjects) leave(name string) {
+	o.change(name, func(m *etcdv1.EtcdMember) { m.Spec.Leave = true })
+}
+
+// stopServing is what the machine's own agent does when its member may leave.
+func (o *memoryObjects) stopServing(name string) {
+	o.change(name, func(m *etcdv1.EtcdMember) {
+		apimeta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: etcdv1.ServingCondition, Status: metav1.ConditionFalse, Reason: etcdv1.StoppedReason})
+	})
+}
+
+func (o *memoryObjects) writes() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.written
+}
+
+func (o *memoryObjects) history(name string) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.health[name])
+}

@@ -1,0 +1,280 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"capstan.dev/capstan/internal/node/kube"
+)
+
+const (
+	joinMinPause = 50 * time.Millisecond
+	joinMaxPause = 500 * time.Millisecond
+	// probeTimeout of one question whether the machine's etcd serves.
+	probeTimeout = 300 * time.Millisecond
+	// serveTimeout is how long a learner that the others know by name may take to serve.
+	serveTimeout = 500 * time.Millisecond
+	// restartTime is what a restart is given on top of it.
+	restartTime = 5 * time.Second
+)
+
+// promoteHold is how long a learner waits with its vote for machines that are about to be added. etcd adds
+// nobody as long as a voter was not connected for five seconds, but any number of learners before.
+const promoteHold = 2 * time.Second
+
+var errHold = errors.New("another machine is about to be added first")
+
+// startHold is how long a machine waits for another one that starts first. Two that start at the same time
+// ask each other who is there, at ports that are open and serve nobody yet: ten seconds and then seven.
+const startHold = 3 * time.Second
+
+var errTurn = errors.New("another machine starts first")
+
+var errNotServing = errors.New("etcd does not serve yet")
+
+// Joining is a machine whose etcd is to become a member.
+type Joining struct {
+	// Name of the member: that of the Node.
+	Name string
+	// PeerURL is what the machine knows its membership by: no other machine has its address.
+	PeerURL string
+	// DataDir of etcd.
+	DataDir string
+	// Endpoints are client URLs of members, Local is that of the machine's own.
+	Endpoints []string
+	Local     string
+	TLS       *tls.Config
+	// Start starts etcd with the initial cluster, or starts it again when that has changed. It is called
+	// again and again.
+	Start func(ctx context.Context, initialCluster string) error
+	// Restart restarts etcd.
+	Restart func(ctx context.Context) error
+	// Others returns the peer URLs of machines that have announced themselves a moment ago.
+	Others func(ctx context.Context) ([]string, error)
+	// Wanted is asked before the membership: an error says that nobody wants the machine any more, and
+	// ends the joining when it is a *kube.FinalError.
+	Wanted func(ctx context.Context) error
+	Log    *slog.Logger
+}
+
+type stepKind string
+
+const (
+	stepErase   stepKind = "erase data of a former membership"
+	stepAdd     stepKind = "ask for membership"
+	stepRemove  stepKind = "remove the former membership"
+	stepStart   stepKind = "start etcd"
+	stepPromote stepKind = "ask for the vote"
+	stepJoined  stepKind = "joined"
+)
+
+type step struct {
+	kind   stepKind
+	member Member
+}
+
+// nextStep of a machine that joins, from etcd's members of now. It remembers nothing, so a machine that
+// died anywhere goes on where it was.
+func nextStep(members []Member, name, peerURL string, hasData bool) step {
+	i := slices.IndexFunc(members, func(m Member) bool { return slices.Contains(m.PeerURLs, peerURL) })
+	switch {
+	case i < 0 && hasData:
+		// It was a member, and was removed: that data can never be used again.
+		return step{kind: stepErase}
+	case i < 0:
+		return step{kind: stepAdd}
+	}
+	m := members[i]
+	switch {
+	case !m.Started():
+		return step{stepStart, m}
+	case m.Name != name, !hasData:
+		// Another machine that had the address before, or this one before it lost its disk. Its data is
+		// gone, and a member must not come back with less than it has acknowledged.
+		return step{stepRemove, m}
+	case m.Learner:
+		return step{stepPromote, m}
+	}
+	return step{stepJoined, m}
+}
+
+// initialCluster is what a new member is told of all of them. etcd compares the peer URLs only; a
+// member that never started has no name yet.
+func initialCluster(members []Member, name, peerURL string) string {
+	var pairs []string
+	for _, m := range members {
+		called := m.Name
+		if slices.Contains(m.PeerURLs, peerURL) {
+			called = name
+		} else if called == "" {
+			called = hexID(m.ID)
+		}
+		for _, u := range m.PeerURLs {
+			pairs = append(pairs, called+"="+u)
+		}
+	}
+	slices.Sort(pairs)
+	return strings.Join(pairs, ",")
+}
+
+// Join makes the machine's etcd a voting member and returns when it is one, or when ctx ends. Whatever
+// etcd refuses for now is tried again: other machines join and leave at the same time.
+func Join(ctx context.Context, j Joining) error {
+	c, err := dial(j.TLS, j.Endpoints...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	local := &http.Client{Timeout: probeTimeout, Transport: &http.Transport{TLSClientConfig: j.TLS, DisableKeepAlives: true}}
+	pause, last, promoting := joinMinPause, stepKind(""), time.Time{}
+	var w patience
+	for {
+		s, err := j.advance(ctx, c, local, &w)
+		if errors.Is(err, errNotServing) {
+			if promoting.IsZero() {
+				promoting = time.Now()
+			}
+			// A new member may get the entry with its name as part of a snapshot. Then it waits for that entry
+			// for seven seconds before it serves anybody; started again, it serves at once. It has no vote yet,
+			// so nobody misses it.
+			if time.Since(promoting) > serveTimeout {
+				j.Log.Info("etcd does not serve: it is started again")
+				promoting = time.Now().Add(restartTime)
+				err = errors.Join(err, j.Restart(ctx))
+			}
+		}
+		if s.kind == stepJoined && err == nil {
+			j.Log.Info("etcd joined", "member", hexID(s.member.ID))
+			return nil
+		}
+		if s.kind != last {
+			j.Log.Info("etcd joins", "step", s.kind, "error", err)
+			pause, last = joinMinPause, s.kind
+		}
+		var final *kube.FinalError
+		if errors.As(err, &final) {
+			return err
+		}
+		// No event tells one machine that another is in sync, or was promoted.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("joining etcd: %s: %w; last: %w", s.kind, ctx.Err(), err)
+		case <-time.After(pause):
+		}
+		pause = min(pause*3/2, joinMaxPause)
+	}
+}
+
+// patience says since when the machine waits for others: for their start, and for their announcement.
+type patience struct{ start, vote time.Time }
+
+// more says whether there is time left to wait.
+func more(since *time.Time, limit time.Duration) bool {
+	if since.IsZero() {
+		*since = time.Now()
+	}
+	return time.Since(*since) < limit
+}
+
+// advance does the next step.
+func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *patience) (step, error) {
+	members, err := c.members(ctx)
+	if err != nil {
+		return step{}, err
+	}
+	c.SetEndpoints(clientURLs(members)...)
+	s := nextStep(members, j.Name, j.PeerURL, j.hasData())
+	call, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	switch s.kind {
+	case stepErase:
+		return s, os.RemoveAll(filepath.Join(j.DataDir, "member"))
+	case stepAdd:
+		if err := j.Wanted(ctx); err != nil {
+			return s, err
+		}
+		added, err := c.MemberAddAsLearner(call, []string{j.PeerURL})
+		if err != nil {
+			return s, err
+		}
+		return step{kind: stepStart}, j.start(ctx, membersOf(added.Members), w)
+	case stepRemove:
+		_, err = c.MemberRemove(call, s.member.ID)
+	case stepStart:
+		err = j.start(ctx, members, w)
+	case stepPromote:
+		if err := j.serves(ctx, local); err != nil {
+			return s, err
+		}
+		if j.othersAreToBeAdded(ctx, members) && more(&w.vote, promoteHold) {
+			return s, errHold
+		}
+		_, err = c.MemberPromote(call, s.member.ID)
+		if errors.Is(err, rpctypes.ErrMemberNotLearner) {
+			err = nil // by the agent that looks after etcd
+		}
+		if err == nil {
+			return step{stepJoined, s.member}, nil
+		}
+	}
+	return s, err
+}
+
+// start starts etcd when it is its turn, and again when members came or went since: it refuses a list that
+// is not that of now.
+func (j Joining) start(ctx context.Context, members []Member, w *patience) error {
+	if !firstToStart(members, j.PeerURL) && more(&w.start, startHold) {
+		return errTurn
+	}
+	return j.Start(ctx, initialCluster(members, j.Name, j.PeerURL))
+}
+
+// firstToStart says whether a member has the lowest id of those that have not started.
+func firstToStart(members []Member, peerURL string) bool {
+	for _, m := range members { // in the order of ids
+		if !m.Started() {
+			return slices.Contains(m.PeerURLs, peerURL)
+		}
+	}
+	return true
+}
+
+func (j Joining) othersAreToBeAdded(ctx context.Context, members []Member) bool {
+	others, err := j.Others(ctx)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(others, func(url string) bool {
+		return !slices.ContainsFunc(members, func(m Member) bool { return slices.Contains(m.PeerURLs, url) })
+	})
+}
+
+// serves says whether the machine's etcd serves clients. etcd's own client would pause between tries.
+func (j Joining) serves(ctx context.Context, local *http.Client) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, j.Local+"/version", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := local.Do(req)
+	if err != nil {
+		return errors.Join(errNotServing, err)
+	}
+	return resp.Body.Close()
+}
+
+// hasData says whether etcd has run here: it makes the folder before it says its name to the others.
+func (j Joining) hasData() bool {
+	_, err := os.Stat(filepath.Join(j.DataDir, "member"))
+	return err == nil
+}

@@ -1,0 +1,147 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
+	ctrlclient "sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// TestObjects goes through what agents do with EtcdMembers, on a real API server.
+func TestObjects(t *testing.T) {
+	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{etcdv1.AddToScheme}})
+	must(t, err)
+	t.Cleanup(func() { must(t, env.Stop()) })
+	dynamicClient, err := dynamic.NewForConfig(env.Config)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	// The kind is made while the agent waits for it.
+	type result struct {
+		objects Objects
+		err     error
+	}
+	watching := make(chan result, 1)
+	go func() {
+		objects, err := WatchObjects(ctx, dynamicClient, "")
+		watching <- result{objects, err}
+	}()
+	_, err = envtest.InstallCRDs(env.Config, envtest.CRDInstallOptions{
+		Paths: []string{filepath.Join(testenv.Root(), "internal/node/up/manifests/etcd.capstan.dev_etcdmembers.yaml")}, ErrorIfPathMissing: true,
+	})
+	must(t, err)
+	r := <-watching
+	must(t, r.err)
+	objects := r.objects
+
+	spec := etcdv1.EtcdMemberSpec{PeerURL: "https://10.0.0.1:2380", ClientURL: "https://10.0.0.1:2379"}
+	must(t, objects.Create(ctx, "a", spec))
+	must(t, objects.Create(ctx, "a", spec)) // again, as after a crash
+	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Spec == spec }) })
+
+	// The leader's agent and the machine's own do not take each other's fields away.
+	a := voter(leaderID, "a")
+	v := viewOf([]Member{a}, objects.List()["a"])
+	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
+	expires := metav1.NewTime(time.Now().Add(time.Hour).UTC().Truncate(time.Second))
+	self := &Self{Name: "a", Client: dynamicClient, Log: quiet, expires: &expires, Stop: func(context.Context, string) error { return nil }}
+	must(t, self.look(ctx, objects.List()["a"]))
+	eventually(t, func() error {
+		return seen(objects, func(m etcdv1.EtcdMember) bool {
+			return m.Status.CertificatesExpire != nil && m.Status.MemberID == "1" && ptr.Deref(m.Status.Leader, false) && len(m.Status.Conditions) == 2
+		})
+	})
+
+	// Nothing changed, so nothing is written; a bit later neither.
+	o := objects.List()["a"]
+	v = viewOf([]Member{a}, o)
+	v.now = noon.Add(time.Minute)
+	if want := v.status(o); differs(o.Status, want) {
+		t.Errorf("would be written again: %+v, have %+v", want, o.Status)
+	}
+
+	// Leave cannot be taken back, neither by false nor by leaving it out.
+	member := &etcdv1.EtcdMember{}
+	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
+	member.Spec.Leave = true
+	must(t, env.Client.Update(ctx, member))
+	member.Spec.Leave = false
+	if err := env.Client.Update(ctx, member); err == nil || !strings.Contains(err.Error(), "cannot be taken back") {
+		t.Errorf("leave was taken back: %v", err)
+	}
+
+	// The machine stops what it serves, tells it, and the leader's agent keeps that.
+	var stopped []string
+	self.Stop = func(_ context.Context, name string) error { stopped = append(stopped, name); return nil }
+	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
+	b := voter(2, "b")
+	v = viewOf([]Member{with(a, func(m *Member) { m.Leader = 2 }), with(b, func(m *Member) { m.Leader = 2 })}, *member)
+	v.self = 2
+	must(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
+	eventually(t, func() error {
+		return seen(objects, func(m etcdv1.EtcdMember) bool {
+			return apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.LeavingCondition)
+		})
+	})
+	must(t, self.look(ctx, objects.List()["a"]))
+	if got := strings.Join(stopped, " "); got != "kube-scheduler kube-controller-manager kube-apiserver" {
+		t.Errorf("stopped %s", got)
+	}
+	eventually(t, func() error {
+		return seen(objects, func(m etcdv1.EtcdMember) bool {
+			return apimeta.IsStatusConditionFalse(m.Status.Conditions, etcdv1.ServingCondition)
+		})
+	})
+	v.objects["a"] = objects.List()["a"]
+	if got := decide(v); got.kind != actRemove {
+		t.Errorf("%+v", got)
+	}
+	v.members = v.members[1:]
+	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
+	eventually(t, func() error {
+		return seen(objects, func(m etcdv1.EtcdMember) bool {
+			joined := apimeta.FindStatusCondition(m.Status.Conditions, etcdv1.JoinedCondition)
+			return joined.Reason == etcdv1.LeftReason && apimeta.FindStatusCondition(m.Status.Conditions, etcdv1.ServingCondition) != nil && m.Status.CertificatesExpire != nil
+		})
+	})
+	stopped = nil
+	must(t, self.look(ctx, objects.List()["a"]))
+	if got := strings.Join(stopped, " "); !strings.HasSuffix(got, " etcd") {
+		t.Errorf("stopped %s", got)
+	}
+
+	// A status of something that is gone is no error, and does not bring it back.
+	must(t, env.Client.Delete(ctx, member))
+	must(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
+	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Name == "" }) })
+
+	must(t, objects.RenewLease(ctx, "a", time.Now()))
+	must(t, objects.RenewLease(ctx, "b", time.Now()))
+	lease := &coordinationv1.Lease{}
+	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Namespace: etcdv1.CareLeaseNamespace, Name: etcdv1.CareLeaseName}, lease))
+	if *lease.Spec.HolderIdentity != "b" || time.Since(lease.Spec.RenewTime.Time) > time.Minute || *lease.Spec.LeaseDurationSeconds != 40 {
+		t.Errorf("%+v", lease.Spec)
+	}
+}
+
+func seen(objects Objects, is func(etcdv1.EtcdMember) bool) error {
+	if m := objects.List()["a"]; !is(m) {
+		return fmt.Errorf("not yet: %+v", m)
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package etcd
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+const (
+	// unreachableAfter is how long a member that answered may be silent before its condition says so. It
+	// counts for nothing from the first question on that it does not answer.
+	unreachableAfter = 4 * time.Second
+	// Sizes are told when they have changed by this much, and by this part.
+	sizeStep = 1 << 20
+	sizePart = 20
+)
+
+var errNotProbed = errors.New("it has not started")
+
+// status is what the leader's agent tells of an object's member: the fields and conditions that are its
+// own. Those of the machine's own agent are not in it.
+func (v view) status(o etcdv1.EtcdMember) etcdv1.EtcdMemberStatus {
+	old := o.Status
+	m, found := v.member(o)
+	if !found {
+		return v.statusWithout(o)
+	}
+	status := etcdv1.EtcdMemberStatus{
+		MemberID: hexID(m.ID), Learner: ptr.To(m.Learner), Leader: ptr.To(m.ID == v.self),
+		Version: old.Version, DBSizeBytes: old.DBSizeBytes, DBInUseBytes: old.DBInUseBytes, Alarms: m.Alarms,
+	}
+	if m.Err == nil {
+		status.Version = m.Version
+		status.DBSizeBytes = rounded(old.DBSizeBytes, m.Size)
+		status.DBInUseBytes = rounded(old.DBInUseBytes, m.InUse)
+	}
+	status.Conditions = v.conditions(old.Conditions, joined(m), v.health(m, old))
+	if o.Spec.Leave && m.Started() && !m.Learner {
+		d := v.departure(m)
+		leaving := metav1.Condition{Type: etcdv1.LeavingCondition, Status: metav1.ConditionFalse, Reason: d.reason, Message: d.message}
+		if d.reason == etcdv1.ApprovedReason {
+			leaving.Status = metav1.ConditionTrue
+		}
+		status.Conditions = append(status.Conditions, v.conditions(old.Conditions, leaving)...)
+	}
+	return status
+}
+
+// statusWithout is the status of an object that has no member.
+func (v view) statusWithout(o etcdv1.EtcdMember) etcdv1.EtcdMemberStatus {
+	status := etcdv1.EtcdMemberStatus{MemberID: o.Status.MemberID}
+	c := metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse}
+	switch {
+	case o.Spec.Leave:
+		c.Reason, c.Message = etcdv1.LeftReason, "The member was removed and does not come back"
+	case o.Status.MemberID != "":
+		c.Reason = etcdv1.NotStartedReason
+		c.Message = "etcd has no such member any more, and nobody asked it to leave; its machine has to be replaced, unless it joins again right now"
+	default:
+		c.Reason, c.Message = etcdv1.NotStartedReason, "The machine has not asked for membership yet"
+	}
+	health := metav1.Condition{
+		Type: etcdv1.HealthyCondition, Status: metav1.ConditionUnknown, Reason: etcdv1.NotProbedReason, Message: "etcd has no such member",
+	}
+	status.Conditions = v.conditions(o.Status.Conditions, c, health)
+	return status
+}
+
+func joined(m Member) metav1.Condition {
+	c := metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse}
+	switch {
+	case !m.Started():
+		c.Reason, c.Message = etcdv1.NotStartedReason, "The member was added and has not started yet"
+	case m.Learner:
+		c.Reason, c.Message = etcdv1.LearnerReason, "The member gets the data, and has no vote yet"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, etcdv1.VotingReason
+	}
+	return c
+}
+
+func (v view) health(m Member, old etcdv1.EtcdMemberStatus) metav1.Condition {
+	c := metav1.Condition{Type: etcdv1.HealthyCondition, Status: metav1.ConditionFalse}
+	switch {
+	case !m.Started():
+		c.Status, c.Reason, c.Message = metav1.ConditionUnknown, etcdv1.NotProbedReason, "The member has not started yet"
+	case m.Err != nil:
+		before := apimeta.FindStatusCondition(old.Conditions, etcdv1.HealthyCondition)
+		if before != nil && (v.now.Sub(v.failing[m.ID]) < unreachableAfter || before.Reason == etcdv1.UnreachableReason) {
+			return *before // also its message: the same silence has many errors
+		}
+		c.Reason, c.Message = etcdv1.UnreachableReason, "The member does not answer: "+m.Err.Error()
+	case len(m.Alarms) > 0:
+		c.Reason, c.Message = etcdv1.AlarmReason, "The member has raised "+strings.Join(m.Alarms, ", ")
+	case m.Leader != v.self:
+		c.Reason, c.Message = etcdv1.NoLeaderReason, "The member answers, and does not follow the leader"
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, etcdv1.HealthyReason
+	}
+	return c
+}
+
+// conditions gives each the time since when it is so.
+func (v view) conditions(old []metav1.Condition, conditions ...metav1.Condition) []metav1.Condition {
+	for i := range conditions {
+		c := &conditions[i]
+		c.LastTransitionTime = metav1.NewTime(v.now.Truncate(time.Second))
+		if before := apimeta.FindStatusCondition(old, c.Type); before != nil && before.Status == c.Status {
+			c.LastTransitionTime = before.LastTransitionTime
+		}
+	}
+	return conditions
+}
+
+// rounded size up to a mebibyte; the old one as long as it is about right.
+func rounded(old *int64, size int64) *int64 {
+	if old != nil && max(size-*old, *old-size) < max(sizeStep, *old/sizePart) {
+		return old
+	}
+	return ptr.To((size + sizeStep - 1) / sizeStep * sizeStep)
+}
+
+// differs says whether the fields of the leader's agent are to be written.
+func differs(have, want etcdv1.EtcdMemberStatus) bool {
+	own := etcdv1.EtcdMemberStatus{
+		MemberID: have.MemberID, Learner: have.Learner, Leader: have.Leader, Version: have.Version,
+		DBSizeBytes: have.DBSizeBytes, DBInUseBytes: have.DBInUseBytes, Alarms: have.Alarms,
+	}
+	for _, c := range have.Conditions {
+		if c.Type != etcdv1.ServingCondition {
+			own.Conditions = append(own.Conditions, c)
+		}
+	}
+	for _, s := range []*etcdv1.EtcdMemberStatus{&own, &want} {
+		s.Conditions = slices.Clone(s.Conditions)
+		for i := range s.Conditions {
+			s.Conditions[i].LastTransitionTime = metav1.NewTime(s.Conditions[i].LastTransitionTime.UTC())
+		}
+		slices.SortFunc(s.Conditions, func(a, b metav1.Condition) int { return strings.Compare(a.Type, b.Type) })
+		if len(s.Alarms) == 0 {
+			s.Alarms = nil
+		}
+	}
+	return !reflect.DeepEqual(own, want)
+}

@@ -1,0 +1,133 @@
+package kube
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// Request is a client certificate that a machine asks the cluster for.
+type Request struct {
+	// Name begins the name of the CertificateSigningRequest.
+	Name string
+	// Signer, for example kubernetes.io/kube-apiserver-client.
+	Signer       string
+	CommonName   string
+	Organization []string
+	// KeyFile is made when it is not there. It is kept, so the same request is found again after a crash.
+	KeyFile string
+}
+
+// RequestCertificate asks for the certificate and waits until it was approved and signed. Until the
+// API answers and accepts the credential it tries again; a denial is final.
+func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request) ([]byte, error) {
+	key, err := pki.EnsureKey(r.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	subject := pkix.Name{CommonName: r.CommonName, Organization: r.Organization}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	if err != nil {
+		return nil, err
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, err
+	}
+	name := requestName(r, public)
+	csr, err := requestObject(name, r.Signer, der)
+	if err != nil {
+		return nil, err
+	}
+	var issued []byte
+	err = Retry(ctx, fmt.Sprintf("requesting a certificate for %s (CertificateSigningRequest %s)", r.CommonName, name), func(ctx context.Context) error {
+		_, err := client.Resource(CSRs).Create(ctx, csr, metav1.CreateOptions{FieldManager: FieldManager})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		return WaitFor(ctx, client, CSRs, name, func(o *unstructured.Unstructured) (bool, error) {
+			issued, err = issuedCertificate(o)
+			return issued != nil, err
+		})
+	})
+	return issued, err
+}
+
+// requestName is the same for the same key and subject.
+func requestName(r Request, public []byte) string {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "%q %q %q", r.Signer, r.CommonName, r.Organization)
+	sum.Write(public)
+	return r.Name + "-" + hex.EncodeToString(sum.Sum(nil)[:10])
+}
+
+func requestObject(name, signer string, der []byte) (*unstructured.Unstructured, error) {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&certificatesv1.CertificateSigningRequest{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			SignerName: signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	})
+	return &unstructured.Unstructured{Object: object}, err
+}
+
+// issuedCertificate is nil as long as the request is open.
+func issuedCertificate(o *unstructured.Unstructured) ([]byte, error) {
+	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	for _, c := range conditions {
+		condition, _ := c.(map[string]any)
+		switch condition["type"] {
+		case string(certificatesv1.CertificateDenied), string(certificatesv1.CertificateFailed):
+			return nil, &FinalError{fmt.Errorf("was refused (%v): %v %v", condition["type"], condition["reason"], condition["message"])}
+		}
+	}
+	encoded, _, _ := unstructured.NestedString(o.Object, "status", "certificate")
+	if encoded == "" {
+		return nil, nil
+	}
+	return base64.StdEncoding.DecodeString(encoded)
+}
+
+// EnsureCertificate requests a certificate and writes it once it is there.
+func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request, certFile string) error {
+	certificate, err := RequestCertificate(ctx, client, r)
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(r.KeyFile)
+	if err != nil {
+		return err
+	}
+	if err := matches(certificate, key); err != nil {
+		return fmt.Errorf("the certificate that was issued for %s: %w", r.CommonName, err)
+	}
+	return pki.WriteFile(certFile, certificate)
+}
+
+func matches(certificate, key []byte) error {
+	if _, err := tls.X509KeyPair(certificate, key); err != nil {
+		return errors.New("does not fit its key")
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+// Package kube talks to the cluster's API with the dynamic client: typed clients would bring every
+// API there is into a process that lives on every machine.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// FieldManager of everything that is applied.
+const FieldManager = "capstan-init"
+
+// Resources that are used.
+var (
+	Nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	CSRs           = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+	EndpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	EtcdMembers    = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdmembers"}
+	Leases         = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+)
+
+// Credential is how a client proves who it is: certificate files or a token.
+type Credential struct {
+	CertFile, KeyFile string
+	Token             string
+}
+
+// WriteKubeconfig writes a kubeconfig that names certificate files, so renewed ones are picked up.
+func WriteKubeconfig(path, cluster, server, caFile, user string, c Credential) error {
+	config := clientcmdapi.NewConfig()
+	config.Clusters[cluster] = &clientcmdapi.Cluster{Server: server, CertificateAuthority: caFile}
+	config.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificate: c.CertFile, ClientKey: c.KeyFile, Token: c.Token}
+	config.Contexts[user+"@"+cluster] = &clientcmdapi.Context{Cluster: cluster, AuthInfo: user}
+	config.CurrentContext = user + "@" + cluster
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(path, data)
+}
+
+// RESTConfig reads a kubeconfig. Requests are not throttled here: there are few.
+func RESTConfig(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	config.UserAgent = "capstan-init"
+	return config, nil
+}
+
+// NewClient returns a client with the credential of a kubeconfig.
+func NewClient(kubeconfig string) (dynamic.Interface, error) {
+	config, err := RESTConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return dynamic.NewForConfig(config)
+}
+
+// NewEndpointClient returns a client with the credential of a kubeconfig that talks to another server than
+// the kubeconfig's: the cluster's endpoint, while the machine's own API server is not there.
+func NewEndpointClient(kubeconfig, server string) (dynamic.Interface, error) {
+	config, err := RESTConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.Host = server
+	config.Dial = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}).DialContext
+	return dynamic.NewForConfig(config)
+}
+
+// NewTokenClient returns a client with a bootstrap token.
+func NewTokenClient(server, caFile, token string) (dynamic.Interface, error) {
+	return dynamic.NewForConfig(&rest.Config{
+		Host: server, BearerToken: token, QPS: -1, UserAgent: "capstan-init",
+		TLSClientConfig: rest.TLSClientConfig{CAFile: caFile},
+		Dial:            (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
+	})
+}
+
+// WaitFor watches one object until done says so. An object that is not there is waited for.
+func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
+	lw := ListWatch(ctx, client, resource, fields.OneTermEqualSelector("metadata.name", name).String())
+	_, err := watchtools.UntilWithSync(ctx, lw, &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
+		object, ok := event.Object.(*unstructured.Unstructured)
+		if !ok || event.Type == watch.Deleted {
+			return false, nil
+		}
+		return done(object)
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("waiting for %s %s: %w", resource.Resource, name, ctx.Err())
+	}
+	return err
+}
+
+// ListWatch of a cluster-scoped resource.
+func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = fieldSelector
+			return client.Resource(resource).List(ctx, o)
+		},
+		WatchFunc: func(o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = fieldSelector
+			return client.Resource(resource).Watch(ctx, o)
+		},
+	}
+}
+
+// Retry calls do until it succeeds, with pauses of 100 ms doubling to 500 ms: a machine and its
+// cluster come up together, and no event tells one machine that another one answers.
+func Retry(ctx context.Context, what string, do func(context.Context) error) error {
+	pause := 100 * time.Millisecond
+	for {
+		err := do(ctx)
+		if err == nil {
+			return nil
+		}
+		var final *FinalError
+		if errors.As(err, &final) {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w; last: %w", what, ctx.Err(), err)
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 500*time.Millisecond)
+	}
+}
+
+// FinalError is not worth another try.
+type FinalError struct{ Err error }
+
+func (e *FinalError) Error() string { return e.Err.Error() }
+
+// Unwrap implements errors.Unwrap.
+func (e *FinalError) Unwrap() error { return e.Err }
+
+// LinkCurrent writes a certificate with its key where the kubelet keeps its own and rotates it:
+// a file, and the link <dir>/<name>-current.pem to it.
+func LinkCurrent(dir, name string, pair []byte) error {
+	file := filepath.Join(dir, name+"-initial.pem")
+	if err := pki.WriteFile(file, pair); err != nil {
+		return err
+	}
+	link := filepath.Join(dir, name+"-current.pem")
+	tmp := link + ".capstan-tmp"
+	_ = os.Remove(tmp)
+	if err := os.Symlink(filepath.Base(file), tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, link)
+}

@@ -1,0 +1,69 @@
+package pid1
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"capstan.dev/capstan/internal/node/initapi"
+)
+
+func (m *manager) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", m.getStatus)
+	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) { answer(w, m.reload()) })
+	actions := map[string]func(string) error{
+		"start": m.supervisor.Start, "stop": m.supervisor.Stop,
+		"restart": m.supervisor.Restart, "reload": m.supervisor.Reload,
+	}
+	for name, do := range actions {
+		mux.HandleFunc("POST /v1/services/{service}/"+name, func(w http.ResponseWriter, r *http.Request) {
+			answer(w, do(r.PathValue("service")))
+		})
+	}
+	return mux
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+	}
+}
+
+// getStatus answers the status once, or with ?watch=true at each change until the client leaves.
+func (m *manager) getStatus(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	watch := r.URL.Query().Get("watch") == "true"
+	for {
+		status, wait := m.status(r.Context())
+		if err := encoder.Encode(status); err != nil || !watch {
+			return
+		}
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			return
+		}
+		if !wait() {
+			return
+		}
+	}
+}
+
+// status returns the state of now, and a function that returns true at its next change and false
+// when ctx has ended.
+func (m *manager) status(ctx context.Context) (initapi.Status, func() bool) {
+	m.mu.Lock()
+	status, changed := m.bootstrap, m.changed
+	m.mu.Unlock()
+	services, servicesChanged := m.supervisor.Services()
+	status.Services = services
+	return status, func() bool {
+		select {
+		case <-changed:
+		case <-servicesChanged:
+		case <-ctx.Done():
+			return false
+		}
+		return true
+	}
+}

@@ -1,0 +1,226 @@
+package pid1
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/node/machine"
+)
+
+// programPath is where programs are found: the machine's assets first.
+const programPath = "/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// prepare does the few things that a machine needs before any service. Each can be done again, and
+// each that fails is told with its name.
+func prepare(m machine.Metadata) iter.Seq2[string, error] {
+	steps := []struct {
+		name string
+		do   func() error
+	}{
+		{"PATH", func() error { return os.Setenv("PATH", programPath) }},
+		{"folders", makeFolders},
+		{"mount propagation", shareMounts},
+		{"cgroup", func() error { return leaveRootCgroup("/sys/fs/cgroup") }},
+		{"loopback", loopbackUp},
+		{"host name", func() error { return restoreHostname(m) }},
+		{"/etc/hosts", func() error { return writeHosts(m) }},
+		{"/etc/resolv.conf", func() error { return copyResolvConf(machine.ResolvConfPath, "/etc/resolv.conf") }},
+		{"/etc/machine-id", func() error { return writeMachineID(m) }},
+		{"/etc", writeTables},
+	}
+	return func(yield func(string, error) bool) {
+		for _, step := range steps {
+			if !yield(step.name, step.do()) {
+				return
+			}
+		}
+	}
+}
+
+// makeFolders makes those that programs expect, and says which mounts capstand has forgotten.
+func makeFolders() error {
+	var errs []error
+	for _, dir := range []string{"/run/lock", "/run/cluster-api", "/var/log", "/var/lib", "/var/tmp", "/etc", "/root"} {
+		errs = append(errs, os.MkdirAll(dir, 0o755))
+	}
+	for _, path := range []string{"/proc/self", "/sys/fs/cgroup", "/dev/null", "/tmp", "/run"} {
+		if _, err := os.Stat(path); err != nil {
+			errs = append(errs, fmt.Errorf("the machine needs %s mounted: %w", path, err))
+		}
+	}
+	return errors.Join(append(errs, os.Chmod("/var/tmp", 0o1777))...)
+}
+
+// shareMounts lets mounts made in pods with bidirectional propagation reach the kubelet's.
+func shareMounts() error { return unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, "") }
+
+func loopbackUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+// leaveRootCgroup makes the machine's cgroup usable as a root on cgroup v2: a cgroup that has
+// processes of its own cannot enable controllers for those below it. On v1 there is nothing to do.
+func leaveRootCgroup(root string) error {
+	controllers, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	leaf := filepath.Join(root, "capstan")
+	if err := os.MkdirAll(leaf, 0o755); err != nil {
+		return err
+	}
+	if err := moveProcesses(filepath.Join(root, "cgroup.procs"), filepath.Join(leaf, "cgroup.procs")); err != nil {
+		return err
+	}
+	var errs []error
+	for _, controller := range strings.Fields(string(controllers)) {
+		// One by one: a controller that the host keeps for itself must not keep the others off.
+		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
+			errs = append(errs, fmt.Errorf("enabling the cgroup controller %s: %w", controller, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func moveProcesses(from, to string) error {
+	procs, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	for _, pid := range strings.Fields(string(procs)) {
+		// 0 is a process outside of this pid namespace: not ours. ESRCH: it has ended.
+		if err := os.WriteFile(to, []byte(pid), 0); err != nil && pid != "0" && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("moving process %s to %s: %w", pid, to, err)
+		}
+	}
+	return nil
+}
+
+// restoreHostname sets what the bootstrap data chose, or what capstand says.
+func restoreHostname(m machine.Metadata) error {
+	chosen, err := os.ReadFile("/etc/hostname")
+	if name := strings.TrimSpace(string(chosen)); err == nil && name != "" {
+		return setHostname(name)
+	}
+	if m.Hostname == "" {
+		return nil
+	}
+	return setHostname(m.Hostname)
+}
+
+func writeHosts(m machine.Metadata) error {
+	hostname, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile("/etc/hosts", hostsFile(old, hostname, m), 0o644)
+}
+
+const hostsBegin, hostsEnd = "# capstan begin\n", "# capstan end\n"
+
+// hostsFile replaces capstan's part of a hosts file and leaves the user's as it is.
+func hostsFile(old []byte, hostname string, m machine.Metadata) []byte {
+	var b bytes.Buffer
+	b.WriteString(hostsBegin + "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
+	for _, a := range m.Addresses {
+		fmt.Fprintf(&b, "%s %s\n", a.Address, hostname)
+	}
+	b.WriteString(hostsEnd)
+	before, rest, found := bytes.Cut(old, []byte(hostsBegin))
+	if !found {
+		b.Write(old)
+		return b.Bytes()
+	}
+	_, after, _ := bytes.Cut(rest, []byte(hostsEnd))
+	return append(append(bytes.Clone(before), b.Bytes()...), after...)
+}
+
+// copyResolvConf takes over the host's resolver configuration, without servers on the host's
+// loopback, which a machine cannot reach.
+func copyResolvConf(from, to string) error {
+	host, err := os.ReadFile(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		// The kubelet wants a file.
+		host, err = os.ReadFile(to)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, resolvConf(host), 0o644)
+}
+
+func resolvConf(host []byte) []byte {
+	var out []byte
+	for line := range bytes.Lines(host) {
+		fields := strings.Fields(string(line))
+		if len(fields) > 1 && fields[0] == "nameserver" {
+			if ip, err := netip.ParseAddr(fields[1]); err != nil || ip.IsLoopback() {
+				continue
+			}
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
+// writeMachineID gives the machine an id that follows from its identity; an existing one is kept.
+func writeMachineID(m machine.Metadata) error {
+	if old, err := os.ReadFile("/etc/machine-id"); err == nil && len(bytes.TrimSpace(old)) == 32 {
+		return nil
+	}
+	sum := sha256.Sum256([]byte("capstan machine " + m.ID + " " + m.Name))
+	return os.WriteFile("/etc/machine-id", []byte(hex.EncodeToString(sum[:16])+"\n"), 0o444)
+}
+
+// tables that programs look up names in. Without /etc/protocols nft prints numbers, and a kube-proxy
+// that was restarted takes its own rules for somebody else's and removes them.
+var tables = map[string]string{
+	"/etc/passwd":    "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+	"/etc/group":     "root:x:0:\nnogroup:x:65534:\n",
+	"/etc/protocols": "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
+}
+
+// writeTables makes those that are not there.
+func writeTables() error {
+	var errs []error
+	for path, content := range tables {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil {
+			_, err = file.WriteString(content)
+			err = errors.Join(err, file.Close())
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}

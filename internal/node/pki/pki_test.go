@@ -1,0 +1,135 @@
+package pki
+
+import (
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/util/cert"
+)
+
+func writeCA(t *testing.T, dir, name string) {
+	t.Helper()
+	keyPEM, key, err := newKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, data := range map[string][]byte{name + ".crt": EncodeCert(ca), name + ".key": keyPEM} {
+		if err := WriteFile(filepath.Join(dir, file), data); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// A leaf is made once, and again only for a reason; its key stays.
+func TestEnsure(t *testing.T) {
+	const day = 24 * time.Hour
+	now := time.Now().Add(time.Minute) // the CAs are made while the test runs
+	base := Leaf{Name: "sub/leaf", CA: "ca", CommonName: "cn", Organization: []string{"o"}, DNSNames: []string{"a", "b"}, IPs: []net.IP{net.ParseIP("10.0.0.1")}, Usages: Both}
+	tests := map[string]struct {
+		change func(t *testing.T, dir string, leaf *Leaf)
+		later  time.Duration
+		again  bool
+	}{
+		"nothing":              {func(*testing.T, string, *Leaf) {}, 0, false},
+		"other order of names": {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"b", "a"} }, 0, false},
+		"before two thirds":    {func(*testing.T, string, *Leaf) {}, 19 * day, false},
+		"after two thirds":     {func(*testing.T, string, *Leaf) {}, 21 * day, true},
+		"another address":      {func(_ *testing.T, _ string, l *Leaf) { l.IPs = append(l.IPs, net.ParseIP("10.0.0.2")) }, 0, true},
+		"another name":         {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"a"} }, 0, true},
+		"another user":         {func(_ *testing.T, _ string, l *Leaf) { l.CommonName = "other" }, 0, true},
+		"another group":        {func(_ *testing.T, _ string, l *Leaf) { l.Organization = nil }, 0, true},
+		"another usage":        {func(_ *testing.T, _ string, l *Leaf) { l.Usages = Client }, 0, true},
+		"another CA":           {func(t *testing.T, dir string, _ *Leaf) { writeCA(t, dir, "ca") }, 0, true},
+		"a broken certificate": {func(t *testing.T, dir string, _ *Leaf) {
+			_ = os.WriteFile(filepath.Join(dir, "sub/leaf.crt"), []byte("x"), 0o600)
+		}, 0, true},
+		"the certificate is gone": {func(t *testing.T, dir string, _ *Leaf) { _ = os.Remove(filepath.Join(dir, "sub/leaf.crt")) }, 0, true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			writeCA(t, dir, "ca")
+			leaf := base
+			renew, err := leaf.Ensure(dir, 30*day, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := renew.Sub(now); d < 19*day || d > 20*day {
+				t.Errorf("to be renewed after %s", d)
+			}
+			crt, key := filepath.Join(dir, "sub/leaf.crt"), filepath.Join(dir, "sub/leaf.key")
+			oldCert, oldKey := read(t, crt), read(t, key)
+			tt.change(t, dir, &leaf)
+			if _, err := leaf.Ensure(dir, 30*day, now.Add(tt.later)); err != nil {
+				t.Fatal(err)
+			}
+			if again := read(t, crt) != oldCert; again != tt.again {
+				t.Errorf("made again: %v", again)
+			}
+			if read(t, key) != oldKey {
+				t.Error("the key changed")
+			}
+			verify(t, dir, leaf, now.Add(tt.later))
+			for _, path := range []string{crt, key} {
+				if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 { // CP-23
+					t.Errorf("%s has mode %s", path, info.Mode())
+				}
+			}
+		})
+	}
+}
+
+func verify(t *testing.T, dir string, leaf Leaf, now time.Time) {
+	t.Helper()
+	roots, err := cert.NewPool(filepath.Join(dir, leaf.CA+".crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := readCert(filepath.Join(dir, leaf.Name+".crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, usage := range leaf.Usages {
+		if _, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A leaf never outlives its CA.
+func TestEndsWithItsCA(t *testing.T) {
+	dir := t.TempDir()
+	writeCA(t, dir, "ca")
+	leaf := Leaf{Name: "leaf", CA: "ca", CommonName: "cn", Usages: Client}
+	if _, err := leaf.Ensure(dir, 100*365*24*time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	ca, _ := readCert(filepath.Join(dir, "ca.crt"))
+	c, _ := readCert(filepath.Join(dir, "leaf.crt"))
+	if !c.NotAfter.Equal(ca.NotAfter) {
+		t.Errorf("leaf until %s, CA until %s", c.NotAfter, ca.NotAfter)
+	}
+}
+
+func TestMissingCA(t *testing.T) {
+	if _, err := (Leaf{Name: "leaf", CA: "ca"}).Ensure(t.TempDir(), time.Hour, time.Now()); err == nil {
+		t.Error("was made without a CA")
+	}
+}

@@ -1,0 +1,116 @@
+// Package process starts child processes and tells how they ended.
+//
+// PID 1 must wait for every process of its machine, its own children and those that lost their
+// parents alike; a second waiter for the same child would race with it. So everything that
+// capstan-init starts goes through a Starter.
+package process
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// Exit is how a process ended.
+type Exit struct {
+	// Code is the exit status, 128 + the signal's number when a signal ended the process.
+	Code int
+	// Signal that ended the process, 0 if none did.
+	Signal syscall.Signal
+}
+
+// Err is nil for a process that ended with status 0.
+func (e Exit) Err() error {
+	switch {
+	case e.Signal != 0:
+		return fmt.Errorf("killed by signal %d (%s)", int(e.Signal), e.Signal)
+	case e.Code != 0:
+		return fmt.Errorf("exit code %d", e.Code)
+	}
+	return nil
+}
+
+// Starter starts a command. The channel gets the Exit once and is not closed. Standard streams must
+// be files or nil, because nobody calls cmd.Wait.
+type Starter interface {
+	Start(cmd *exec.Cmd) (<-chan Exit, error)
+}
+
+// Simple is the Starter of a process that is not PID 1: it waits for its own children only.
+type Simple struct{}
+
+// Start implements Starter.
+func (Simple) Start(cmd *exec.Cmd) (<-chan Exit, error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	done := make(chan Exit, 1)
+	go func() {
+		_ = cmd.Wait()
+		done <- exitOf(cmd.ProcessState.Sys().(syscall.WaitStatus))
+	}()
+	return done, nil
+}
+
+// Reaper is the Starter of PID 1. It waits for all processes.
+type Reaper struct {
+	// mu is held from before a child is started until it is in children, and while one is waited
+	// for, so no child can end unnoticed in between.
+	mu       sync.Mutex
+	children map[int]chan Exit
+	signals  chan os.Signal
+}
+
+// NewReaper makes a Reaper that reaps until the process ends.
+func NewReaper() *Reaper {
+	r := &Reaper{children: map[int]chan Exit{}, signals: make(chan os.Signal, 1)}
+	signal.Notify(r.signals, syscall.SIGCHLD)
+	go func() {
+		for range r.signals {
+			r.reap()
+		}
+	}()
+	return r
+}
+
+// Start implements Starter.
+func (r *Reaper) Start(cmd *exec.Cmd) (<-chan Exit, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	done := make(chan Exit, 1)
+	r.children[cmd.Process.Pid] = done
+	return done, nil
+}
+
+// reap collects every process that has ended: signals of several may have been merged into one.
+func (r *Reaper) reap() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if done, ours := r.children[pid]; ours {
+			delete(r.children, pid)
+			done <- exitOf(status)
+		}
+	}
+}
+
+func exitOf(status syscall.WaitStatus) Exit {
+	if status.Signaled() {
+		return Exit{Code: 128 + int(status.Signal()), Signal: status.Signal()}
+	}
+	return Exit{Code: status.ExitStatus()}
+}

@@ -1,0 +1,96 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMain runs TestReaper's inner process: a reaper waits for all children of its process, those of
+// other tests among them, so it has one of its own.
+func TestMain(m *testing.M) {
+	if os.Getenv("TEST_REAPER") == "" {
+		os.Exit(m.Run())
+	}
+	if err := reapEverything(); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func TestReaper(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "TEST_REAPER=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+func reapEverything() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	r := NewReaper()
+	// Many at once, some of which end before Start returns: no Exit is lost or mixed up.
+	var done []<-chan Exit
+	for i := range 100 {
+		exit, err := r.Start(exec.Command("/bin/sh", "-c", fmt.Sprintf("exit %d", i)))
+		if err != nil {
+			return err
+		}
+		done = append(done, exit)
+	}
+	for i, exit := range done {
+		if got := <-exit; got.Code != i {
+			return fmt.Errorf("process %d ended with %+v", i, got)
+		}
+	}
+	// An orphan whose parent has ended is reaped too.
+	exit, err := r.Start(exec.Command("/bin/sh", "-c", "(exec sleep 0.05) & exit 0"))
+	if err != nil {
+		return err
+	}
+	<-exit
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		var info unix.Siginfo
+		if err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err == unix.ECHILD {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the orphan was not reaped")
+		}
+	}
+	if _, err := r.Start(exec.Command("/does/not/exist")); err == nil {
+		return fmt.Errorf("a program that does not exist was started")
+	}
+	return nil
+}
+
+func TestExit(t *testing.T) {
+	for script, want := range map[string]Exit{
+		"exit 0":     {},
+		"exit 3":     {Code: 3},
+		"kill -9 $$": {Code: 137, Signal: syscall.SIGKILL},
+	} {
+		exit, err := Simple{}.Start(exec.Command("/bin/sh", "-c", script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := <-exit
+		if got != want {
+			t.Errorf("%s: %+v, want %+v", script, got, want)
+		}
+		if (got.Err() == nil) != (want.Code == 0) {
+			t.Errorf("%s: error %v", script, got.Err())
+		}
+	}
+	if err := (Exit{Code: 137, Signal: syscall.SIGKILL}).Err(); !strings.Contains(err.Error(), "killed by signal 9") {
+		t.Error(err)
+	}
+}

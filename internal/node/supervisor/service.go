@@ -1,0 +1,203 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+)
+
+// Dir holds one file per service, <name>.yaml.
+const Dir = "/etc/capstan/services"
+
+// Service is one supervised process, as it stands in its file.
+type Service struct {
+	// Name of the service: lower case letters, digits and '-'. The file's name without .yaml.
+	Name string `json:"name"`
+	// Command with its arguments; the program by absolute path. Never a place for secrets.
+	Command []string `json:"command"`
+	// Env is added to PATH and HOME, as NAME=value.
+	Env []string `json:"env,omitempty"`
+	// Dir is the working directory; / by default.
+	Dir string `json:"dir,omitempty"`
+	// After names services that must be ready before the first start of this one.
+	After []string `json:"after,omitempty"`
+	// Ready says when the service is ready; without it as soon as it runs.
+	Ready *Probe `json:"ready,omitempty"`
+	// StopSignal by name; SIGTERM by default.
+	StopSignal string `json:"stopSignal,omitempty"`
+	// StopTimeoutSeconds until SIGKILL; 10 by default.
+	StopTimeoutSeconds int `json:"stopTimeoutSeconds,omitempty"`
+	// OOMScoreAdj is set when the machine is allowed to.
+	OOMScoreAdj *int `json:"oomScoreAdj,omitempty"`
+	// KillProcessGroup says whether what is left of the process group is killed when the main
+	// process has ended; true by default. containerd says no: its shims outlive it.
+	KillProcessGroup *bool `json:"killProcessGroup,omitempty"`
+	// Revision is whatever the author likes: a change of it restarts the service on a reload.
+	Revision string `json:"revision,omitempty"`
+}
+
+var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+
+// Parse reads a service file, strictly.
+func Parse(data []byte) (Service, error) {
+	var s Service
+	if err := yaml.UnmarshalStrict(data, &s); err != nil {
+		return s, err
+	}
+	return s, s.Validate()
+}
+
+// Validate says all that is wrong with the service.
+func (s Service) Validate() error {
+	var errs []error
+	if !namePattern.MatchString(s.Name) {
+		errs = append(errs, fmt.Errorf("name %q: want lower case letters, digits and '-'", s.Name))
+	}
+	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
+		errs = append(errs, fmt.Errorf("command %q: want an absolute path and its arguments", s.Command))
+	}
+	if s.StopSignal != "" && unix.SignalNum(s.StopSignal) == 0 {
+		errs = append(errs, fmt.Errorf("stopSignal %q: want a name such as SIGTERM", s.StopSignal))
+	}
+	if slices.Contains(s.After, s.Name) {
+		errs = append(errs, errors.New("after: names the service itself"))
+	}
+	if s.Ready != nil {
+		errs = append(errs, s.Ready.validate())
+	}
+	return errors.Join(errs...)
+}
+
+// Write writes the service's file into dir, whole or not at all.
+func (s Service) Write(dir string) error {
+	if err := s.Validate(); err != nil {
+		return fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	data, err := yaml.Marshal(s)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, s.Name+".yaml")
+	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+// Load reads all service files of dir. A file that cannot be used is an error of its own and does not
+// keep the others from starting. A folder that does not exist is empty.
+func Load(dir string) ([]Service, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	var services []Service
+	var errs []error
+	for _, path := range paths {
+		service, err := load(path)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
+			continue
+		}
+		services = append(services, service)
+	}
+	return services, errors.Join(errs...)
+}
+
+func load(path string) (Service, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Service{}, err
+	}
+	service, err := Parse(data)
+	if want := strings.TrimSuffix(filepath.Base(path), ".yaml"); err == nil && service.Name != want {
+		err = fmt.Errorf("name is %q, want the file's: %q", service.Name, want)
+	}
+	return service, err
+}
+
+// stopOrder sorts names so that each comes before those that it starts after.
+func stopOrder(services map[string]Service) []string {
+	var order []string
+	seen := map[string]bool{}
+	var visit func(name string)
+	visit = func(name string) {
+		service, known := services[name]
+		if seen[name] || !known {
+			return
+		}
+		seen[name] = true
+		for _, dep := range service.After {
+			visit(dep)
+		}
+		order = append(order, name)
+	}
+	names := make([]string, 0, len(services))
+	for name := range services {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		visit(name)
+	}
+	slices.Reverse(order)
+	return order
+}
+
+// cycle returns the services of a circle of After, or nil.
+func cycle(services map[string]Service) []string {
+	const visiting, done = 1, 2
+	state := map[string]int{}
+	var path []string
+	var visit func(name string) []string
+	visit = func(name string) []string {
+		path = append(path, name)
+		defer func() { path = path[:len(path)-1] }()
+		state[name] = visiting
+		for _, dep := range services[name].After {
+			if state[dep] == visiting {
+				return append(slices.Clone(path[slices.Index(path, dep):]), dep)
+			}
+			if state[dep] == 0 {
+				if found := visit(dep); found != nil {
+					return found
+				}
+			}
+		}
+		state[name] = done
+		return nil
+	}
+	for name := range services {
+		if state[name] == 0 {
+			if found := visit(name); found != nil {
+				return found
+			}
+		}
+	}
+	return nil
+}
+
+func (s Service) stopSignal() syscall.Signal {
+	if s.StopSignal == "" {
+		return syscall.SIGTERM
+	}
+	return unix.SignalNum(s.StopSignal)
+}
+
+func (s Service) stopTimeout() time.Duration {
+	if s.StopTimeoutSeconds <= 0 {
+		return 10 * time.Second
+	}
+	return time.Duration(s.StopTimeoutSeconds) * time.Second
+}
+
+func (s Service) killsGroup() bool { return s.KillProcessGroup == nil || *s.KillProcessGroup }

@@ -1,0 +1,389 @@
+// Package supervisor keeps the services of a machine running.
+//
+// Each service is one goroutine that starts the process, probes it until it is ready, and starts it
+// again when it ends: after 100 ms at first, doubling to 10 s, from the beginning again once it held
+// for 10 s. Services start in the order of their After lists; a restart waits for nobody.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/process"
+)
+
+const (
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 10 * time.Second
+	// healthyTime of running resets the back-off.
+	healthyTime = 10 * time.Second
+	// probePeriod before a service is ready: no event tells that a socket answers.
+	probePeriod = 50 * time.Millisecond
+	// healthPeriod of the probe once it was ready, for the same reason.
+	healthPeriod = 10 * time.Second
+)
+
+// Supervisor runs services. Make it with New.
+type Supervisor struct {
+	starter process.Starter
+	logs    string
+	log     *slog.Logger
+
+	mu    sync.Mutex
+	units map[string]*unit
+	// changed is closed and replaced at each change of a state.
+	changed chan struct{}
+	closed  bool
+}
+
+// unit is a service and what is known of it. Fields are guarded by the Supervisor's mu.
+type unit struct {
+	Service
+	state  initapi.Service
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the goroutine has ended; nil when none was started
+}
+
+// New makes a Supervisor that writes logs to the folder, as <service>.log.
+func New(starter process.Starter, logs string, log *slog.Logger) *Supervisor {
+	return &Supervisor{starter: starter, logs: logs, log: log, units: map[string]*unit{}, changed: make(chan struct{})}
+}
+
+// Apply makes the set of services the given one: starts those that are new, restarts those that
+// changed, stops those that are gone.
+func (s *Supervisor) Apply(services []Service) error {
+	wanted := map[string]Service{}
+	for _, service := range services {
+		wanted[service.Name] = service
+	}
+	if names := cycle(wanted); names != nil {
+		return fmt.Errorf("services wait for each other in a circle: %s", strings.Join(names, " after "))
+	}
+	s.mu.Lock()
+	var stop []string
+	for name, u := range s.units {
+		if service, keep := wanted[name]; !keep || !reflect.DeepEqual(service, u.Service) {
+			stop = append(stop, name)
+		}
+	}
+	s.mu.Unlock()
+	for _, name := range stop {
+		if err := s.Stop(name); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range stop {
+		delete(s.units, name)
+	}
+	for _, service := range services {
+		if s.units[service.Name] == nil {
+			s.units[service.Name] = &unit{Service: service}
+			s.start(s.units[service.Name])
+		}
+	}
+	s.notify()
+	return nil
+}
+
+// Start starts a service that was stopped. A running one is left alone.
+func (s *Supervisor) Start(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u, err := s.unit(name)
+	if err != nil {
+		return err
+	}
+	s.start(u)
+	return nil
+}
+
+// Stop stops a service and returns when its process has ended.
+func (s *Supervisor) Stop(name string) error {
+	s.mu.Lock()
+	u, err := s.unit(name)
+	if err != nil || u.done == nil {
+		s.mu.Unlock()
+		return err
+	}
+	cancel, done := u.cancel, u.done
+	s.mu.Unlock()
+	cancel()
+	<-done
+	return nil
+}
+
+// Restart stops and starts a service.
+func (s *Supervisor) Restart(name string) error {
+	if err := s.Stop(name); err != nil {
+		return err
+	}
+	return s.Start(name)
+}
+
+// Reload sends SIGHUP to the main process of a service.
+func (s *Supervisor) Reload(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u, err := s.unit(name)
+	if err != nil {
+		return err
+	}
+	if u.state.PID == 0 {
+		return fmt.Errorf("service %s does not run", name)
+	}
+	return syscall.Kill(u.state.PID, syscall.SIGHUP)
+}
+
+// Shutdown stops all services, those first that others do not come after, and starts none any more.
+// What has not ended when ctx ends is left to the caller.
+func (s *Supervisor) Shutdown(ctx context.Context) {
+	s.mu.Lock()
+	s.closed = true
+	services := map[string]Service{}
+	for name, u := range s.units {
+		services[name] = u.Service
+	}
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, name := range stopOrder(services) {
+			_ = s.Stop(name)
+		}
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// Services returns the state of all services by name, and a channel that is closed at the next change.
+func (s *Supervisor) Services() ([]initapi.Service, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	states := make([]initapi.Service, 0, len(s.units))
+	for _, u := range s.units {
+		states = append(states, u.state)
+	}
+	slices.SortFunc(states, func(a, b initapi.Service) int { return strings.Compare(a.Name, b.Name) })
+	return states, s.changed
+}
+
+func (s *Supervisor) unit(name string) (*unit, error) {
+	if u := s.units[name]; u != nil {
+		return u, nil
+	}
+	return nil, fmt.Errorf("no service %q in %s", name, Dir)
+}
+
+// start runs the unit's goroutine, if it does not run. mu is held.
+func (s *Supervisor) start(u *unit) {
+	if s.closed {
+		return
+	}
+	if u.done != nil {
+		select {
+		case <-u.done:
+		default:
+			return
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	u.cancel, u.done = cancel, make(chan struct{})
+	u.state = initapi.Service{Name: u.Name, State: initapi.StateWaiting}
+	go func(done chan struct{}) {
+		defer close(done)
+		defer cancel()
+		s.run(ctx, u)
+		s.set(u, func(state *initapi.Service) { state.State, state.PID, state.Message = initapi.StateStopped, 0, "" })
+	}(u.done)
+}
+
+// notify tells watchers of a change. mu is held.
+func (s *Supervisor) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// set changes the state of a unit and tells watchers, if it differs.
+func (s *Supervisor) set(u *unit, change func(*initapi.Service)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := u.state
+	change(&u.state)
+	if u.state != before {
+		s.notify()
+	}
+}
+
+// run is the life of a service.
+func (s *Supervisor) run(ctx context.Context, u *unit) {
+	if !s.waitAfter(ctx, u) {
+		return
+	}
+	backoff := minBackoff
+	for {
+		started := time.Now()
+		err := s.runOnce(ctx, u)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(started) >= healthyTime {
+			backoff = minBackoff
+		}
+		s.log.Warn("service ended", "service", u.Name, "reason", err, "again in", backoff)
+		s.set(u, func(state *initapi.Service) {
+			state.State, state.PID, state.Restarts = initapi.StateBackoff, 0, state.Restarts+1
+			state.Message = err.Error() + "; see " + s.logPath(u.Name)
+		})
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(backoff):
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// waitAfter waits until all services that this one comes after are ready.
+func (s *Supervisor) waitAfter(ctx context.Context, u *unit) bool {
+	for {
+		states, changed := s.Services()
+		missing := initapi.Status{Services: states}.NotReady(u.After)
+		if len(missing) == 0 {
+			return true
+		}
+		var names []string
+		for _, m := range missing {
+			name, _, _ := strings.Cut(m, ":")
+			names = append(names, name)
+		}
+		s.set(u, func(state *initapi.Service) { state.Message = "waits for " + strings.Join(names, ", ") })
+		select {
+		case <-ctx.Done():
+			return false
+		case <-changed:
+		}
+	}
+}
+
+// runOnce starts the process and returns when it has ended. The error says why it did.
+func (s *Supervisor) runOnce(ctx context.Context, u *unit) error {
+	cmd, done, err := s.spawn(u)
+	if err != nil {
+		return err
+	}
+	pid := cmd.Process.Pid
+	s.set(u, func(state *initapi.Service) {
+		state.State, state.PID, state.Message = initapi.StateStarting, pid, ""
+	})
+	probing, cancel := context.WithCancel(ctx)
+	probed := make(chan struct{})
+	go func() {
+		defer close(probed)
+		s.probe(probing, u)
+	}()
+	exit := s.wait(ctx, u, pid, done)
+	cancel()
+	<-probed
+	if u.killsGroup() {
+		_ = syscall.Kill(-pid, syscall.SIGKILL)
+	}
+	if err := exit.Err(); err != nil {
+		return err
+	}
+	return errors.New("ended by itself with exit code 0")
+}
+
+func (s *Supervisor) spawn(u *unit) (*exec.Cmd, <-chan process.Exit, error) {
+	if err := os.MkdirAll(s.logs, 0o750); err != nil {
+		return nil, nil, err
+	}
+	log, err := os.OpenFile(s.logPath(u.Name), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o640)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(u.Command[0], u.Command[1:]...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/root"}, u.Env...)
+	cmd.Dir = u.Dir
+	if cmd.Dir == "" {
+		cmd.Dir = "/"
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	done, err := s.starter.Start(cmd)
+	if err != nil {
+		return nil, nil, err
+	}
+	if u.OOMScoreAdj != nil {
+		// Best effort: lowering needs CAP_SYS_RESOURCE.
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), fmt.Appendf(nil, "%d", *u.OOMScoreAdj), 0)
+	}
+	return cmd, done, nil
+}
+
+// wait waits for the end of the process; when ctx ends it asks for it, and forces it in the end.
+func (s *Supervisor) wait(ctx context.Context, u *unit, pid int, done <-chan process.Exit) process.Exit {
+	select {
+	case exit := <-done:
+		return exit
+	case <-ctx.Done():
+	}
+	_ = syscall.Kill(pid, u.stopSignal())
+	select {
+	case exit := <-done:
+		return exit
+	case <-time.After(u.stopTimeout()):
+		s.log.Warn("service does not stop, killing it", "service", u.Name, "after", u.stopTimeout())
+		_ = kill(pid)
+		return <-done
+	}
+}
+
+// probe keeps the state of a running process.
+func (s *Supervisor) probe(ctx context.Context, u *unit) {
+	if u.Ready == nil {
+		s.set(u, func(state *initapi.Service) { state.State = initapi.StateReady })
+		return
+	}
+	prober := &prober{Probe: u.Ready, starter: s.starter}
+	defer prober.close()
+	ready := false
+	for period := probePeriod; ; {
+		err := prober.try(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err == nil:
+			ready, period = true, healthPeriod
+			s.set(u, func(state *initapi.Service) { state.State, state.Message = initapi.StateReady, "" })
+		case ready:
+			s.set(u, func(state *initapi.Service) { state.State, state.Message = initapi.StateRunning, err.Error() })
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(period):
+		}
+	}
+}
+
+func (s *Supervisor) logPath(name string) string { return filepath.Join(s.logs, name+".log") }
+
+func kill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }

@@ -1,0 +1,372 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/process"
+)
+
+type fixture struct {
+	*testing.T
+	*Supervisor
+	dir string
+}
+
+func newFixture(t *testing.T) *fixture {
+	dir := t.TempDir()
+	f := &fixture{t, New(process.Simple{}, filepath.Join(dir, "logs"), slog.New(slog.NewTextHandler(io.Discard, nil))), dir}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		f.Shutdown(ctx)
+	})
+	return f
+}
+
+func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
+
+// shell is a service of a script.
+func shell(name, script string) Service {
+	return Service{Name: name, Command: []string{"/bin/sh", "-c", script}, StopTimeoutSeconds: 5}
+}
+
+func (f *fixture) apply(services ...Service) {
+	f.Helper()
+	if err := f.Apply(services); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// until waits for a state of a service.
+func (f *fixture) until(name string, ok func(initapi.Service) bool) initapi.Service {
+	f.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		states, changed := f.Services()
+		i := slices.IndexFunc(states, func(s initapi.Service) bool { return s.Name == name })
+		if i >= 0 && ok(states[i]) {
+			return states[i]
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			f.Fatalf("%s did not come: %+v", name, states)
+		}
+	}
+}
+
+func (f *fixture) untilState(name string, state initapi.State) initapi.Service {
+	f.Helper()
+	return f.until(name, func(s initapi.Service) bool { return s.State == state })
+}
+
+func (f *fixture) read(name string) string {
+	data, _ := os.ReadFile(f.path(name))
+	return string(data)
+}
+
+func TestKilledServiceIsBackAtOnce(t *testing.T) {
+	f := newFixture(t)
+	f.apply(shell("a", "exec sleep 1000"))
+	first := f.untilState("a", initapi.StateReady)
+	start := time.Now()
+	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := f.until("a", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != first.PID })
+	if elapsed := time.Since(start); elapsed > 700*time.Millisecond {
+		t.Errorf("back after %s", elapsed)
+	}
+	if second.Restarts != 1 {
+		t.Errorf("restarts: %d", second.Restarts)
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	f := newFixture(t)
+	f.apply(shell("a", "date +%s%N >> "+f.path("starts")+"; exit 3"))
+	s := f.until("a", func(s initapi.Service) bool { return s.State == initapi.StateBackoff && s.Restarts == 4 })
+	if !strings.Contains(s.Message, "exit code 3") || !strings.Contains(s.Message, "a.log") {
+		t.Errorf("message: %s", s.Message)
+	}
+	var starts []int64
+	for _, field := range strings.Fields(f.read("starts")) {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		starts = append(starts, n)
+	}
+	for i, least := range []time.Duration{100, 200, 400} {
+		if pause := time.Duration(starts[i+1] - starts[i]); pause < least*time.Millisecond {
+			t.Errorf("pause %d is %s, want %dms at least", i, pause, least)
+		}
+	}
+}
+
+func TestOrder(t *testing.T) {
+	f := newFixture(t)
+	a, b := shell("a", "exec sleep 1000"), shell("b", "exec sleep 1000")
+	a.Ready = &Probe{File: f.path("ready")}
+	b.After = []string{"a"}
+	f.apply(b, a)
+	f.untilState("a", initapi.StateStarting)
+	if s := f.untilState("b", initapi.StateWaiting); s.PID != 0 {
+		t.Error("b did not wait")
+	}
+	f.until("b", func(s initapi.Service) bool { return s.Message == "waits for a" })
+	if err := os.WriteFile(f.path("ready"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.untilState("b", initapi.StateReady)
+	// A restart waits for nobody.
+	if err := f.Stop("a"); err != nil {
+		t.Fatal(err)
+	}
+	old := f.untilState("b", initapi.StateReady)
+	_ = syscall.Kill(old.PID, syscall.SIGKILL)
+	f.until("b", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != old.PID })
+}
+
+func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
+	f := newFixture(t)
+	a, b, c := shell("a", "exec sleep 1000"), shell("b", "exec sleep 1000"), shell("c", "exec sleep 1000")
+	f.apply(a, b)
+	oldA, oldB := f.untilState("a", initapi.StateReady), f.untilState("b", initapi.StateReady)
+	b.Revision = "2"
+	f.apply(a, b, c)
+	f.untilState("c", initapi.StateReady)
+	if now := f.untilState("a", initapi.StateReady); now.PID != oldA.PID {
+		t.Error("a was restarted")
+	}
+	if now := f.untilState("b", initapi.StateReady); now.PID == oldB.PID {
+		t.Error("b was not restarted")
+	}
+	f.apply(a)
+	states, _ := f.Services()
+	if len(states) != 1 {
+		t.Errorf("left: %+v", states)
+	}
+	if syscall.Kill(oldB.PID, 0) == nil {
+		t.Error("b still runs")
+	}
+}
+
+func TestCircle(t *testing.T) {
+	f := newFixture(t)
+	a, b := shell("a", "true"), shell("b", "true")
+	a.After, b.After = []string{"b"}, []string{"a"}
+	if err := f.Apply([]Service{a, b}); err == nil || !strings.Contains(err.Error(), "circle") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestProcessGroup(t *testing.T) {
+	for _, kills := range []bool{true, false} {
+		t.Run(fmt.Sprint(kills), func(t *testing.T) {
+			f := newFixture(t)
+			s := shell("a", "sleep 1000 & echo $! > "+f.path("child")+"; exec sleep 1000")
+			s.KillProcessGroup = &kills
+			s.Ready = &Probe{File: f.path("child")}
+			f.apply(s)
+			f.until("a", func(initapi.Service) bool { return strings.HasSuffix(f.read("child"), "\n") })
+			child, err := strconv.Atoi(strings.TrimSpace(f.read("child")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
+			if err := f.Stop("a"); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(5 * time.Second)
+			for kills && running(child) && time.Now().Before(deadline) {
+				time.Sleep(5 * time.Millisecond)
+			}
+			if running(child) == kills {
+				t.Errorf("child runs: %v", running(child))
+			}
+		})
+	}
+}
+
+// running is false for a zombie, which waits for somebody else.
+func running(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(data), ") Z ")
+}
+
+func TestStop(t *testing.T) {
+	f := newFixture(t)
+	stubborn := shell("stubborn", "trap '' TERM; touch "+f.path("up")+"; while :; do sleep 1; done")
+	stubborn.StopTimeoutSeconds, stubborn.Ready = 1, &Probe{File: f.path("up")}
+	polite := shell("polite", "trap 'echo bye > "+f.path("bye")+"; exit' INT; touch "+f.path("up2")+"; while :; do sleep 0.05; done")
+	polite.StopSignal, polite.Ready = "SIGINT", &Probe{File: f.path("up2")}
+	f.apply(stubborn, polite)
+	f.untilState("stubborn", initapi.StateReady)
+	f.untilState("polite", initapi.StateReady)
+	for _, name := range []string{"stubborn", "polite"} {
+		if err := f.Stop(name); err != nil {
+			t.Fatal(err)
+		}
+		if s := f.untilState(name, initapi.StateStopped); s.PID != 0 {
+			t.Errorf("%s: pid %d", name, s.PID)
+		}
+	}
+	if f.read("bye") != "bye\n" {
+		t.Error("polite did not get its signal")
+	}
+	if err := f.Start("polite"); err != nil {
+		t.Fatal(err)
+	}
+	f.untilState("polite", initapi.StateReady)
+	if f.Stop("nobody") == nil || f.Reload("stubborn") == nil {
+		t.Error("an unknown and a stopped service were accepted")
+	}
+}
+
+func TestShutdownReversesTheOrder(t *testing.T) {
+	f := newFixture(t)
+	service := func(name string, after ...string) Service {
+		s := shell(name, "trap 'echo "+name+" >> "+f.path("order")+"; exit' TERM; touch "+f.path(name)+"; while :; do sleep 0.02; done")
+		s.Ready, s.After = &Probe{File: f.path(name)}, after
+		return s
+	}
+	f.apply(service("etcd"), service("api", "etcd"), service("kubelet", "api"))
+	f.untilState("kubelet", initapi.StateReady)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	f.Shutdown(ctx)
+	if got := f.read("order"); got != "kubelet\napi\netcd\n" {
+		t.Errorf("order: %q", got)
+	}
+	if err := f.Start("etcd"); err != nil || f.untilState("etcd", initapi.StateStopped).PID != 0 {
+		t.Error("a service was started after the shutdown")
+	}
+}
+
+func TestProbes(t *testing.T) {
+	dir := t.TempDir()
+	ok := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/ok" {
+			http.Error(w, "no", http.StatusInternalServerError)
+		}
+	}))
+	defer ok.Close()
+	ca := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ok.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	tests := map[string]struct {
+		probe Probe
+		ready bool
+	}{
+		"https":              {Probe{URL: ok.URL + "/ok", CAFile: ca}, true},
+		"https answers 500":  {Probe{URL: ok.URL + "/", CAFile: ca}, false},
+		"https, unknown CA":  {Probe{URL: ok.URL + "/ok"}, false},
+		"https, no CA file":  {Probe{URL: ok.URL + "/ok", CAFile: ca + "x"}, false},
+		"tcp":                {Probe{TCP: ok.Listener.Addr().String()}, true},
+		"tcp, nobody":        {Probe{TCP: "127.0.0.1:1"}, false},
+		"unix":               {Probe{Unix: socket}, true},
+		"unix, nobody":       {Probe{Unix: socket + "x"}, false},
+		"file":               {Probe{File: ca}, true},
+		"file, none":         {Probe{File: ca + "x"}, false},
+		"exec":               {Probe{Exec: []string{"/bin/true"}}, true},
+		"exec fails":         {Probe{Exec: []string{"/bin/false"}}, false},
+		"exec takes forever": {Probe{Exec: []string{"/bin/sleep", "1000"}, TimeoutSeconds: 1}, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := &prober{Probe: &tt.probe, starter: process.Simple{}}
+			defer p.close()
+			if err := p.try(context.Background()); (err == nil) != tt.ready {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestServiceFiles(t *testing.T) {
+	dir := t.TempDir()
+	want := Service{Name: "a", Command: []string{"/bin/a", "--x"}, After: []string{"b"}, Ready: &Probe{TCP: "127.0.0.1:1"}}
+	if err := want.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	bad := map[string]string{
+		"unknown.yaml": "name: unknown\ncommand: [/bin/a]\nrestart: always\n",
+		"name.yaml":    "name: other\ncommand: [/bin/a]\n",
+		"path.yaml":    "name: path\ncommand: [a]\n",
+		"probe.yaml":   "name: probe\ncommand: [/a]\nready: {tcp: a, file: b}\n",
+		"signal.yaml":  "name: signal\ncommand: [/a]\nstopSignal: SIGNOPE\n",
+	}
+	for name, text := range bad {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	services, err := Load(dir)
+	if len(services) != 1 || services[0].Name != "a" || services[0].Ready.TCP != want.Ready.TCP {
+		t.Errorf("services: %+v", services)
+	}
+	for name := range bad {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is not in: %v", name, err)
+		}
+	}
+	if services, err := Load(filepath.Join(dir, "none")); len(services) != 0 || err != nil {
+		t.Errorf("a folder that does not exist: %v, %v", services, err)
+	}
+}
+
+func TestRotate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	write := func(text string) {
+		if _, err := log.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(name, want string) {
+		t.Helper()
+		if got, _ := os.ReadFile(name); string(got) != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	write("0123456789")
+	if err := rotate(path, 10); err != nil {
+		t.Fatal(err)
+	}
+	check(path, "0123456789")
+	write("a")
+	if err := rotate(path, 10); err != nil {
+		t.Fatal(err)
+	}
+	check(path+".1", "0123456789a")
+	write("b") // the service goes on at the beginning
+	check(path, "b")
+}

@@ -1,0 +1,163 @@
+// Package testenv starts a real etcd and kube-apiserver for integration tests, with Cluster API's
+// CRDs and ours installed.
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+)
+
+// Env is a running API server.
+type Env struct {
+	// Config of a cluster-admin.
+	Config *rest.Config
+	// Kubeconfig of a cluster-admin, for commands that want a file.
+	Kubeconfig []byte
+	// Scheme with Kubernetes' and Cluster API's types, and those of Options.
+	Scheme *k8sruntime.Scheme
+	// Client reads live.
+	Client client.Client
+	// Webhooks says where the API server expects the webhook server, when Options.Webhooks were given.
+	Webhooks envtest.WebhookInstallOptions
+
+	env *envtest.Environment
+}
+
+// Options of Start.
+type Options struct {
+	// AddToScheme adds the types of the tests.
+	AddToScheme []func(*k8sruntime.Scheme) error
+	// Webhooks are folders with webhook configurations, relative to the repository.
+	Webhooks []string
+}
+
+// Run starts an API server, runs the tests of a package and stops it. For TestMain:
+//
+//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m, testenv.Options{...}, &env)) }
+func Run(m *testing.M, opts Options, into **Env) int {
+	env, err := Start(opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*into = env
+	code := m.Run()
+	if err := env.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// Start starts etcd and kube-apiserver from KUBEBUILDER_ASSETS, or from what `make build-kube` built
+// when that is not set. Stop must be called, also after a failed test.
+func Start(opts Options) (*Env, error) {
+	ctrl.SetLogger(klog.Background())
+	scheme := k8sruntime.NewScheme()
+	add := append([]func(*k8sruntime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, ipamv1.AddToScheme}, opts.AddToScheme...)
+	for _, f := range add {
+		utilruntime.Must(f(scheme))
+	}
+	root := Root()
+	assets, err := assets(root)
+	if err != nil {
+		return nil, err
+	}
+	capi, err := moduleDir("sigs.k8s.io/cluster-api")
+	if err != nil {
+		return nil, err
+	}
+	ours, err := filepath.Glob(filepath.Join(root, "config", "*", "crd", "bases"))
+	if err != nil {
+		return nil, err
+	}
+	env := &envtest.Environment{
+		Scheme:                scheme,
+		BinaryAssetsDirectory: assets,
+		CRDDirectoryPaths:     append(ours, filepath.Join(capi, "core", "config", "crd", "bases")),
+		ErrorIfCRDPathMissing: true,
+	}
+	for _, w := range opts.Webhooks {
+		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
+	}
+	config, err := env.Start()
+	if err != nil {
+		_ = env.Stop() // whatever of it was started
+		return nil, fmt.Errorf("cannot start a test API server from %s (run `make build-kube` first): %w", assets, err)
+	}
+	// Tests shall not wait for the client's own rate limit.
+	config.QPS, config.Burst = 1000, 2000
+	c, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		_ = env.Stop()
+		return nil, err
+	}
+	return &Env{Config: config, Kubeconfig: env.KubeConfig, Scheme: scheme, Client: c, Webhooks: env.WebhookInstallOptions, env: env}, nil
+}
+
+// Stop ends the API server and etcd.
+func (e *Env) Stop() error { return e.env.Stop() }
+
+// Namespace makes a namespace for a test. It is not removed: the API server lives no longer than the tests.
+func (e *Env) Namespace(t testing.TB) string {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
+	if err := e.Client.Create(context.Background(), ns); err != nil {
+		t.Fatal(err)
+	}
+	return ns.Name
+}
+
+// Root is the repository's folder.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// Assets is the folder with the etcd and the kube-apiserver that tests start.
+func Assets() (string, error) { return assets(Root()) }
+
+func assets(root string) (string, error) {
+	if dir := os.Getenv("KUBEBUILDER_ASSETS"); dir != "" {
+		return dir, nil
+	}
+	built, err := filepath.Glob(filepath.Join(root, "bin", "kubernetes", "v*"))
+	if err != nil {
+		return "", err
+	}
+	if len(built) == 0 {
+		return "", fmt.Errorf("no kube-apiserver in %s: run `make build-kube`, or set KUBEBUILDER_ASSETS", filepath.Join(root, "bin", "kubernetes"))
+	}
+	return slices.Max(built), nil
+}
+
+func moduleDir(module string) (string, error) {
+	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd.Dir = Root()
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("cannot find the source of %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

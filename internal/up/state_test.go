@@ -1,0 +1,227 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func testAssets(t *testing.T, versions ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, v := range versions {
+		path := filepath.Join(dir, "kubernetes", v, "kube-apiserver")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestDecideState(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.35.9", "v1.36.3", "v1.9.1", "other")
+	first, err := decideState(l, assets, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.KubernetesVersion != "v1.36.3" || !reflect.DeepEqual(first.Hosts, []string{"local"}) || first.PortBase != 0 || len(first.ID) != 8 {
+		t.Errorf("decided %+v", first)
+	}
+	if err := first.save(l); err != nil {
+		t.Fatal(err)
+	}
+	again, err := decideState(l, assets, 1)
+	if err != nil || !reflect.DeepEqual(again, first) {
+		t.Errorf("decided otherwise the second time: %+v, %v", again, err)
+	}
+	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), 3)
+	if err != nil || !reflect.DeepEqual(more.Hosts, []string{"local", "local-2", "local-3"}) || more.KubernetesVersion != "v1.36.3" {
+		t.Errorf("with more hosts and a newer version: %+v, %v", more, err)
+	}
+	if err := more.save(l); err != nil {
+		t.Fatal(err)
+	}
+	if fewer, err := decideState(l, assets, 1); err != nil || len(fewer.Hosts) != 3 {
+		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
+	}
+}
+
+// A plane whose hosts are elsewhere stays one, until it is given hosts.
+func TestDecideStateWithoutHosts(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {-1, 2}} {
+		s, err := decideState(l, assets, test.hosts)
+		if err != nil || len(s.Hosts) != test.want {
+			t.Fatalf("hosts %d: %+v, %v", test.hosts, s, err)
+		}
+		if err := s.save(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDecideStateWithoutAssets(t *testing.T) {
+	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), 1)
+	if err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBrokenState(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	if err := os.WriteFile(l.State(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadState(l); err == nil || !strings.Contains(err.Error(), l.State()) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "photos.tar"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepareRoot(Layout{Root: dir}); err == nil || !strings.Contains(err.Error(), "choose another one") {
+		t.Errorf("got %v", err)
+	}
+	if err := Down(context.Background(), dir, false, func(string) {}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "photos.tar")); err != nil {
+		t.Errorf("down removed files of others: %v", err)
+	}
+}
+
+func TestEnterable(t *testing.T) {
+	dir := t.TempDir()
+	closed := filepath.Join(dir, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Enterable(filepath.Join(closed, "root", "x")); err == nil || !strings.Contains(err.Error(), "chmod o+x "+closed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCommandsWaitForEachOther(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	unlock, err := lockCommand(context.Background(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := lockCommand(ctx, l); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second command got the lock: %v", err)
+	}
+	unlock()
+	second, err := lockCommand(context.Background(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second()
+}
+
+func TestReserved(t *testing.T) {
+	const gib = int64(1) << 30
+	for hosts, want := range map[int]int64{1: gib, 3: 21 * gib} {
+		if got := reserved(31*gib, hosts); got != want {
+			t.Errorf("%d hosts reserve %d GiB each, want %d", hosts, got/gib, want/gib)
+		}
+	}
+	if got := reserved(gib/2, 2); got != gib/2 {
+		t.Errorf("a box with too little memory reserves %d", got)
+	}
+}
+
+func TestStatusIsWatched(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	b := newBoard(Status{PID: 7})
+	server, err := b.serve(l.StatusSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	var seen []bool
+	err = WatchStatus(context.Background(), l, func(s Status) bool {
+		seen = append(seen, s.Ready)
+		if len(seen) == 1 {
+			b.component(ProcessStatus{Name: "etcd", State: ProcessReady})
+			b.update(func(s *Status) { s.Ready = true })
+		}
+		return !s.Ready
+	})
+	if err != nil || seen[0] || !seen[len(seen)-1] {
+		t.Errorf("saw %v, %v", seen, err)
+	}
+	status, err := GetStatus(context.Background(), l)
+	if err != nil || status.PID != 7 || len(status.Components) != 1 || status.Components[0].State != ProcessReady {
+		t.Errorf("got %+v, %v", status, err)
+	}
+}
+
+func TestStage(t *testing.T) {
+	dir := t.TempDir()
+	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
+	write := func(content string) {
+		if err := errors.Join(os.WriteFile(source+".new", []byte(content), 0o755), os.Rename(source+".new", source)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, content := range []string{"one", "another"} { // built, and built again
+		write(content)
+		if err := stageOne(source, target); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(target); err != nil || string(got) != content {
+			t.Errorf("staged %q, %v", got, err)
+		}
+	}
+	info, _ := os.Stat(source)
+	if err := copyFile(source, target+".copy", info); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.Stat(target + ".copy")
+	if err := stageOne(source, target+".copy"); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.Stat(target + ".copy"); !os.SameFile(before, after) {
+		t.Error("a copy that is up to date was made again")
+	}
+}
+
+func TestTrimLogs(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "etcd.log")
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	for _, test := range []struct{ write, log, old string }{
+		{"12345", "12345", ""},
+		{"6", "", "123456"}, // above the limit
+		{"abc", "abc", "123456"},
+		{"def", "", "abcdef"},
+	} {
+		if _, err := log.WriteString(test.write); err != nil {
+			t.Fatal(err)
+		}
+		if err := trimLogs(dir, 5); err != nil {
+			t.Fatal(err)
+		}
+		now, _ := os.ReadFile(path)
+		old, _ := os.ReadFile(path + ".1")
+		if string(now) != test.log || string(old) != test.old {
+			t.Errorf("after %q: %q and %q, want %q and %q", test.write, now, old, test.log, test.old)
+		}
+	}
+}

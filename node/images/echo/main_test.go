@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestServeAndGet(t *testing.T) {
+	t.Setenv("POD_NAME", "web-1")
+	server := httptest.NewServer(handler())
+	defer server.Close()
+
+	for path, want := range map[string]string{"/": "web-1\n", "/healthz": "ok\n"} {
+		var out bytes.Buffer
+		if err := run(t.Context(), []string{"get", server.URL + path}, &out); err != nil || out.String() != want {
+			t.Errorf("get %s: %q, %v", path, out.String(), err)
+		}
+	}
+
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"get", server.URL + "/info"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	var info map[string]string
+	if err := json.Unmarshal(out.Bytes(), &info); err != nil || info["pod"] != "web-1" || info["client"] == "" {
+		t.Errorf("info: %v, %v", info, err)
+	}
+
+	err := run(t.Context(), []string{"get", server.URL + "/nothing"}, &out)
+	if err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a 404 must fail, got %v", err)
+	}
+}
+
+func TestGetKeepsTrying(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	_ = listener.Close()
+
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	time.AfterFunc(200*time.Millisecond, func() { served <- run(ctx, []string{"serve", "-listen", address}, nil) })
+
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"get", "-for", "5s", "http://" + address}, &out); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Errorf("serve must end without an error when told to stop: %v", err)
+	}
+}
+
+func TestLookup(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"lookup", "127.0.0.1"}, &out); err != nil || out.String() != "127.0.0.1\n" {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, args := range [][]string{{"fly"}, {"get"}, {"lookup", "a", "b"}, {"get", "-wrong"}} {
+		if err := run(t.Context(), args, nil); err == nil {
+			t.Errorf("%q must fail", args)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+// Command clusters measures how long Capstan takes to make clusters, next to the floor of the same
+// run: one cluster alone, then several at once, and the memory that their machines hold.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"capstan.dev/capstan/test/bench/floor"
+	"capstan.dev/capstan/test/bench/measure"
+)
+
+const version = "v1.36.3"
+
+type options struct {
+	bin     string
+	root    string
+	workers int
+	atOnce  int
+	rounds  int
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
+	flag.StringVar(&o.root, "root", "", "state folder of the management plane; a temporary one when empty")
+	flag.IntVar(&o.workers, "workers", 2, "workers of each cluster")
+	flag.IntVar(&o.atOnce, "at-once", 5, "clusters that are made at once in the second part")
+	flag.IntVar(&o.rounds, "rounds", 3, "how often the floor and the single cluster are measured")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	bin, err := filepath.Abs(o.bin)
+	if err != nil {
+		return err
+	}
+	var floors []time.Duration
+	for range o.rounds {
+		f, err := floor.Measure(ctx, filepath.Join(bin, "kubernetes", version))
+		if err != nil {
+			return fmt.Errorf("floor: %w", err)
+		}
+		floors = append(floors, f)
+	}
+	base := median(floors)
+	fmt.Printf("floor: etcd and API server from empty folders to /readyz: median %.2f s of %v\n\n", base.Seconds(), floors)
+
+	root := o.root
+	if root == "" {
+		if root, err = os.MkdirTemp("", "capstan-bench-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(root)
+	}
+	capstan := func(ctx context.Context, args ...string) ([]byte, error) {
+		cmd := exec.CommandContext(ctx, filepath.Join(bin, "capstan"), append(args, "--root", root)...)
+		cmd.Stderr = os.Stderr
+		return cmd.Output()
+	}
+	start := time.Now()
+	if _, err := capstan(ctx, "up"); err != nil {
+		return fmt.Errorf("capstan up: %w", err)
+	}
+	defer func() {
+		// The plane must go even when the run was interrupted.
+		_, downErr := capstan(context.WithoutCancel(ctx), "down")
+		err = errors.Join(err, downErr)
+	}()
+	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
+
+	kubeconfig, err := capstan(ctx, "get", "kubeconfig", "--management")
+	if err != nil {
+		return err
+	}
+	plane, err := measure.NewPlane(kubeconfig, func(ctx context.Context, name string) ([]byte, error) {
+		return capstan(ctx, "create", "cluster", name, "--dry-run",
+			"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers))
+	})
+	if err != nil {
+		return err
+	}
+
+	printHeader()
+	var last []measure.Timeline
+	for round := range o.rounds {
+		last, err = plane.Create(ctx, []string{fmt.Sprintf("one-%d", round+1)})
+		if err != nil {
+			return err
+		}
+		printTimelines(last, base)
+		if round == o.rounds-1 {
+			if err := printMemory(ctx, plane, last); err != nil {
+				return err
+			}
+			printHeader()
+		}
+		if err := plane.Delete(ctx, last); err != nil {
+			return err
+		}
+	}
+	var names []string
+	for i := range o.atOnce {
+		names = append(names, fmt.Sprintf("many-%d", i+1))
+	}
+	last, err = plane.Create(ctx, names)
+	if err != nil {
+		return err
+	}
+	printTimelines(last, base)
+	return plane.Delete(ctx, last)
+}
+
+func printHeader() {
+	fmt.Printf("%-8s %22s %22s %22s %22s\n", "cluster", "initialized", "first node Ready", "all nodes Ready", "Machines Running")
+}
+
+func printTimelines(timelines []measure.Timeline, base time.Duration) {
+	cell := func(d time.Duration) string {
+		return fmt.Sprintf("%.2f s (%.2f x floor)", d.Seconds(), d.Seconds()/base.Seconds())
+	}
+	for _, t := range timelines {
+		fmt.Printf("%-8s %22s %22s %22s %22s\n", t.Cluster, cell(t.Initialized), cell(t.FirstNode), cell(t.AllNodes), cell(t.Running))
+	}
+}
+
+func printMemory(ctx context.Context, plane *measure.Plane, timelines []measure.Timeline) error {
+	usage, err := plane.Memory(ctx, timelines)
+	if err != nil {
+		return err
+	}
+	fmt.Println("\nresident memory (proportional set size) of the machines:")
+	for _, m := range usage {
+		var parts []string
+		for _, p := range m.Processes {
+			parts = append(parts, fmt.Sprintf("%s %d", p.Name, p.Bytes>>20))
+		}
+		fmt.Printf("  %-14s %5d MiB: %s\n", m.Role, m.Total>>20, strings.Join(parts, ", "))
+	}
+	fmt.Println()
+	return nil
+}
+
+func median(ds []time.Duration) time.Duration {
+	sorted := slices.Sorted(slices.Values(ds))
+	return sorted[len(sorted)/2]
+}

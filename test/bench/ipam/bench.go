@@ -1,0 +1,355 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+type bench struct {
+	client     client.WithWatch
+	kubeconfig string
+	pprof      string
+	maxFloor   int // 0: no limit
+	workers    int
+	run        int
+	manager    *process
+}
+
+func newBench(env *testenv.Env, maxFloor, workers int, pprof string) (*bench, error) {
+	config := *env.Config
+	config.QPS = -1
+	c, err := client.NewWithWatch(&config, client.Options{Scheme: env.Scheme})
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.CreateTemp("", "bench-ipam-*.kubeconfig")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	kc := clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: config.Host, CertificateAuthorityData: config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}},
+		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
+		CurrentContext: "x",
+	}
+	if err := clientcmd.WriteToFile(kc, file.Name()); err != nil {
+		return nil, err
+	}
+	return &bench{client: c, kubeconfig: file.Name(), maxFloor: maxFloor, workers: workers, pprof: pprof}, nil
+}
+
+func (b *bench) close() { _ = os.Remove(b.kubeconfig) }
+
+// measure measures n claims: first the floor, without any manager, then the
+// manager, then a restart.
+func (b *bench) measure(ctx context.Context, n int) (result, error) {
+	r := result{claims: n}
+	ns, err := b.namespace(ctx)
+	if err != nil {
+		return r, err
+	}
+	floorClaims := n
+	if b.maxFloor > 0 {
+		floorClaims = min(n, b.maxFloor)
+	}
+	if r.floor, r.floorCPU, err = b.floor(ctx, ns+floorSuffix, floorClaims); err != nil {
+		return r, fmt.Errorf("floor: %w", err)
+	}
+	if b.manager, err = b.start(ns); err != nil {
+		return r, err
+	}
+	defer func() { b.manager.stop() }() // the one that is there at the end
+	if _, err := b.one(ctx, ns, fmt.Sprintf("first-%d", b.run)); err != nil {
+		return r, err
+	}
+	if err := b.claims(ctx, ns, n, &r); err != nil {
+		return r, err
+	}
+	if r.lone, err = b.lone(ctx, ns); err != nil {
+		return r, err
+	}
+	return r, b.restart(ctx, ns, &r)
+}
+
+// floorSuffix names the namespace of the floor's objects. The manager does not
+// look at it, so that it holds as many claims as are measured and not twice as
+// many.
+const floorSuffix = "-floor"
+
+func (b *bench) start(ns string) (*process, error) {
+	return startProcess(b.kubeconfig, "-workers", fmt.Sprint(b.workers), "-pprof", b.pprof, "-namespace", ns)
+}
+
+func (b *bench) namespace(ctx context.Context) (string, error) {
+	b.run++
+	ns := fmt.Sprintf("bench-%d", b.run)
+	for _, name := range []string{ns, ns + floorSuffix} {
+		if err := b.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			return "", err
+		}
+	}
+	pool := &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "pool"},
+		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/8", Gateway: "10.0.0.1"}}},
+	}
+	return ns, b.client.Create(ctx, pool)
+}
+
+func newClaim(ns, name, group string) *capiipamv1.IPAddressClaim {
+	return &capiipamv1.IPAddressClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec:       capiipamv1.IPAddressClaimSpec{PoolRef: capiipamv1.IPPoolReference{APIGroup: group, Kind: ipamv1.CapstanIPPoolKind, Name: "pool"}},
+	}
+}
+
+// each calls f for 0 to n-1 with the benchmark's concurrency.
+func (b *bench) each(n int, f func(int) error) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, b.workers)
+	for range b.workers {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				if err := f(i); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	return <-errs
+}
+
+// floor does for every claim the writes that the manager does: the claim, its
+// finalizer, the IPAddress, the claim's status. Its claims name a pool of
+// nobody's, so that the manager leaves them alone.
+func (b *bench) floor(ctx context.Context, ns string, n int) (perSecond float64, cpu time.Duration, err error) {
+	before, start := cpuTime(), time.Now()
+	err = b.each(n, func(i int) error { return b.floorOne(ctx, ns, i) })
+	return float64(n) / time.Since(start).Seconds(), (cpuTime() - before) / time.Duration(n), err
+}
+
+func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
+	claim := newClaim(ns, fmt.Sprintf("floor-%06d", i), "floor.example.com")
+	if err := b.client.Create(ctx, claim); err != nil {
+		return err
+	}
+	mark := fmt.Sprintf(`{"metadata":{"uid":%q,"resourceVersion":%q,"finalizers":["example.com/floor"],"annotations":{"example.com/uid":%q},"labels":{"example.com/move":""}}}`,
+		claim.UID, claim.ResourceVersion, claim.UID)
+	if err := b.client.Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(mark))); err != nil {
+		return err
+	}
+	addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) //nolint:gosec // its lowest bytes are meant.
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: ns, Name: claim.Name, Finalizers: []string{"example.com/floor"}, Labels: map[string]string{"example.com/move": ""},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", Name: claim.Name, UID: claim.UID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true)},
+				{APIVersion: ipamv1.GroupVersion.String(), Kind: ipamv1.CapstanIPPoolKind, Name: "pool", UID: claim.UID, Controller: ptr.To(false), BlockOwnerDeletion: ptr.To(true)},
+			},
+		},
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: claim.Name}, PoolRef: claim.Spec.PoolRef,
+			Address: addr.String(), Prefix: ptr.To[int32](8), Gateway: "10.0.0.1",
+		},
+	}
+	if err := b.client.Create(ctx, ip); err != nil {
+		return err
+	}
+	status, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": map[string]any{
+		"addressRef": map[string]any{"name": claim.Name},
+		"conditions": []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "AddressAllocated", ObservedGeneration: 1, LastTransitionTime: metav1.Now()}},
+	}})
+	if err != nil {
+		return err
+	}
+	return b.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, status))
+}
+
+// claims creates n claims as fast as the concurrency allows and waits until all
+// of them have an address.
+func (b *bench) claims(ctx context.Context, ns string, n int, r *result) error {
+	ready, stop, err := b.watch(ctx, ns, n)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	before, err := b.manager.stats()
+	if err != nil {
+		return err
+	}
+	created := make([]time.Time, n)
+	cpu, managerCPU := cpuTime(), b.manager.cpuTime()
+	start := time.Now()
+	if err := b.each(n, func(i int) error {
+		created[i] = time.Now()
+		return b.client.Create(ctx, newClaim(ns, fmt.Sprintf("claim-%06d", i), ipamv1.GroupVersion.Group))
+	}); err != nil {
+		return err
+	}
+	served, err := ready()
+	if err != nil {
+		return err
+	}
+	after, err := b.manager.stats()
+	if err != nil {
+		return err
+	}
+	r.cpu = (cpuTime() - cpu) / time.Duration(n)
+	r.managerCPU = (b.manager.cpuTime() - managerCPU) / time.Duration(n)
+	latencies := make([]time.Duration, n)
+	last := start
+	for i := range n {
+		at := served[fmt.Sprintf("claim-%06d", i)]
+		latencies[i] = at.Sub(created[i])
+		if at.After(last) {
+			last = at
+		}
+	}
+	slices.Sort(latencies)
+	r.perSecond = float64(n) / last.Sub(start).Seconds()
+	r.p50, r.p99 = latencies[n/2], latencies[min(n-1, n*99/100)]
+	r.claimWrites = float64(after.claimWrites()-before.claimWrites()) / float64(n)
+	r.recordCount = after.Record - before.Record
+	r.memory = after.RSS
+	return nil
+}
+
+// watch notes when the claims of a namespace get their addressRef.
+func (b *bench) watch(ctx context.Context, ns string, n int) (wait func() (map[string]time.Time, error), stop func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	served := map[string]time.Time{}
+	done := make(chan error, 1)
+	note := func(claim *capiipamv1.IPAddressClaim) {
+		if _, known := served[claim.Name]; !known && claim.Status.AddressRef.Name != "" && claim.Spec.PoolRef.APIGroup == ipamv1.GroupVersion.Group {
+			served[claim.Name] = time.Now()
+		}
+	}
+	started := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil && len(served) < n {
+			// The API server ends a watch that cannot keep up, which happens
+			// when this process gets no processor for a while.
+			if err := b.watchOnce(ctx, ns, func() { trySend(started, nil) }, func(c *capiipamv1.IPAddressClaim) bool { note(c); return len(served) < n }); err != nil {
+				trySend(started, err)
+				done <- err
+				return
+			}
+		}
+		done <- ctx.Err()
+	}()
+	return func() (map[string]time.Time, error) {
+		err := <-done
+		if err != nil {
+			err = fmt.Errorf("%d of %d claims were served: %w", len(served), n, err)
+		}
+		return served, err
+	}, cancel, <-started
+}
+
+func trySend(c chan error, err error) {
+	select {
+	case c <- err:
+	default:
+	}
+}
+
+// watchOnce calls note for every claim, first those that exist, until it
+// returns false or the watch ends.
+func (b *bench) watchOnce(ctx context.Context, ns string, started func(), note func(*capiipamv1.IPAddressClaim) bool) error {
+	list := &capiipamv1.IPAddressClaimList{}
+	if err := b.client.List(ctx, list, client.InNamespace(ns)); err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if !note(&list.Items[i]) {
+			return nil
+		}
+	}
+	w, err := b.client.Watch(ctx, list, client.InNamespace(ns), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	started()
+	for e := range w.ResultChan() {
+		if claim, ok := e.Object.(*capiipamv1.IPAddressClaim); ok && !note(claim) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// lone measures claims that come one at a time.
+func (b *bench) lone(ctx context.Context, ns string) (time.Duration, error) {
+	const tries = 21
+	var took []time.Duration
+	for i := range tries {
+		d, err := b.one(ctx, ns, fmt.Sprintf("lone-%d-%d", b.run, i))
+		if err != nil {
+			return 0, err
+		}
+		took = append(took, d)
+	}
+	slices.Sort(took)
+	return took[tries/2], nil
+}
+
+func (b *bench) one(ctx context.Context, ns, name string) (time.Duration, error) {
+	w, err := b.client.Watch(ctx, &capiipamv1.IPAddressClaimList{}, client.InNamespace(ns), client.MatchingFields{"metadata.name": name})
+	if err != nil {
+		return 0, err
+	}
+	defer w.Stop()
+	start := time.Now()
+	if err := b.client.Create(ctx, newClaim(ns, name, ipamv1.GroupVersion.Group)); err != nil {
+		return 0, err
+	}
+	for e := range w.ResultChan() {
+		if c, ok := e.Object.(*capiipamv1.IPAddressClaim); ok && c.Status.AddressRef.Name != "" {
+			return time.Since(start), nil
+		}
+	}
+	return 0, fmt.Errorf("the watch of claim %s ended", name)
+}
+
+// restart kills the manager and measures how long a new one takes until it
+// serves a claim, and how many writes it does for the claims that are served.
+func (b *bench) restart(ctx context.Context, ns string, r *result) error {
+	b.manager.stop()
+	start := time.Now()
+	var err error
+	if b.manager, err = b.start(ns); err != nil {
+		return err
+	}
+	if _, err := b.one(ctx, ns, fmt.Sprintf("restart-%d", b.run)); err != nil {
+		return err
+	}
+	r.restart, r.restartCPU = time.Since(start), b.manager.cpuTime()
+	s, err := b.manager.stats()
+	// The claim that has just been served took three.
+	r.restartWrites = s.claimWrites() - 3
+	return err
+}

@@ -1,0 +1,307 @@
+// Package measure makes clusters on a management plane and takes the time of what happens.
+package measure
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/kubeconfig"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// timeout bounds each wait; a cluster that takes longer is a failure and not a figure.
+const timeout = 5 * time.Minute
+
+// Timeline is what happened when, counted from the moment at which the cluster was applied.
+type Timeline struct {
+	Cluster     string
+	Initialized time.Duration // Cluster.status.initialization.controlPlaneInitialized
+	FirstNode   time.Duration // one Node Ready
+	AllNodes    time.Duration // as many Nodes Ready as Machines wanted
+	Running     time.Duration // every Machine in phase Running
+}
+
+// Plane is a management plane on which clusters are made.
+type Plane struct {
+	client   client.WithWatch
+	template func(ctx context.Context, cluster string) ([]byte, error)
+}
+
+// NewPlane returns the plane of a kubeconfig. template returns the YAML of a cluster of that name in
+// namespace default.
+func NewPlane(config []byte, template func(context.Context, string) ([]byte, error)) (*Plane, error) {
+	c, err := newClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{client: c, template: template}, nil
+}
+
+func newClient(config []byte) (client.WithWatch, error) {
+	rest, err := clientcmd.RESTConfigFromKubeConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	rest.QPS = -1
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	return client.NewWithWatch(rest, client.Options{Scheme: scheme})
+}
+
+// Create makes clusters of these names at once and returns when all are complete.
+func (p *Plane) Create(ctx context.Context, names []string) ([]Timeline, error) {
+	manifests := make([][]byte, len(names))
+	for i, name := range names {
+		var err error
+		if manifests[i], err = p.template(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	timelines := make([]Timeline, len(names))
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			timelines[i], errs[i] = p.createOne(ctx, name, manifests[i])
+		})
+	}
+	wg.Wait()
+	return timelines, errors.Join(errs...)
+}
+
+func (p *Plane) createOne(ctx context.Context, name string, manifest []byte) (Timeline, error) {
+	t := Timeline{Cluster: name}
+	start := time.Now()
+	if err := p.apply(ctx, manifest); err != nil {
+		return t, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	var errs [3]error
+	var wg sync.WaitGroup
+	wg.Go(func() { t.Initialized, errs[0] = p.untilInitialized(ctx, name, start) })
+	wg.Go(func() { t.FirstNode, t.AllNodes, errs[1] = p.untilNodes(ctx, name, start) })
+	wg.Go(func() { t.Running, errs[2] = p.untilRunning(ctx, name, start) })
+	wg.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return t, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	return t, nil
+}
+
+func (p *Plane) apply(ctx context.Context, manifest []byte) error {
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)
+	for {
+		obj := &unstructured.Unstructured{}
+		if err := decoder.Decode(obj); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if len(obj.Object) == 0 {
+			continue
+		}
+		if obj.GetNamespace() == "" {
+			obj.SetNamespace(metav1.NamespaceDefault)
+		}
+		if err := p.client.Create(ctx, obj); err != nil {
+			return err
+		}
+	}
+}
+
+// until watches a list until done says so.
+func until(ctx context.Context, c client.WithWatch, list client.ObjectList, done func(watch.Event) bool, opts ...client.ListOption) error {
+	for {
+		w, err := c.Watch(ctx, list, opts...)
+		if err != nil {
+			return err
+		}
+		for event := range w.ResultChan() {
+			if done(event) {
+				w.Stop()
+				return nil
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func (p *Plane) untilInitialized(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
+	err = until(ctx, p.client, &clusterv1.ClusterList{}, func(e watch.Event) bool {
+		cluster, ok := e.Object.(*clusterv1.Cluster)
+		took = time.Since(start)
+		return ok && ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
+	}, client.InNamespace(metav1.NamespaceDefault), client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
+	if err != nil {
+		err = fmt.Errorf("waiting for controlPlaneInitialized: %w", err)
+	}
+	return took, err
+}
+
+// wanted is the number of Machines that the cluster is to have. The objects that say so were
+// applied before.
+func (p *Plane) wanted(ctx context.Context, name string) (int, error) {
+	mds := &clusterv1.MachineDeploymentList{}
+	if err := p.client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
+		return 0, err
+	}
+	n := 1
+	for _, md := range mds.Items {
+		if md.Spec.ClusterName == name {
+			n += int(ptr.Deref(md.Spec.Replicas, 1))
+		}
+	}
+	return n, nil
+}
+
+func (p *Plane) untilRunning(ctx context.Context, name string, start time.Time) (took time.Duration, err error) {
+	wanted, err := p.wanted(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	running := map[string]bool{}
+	err = until(ctx, p.client, &clusterv1.MachineList{}, func(e watch.Event) bool {
+		if m, ok := e.Object.(*clusterv1.Machine); ok {
+			running[m.Name] = m.Status.Phase == string(clusterv1.MachinePhaseRunning) && e.Type != watch.Deleted
+		}
+		took = time.Since(start)
+		return count(running) >= wanted
+	}, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name})
+	if err != nil {
+		err = fmt.Errorf("waiting for %d Machines Running, have %v: %w", wanted, running, err)
+	}
+	return took, err
+}
+
+func (p *Plane) untilNodes(ctx context.Context, name string, start time.Time) (first, all time.Duration, err error) {
+	wanted, err := p.wanted(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	workload, err := p.workloadClient(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	ready := map[string]bool{}
+	err = until(ctx, workload, &corev1.NodeList{}, func(e watch.Event) bool {
+		if n, ok := e.Object.(*corev1.Node); ok {
+			ready[n.Name] = nodeReady(n) && e.Type != watch.Deleted
+		}
+		all = time.Since(start)
+		if first == 0 && count(ready) > 0 {
+			first = all
+		}
+		return count(ready) >= wanted
+	})
+	if err != nil {
+		err = fmt.Errorf("waiting for %d Nodes Ready, have %v: %w", wanted, ready, err)
+	}
+	return first, all, err
+}
+
+// workloadClient waits for the kubeconfig Secret and for an API server that answers.
+func (p *Plane) workloadClient(ctx context.Context, name string) (client.WithWatch, error) {
+	err := until(ctx, p.client, &corev1.SecretList{}, func(e watch.Event) bool { return e.Type == watch.Added },
+		client.InNamespace(metav1.NamespaceDefault),
+		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name+"-kubeconfig")})
+	if err != nil {
+		return nil, fmt.Errorf("waiting for the kubeconfig: %w", err)
+	}
+	config, err := kubeconfig.FromSecret(ctx, p.client, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name})
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		c, err := newClient(config)
+		if err == nil {
+			if err = c.List(ctx, &corev1.NodeList{}, client.Limit(1)); err == nil {
+				return c, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the API server of %s does not answer: %w", name, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Delete removes clusters and returns when their objects are gone.
+func (p *Plane) Delete(ctx context.Context, timelines []Timeline) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for _, t := range timelines {
+		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: t.Cluster}}
+		if err := p.client.Delete(ctx, cluster); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	for _, t := range timelines {
+		if err := p.untilGone(ctx, t.Cluster); err != nil {
+			return fmt.Errorf("deleting cluster %s: %w", t.Cluster, err)
+		}
+	}
+	return nil
+}
+
+func (p *Plane) untilGone(ctx context.Context, name string) error {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := p.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: name}, &clusterv1.Cluster{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+func nodeReady(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func count(m map[string]bool) (n int) {
+	for _, v := range m {
+		if v {
+			n++
+		}
+	}
+	return n
+}

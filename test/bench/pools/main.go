@@ -1,0 +1,181 @@
+// Command pools measures machine pools on a management plane of its own: real machines, next to one machine
+// alone, a rolling update, and then hollow machines by the hundred and by the thousand, with what they cost the
+// manager and the API server.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	bin     string
+	root    string
+	version string
+	real    int
+	rolling int
+	hollow  string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
+	flag.StringVar(&o.root, "root", "", "state folder of the management plane; a temporary one when empty")
+	flag.StringVar(&o.version, "version", "v1.36.3", "Kubernetes version")
+	flag.IntVar(&o.real, "real", 10, "machines of the real pool; 0 leaves that part out")
+	flag.IntVar(&o.rolling, "rolling", 5, "machines of the rolling update; 0 leaves that part out")
+	flag.StringVar(&o.hollow, "hollow", "100,1000", "sizes of the hollow pool, separated by commas; empty leaves that part out")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-pools:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	if o.bin, err = filepath.Abs(o.bin); err != nil {
+		return err
+	}
+	if o.root == "" {
+		if o.root, err = os.MkdirTemp("", "capstan-pools-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(o.root)
+	}
+	capstan := func(ctx context.Context, args ...string) ([]byte, error) {
+		cmd := exec.CommandContext(ctx, filepath.Join(o.bin, "capstan"), append(args, "--root", o.root)...)
+		cmd.Stderr = os.Stderr
+		return cmd.Output()
+	}
+	if _, err := capstan(ctx, "up"); err != nil {
+		return fmt.Errorf("capstan up: %w", err)
+	}
+	defer func() {
+		// The plane and its machines must go even when the run was interrupted.
+		_, downErr := capstan(context.WithoutCancel(ctx), "down")
+		err = errors.Join(err, downErr)
+	}()
+	if _, err := capstan(ctx, "create", "cluster", "pools", "--flavor", "machinepool", "--workers", "0", "--kubernetes-version", o.version); err != nil {
+		return fmt.Errorf("create cluster: %w", err)
+	}
+	kubeconfig, err := capstan(ctx, "get", "kubeconfig", "--management")
+	if err != nil {
+		return err
+	}
+	b, err := newBench(kubeconfig, o)
+	if err != nil {
+		return err
+	}
+	if err := b.realPool(ctx); err != nil {
+		return fmt.Errorf("real pool: %w", err)
+	}
+	if err := b.hollowPool(ctx); err != nil {
+		return fmt.Errorf("hollow pool: %w", err)
+	}
+	return nil
+}
+
+// realPool prints how long one machine takes alone, n together, and a rolling update.
+func (b *bench) realPool(ctx context.Context) error {
+	if b.o.real == 0 && b.o.rolling == 0 {
+		return nil
+	}
+	p, err := b.addPool(ctx, "real", notHollow)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%-34s %10s %12s\n", "real machines", "seconds", "per machine")
+	one, err := b.timed(ctx, p, 1)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%-34s %10.1f\n", "0 -> 1, one alone", one.seconds)
+	steps := []int{0}
+	if b.o.real > 0 {
+		steps = append(steps, b.o.real, 0)
+	}
+	from := 1
+	for _, n := range steps {
+		m, err := b.timed(ctx, p, n)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-34s %10.1f %12.2f\n", fmt.Sprintf("%d -> %d", from, n), m.seconds, m.seconds/float64(max(from, n)))
+		from = n
+	}
+	if b.o.rolling > 0 {
+		if _, err := b.timed(ctx, p, b.o.rolling); err != nil {
+			return err
+		}
+		took, err := b.roll(ctx, p)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-34s %10.1f %12.2f\n", fmt.Sprintf("rolling update of %d, maxSurge 1", b.o.rolling), took.Seconds(), took.Seconds()/float64(b.o.rolling))
+	}
+	return b.remove(ctx, p)
+}
+
+// hollowPool prints what machines cost as their number grows.
+func (b *bench) hollowPool(ctx context.Context) error {
+	var sizes []int
+	for _, s := range strings.FieldsFunc(b.o.hollow, func(r rune) bool { return r == ',' }) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return fmt.Errorf("--hollow: %w", err)
+		}
+		sizes = append(sizes, n)
+	}
+	if len(sizes) == 0 {
+		return nil
+	}
+	stop, err := b.startHollow(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	fmt.Printf("\n%-20s %8s %12s %16s %14s %14s %12s\n", "hollow machines", "seconds", "machines/s", "writes/machine", "ours/machine", "CPU ms/machine", "manager MiB")
+	var first float64
+	for _, n := range sizes {
+		p, err := b.addPool(ctx, fmt.Sprintf("hollow-%d", n), onlyHollow)
+		if err != nil {
+			return err
+		}
+		up, err := b.timed(ctx, p, n)
+		if err != nil {
+			return err
+		}
+		up.print(fmt.Sprintf("0 -> %d", n), n)
+		steady, err := b.steady(ctx, 30*time.Second)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-20s %8.1f %43d writes in all\n", fmt.Sprintf("%d, nothing to do", n), 30.0, steady)
+		down, err := b.timed(ctx, p, 0)
+		if err != nil {
+			return err
+		}
+		down.print(fmt.Sprintf("%d -> 0", n), n)
+		cost := (up.cpu + down.cpu).Seconds() / float64(n)
+		if first == 0 {
+			first = cost
+		}
+		fmt.Printf("%-20s manager's CPU per machine, up and down: %.1f ms, %.2f x the first\n", "", cost*1000, cost/first)
+		if err := b.remove(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}

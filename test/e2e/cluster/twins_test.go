@@ -1,0 +1,81 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// TestTwins makes two clusters of one name, in two namespaces, with the same Pod and Service networks,
+// on a host without help from bridge-nf-call-iptables. Both work; neither reaches the other's machines.
+func TestTwins(t *testing.T) {
+	withoutBridgeNetfilter(t)
+	var twins []*harness.Cluster
+	for _, namespace := range []string{"left", "right"} {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+		if err := plane.Client.Create(t.Context(), ns); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		twins = append(twins, plane.CreateCluster(t, namespace, "twin", "--workers", "1"))
+	}
+	for _, c := range twins {
+		harness.Eventually(t, "both Nodes Ready in "+c.Namespace, time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 2) })
+	}
+	left, right := twins[0], twins[1]
+	t.Run("the machines of one cluster do not reach those of the other", func(t *testing.T) {
+		from, own, foreign := left.Worker(t).Name, left.ControlPlaneMachine(t), right.ControlPlaneMachine(t)
+		if code := statusOf(t, from, own.Spec.Network.Addresses[0].Address); code != "200" {
+			t.Fatalf("the API server of the own cluster answers %q", code)
+		}
+		if code := statusOf(t, from, foreign.Spec.Network.Addresses[0].Address); code != "000" {
+			t.Errorf("the API server of the other cluster answers %q", code)
+		}
+	})
+	t.Run("one is deleted, the other one works on", func(t *testing.T) {
+		left.Delete(t)
+		if err := right.NodesReady(t.Context(), 2); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// statusOf asks the API server of a machine from within another machine; 000 when it cannot be reached.
+func statusOf(t *testing.T, machine, address string) string {
+	t.Helper()
+	// bash is on every host whose /usr the machine sees; curl may not be.
+	script := fmt.Sprintf("if timeout 3 bash -c 'exec 3<>/dev/tcp/%s/6443' 2>/dev/null; then echo 200; else echo 000; fi", address)
+	return strings.TrimSpace(inMachine(t, machine, "bash", "-c", script))
+}
+
+// withoutBridgeNetfilter turns bridge-nf-call-iptables off for a test, where the kernel has it.
+func withoutBridgeNetfilter(t *testing.T) {
+	t.Helper()
+	for _, path := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
+		old, err := os.ReadFile(path)
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("0"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.WriteFile(path, old, 0o644); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

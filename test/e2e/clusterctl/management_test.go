@@ -1,0 +1,224 @@
+//go:build e2e
+
+package clusterctl
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// The release to which the providers are upgraded.
+const nextVersion = "v0.1.1"
+
+// The managers are configured by variables, at each installation anew. Other planes of this box take networks of
+// machines from the default.
+var variables = []string{"CLUSTER_TOPOLOGY=true", "CAPSTAN_MACHINE_NETWORK_POOL=10.217.0.0/16"}
+
+var providerFlags = []string{"--infrastructure", "capstan", "--control-plane", "capstan", "--bootstrap", "capstan", "--ipam", "capstan"}
+
+// CTL-05, CTL-06, CTL-15, ALL-05: the real clusterctl installs Cluster API core and our providers as Deployments on a
+// cluster that Capstan made. They reach a host over TCP, make a cluster there, and are upgraded without touching it.
+func TestManagementCluster(t *testing.T) {
+	t.Setenv("CAPSTAN_WORKER_MEMORY", "2Gi")
+	management := plane.CreateCluster(t, "default", "management", "--workers", "1")
+	t.Setenv("CAPSTAN_WORKER_MEMORY", "768Mi")
+	kubeconfig := management.Kubeconfig
+	loadImages(t, management, version)
+	signer(t, kubeconfig, management.Client)
+	mustClusterctl(t, variables, append([]string{"init", "--kubeconfig", kubeconfig, "--wait-providers", "--core", "cluster-api"}, providerFlags...)...)
+
+	addHost(t, management)
+	tenant := &harness.Cluster{Plane: plane, Namespace: "tenants", Name: "tenant"}
+	mustKubectl(t, kubeconfig, "", "create", "namespace", tenant.Namespace)
+	mustKubectl(t, kubeconfig, mustClusterctl(t, []string{"CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi"}, "generate", "cluster", tenant.Name, "--kubeconfig", kubeconfig,
+		"--infrastructure", "capstan", "--target-namespace", tenant.Namespace, "--kubernetes-version", harness.KubernetesVersion, "--worker-machine-count", "1"), "apply", "-f", "-")
+	t.Cleanup(func() { deleteTenant(t, kubeconfig, tenant) })
+	connectTenant(t, kubeconfig, tenant)
+	ready(t, tenant, 2)
+
+	t.Run("a namespace that the host does not allow gets no machine", func(t *testing.T) { checkTenancy(t, management) })
+	t.Run("upgraded, no machine is touched", func(t *testing.T) {
+		before := processesOf(t, management, tenant)
+		if err := release("manifests", nextVersion); err != nil {
+			t.Fatal(err)
+		}
+		loadImages(t, management, nextVersion)
+		plan := mustClusterctl(t, nil, "upgrade", "plan", "--kubeconfig", kubeconfig)
+		if strings.Count(plan, nextVersion) != 4 {
+			t.Errorf("the plan does not upgrade our four providers:\n%s", plan)
+		}
+		mustClusterctl(t, variables, "upgrade", "apply", "--kubeconfig", kubeconfig, "--contract", "v1beta2", "--wait-providers")
+		images := mustKubectl(t, kubeconfig, "", "get", "deployments", "-A", "-o", "jsonpath={.items[*].spec.template.spec.containers[0].image}")
+		if strings.Count(images, "manager:"+nextVersion) != 4 {
+			t.Errorf("Deployments run %s", images)
+		}
+		// The new managers work: they scale.
+		mustKubectl(t, kubeconfig, "", "-n", tenant.Namespace, "scale", "machinedeployment", tenant.Name+"-md-0", "--replicas=2")
+		ready(t, tenant, 3)
+		after := processesOf(t, management, tenant)
+		for machine, pid := range before {
+			if after[machine] != pid {
+				t.Errorf("%s was restarted", machine)
+			}
+		}
+	})
+	t.Run("deleted", func(t *testing.T) {
+		deleteTenant(t, kubeconfig, tenant)
+		mustKubectl(t, kubeconfig, "", "delete", "capstanhost", "rack", "--timeout=60s")
+		// One at a time: clusterctl lists the kinds that it has found before, and those of the provider that went
+		// first may be gone by then.
+		for i := 0; i < len(providerFlags); i += 2 {
+			mustClusterctl(t, nil, "delete", "--kubeconfig", kubeconfig, "--include-crd", providerFlags[i], providerFlags[i+1])
+			group := map[string]string{"--control-plane": "controlplane"}[providerFlags[i]]
+			if group == "" {
+				group = strings.TrimPrefix(providerFlags[i], "--")
+			}
+			harness.Eventually(t, "no kinds of "+group, time.Minute, func(context.Context) error {
+				if left := mustKubectl(t, kubeconfig, "", "get", "crd", "-o", "name"); strings.Contains(left, "."+group+".capstan.dev") {
+					return fmt.Errorf("left: %s", left)
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// loadImages makes the images of a release and loads them into the cluster's machines.
+func loadImages(t *testing.T, c *harness.Cluster, version string) {
+	t.Helper()
+	if err := release("images", version); err != nil {
+		t.Fatal(err)
+	}
+	archives, err := filepath.Glob(filepath.Join(dist, "assets", version, "*-image.tar"))
+	if err != nil || len(archives) != 2 {
+		t.Fatalf("%v, %v", archives, err)
+	}
+	for _, archive := range archives {
+		c.Plane.Must(t, "load", "image", archive, "--cluster", c.Name, "--namespace", c.Namespace)
+	}
+}
+
+// addHost runs another capstand on this box, which serves over TCP, and gives it to the management cluster.
+func addHost(t *testing.T, management *harness.Cluster) {
+	t.Helper()
+	root, err := os.MkdirTemp("", "cap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(root, 0o755); err != nil { //nolint:gosec // machines' users enter it
+		t.Fatal(err)
+	}
+	// The gateway of the machines' network is the box itself.
+	cluster := &infrav1.CapstanCluster{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: management.Namespace, Name: management.Name}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	address := cluster.Spec.ControlPlaneEndpoint.Host + ":7443"
+	manifests, err := plane.Capstan(t.Context(), "host", "credentials", "rack", "--address", address, "--dir", filepath.Join(root, "tls"), "--allow-namespace", "tenants")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(root, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(harness.Bin(), "capstand"), "--root", root, "--assets", harness.Bin(), "--name", "rack", "--listen", address)
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := exec.Command("tail", "-n", "30", log.Name()).Output()
+			t.Logf("capstand of rack:\n%s", out)
+		}
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		_ = os.RemoveAll(root)
+	})
+	mustKubectl(t, management.Kubeconfig, manifests, "apply", "-f", "-")
+	mustKubectl(t, management.Kubeconfig, "", "wait", "--for=condition=Ready", "capstanhost/rack", "--timeout=60s")
+}
+
+// connectTenant connects to a cluster of the management cluster.
+func connectTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {
+	t.Helper()
+	var data string
+	harness.Eventually(t, "the kubeconfig of "+c.Name, 2*time.Minute, func(context.Context) (err error) {
+		data, err = clusterctl(t, nil, "get", "kubeconfig", c.Name, "--namespace", c.Namespace, "--kubeconfig", kubeconfig)
+		return err
+	})
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Client, err = harness.NewClient(config); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deleteTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	if _, err := harness.Command(ctx, nil, harness.Kubectl(), "--kubeconfig", kubeconfig, "-n", c.Namespace, "delete", "cluster", c.Name, "--ignore-not-found", "--timeout=120s"); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkTenancy makes a cluster in a namespace that the host does not admit (ALL-18).
+func checkTenancy(t *testing.T, management *harness.Cluster) {
+	if err := management.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "strangers"}}); err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := management.Kubeconfig
+	mustKubectl(t, kubeconfig, mustClusterctl(t, nil, "generate", "cluster", "stranger", "--kubeconfig", kubeconfig,
+		"--infrastructure", "capstan", "--target-namespace", "strangers", "--kubernetes-version", harness.KubernetesVersion), "apply", "-f", "-")
+	harness.Eventually(t, "the cause in a condition", time.Minute, func(ctx context.Context) error {
+		c := &infrav1.CapstanCluster{}
+		if err := management.Client.Get(ctx, client.ObjectKey{Namespace: "strangers", Name: "stranger"}, c); err != nil {
+			return err
+		}
+		if message := conditions.GetMessage(c, infrav1.HostsAvailableCondition); !strings.Contains(message, "admits namespace strangers") {
+			return fmt.Errorf("conditions: %v", c.Status.Conditions)
+		}
+		return nil
+	})
+	mustKubectl(t, kubeconfig, "", "-n", "strangers", "delete", "cluster", "stranger", "--timeout=60s")
+}
+
+// processesOf maps the machines of clusters to the process ids of their capstan-init.
+func processesOf(t *testing.T, clusters ...*harness.Cluster) map[string]int {
+	t.Helper()
+	all, err := harness.Processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := map[string]int{}
+	for _, p := range all {
+		mine := slices.ContainsFunc(clusters, func(c *harness.Cluster) bool { return strings.HasPrefix(p.Machine, c.Name+"-") })
+		if first, ok := pids[p.Machine]; mine && p.Name == "capstan-init" && (!ok || p.PID < first) {
+			pids[p.Machine] = p.PID
+		}
+	}
+	if len(pids) < len(clusters) {
+		t.Fatalf("machines: %v", pids)
+	}
+	return pids
+}

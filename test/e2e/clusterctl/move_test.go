@@ -1,0 +1,378 @@
+//go:build e2e
+
+package clusterctl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// pool gives the cluster's machines and endpoint their addresses.
+const pool = `
+apiVersion: ipam.capstan.dev/v1beta2
+kind: CapstanIPPool
+metadata: {name: machines, namespace: moving}
+spec:
+  subnets: [{cidr: 10.215.60.0/24, gateway: 10.215.60.1, ranges: [10.215.60.10-10.215.60.40]}]
+`
+
+// served is a pod that answers on every machine's port 30080. It is on the control plane machine: no other one
+// is sure to stay when the workers are scaled.
+const served = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: echo}
+spec:
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      nodeSelector: {node-role.kubernetes.io/control-plane: ""}
+      tolerations: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]
+      containers:
+      - name: echo
+        image: registry.capstan.dev/echo:v1
+        args: [serve]
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo}
+spec:
+  type: NodePort
+  selector: {app: echo}
+  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+`
+
+// CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster goes to another management plane and back, while
+// its pod serves. The planes share the capstand of this box.
+func TestMove(t *testing.T) {
+	const name, namespace = "wanderer", "moving"
+	other, err := harness.Start("--no-hosts")
+	if other != nil {
+		t.Cleanup(func() {
+			if err := other.Down(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := admin(plane), admin(other)
+	for _, kubeconfig := range []string{here, there} {
+		mustKubectl(t, kubeconfig, "", "create", "namespace", namespace)
+	}
+	mustKubectl(t, here, pool, "apply", "-f", "-")
+	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: name}
+	t.Cleanup(func() {
+		// A failed test may leave it paused.
+		_, _ = kubectl(t, admin(c.Plane), "", "-n", namespace, "patch", "cluster", name, "--type=merge", "-p", `{"spec":{"paused":null}}`)
+		c.Delete(t)
+	})
+	makeMovable(t, c)
+	serving := probe(t, c)
+	before := look(t, c)
+
+	move := func(t *testing.T, from, to string) {
+		t.Helper()
+		mustClusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
+	}
+	// arrived checks that all is where the cluster is now, and works there.
+	arrived := func(t *testing.T, at *harness.Plane, left string) {
+		t.Helper()
+		c.Plane = at
+		settled(t, c)
+		if after := look(t, c); !slices.Equal(before, after) {
+			t.Errorf("before\n  %s\nafter\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
+		}
+		if rest := objects(t, left, namespace); len(rest) > 0 {
+			t.Errorf("left behind: %v", rest)
+		}
+	}
+
+	t.Run("there", func(t *testing.T) {
+		move(t, here, there)
+		arrived(t, other, here)
+	})
+	t.Run("it is managed there", func(t *testing.T) {
+		scale(t, c, 2)
+		ready(t, c, 4)
+		scale(t, c, 1)
+		ready(t, c, 3)
+		before = look(t, c)
+	})
+	t.Run("while a machine is being made it does not go", func(t *testing.T) {
+		// No host has the memory for another machine of this size.
+		mustKubectl(t, there, "", "-n", namespace, "annotate", "capstanhost", "local", "note=full", "--overwrite")
+		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":true}}`)
+		scale(t, c, 2)
+		harness.Eventually(t, "the second Machine", time.Minute, func(context.Context) error {
+			if n := len(c.Machines(t)); n != 4 {
+				return fmt.Errorf("%d machines", n)
+			}
+			return nil
+		})
+		_, err := clusterctl(t, nil, "move", "--kubeconfig", there, "--to-kubeconfig", here, "--namespace", namespace)
+		if err == nil || !strings.Contains(err.Error(), "still provisioning the node") {
+			t.Errorf("got %v", err)
+		}
+		if rest := objects(t, here, namespace); len(rest) > 0 {
+			t.Errorf("something went: %v", rest)
+		}
+		scale(t, c, 1)
+		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":null}}`)
+		settled(t, c)
+	})
+	t.Run("block-move holds it back", func(t *testing.T) { blocked(t, c, there, here) })
+	t.Run("back, interrupted and repeated", func(t *testing.T) {
+		interrupted(t, c, plane)
+		move(t, there, here)
+		arrived(t, plane, there)
+	})
+	t.Run("the pod served all the time", func(t *testing.T) {
+		if failures, requests := serving(); len(failures) > 0 || requests < 50 {
+			t.Errorf("%d of %d requests failed: %v", len(failures), requests, failures)
+		}
+	})
+}
+
+// makeMovable makes a cluster with addresses from the pool, one worker and a machine pool of one, and a pod that
+// serves.
+func makeMovable(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	environment := []string{"CAPSTAN_MACHINE_CIDR=10.215.60.0/24", "CAPSTAN_CONTROL_PLANE_MEMORY=1536Mi", "CAPSTAN_WORKER_MEMORY=768Mi"}
+	generate := func(flavor string) string {
+		return mustClusterctl(t, environment, "generate", "cluster", c.Name, "--kubeconfig", admin(c.Plane), "--infrastructure", "capstan:"+version,
+			"--flavor", flavor, "--target-namespace", c.Namespace, "--kubernetes-version", harness.KubernetesVersion, "--worker-machine-count", "1")
+	}
+	manifests := generate("ipam")
+	for document := range strings.SplitSeq(generate("machinepool"), "---\n") {
+		if strings.Contains(document, "name: "+c.Name+"-mp-0") {
+			manifests += "---\n" + strings.Replace(document, "machineTemplate:\n    spec:\n",
+				"machineTemplate:\n    spec:\n      network: {addressesFromPools: [{apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: machines}]}\n", 1)
+		}
+	}
+	mustKubectl(t, admin(c.Plane), manifests, "apply", "-f", "-")
+	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
+		_, err := c.Plane.Capstan(ctx, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
+		return err
+	})
+	c.Connect(t)
+	ready(t, c, 3)
+	settled(t, c)
+	c.Plane.Must(t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", c.Name, "--namespace", c.Namespace)
+	c.Apply(t, served)
+	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=60s")
+}
+
+// settled waits until the Cluster and everything of it is available where it is now, from what the plane there
+// has found out by itself: no status is moved.
+func settled(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Name}
+	harness.Eventually(t, "the cluster is available", 3*time.Minute, func(ctx context.Context) error {
+		cluster := &clusterv1.Cluster{}
+		if err := c.Plane.Client.Get(ctx, key, cluster); err != nil {
+			return err
+		}
+		for _, condition := range []string{clusterv1.ClusterAvailableCondition, clusterv1.ClusterRemoteConnectionProbeCondition} {
+			if !conditions.IsTrue(cluster, condition) {
+				return fmt.Errorf("%s: %v", condition, cluster.Status.Conditions)
+			}
+		}
+		list := &clusterv1.MachineList{}
+		if err := c.Plane.Client.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
+			return err
+		}
+		for _, m := range list.Items {
+			if !conditions.IsTrue(&m, clusterv1.MachineReadyCondition) || !m.Status.NodeRef.IsDefined() {
+				return fmt.Errorf("Machine %s: %v", m.Name, m.Status.Conditions)
+			}
+		}
+		if len(list.Items) != 3 {
+			return fmt.Errorf("%d Machines", len(list.Items))
+		}
+		for _, m := range c.Machines(t) {
+			if !conditions.IsTrue(&m, clusterv1.ReadyCondition) {
+				return fmt.Errorf("CapstanMachine %s: %v", m.Name, m.Status.Conditions)
+			}
+		}
+		return nil
+	})
+}
+
+// look describes what must not change by a move: objects, and of machines what they are and that they went on.
+func look(t *testing.T, c *harness.Cluster) []string {
+	t.Helper()
+	found := objects(t, admin(c.Plane), c.Namespace)
+	for _, m := range c.Machines(t) {
+		init := plane.Find(t, m.Name, "capstan-init")
+		slices.SortFunc(init, func(a, b harness.Process) int { return a.PID - b.PID })
+		if len(init) == 0 {
+			t.Fatalf("%s does not run", m.Name)
+		}
+		found = append(found, fmt.Sprintf("%s is %s on %s with %v, pid %d", m.Name, m.Spec.ID, m.Spec.HostName, m.Spec.Network.Addresses, init[0].PID))
+	}
+	return found
+}
+
+// objects lists what of Cluster API and Capstan is in a namespace.
+func objects(t *testing.T, kubeconfig, namespace string) []string {
+	t.Helper()
+	out := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "cluster-api,secrets", "-o", "name")
+	lines := map[string]bool{}
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "capstanhost.") && !strings.HasPrefix(line, "globalcapstanippool.") {
+			lines[line] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(lines))
+}
+
+func scale(t *testing.T, c *harness.Cluster, n int) {
+	t.Helper()
+	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "scale", "machinedeployment", c.Name+"-md-0", fmt.Sprintf("--replicas=%d", n))
+}
+
+// start starts clusterctl move and returns how to wait for it, and how to kill it.
+func start(t *testing.T, from, to, namespace string) (wait func() error, kill func()) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, filepath.Join(harness.Bin(), "clusterctl"), "move", "--config", filepath.Join(dist, "clusterctl.yaml"),
+		"--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
+	cmd.Env = append(cmd.Environ(), "HOME="+t.TempDir(), "CLUSTERCTL_DISABLE_VERSIONCHECK=true")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	wait = sync.OnceValue(func() error {
+		if err := cmd.Wait(); err != nil {
+			return fmt.Errorf("%w: %s", err, out.String())
+		}
+		return nil
+	})
+	return wait, func() { _ = cmd.Process.Kill() }
+}
+
+// blocked: nothing is made elsewhere while an object says that it is not ready to go. Then the move is
+// given up.
+func blocked(t *testing.T, c *harness.Cluster, from, to string) {
+	worker := "capstanmachine/" + c.Worker(t).Name
+	mustKubectl(t, from, "", "-n", c.Namespace, "annotate", worker, "clusterctl.cluster.x-k8s.io/block-move=true")
+	wait, kill := start(t, from, to, c.Namespace)
+	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Name}
+	harness.Eventually(t, "the Cluster is paused, and says so", time.Minute, func(ctx context.Context) error {
+		capstan := &infrav1.CapstanCluster{}
+		if err := c.Plane.Client.Get(ctx, key, capstan); err != nil {
+			return err
+		}
+		if !conditions.IsTrue(capstan, clusterv1.PausedCondition) {
+			return fmt.Errorf("conditions: %v", capstan.Status.Conditions)
+		}
+		return nil
+	})
+	if rest := objects(t, to, c.Namespace); len(rest) > 0 {
+		t.Errorf("moved although it was blocked: %v", rest)
+	}
+	kill()
+	if err := wait(); err == nil {
+		t.Error("clusterctl moved although it was blocked")
+	}
+	mustKubectl(t, from, "", "-n", c.Namespace, "annotate", worker, "clusterctl.cluster.x-k8s.io/block-move-")
+	unpause(t, c)
+}
+
+// unpause is what a user does before the move is repeated: clusterctl refuses Clusters that are paused already.
+func unpause(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	patchCluster(t, c, `[{"op":"remove","path":"/spec/paused"}]`)
+}
+
+// interrupted kills clusterctl as soon as something has arrived.
+func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
+	from, to := admin(c.Plane), admin(target)
+	wait, kill := start(t, from, to, c.Namespace)
+	harness.Eventually(t, "the first objects", time.Minute, func(ctx context.Context) error {
+		list := &infrav1.CapstanMachineList{}
+		if err := target.Client.List(ctx, list, client.InNamespace(c.Namespace)); err != nil || len(list.Items) == 0 {
+			return fmt.Errorf("no machine yet, %v", err)
+		}
+		return nil
+	})
+	kill()
+	if err := wait(); err == nil {
+		t.Error("the move was over before it was interrupted")
+	}
+	_, err := clusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", c.Namespace)
+	if err == nil || !strings.Contains(err.Error(), "paused") {
+		t.Errorf("wanted clusterctl to refuse a paused Cluster, got %v", err)
+	}
+	unpause(t, c)
+	t.Logf("interrupted with %d of %d objects there", len(objects(t, to, c.Namespace)), len(objects(t, from, c.Namespace)))
+}
+
+// probe asks the pod all the time through a machine. The returned function ends that.
+func probe(t *testing.T, c *harness.Cluster) func() (failures []string, requests int) {
+	t.Helper()
+	nodes := &corev1.NodeList{}
+	if err := c.Client.List(t.Context(), nodes, client.HasLabels{"node-role.kubernetes.io/control-plane"}); err != nil || len(nodes.Items) != 1 {
+		t.Fatalf("control plane nodes: %d, %v", len(nodes.Items), err)
+	}
+	url := fmt.Sprintf("http://%s:30080/", nodes.Items[0].Status.Addresses[0].Address)
+	get := func() error {
+		client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Get(url)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s, %w", resp.Status, err)
+		}
+		return nil
+	}
+	harness.Eventually(t, "the pod answers at "+url, time.Minute, func(context.Context) error { return get() })
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	var failures []string
+	requests := 0
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			requests++
+			if err := get(); err != nil {
+				failures = append(failures, err.Error())
+			}
+		}
+	}()
+	end := sync.OnceFunc(func() { close(stop); <-stopped })
+	t.Cleanup(end)
+	return func() ([]string, int) { end(); return failures, requests }
+}

@@ -1,0 +1,160 @@
+//go:build e2e
+
+package clusterctl
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// A STAND-IN FOR CERT-MANAGER, FOR TESTS ONLY. Its binaries cannot be built from its module and no image can be pulled
+// here, so the test itself makes self-signed certificates and injects authorities, as far as Cluster API
+// core's and Capstan's components ask for it. Users get the real one through clusterctl.
+
+// signerKinds are the kinds of cert-manager that components use, without their schemas.
+const signerKinds = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: cert-manager}
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: issuers.cert-manager.io}
+spec:
+  group: cert-manager.io
+  scope: Namespaced
+  names: {kind: Issuer, listKind: IssuerList, plural: issuers, singular: issuer}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: certificates.cert-manager.io}
+spec:
+  group: cert-manager.io
+  scope: Namespaced
+  names: {kind: Certificate, listKind: CertificateList, plural: certificates, singular: certificate}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`
+
+// injected are the kinds into which cert-manager's injector writes authorities.
+var injected = []schema.GroupVersionKind{
+	{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "ValidatingWebhookConfiguration"},
+	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingWebhookConfiguration"},
+}
+
+// signer stands in for cert-manager until the test ends.
+func signer(t *testing.T, kubeconfig string, c client.Client) {
+	t.Helper()
+	mustKubectl(t, kubeconfig, signerKinds, "apply", "-f", "-")
+	mustKubectl(t, kubeconfig, "", "wait", "--for=condition=Established", "crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(500 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if err := sign(ctx, c); err != nil && ctx.Err() == nil {
+				fmt.Println("stand-in signer:", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+}
+
+// sign makes the Secret of each Certificate that has none, and injects the authorities.
+func sign(ctx context.Context, c client.Client) error {
+	certificates := &unstructured.UnstructuredList{}
+	certificates.SetGroupVersionKind(schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "CertificateList"})
+	if err := c.List(ctx, certificates); err != nil {
+		return err
+	}
+	authorities := map[string]string{}
+	for _, o := range certificates.Items {
+		ca, err := ensureSecret(ctx, c, o)
+		if err != nil {
+			return err
+		}
+		authorities[o.GetNamespace()+"/"+o.GetName()] = ca
+	}
+	for _, kind := range injected {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		if err := c.List(ctx, list); err != nil {
+			return err
+		}
+		for _, o := range list.Items {
+			ca := authorities[o.GetAnnotations()["cert-manager.io/inject-ca-from"]]
+			if ca == "" || !inject(&o, ca) {
+				continue
+			}
+			if err := c.Update(ctx, &o); err != nil && !apierrors.IsConflict(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ensureSecret returns the certificate of a Certificate, base64 encoded: it is its own authority.
+func ensureSecret(ctx context.Context, c client.Client, o unstructured.Unstructured) (string, error) {
+	name, _, _ := unstructured.NestedString(o.Object, "spec", "secretName")
+	secret := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Secret"}}
+	err := c.Get(ctx, client.ObjectKey{Namespace: o.GetNamespace(), Name: name}, secret)
+	if apierrors.IsNotFound(err) {
+		names, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "dnsNames")
+		crt, key, err := cert.GenerateSelfSignedCertKey(names[0], nil, names)
+		if err != nil {
+			return "", err
+		}
+		secret.Object["type"] = "kubernetes.io/tls"
+		secret.Object["data"] = map[string]any{
+			"tls.crt": base64.StdEncoding.EncodeToString(crt), "tls.key": base64.StdEncoding.EncodeToString(key),
+		}
+		secret.SetNamespace(o.GetNamespace())
+		secret.SetName(name)
+		return base64.StdEncoding.EncodeToString(crt), c.Create(ctx, secret)
+	}
+	crt, _, _ := unstructured.NestedString(secret.Object, "data", "tls.crt")
+	return crt, err
+}
+
+// inject writes the authority into every client configuration and says whether something changed.
+func inject(o *unstructured.Unstructured, ca string) bool {
+	changed := false
+	set := func(config map[string]any) {
+		if config["caBundle"] != ca {
+			config["caBundle"], changed = ca, true
+		}
+	}
+	if o.GetKind() == "CustomResourceDefinition" {
+		if config, ok, _ := unstructured.NestedFieldNoCopy(o.Object, "spec", "conversion", "webhook", "clientConfig"); ok {
+			set(config.(map[string]any))
+		}
+		return changed
+	}
+	if !strings.HasSuffix(o.GetKind(), "WebhookConfiguration") {
+		return false
+	}
+	hooks, _, _ := unstructured.NestedFieldNoCopy(o.Object, "webhooks")
+	for _, hook := range hooks.([]any) {
+		set(hook.(map[string]any)["clientConfig"].(map[string]any))
+	}
+	return changed
+}

@@ -1,0 +1,309 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// limit is how long one step may take on a busy box.
+const limit = 4 * time.Minute
+
+// subject is a cluster whose control plane is put to the test.
+type subject struct {
+	*harness.Cluster
+	etcd client.Client // knows EtcdMembers
+	made map[string]bool
+}
+
+// TestLife takes one control plane through its life, under a load of writes: 1, 3, 5, 3 and 1 machines (CP-03,
+// CP-04), a rollout of another template, a deleted Machine, one that is killed for good (CP-10).
+func TestLife(t *testing.T) {
+	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
+	s.etcd = memberClient(t, s.Kubeconfig)
+	s.settled(t, 1)
+	w := startWriter(t, s.Cluster)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *subject)
+	}{
+		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
+		{"a rollout of another template", rollOut},
+		{"a deleted Machine is replaced", deleteOne},
+		{"a machine that is killed for good is replaced", killOne},
+		{"from 3 to 5", func(t *testing.T, s *subject) { s.scale(t, 5); s.settled(t, 5) }},
+		{"from 5 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
+		{"from 3 to 1", func(t *testing.T, s *subject) { s.scale(t, 1); s.settled(t, 1) }},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			w.longestGap()
+			start := time.Now()
+			part.run(t, s)
+			t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.longestGap().Seconds())
+		}) {
+			t.FailNow()
+		}
+	}
+	w.check(t)
+}
+
+func memberClient(t *testing.T, kubeconfig string) client.Client {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := etcdv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	config.Timeout = 5 * time.Second
+	out, err := client.New(config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (s *subject) controlPlane(ctx context.Context) (*controlplanev1.CapstanControlPlane, error) {
+	list := &controlplanev1.CapstanControlPlaneList{}
+	if err := plane.Client.List(ctx, list, client.InNamespace(s.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Name}); err != nil {
+		return nil, err
+	}
+	if len(list.Items) != 1 {
+		return nil, fmt.Errorf("%d control planes", len(list.Items))
+	}
+	return &list.Items[0], nil
+}
+
+// machines are the Machines of the control plane by name.
+func (s *subject) machines(ctx context.Context) (map[string]clusterv1.Machine, error) {
+	list := &clusterv1.MachineList{}
+	if err := plane.Client.List(ctx, list, client.InNamespace(s.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Name}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+		return nil, err
+	}
+	out := map[string]clusterv1.Machine{}
+	for _, m := range list.Items {
+		out[m.Name], s.made[m.Name] = m, true
+	}
+	return out, nil
+}
+
+func (s *subject) mustMachines(t *testing.T) map[string]clusterv1.Machine {
+	t.Helper()
+	out, err := s.machines(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// change changes the control plane, again when somebody else has written.
+func (s *subject) change(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) {
+	t.Helper()
+	harness.Eventually(t, "a change of the control plane", 30*time.Second, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		before := cp.DeepCopy()
+		change(cp)
+		return plane.Client.Patch(ctx, cp, client.MergeFrom(before))
+	})
+}
+
+func (s *subject) scale(t *testing.T, n int32) {
+	t.Helper()
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Replicas = &n })
+}
+
+// settled waits until there are n Machines, up to date, with n healthy voting members and n Nodes, and nothing else.
+func (s *subject) settled(t *testing.T, n int) {
+	t.Helper()
+	harness.Eventually(t, fmt.Sprintf("%d healthy machines", n), limit, func(ctx context.Context) error {
+		machines, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if len(machines) != n || ptr.Deref(cp.Status.UpToDateReplicas, 0) != int32(n) || ptr.Deref(cp.Status.ReadyReplicas, 0) != int32(n) {
+			return fmt.Errorf("%d Machines, up to date %d, ready %d: %s", len(machines), ptr.Deref(cp.Status.UpToDateReplicas, 0), ptr.Deref(cp.Status.ReadyReplicas, 0), explain(cp, machines))
+		}
+		if !conditions.IsTrue(cp, controlplanev1.AvailableCondition) || !conditions.IsTrue(cp, controlplanev1.EtcdClusterHealthyCondition) {
+			return errors.New(explain(cp, machines))
+		}
+		members := &etcdv1.EtcdMemberList{}
+		if err := s.etcd.List(ctx, members); err != nil {
+			return err
+		}
+		for _, m := range members.Items {
+			if _, ok := machines[m.Name]; !ok || !conditions.IsTrue(&m, etcdv1.JoinedCondition) {
+				return fmt.Errorf("the member %s: %v", m.Name, m.Status.Conditions)
+			}
+		}
+		if len(members.Items) != n {
+			return fmt.Errorf("%d members", len(members.Items))
+		}
+		return s.NodesReady(ctx, n)
+	})
+}
+
+func explain(cp *controlplanev1.CapstanControlPlane, machines map[string]clusterv1.Machine) string {
+	var out strings.Builder
+	describe := func(name string, all []metav1.Condition) {
+		fmt.Fprintf(&out, "\n%s:", name)
+		for _, c := range all {
+			fmt.Fprintf(&out, " %s=%s", c.Type, c.Status)
+			if c.Message != "" {
+				fmt.Fprintf(&out, " (%s)", c.Message)
+			}
+		}
+	}
+	describe(cp.Name, cp.Status.Conditions)
+	for _, name := range slices.Sorted(maps.Keys(machines)) {
+		describe(name, machines[name].Status.Conditions)
+	}
+	return out.String()
+}
+
+// rollOut makes the machines a little bigger: that takes another template, and other machines.
+func rollOut(t *testing.T, s *subject) {
+	before := s.mustMachines(t)
+	cp, err := s.controlPlane(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &infrav1.CapstanMachineTemplate{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name}, template); err != nil {
+		t.Fatal(err)
+	}
+	other := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-other"}, Spec: template.Spec}
+	if err := plane.Client.Create(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = other.Name
+	})
+	most := 0
+	harness.Eventually(t, "all Machines are other ones", 2*limit, func(ctx context.Context) error {
+		now, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		most = max(most, len(now))
+		for name := range now {
+			if _, old := before[name]; old {
+				cp, err := s.controlPlane(ctx)
+				if err != nil {
+					return err
+				}
+				return errors.New(explain(cp, now))
+			}
+		}
+		return nil
+	})
+	s.settled(t, 3)
+	if most != 4 {
+		t.Errorf("%d Machines at once", most)
+	}
+}
+
+// deleteOne deletes the Machine that has etcd's leader.
+func deleteOne(t *testing.T, s *subject) {
+	members := &etcdv1.EtcdMemberList{}
+	if err := s.etcd.List(t.Context(), members); err != nil {
+		t.Fatal(err)
+	}
+	var leader string
+	for _, m := range members.Items {
+		if ptr.Deref(m.Status.Leader, false) {
+			leader = m.Name
+		}
+	}
+	machine, ok := s.mustMachines(t)[leader]
+	if !ok {
+		t.Fatalf("no Machine has the leader %q: %v", leader, members.Items)
+	}
+	if err := plane.Client.Delete(t.Context(), &machine); err != nil {
+		t.Fatal(err)
+	}
+	s.replaced(t, leader)
+}
+
+// replaced waits until another Machine stands for one that is gone.
+func (s *subject) replaced(t *testing.T, name string) {
+	t.Helper()
+	harness.Eventually(t, name+" is gone", limit, func(ctx context.Context) error {
+		now, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		if _, ok := now[name]; ok {
+			cp, err := s.controlPlane(ctx)
+			if err != nil {
+				return err
+			}
+			return errors.New(explain(cp, now))
+		}
+		return nil
+	})
+	s.settled(t, 3)
+}
+
+// killOne takes a machine's disk away and kills it: it can never come back. A MachineHealthCheck finds it.
+func killOne(t *testing.T, s *subject) {
+	check := &clusterv1.MachineHealthCheck{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name}}
+	check.Spec.ClusterName = s.Name
+	check.Spec.Selector.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: clusterv1.MachineControlPlaneLabel, Operator: metav1.LabelSelectorOpExists}}
+	check.Spec.Checks.UnhealthyMachineConditions = []clusterv1.UnhealthyMachineCondition{
+		{Type: controlplanev1.MachineEtcdMemberHealthyCondition, Status: metav1.ConditionFalse, TimeoutSeconds: ptr.To[int32](60)},
+	}
+	if err := plane.Client.Create(t.Context(), check); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(t.Context()), check) })
+	victim := slices.Sorted(maps.Keys(s.mustMachines(t)))[0]
+	infra := &infrav1.CapstanMachine{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: victim}, infra); err != nil {
+		t.Fatal(err)
+	}
+	disks, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", infra.Spec.ID, "rootfs"))
+	if err != nil || len(disks) != 1 {
+		t.Fatalf("disks of %s: %v, %v", victim, disks, err)
+	}
+	inits := plane.Find(t, victim, "capstan-init")
+	if err := os.Rename(disks[0], disks[0]+".lost"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range inits {
+		if len(p.Args) == 1 {
+			harness.Kill(t, p)
+		}
+	}
+	s.replaced(t, victim)
+}

@@ -1,0 +1,138 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/mod/semver"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// TestUpgrade takes three machines from one minor version of Kubernetes to the next (CP-05), while a client
+// writes and while API servers and members of etcd are killed, one after the other.
+func TestUpgrade(t *testing.T) {
+	from := formerMinor(t)
+	s := &subject{Cluster: plane.CreateCluster(t, "default", "up", "--workers", "0", "--control-plane-machines", "3", "--kubernetes-version", from), made: map[string]bool{}}
+	s.etcd = memberClient(t, s.Kubeconfig)
+	s.settled(t, 3)
+	w := startWriter(t, s.Cluster)
+	k := startKiller(t, s)
+
+	start := time.Now()
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = harness.KubernetesVersion })
+	lowest := ""
+	harness.Eventually(t, "every Machine has the new version", 3*limit, func(ctx context.Context) error {
+		now, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if lowest != "" && semver.Compare(cp.Status.Version, lowest) < 0 {
+			t.Errorf("the lowest version went from %s to %s", lowest, cp.Status.Version)
+		}
+		lowest = cp.Status.Version
+		for name, m := range now {
+			if m.Spec.Version != harness.KubernetesVersion {
+				return fmt.Errorf("%s has %s: %s", name, m.Spec.Version, explain(cp, now))
+			}
+		}
+		return nil
+	})
+	k.end()
+	s.settled(t, 3)
+	t.Logf("from %s to %s in %.1f s; killed meanwhile: %s; longest gap between acknowledged writes %.1f s",
+		from, harness.KubernetesVersion, time.Since(start).Seconds(), strings.Join(k.killed, ", "), w.longestGap().Seconds())
+	w.check(t)
+	version := s.MustKubectl(t, "get", "--raw", "/version")
+	if !strings.Contains(version, `"`+harness.KubernetesVersion+`"`) {
+		t.Errorf("the API server is of version %s", version)
+	}
+	if len(k.killed) == 0 {
+		t.Error("nothing was killed")
+	}
+}
+
+// formerMinor is the newest version of the minor before, of those that the box can run.
+func formerMinor(t *testing.T) string {
+	t.Helper()
+	dirs, err := os.ReadDir(filepath.Join(harness.Bin(), "kubernetes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, d := range dirs {
+		if semver.IsValid(d.Name()) && semver.Compare(semver.MajorMinor(d.Name()), semver.MajorMinor(harness.KubernetesVersion)) < 0 {
+			found = append(found, d.Name())
+		}
+	}
+	if len(found) == 0 {
+		t.Fatal("bin/kubernetes has no version of a former minor: run `make build-kube`")
+	}
+	return slices.MaxFunc(found, semver.Compare)
+}
+
+// killer kills, again and again, an API server or a member of etcd on one machine after the other. They are back
+// within seconds, so that the majority stands.
+type killer struct {
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+	killed []string
+}
+
+// killEvery leaves time to come back.
+const killEvery = 12 * time.Second
+
+func startKiller(t *testing.T, s *subject) *killer {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	k := &killer{stop: cancel}
+	k.done.Go(func() {
+		for n := 0; ctx.Err() == nil; n++ {
+			service := []string{"kube-apiserver", "etcd"}[n%2]
+			if machine, err := killOn(s.Name, service, n); err == nil {
+				k.killed = append(k.killed, service+" of "+machine)
+			}
+			pause(ctx, killEvery)
+		}
+	})
+	t.Cleanup(k.end)
+	return k
+}
+
+func (k *killer) end() { k.stop(); k.done.Wait() }
+
+// killOn kills the service on the n-th of the machines that run it.
+func killOn(cluster, service string, n int) (string, error) {
+	all, err := harness.Processes()
+	if err != nil {
+		return "", err
+	}
+	var running []harness.Process
+	for _, p := range all {
+		if p.Name == service && strings.HasPrefix(p.Machine, cluster+"-control-plane-") {
+			running = append(running, p)
+		}
+	}
+	if len(running) < 3 {
+		return "", errors.New("one is away already")
+	}
+	slices.SortFunc(running, func(a, b harness.Process) int { return strings.Compare(a.Machine, b.Machine) })
+	victim := running[n%len(running)]
+	return victim.Machine, syscall.Kill(victim.PID, syscall.SIGKILL)
+}

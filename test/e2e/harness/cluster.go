@@ -1,0 +1,251 @@
+//go:build e2e
+
+package harness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// Cluster is a workload cluster of a plane.
+type Cluster struct {
+	Plane      *Plane
+	Namespace  string
+	Name       string
+	Client     client.WithWatch
+	Kubeconfig string // path
+}
+
+// CreateCluster makes a cluster with the CLI and connects to it. It is deleted with the test, unless the
+// test has deleted it.
+func (p *Plane) CreateCluster(t *testing.T, namespace, name string, args ...string) *Cluster {
+	t.Helper()
+	c := &Cluster{Plane: p, Namespace: namespace, Name: name}
+	t.Cleanup(func() { c.Delete(t) })
+	p.Must(t, append([]string{"create", "cluster", name, "--namespace", namespace}, args...)...)
+	c.Connect(t)
+	return c
+}
+
+// Must runs the CLI and fails the test when it fails.
+func (p *Plane) Must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := p.Capstan(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Connect fetches the cluster's kubeconfig and makes the client from it.
+func (c *Cluster) Connect(t *testing.T) {
+	t.Helper()
+	kubeconfig := c.Plane.Must(t, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
+	c.Kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(c.Kubeconfig, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(kubeconfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Client, err = NewClient(config); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Delete deletes the cluster with the CLI, which waits until it is gone. Fine when it is gone already.
+func (c *Cluster) Delete(t *testing.T) {
+	t.Helper()
+	// The context of the test has ended when this runs as its clean-up.
+	ctx := context.WithoutCancel(t.Context())
+	err := c.Plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, &clusterv1.Cluster{})
+	if client.IgnoreNotFound(err) == nil && err != nil {
+		return
+	}
+	if _, err := c.Plane.Capstan(ctx, "delete", "cluster", c.Name, "--namespace", c.Namespace); err != nil {
+		t.Error(err)
+	}
+}
+
+// Kubectl runs kubectl against the cluster.
+func (c *Cluster) Kubectl(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	return Command(t.Context(), nil, Kubectl(), append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
+}
+
+// MustKubectl runs kubectl and fails the test when it fails.
+func (c *Cluster) MustKubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// Machines lists the cluster's CapstanMachines. It tries for a while: an API server that was killed a
+// moment ago is back before it knows its roles.
+func (c *Cluster) Machines(t *testing.T) []infrav1.CapstanMachine {
+	t.Helper()
+	list := &infrav1.CapstanMachineList{}
+	Eventually(t, "the list of machines", 30*time.Second, func(ctx context.Context) error {
+		return c.Plane.Client.List(ctx, list, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name})
+	})
+	return list.Items
+}
+
+// ControlPlaneMachine returns the first control plane machine.
+func (c *Cluster) ControlPlaneMachine(t *testing.T) infrav1.CapstanMachine {
+	t.Helper()
+	return c.machine(t, true)
+}
+
+// Worker returns the first worker.
+func (c *Cluster) Worker(t *testing.T) infrav1.CapstanMachine {
+	t.Helper()
+	return c.machine(t, false)
+}
+
+func (c *Cluster) machine(t *testing.T, controlPlane bool) infrav1.CapstanMachine {
+	t.Helper()
+	for _, m := range c.Machines(t) {
+		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok == controlPlane {
+			return m
+		}
+	}
+	t.Fatalf("no machine with control plane %v", controlPlane)
+	return infrav1.CapstanMachine{}
+}
+
+// NodesReady returns nil when n Nodes are Ready and no other Node exists.
+func (c *Cluster) NodesReady(ctx context.Context, n int) error {
+	nodes := &corev1.NodeList{}
+	if err := c.Client.List(ctx, nodes); err != nil {
+		return err
+	}
+	ready := 0
+	var states []string
+	for _, node := range nodes.Items {
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == corev1.NodeReady {
+				states = append(states, fmt.Sprintf("%s=%s (%s)", node.Name, condition.Status, condition.Message))
+				if condition.Status == corev1.ConditionTrue {
+					ready++
+				}
+			}
+		}
+	}
+	if ready != n || len(nodes.Items) != n {
+		return fmt.Errorf("want %d Nodes Ready, found %d of %d: %s", n, ready, len(nodes.Items), strings.Join(states, ", "))
+	}
+	return nil
+}
+
+// Eventually tries until it works or the time is over.
+func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %v: %v", what, limit, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Find returns the processes of that name in a machine; those of the box itself when machine is empty.
+func (p *Plane) Find(t *testing.T, machine, name string) []Process {
+	t.Helper()
+	var found []Process
+	for _, process := range p.Processes(t) {
+		if process.Machine == machine && process.Name == name {
+			found = append(found, process)
+		}
+	}
+	return found
+}
+
+// Processes returns the processes of this plane and of its machines. Other installations may stand on
+// the same box: theirs are not touched.
+func (p *Plane) Processes(t *testing.T) []Process {
+	t.Helper()
+	all, err := Processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := p.machineNames()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(process Process) bool {
+		if process.Machine == "" {
+			return !strings.Contains(strings.Join(process.Args, " "), p.Root) && !p.balancer(process)
+		}
+		return !ours[process.Machine]
+	})
+}
+
+// balancer says whether a process is a load balancer of this plane. Its arguments name no path: its
+// folder is its descriptor 3.
+func (p *Plane) balancer(process Process) bool {
+	folder, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", process.PID))
+	return err == nil && strings.HasPrefix(folder, p.Root+"/") && slices.Contains(process.Args, "balancer")
+}
+
+// machineNames returns the names of the machines whose disks are below this plane's root.
+func (p *Plane) machineNames() (map[string]bool, error) {
+	files, err := filepath.Glob(filepath.Join(p.Root, "hosts", "*", "machines", "*", "rootfs", "etc", "hostname"))
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, file := range files {
+		name, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		names[strings.TrimSpace(string(name))] = true
+	}
+	return names, nil
+}
+
+// Kill kills a process with SIGKILL.
+func Kill(t *testing.T, p Process) {
+	t.Helper()
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
+		t.Fatalf("killing %s (%d): %v", p.Name, p.PID, err)
+	}
+}
+
+// Apply applies manifests to the cluster.
+func (c *Cluster) Apply(t *testing.T, manifests string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "manifests.yaml")
+	if err := os.WriteFile(path, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.MustKubectl(t, "apply", "-f", path)
+}

@@ -1,0 +1,180 @@
+//go:build e2e
+
+// Package harness starts a management plane of its own for end to end tests, and looks at what the box
+// holds before and after. The tests need root and the built binaries.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// KubernetesVersion that the tests use.
+const KubernetesVersion = "v1.36.3"
+
+// Plane is a management plane below a root folder of its own.
+type Plane struct {
+	Root   string
+	Client client.WithWatch
+}
+
+// Bin is the folder of the built binaries.
+func Bin() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "..", "bin")
+}
+
+// Kubectl is the path of kubectl.
+func Kubectl() string {
+	return filepath.Join(Bin(), "kubernetes", KubernetesVersion, "kubectl")
+}
+
+// Run starts a plane, runs the tests of a package with it, takes it down, and fails when anything of
+// it is left. It is what a TestMain calls.
+func Run(m *testing.M, plane **Plane, upArgs ...string) int {
+	before, err := Look()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "looking at the box:", err)
+		return 1
+	}
+	p, err := Start(upArgs...)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "starting the management plane:", err)
+		if p != nil {
+			p.dumpLogs()
+			_ = p.Down()
+		}
+		return 1
+	}
+	*plane = p
+	code := m.Run()
+	if code != 0 {
+		p.dumpLogs()
+	}
+	if err := p.Down(); err != nil {
+		fmt.Fprintln(os.Stderr, "taking the management plane down:", err)
+		code = 1
+	}
+	after, err := Look()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "looking at the box:", err)
+		return 1
+	}
+	if left := after.Minus(before); len(left) > 0 {
+		fmt.Fprintf(os.Stderr, "left on the box after `capstan down`:\n  %s\n", strings.Join(left, "\n  "))
+		code = 1
+	}
+	return code
+}
+
+// Start starts a plane below a new folder. When it fails after the folder was made, the plane is
+// returned too, so that what there is of it can be taken down.
+func Start(upArgs ...string) (*Plane, error) {
+	// Short, because the paths of sockets are limited to 108 bytes.
+	root, err := os.MkdirTemp("", "cap")
+	if err != nil {
+		return nil, err
+	}
+	p := &Plane{Root: root}
+	if _, err := p.Capstan(context.Background(), append([]string{"up"}, upArgs...)...); err != nil {
+		return p, err
+	}
+	return p, p.Connect()
+}
+
+// Connect reads the plane's kubeconfig and makes the client from it.
+func (p *Plane) Connect() error {
+	kubeconfig, err := p.Capstan(context.Background(), "get", "kubeconfig", "--management")
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(kubeconfig))
+	if err != nil {
+		return err
+	}
+	p.Client, err = NewClient(config)
+	return err
+}
+
+// NewClient returns a client that knows the kinds of Kubernetes, Cluster API and Capstan.
+func NewClient(config *rest.Config) (client.WithWatch, error) {
+	scheme := apiruntime.NewScheme()
+	for _, add := range []func(*apiruntime.Scheme) error{
+		clientgoscheme.AddToScheme, clusterv1.AddToScheme,
+		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme, capiipamv1.AddToScheme,
+	} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	config.QPS = -1
+	return client.NewWithWatch(config, client.Options{Scheme: scheme})
+}
+
+// Capstan runs the CLI against this plane and returns what it printed.
+func (p *Plane) Capstan(ctx context.Context, args ...string) (string, error) {
+	return Command(ctx, nil, filepath.Join(Bin(), "capstan"), append(args, "--root", p.Root)...)
+}
+
+// Command runs a program and returns its standard output. The error carries what it wrote to
+// standard error.
+func Command(ctx context.Context, env []string, name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	// A daemon that the command starts inherits its files; it must not hold the test up.
+	cmd.WaitDelay = 5 * time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		return stdout.String(), fmt.Errorf("%s %s: %w\n%s", filepath.Base(name), strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+// Down takes the plane down and removes its folder.
+func (p *Plane) Down() error {
+	_, err := p.Capstan(context.Background(), "down")
+	return errors.Join(err, os.RemoveAll(p.Root))
+}
+
+// dumpLogs prints the end of every log of the plane and of its machines, for a failed run.
+func (p *Plane) dumpLogs() {
+	const tail = 4 << 10
+	logs, _ := filepath.Glob(filepath.Join(p.Root, "logs", "*.log"))
+	inits, _ := filepath.Glob(filepath.Join(p.Root, "hosts", "*", "machines", "*", "init.log"))
+	for _, path := range append(logs, inits...) {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if len(data) > tail {
+			data = data[len(data)-tail:]
+		}
+		fmt.Fprintf(os.Stderr, "---- %s\n%s\n", path, data)
+	}
+}

@@ -1,0 +1,126 @@
+//go:build e2e
+
+package host_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// awaitBalancer follows the Watch stream until the load balancer is as wanted.
+func (c *capstand) awaitBalancer(id string, wanted func(*hostpb.LoadBalancer) bool) *hostpb.LoadBalancer {
+	c.t.Helper()
+	stream, err := c.Watch(c.ctx(), &hostpb.WatchRequest{})
+	check(c.t, err)
+	var last *hostpb.LoadBalancer
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			c.t.Fatalf("load balancer %s: %v; last seen: %v\n%s", id, err, last, c.output)
+		}
+		if lb := event.GetLoadBalancer(); lb != nil && lb.Id == id && event.Type == hostpb.Event_CHANGED {
+			if last = lb; wanted(lb) {
+				return lb
+			}
+		}
+	}
+}
+
+// balancerPID finds the process that listens on a cluster's endpoint.
+func balancerPID(t *testing.T, k cluster) int {
+	t.Helper()
+	var pid int
+	eventually(t, "balancer's process", func() error {
+		out := host(t, "ss -Hltnp 'src "+k.address(1)+" and sport = 6443' | grep -o 'pid=[0-9]*' | cut -d= -f2")
+		_, err := fmt.Sscan(out, &pid)
+		return err
+	})
+	return pid
+}
+
+// The load balancer follows backends in and out, parks connections while none is there, and spreads
+// them (IM-06, IC-10).
+func TestBalancer(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	lb := c.balancer(blue) // no backends yet
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving })
+
+	parked := make(chan error, 1)
+	go func() { parked <- answers(blue.address(1), "blue-10") }() // before there is a machine
+	lb.Backends = []*hostpb.Backend{{Name: "blue-10", Address: blue.address(10) + ":6443"}}
+	_, err := c.EnsureLoadBalancer(c.ctx(), lb)
+	check(t, err)
+	c.make(blue.machine(10))
+	up := time.Now()
+	check(t, <-parked)
+	t.Logf("parked connection served %s after the machine was up", time.Since(up).Round(time.Millisecond))
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Backends[0].Healthy })
+
+	c.make(blue.machine(11))
+	lb.Backends = append(lb.Backends, &hostpb.Backend{Name: "blue-11", Address: blue.address(11) + ":6443"})
+	_, err = c.EnsureLoadBalancer(c.ctx(), lb)
+	check(t, err)
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return len(lb.Backends) == 2 && lb.Backends[1].Healthy })
+	names := map[string]int{}
+	for range 10 {
+		_, name, err := get(blue.address(1), "/name")
+		check(t, err)
+		names[name]++
+	}
+	if names["blue-10"] != 5 || names["blue-11"] != 5 {
+		t.Errorf("10 connections went to %v", names)
+	}
+
+	// A machine that dies is passed over at once: no connection fails.
+	_, _, _ = get(blue.address(10), "/exit")
+	for range 10 {
+		if _, _, err := get(blue.address(1), "/name"); err != nil {
+			t.Errorf("while a backend is down: %v", err)
+		}
+	}
+}
+
+// The balancer goes on without capstand, is adopted again, and is started again at once when it dies.
+func TestBalancerKilled(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	c.make(blue.machine(10))
+	c.balancer(blue, 10)
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	pid := balancerPID(t, blue)
+	if uid := host(t, fmt.Sprintf("stat -c %%u /proc/%d", pid)); uid != "65534" {
+		t.Errorf("the balancer runs as user %s", uid)
+	}
+	if groups := host(t, fmt.Sprintf("cat /proc/%d/cgroup", pid)); !strings.Contains(groups, "/balancer-"+blue.id) {
+		t.Errorf("the balancer is in cgroups %s", groups)
+	}
+
+	c.kill()
+	check(t, answers(blue.address(1), "blue-10"))
+	c.start()
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	if now := balancerPID(t, blue); now != pid {
+		t.Errorf("balancer is process %d after a restart of capstand, was %d", now, pid)
+	}
+
+	died := time.Now()
+	check(t, syscall.Kill(pid, syscall.SIGKILL))
+	eventually(t, "the endpoint answers", func() error { return answers(blue.address(1), "blue-10") })
+	t.Logf("endpoint answers again after %s", time.Since(died).Round(time.Millisecond))
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+
+	// Deletion that capstand does not live to finish goes on at its next start.
+	check(t, os.WriteFile(filepath.Join(c.root, "balancers", blue.id, "deleted"), nil, 0o600))
+	c.kill()
+	c.start()
+	eventually(t, "balancer is gone", func() error { return gone(filepath.Join(c.root, "balancers", blue.id)) })
+	check(t, tryHost("! ss -Hltn 'src "+blue.address(1)+"' | grep ."))
+}

@@ -1,0 +1,219 @@
+//go:build e2e
+
+package host_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+func running(pidNot int32) func(*hostpb.Machine) bool {
+	return func(m *hostpb.Machine) bool {
+		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Pid != pidNot && len(m.Status.Services) > 0
+	}
+}
+
+// capstand is killed and started again: no machine notices, and what init writes meanwhile is kept.
+func TestCapstandKilled(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	c.kill()
+	if got := inside(t, blue.address(10), "echo while away > /proc/1/fd/1; echo alive"); got != "alive" {
+		t.Fatalf("the machine says %q without capstand", got)
+	}
+	c.start()
+	now := c.await(was.Spec.Id, running(0))
+	if now.Status.Pid != was.Status.Pid || now.Status.Restarts != 0 || !proto.Equal(now.Spec, was.Spec) {
+		t.Errorf("adopted another machine: was %v, is %v", was, now)
+	}
+	if log := c.logs(was.Spec.Id, "init", 1); log != "while away\n" {
+		t.Errorf("init log ends with %q", log)
+	}
+	// Stopped gently it does the same.
+	c.end(syscall.SIGTERM)
+	c.start()
+	if now := c.await(was.Spec.Id, running(0)); now.Status.Pid != was.Status.Pid {
+		t.Errorf("PID 1 is %d after a restart of capstand, was %d", now.Status.Pid, was.Status.Pid)
+	}
+}
+
+// A machine whose PID 1 dies starts again at once, from its own disk, with its address and without
+// bootstrap data, whether or not capstand was there to see it die.
+func TestPID1Killed(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	mac := inside(t, blue.address(10), "cat /sys/class/net/eth0/address; echo kept > /var/lib/kept")
+
+	died := time.Now()
+	check(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
+	now := c.await(was.Spec.Id, running(was.Status.Pid))
+	t.Logf("runs again after %s", time.Since(died).Round(time.Millisecond))
+	if now.Status.Restarts != 1 || now.Status.Bootstrap != hostpb.MachineStatus_SUCCEEDED {
+		t.Errorf("status after restart: %v", now.Status)
+	}
+	eventually(t, "the machine answers", func() error { _, _, err := get(blue.address(10), "/name"); return err })
+	if got := inside(t, blue.address(10), "cat /sys/class/net/eth0/address /var/lib/kept; ls /run/capstan"); got != mac+"\nkept\ninit.sock\nmetadata.json" {
+		t.Errorf("after restart: %q", got)
+	}
+
+	c.kill()
+	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	c.start()
+	again := c.await(was.Spec.Id, running(now.Status.Pid))
+	if again.Status.Restarts != 2 {
+		t.Errorf("restarts %d, want 2", again.Status.Restarts)
+	}
+}
+
+// The host reboots: every process is gone, /run is empty, no links, mounts or rules are left. capstand
+// builds all of it again, with the same addresses.
+func TestReboot(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	c.make(blue.machine(11))
+	c.balancer(blue, 10)
+	c.kill()
+	reboot(t, c, blue, 10, 11)
+	c.start()
+	now := c.await(was.Spec.Id, running(was.Status.Pid))
+	c.await(blue.machine(11).Id, running(0))
+	if now.Status.Bootstrap != hostpb.MachineStatus_SUCCEEDED {
+		t.Errorf("status after reboot: %v", now.Status)
+	}
+	eventually(t, "the balancer serves", func() error { return answers(blue.address(1), "blue-10") })
+	if got := inside(t, blue.address(10), "cat /var/lib/bootstrapped"); got != "#cloud-config" {
+		t.Errorf("the disk holds %q", got)
+	}
+}
+
+// reboot removes what a reboot would, of the named machines of one capstand that is not running.
+func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
+	t.Helper()
+	killGroup(t, hostID(t, c))
+	host(t, "ip link del "+bridge(k))
+	for _, n := range machines {
+		host(t, "umount -l /run/capstan/netns/"+hash(k.machine(n).Id))
+		check(t, os.Remove("/run/capstan/netns/"+hash(k.machine(n).Id)))
+	}
+	check(t, os.RemoveAll("/run/capstan/networks/"+hash(k.id)))
+	host(t, "nft delete table inet capstan-"+hash(k.id))
+	check(t, os.RemoveAll(filepath.Join(c.root, "run")))
+	check(t, os.WriteFile(filepath.Join(c.root, "boot-id"), []byte("another boot"), 0o644))
+}
+
+// A machine whose disk is lost is
+// failed, and says so: an empty disk would make it another machine.
+func TestDiskLost(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(c.root, "machines", was.Spec.Id, "bootstrap-data")) })
+	c.kill()
+	check(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
+	check(t, os.RemoveAll(filepath.Join(c.root, "machines", was.Spec.Id, "rootfs")))
+	c.start()
+	m := c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
+	if !strings.Contains(m.Status.Message, "lost") {
+		t.Errorf("message %q", m.Status.Message)
+	}
+	c.kill()
+	c.start()
+	c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
+}
+
+// capstand is killed while it makes and deletes machines: at its next start it finishes what it had
+// begun, and nothing is left of what was deleted.
+func TestKilledWhileBusy(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	for n := 10; n < 14; n++ {
+		spec := blue.machine(n)
+		_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
+		check(t, err)
+		time.Sleep(time.Duration(n-10) * 40 * time.Millisecond) // a different moment of the start each time
+		c.kill()
+		c.start()
+		m := c.await(spec.Id, running(0))
+		if m.Status.Bootstrap != hostpb.MachineStatus_SUCCEEDED {
+			t.Errorf("machine %s: %v", spec.Name, m.Status)
+		}
+	}
+	for n := 10; n < 14; n++ {
+		id := blue.machine(n).Id
+		go func() { _, _ = c.HostClient.DeleteMachine(c.ctx(), &hostpb.DeleteMachineRequest{Id: id}) }()
+		eventually(t, "tombstone", func() error { _, err := os.Stat(filepath.Join(c.root, "tombstones", id)); return err })
+		c.kill()
+		c.start()
+		eventually(t, "machine is gone", func() error {
+			if _, err := c.GetMachine(c.ctx(), &hostpb.GetMachineRequest{Id: id}); err == nil {
+				return errors.New("still there")
+			}
+			return gone(filepath.Join(c.root, "machines", id))
+		})
+	}
+}
+
+// Bootstrap data is on disk only until it was used, readable by root only, and failure is told (IM-08).
+func TestBootstrapData(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	spec := blue.machine(10)
+	m, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec})
+	check(t, err)
+	if m.Status.Phase != hostpb.MachineStatus_PENDING || m.Status.Bootstrap != hostpb.MachineStatus_WAITING {
+		t.Errorf("without bootstrap data: %v", m.Status)
+	}
+	_, err = c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("fail s3cret")})
+	check(t, err)
+	c.await(spec.Id, func(m *hostpb.Machine) bool { return m.Status.Bootstrap == hostpb.MachineStatus_BOOTSTRAP_FAILED })
+	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(c.root, "machines", spec.Id, "bootstrap-data")) })
+	if strings.Contains(c.output.String(), "s3cret") {
+		t.Error("capstand logged bootstrap data")
+	}
+	host(t, fmt.Sprintf("! grep -rl s3cret %s --exclude-dir=rootfs", c.root))
+}
+
+// A machine that keeps dying is failed when its restarts are used up, and says where to look.
+func TestRestartsUsedUp(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	path := filepath.Join(c.root, "machines", was.Spec.Id, "state.json")
+	eventually(t, "bootstrap recorded", func() error { _, err := os.Stat(path); return err })
+	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(filepath.Dir(path), "bootstrap-data")) })
+	c.end(syscall.SIGTERM)
+	// The deaths of the last minutes, as capstand remembers them.
+	data, err := os.ReadFile(path)
+	check(t, err)
+	state := map[string]any{}
+	check(t, json.Unmarshal(data, &state))
+	deaths := []time.Time{}
+	for i := range 10 {
+		deaths = append(deaths, time.Now().Add(-time.Duration(i)*time.Second))
+	}
+	state["deaths"] = deaths
+	data, err = json.Marshal(state)
+	check(t, err)
+	check(t, os.WriteFile(path, data, 0o600))
+	c.start()
+	now := c.await(was.Spec.Id, running(0))
+	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	m := c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
+	if !strings.Contains(m.Status.Message, "11 times within 10m0s") {
+		t.Errorf("message %q", m.Status.Message)
+	}
+}

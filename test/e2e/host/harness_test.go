@@ -1,0 +1,354 @@
+//go:build e2e
+
+// Package host_test runs real capstands, as root: machines are real runc containers with testinit as
+// PID 1, so that a test takes a second and not a cluster.
+package host_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+const version = "v1.36.3"
+
+// patience bounds every wait.
+const patience = 15 * time.Second
+
+var programs string // folder with capstand and testinit
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Println("these tests make containers and networks: run them as root")
+		os.Exit(1)
+	}
+	dir, err := os.MkdirTemp("", "capstan-e2e-bin-")
+	if err == nil {
+		programs = dir
+		err = build(dir)
+	}
+	code := 1
+	if err != nil {
+		fmt.Println(err)
+	} else {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func build(dir string) error {
+	for name, pkg := range map[string]string{"capstand": "../../../cmd/capstand", "testinit": "./testinit"} {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+		}
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+// assets makes an assets folder with testinit as capstan-init and the real runc.
+func assets(t *testing.T) string {
+	t.Helper()
+	bin, err := filepath.Abs("../../../bin")
+	check(t, err)
+	dir := t.TempDir()
+	for to, from := range map[string]string{
+		"capstan-init":                       filepath.Join(programs, "testinit"),
+		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
+		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // only its presence counts
+	} {
+		copyFile(t, from, filepath.Join(dir, to))
+	}
+	return dir
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatalf("%v; run `make build` first", err)
+	}
+	check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+	check(t, os.WriteFile(to, data, 0o755))
+}
+
+// capstand is a running capstand.
+type capstand struct {
+	t      *testing.T
+	root   string
+	assets string
+	args   []string
+	cmd    *exec.Cmd
+	exited chan error
+	output *bytes.Buffer
+	conn   *grpc.ClientConn
+	hostpb.HostClient
+}
+
+// newCapstand starts a capstand with an empty state, and at the end of the test deletes all that it
+// has and stops it.
+func newCapstand(t *testing.T, args ...string) *capstand {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "host")
+	files := assets(t)
+	c := &capstand{t: t, root: root, assets: files, args: append([]string{
+		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi",
+	}, args...)}
+	c.start()
+	t.Cleanup(c.cleanUp)
+	hostIDs[t.Name()] = append(hostIDs[t.Name()], hostID(t, c), root)
+	return c
+}
+
+func (c *capstand) socket() string { return filepath.Join(c.root, "capstand.sock") }
+
+func (c *capstand) start() {
+	c.t.Helper()
+	c.output, c.exited = &bytes.Buffer{}, make(chan error, 1)
+	c.cmd = exec.Command(filepath.Join(programs, "capstand"), c.args...)
+	c.cmd.Stdout, c.cmd.Stderr = c.output, c.output
+	check(c.t, c.cmd.Start())
+	cmd, exited := c.cmd, c.exited
+	go func() { exited <- cmd.Wait() }()
+	eventually(c.t, "socket", func() error { // gRPC itself would wait a second before it tries again
+		conn, err := net.Dial("unix", c.socket())
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	})
+	conn, err := grpc.NewClient("unix://"+c.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(c.t, err)
+	c.conn, c.HostClient = conn, hostpb.NewHostClient(conn)
+	if _, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{}, grpc.WaitForReady(true)); err != nil {
+		c.t.Fatalf("capstand does not answer: %v\n%s", err, c.output)
+	}
+}
+
+func (c *capstand) end(sig syscall.Signal) {
+	c.t.Helper()
+	_ = c.conn.Close()
+	check(c.t, c.cmd.Process.Signal(sig))
+	select {
+	case <-c.exited:
+	case <-time.After(patience):
+		c.t.Fatalf("capstand does not end on %v", sig)
+	}
+}
+
+func (c *capstand) kill() { c.t.Helper(); c.end(syscall.SIGKILL) }
+
+func (c *capstand) cleanUp() {
+	if c.t.Failed() {
+		c.t.Logf("capstand said:\n%s", c.output)
+	}
+	if c.cmd.ProcessState != nil {
+		c.start()
+	}
+	machines, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
+	check(c.t, err)
+	networks := map[string]bool{}
+	for _, m := range machines.Machines {
+		networks[m.Spec.Network.Id] = true
+		c.deleteMachine(m.Spec.Id)
+	}
+	entries, err := os.ReadDir(filepath.Join(c.root, "balancers"))
+	check(c.t, err)
+	for _, entry := range entries {
+		_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: entry.Name()})
+		check(c.t, err)
+	}
+	entries, err = os.ReadDir(filepath.Join(c.root, "networks"))
+	check(c.t, err)
+	for _, entry := range entries {
+		_, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: entry.Name()})
+		check(c.t, err)
+	}
+	c.end(syscall.SIGTERM)
+}
+
+func (c *capstand) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	c.t.Cleanup(cancel)
+	return ctx
+}
+
+// cluster is what machines of a test share.
+type cluster struct{ id, name, cidr string }
+
+var (
+	blue  = cluster{"e2e-blue", "blue", "10.231.0.0/24"}
+	green = cluster{"e2e-green", "green", "10.231.1.0/24"}
+)
+
+func (k cluster) network() *hostpb.Network {
+	return &hostpb.Network{Id: k.id, Namespace: "default", Name: k.name, Cidr: k.cidr}
+}
+
+func (k cluster) address(n int) string {
+	return strings.TrimSuffix(k.cidr, "0/24") + fmt.Sprint(n)
+}
+
+// machine returns the spec of the cluster's machine with address n.
+func (k cluster) machine(n int) *hostpb.MachineSpec {
+	return &hostpb.MachineSpec{
+		Id: fmt.Sprintf("%s-%d", k.id, n), Namespace: "default", Name: fmt.Sprintf("%s-%d", k.name, n), Cluster: k.name,
+		Network: k.network(), Addresses: []*hostpb.Address{{Address: k.address(n), Prefix: 24}},
+		Cpus: 1, MemoryBytes: 256 << 20, Image: "host", KubernetesVersion: version,
+		ProviderId: "capstan://" + k.name,
+	}
+}
+
+// make makes a machine and waits until it runs and has been bootstrapped.
+func (c *capstand) make(spec *hostpb.MachineSpec) *hostpb.Machine {
+	c.t.Helper()
+	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
+	check(c.t, err)
+	return c.await(spec.Id, func(m *hostpb.Machine) bool {
+		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Bootstrap == hostpb.MachineStatus_SUCCEEDED &&
+			len(m.Status.Services) > 0
+	})
+}
+
+// await follows the Watch stream until a machine is as wanted.
+func (c *capstand) await(id string, wanted func(*hostpb.Machine) bool) *hostpb.Machine {
+	c.t.Helper()
+	stream, err := c.Watch(c.ctx(), &hostpb.WatchRequest{})
+	check(c.t, err)
+	var last *hostpb.Machine
+	for {
+		event, err := stream.Recv()
+		if err != nil {
+			c.t.Fatalf("machine %s: %v; last seen: %v\n%s", id, err, last, c.output)
+		}
+		if m := event.GetMachine(); m != nil && m.Spec.Id == id && event.Type == hostpb.Event_CHANGED {
+			if last = m; wanted(m) {
+				return m
+			}
+		}
+	}
+}
+
+func (c *capstand) deleteMachine(id string) {
+	c.t.Helper()
+	res, err := c.DeleteMachine(c.ctx(), &hostpb.DeleteMachineRequest{Id: id})
+	check(c.t, err)
+	if !res.Done {
+		c.t.Fatalf("machine %s is not gone: %v\n%s", id, res, c.output)
+	}
+}
+
+// web is an HTTPS client for testinit; each request has a connection of its own.
+var web = &http.Client{
+	Timeout:   patience,
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
+}
+
+// get asks a testinit and returns the status and the answer.
+func get(address, path string, query ...string) (int, string, error) {
+	values := url.Values{}
+	for i := 0; i < len(query); i += 2 {
+		values.Set(query[i], query[i+1])
+	}
+	res, err := web.Get("https://" + net.JoinHostPort(address, "6443") + path + "?" + values.Encode())
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(body), err
+}
+
+// inside runs a shell command in a machine.
+func inside(t *testing.T, address, command string) string {
+	t.Helper()
+	code, out, err := get(address, "/run", "command", command)
+	check(t, err)
+	if code != http.StatusOK {
+		t.Fatalf("%s: %s", command, out)
+	}
+	return strings.TrimSpace(out)
+}
+
+// eventually waits for what tells nobody when it happens.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	var err error
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: %v", what, err)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mine lists what the names of everything that these tests make on the box contain. Others may run
+// clusters on this box at the same time.
+func mine() []string {
+	all := []string{"10.233.0.", "e2e-out"}
+	for _, id := range []string{blue.id, green.id, "e2e-moved", "e2e-other", "e2e-blue-twin"} {
+		all = append(all, hash(id))
+	}
+	for n := 10; n <= 20; n++ {
+		all = append(all, hash(blue.machine(n).Id), hash(green.machine(n).Id))
+	}
+	return all
+}
+
+// leftovers lists everything on the box that has one of the names.
+func leftovers(t *testing.T, names []string) []string {
+	t.Helper()
+	pattern := strings.ReplaceAll(strings.Join(names, "|"), ".", "[.]")
+	out := host(t, `{
+		ip -o link | awk '{print "link", $2}'
+		ip route | sed 's/^/route /'
+		nft list tables
+		awk '{print "mount", $5}' /proc/self/mountinfo
+		find /sys/fs/cgroup /run/capstan -path '*capstan*' 2>/dev/null
+		for p in /proc/[0-9]*; do sed "s|^|process $p |" $p/cgroup $p/mountinfo 2>/dev/null; done | grep -v '(deleted)' # zombies
+	} | grep -E '`+pattern+`' || true`)
+	return strings.FieldsFunc(out, func(r rune) bool { return r == '\n' })
+}
+
+// leavesNothing fails the test if, after all its clean-up, anything of it is left on the box: links,
+// routes, tables, mounts, cgroups, processes. Called first, it is done last.
+func leavesNothing(t *testing.T) {
+	t.Helper()
+	if before := leftovers(t, mine()); len(before) > 0 {
+		t.Fatalf("another test left, or is at work: %s", strings.Join(before, "\n"))
+	}
+	t.Cleanup(func() {
+		for _, left := range leftovers(t, append(mine(), hostIDs[t.Name()]...)) {
+			t.Errorf("left behind: %s", left)
+		}
+	})
+}
+
+// hostIDs of the capstands of each test, and their state folders.
+var hostIDs = map[string][]string{}

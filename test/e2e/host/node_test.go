@@ -1,0 +1,95 @@
+//go:build e2e
+
+package host_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+const containerdConfig = `version = 3
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+`
+
+const kubeletConfig = `{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"KubeletConfiguration",
+ "failCgroupV1":false,"cgroupDriver":"cgroupfs","evictionHard":{},"volumePluginDir":"/var/lib/kubelet/plugins-exec","failSwapOn":false,"enableServer":true,
+ "authentication":{"anonymous":{"enabled":true},"webhook":{"enabled":false}},"authorization":{"mode":"AlwaysAllow"},
+ "containerRuntimeEndpoint":"unix:///run/containerd/containerd.sock"}`
+
+// A real kubelet in a machine reports the machine's size, not the host's, and images are loaded into
+// the machine's containerd, where the kubelet finds them.
+func TestKubeletAndImages(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes "+c.assets)
+	spec := blue.machine(10)
+	spec.MemoryBytes = 1 << 30
+	m := c.make(spec)
+	address := blue.address(10)
+	inside(t, address, "mkdir -p /etc/containerd && cat > /etc/containerd/config.toml <<'E'\n"+containerdConfig+"E\n"+
+		"cat > /etc/kubelet.json <<'E'\n"+kubeletConfig+"\nE\n"+
+		"setsid /opt/capstan/node/bin/containerd > /var/log/capstan/containerd.log 2>&1 &")
+	eventually(t, "containerd", func() error {
+		_, _, err := get(address, "/name")
+		if out := inside(t, address, "test -S /run/containerd/containerd.sock && echo yes || true"); out != "yes" {
+			err = fmt.Errorf("no socket")
+		}
+		return err
+	})
+
+	images := c.loadImage("../../../bin/images/pause.tar", m.Spec.Id)
+	listed := inside(t, address, "/opt/capstan/node/bin/ctr -n k8s.io images ls -q")
+	if len(images) == 0 || !strings.Contains(listed, images[0]) {
+		t.Errorf("loaded %v, containerd has %q", images, listed)
+	}
+
+	inside(t, address, "setsid /opt/capstan/kubernetes/"+version+"/kubelet --config /etc/kubelet.json > /var/log/capstan/kubelet.log 2>&1 &")
+	var metrics string
+	eventually(t, "kubelet", func() (err error) {
+		metrics = inside(t, address, "curl -ksS -m 2 https://127.0.0.1:10250/metrics/cadvisor | grep ^machine_ || tail -3 /var/log/capstan/kubelet.log")
+		if !strings.Contains(metrics, "machine_memory_bytes") {
+			err = fmt.Errorf("%s", metrics)
+		}
+		return err
+	})
+	for metric, want := range map[string]string{"machine_cpu_cores": "1", "machine_cpu_physical_cores": "1", "machine_memory_bytes": "1.073741824e+09"} {
+		found := regexp.MustCompile(`(?m)^` + metric + `\{.*\} (\S+)$`).FindStringSubmatch(metrics)
+		if found == nil || found[1] != want {
+			t.Errorf("%s is %v, want %s", metric, found, want)
+		}
+	}
+	if log := inside(t, address, "grep -i 'failed to set.*sysctl\\|read-only file system' /var/log/capstan/kubelet.log || true"); log != "" {
+		t.Errorf("kubelet complains: %s", log)
+	}
+	c.deleteMachine(m.Spec.Id)
+}
+
+// loadImage sends an archive to machines.
+func (c *capstand) loadImage(path string, machines ...string) []string {
+	c.t.Helper()
+	file, err := os.Open(path)
+	check(c.t, err)
+	defer func() { _ = file.Close() }()
+	stream, err := c.LoadImage(c.ctx())
+	check(c.t, err)
+	check(c.t, stream.Send(&hostpb.LoadImageRequest{Machines: machines}))
+	buffer := make([]byte, 1<<20)
+	for {
+		n, err := file.Read(buffer)
+		if err == io.EOF {
+			break
+		}
+		check(c.t, err)
+		check(c.t, stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]}))
+	}
+	res, err := stream.CloseAndRecv()
+	check(c.t, err)
+	return res.Images
+}

@@ -1,0 +1,101 @@
+// Command testinit stands in for capstan-init in the tests of capstand: PID 1 of a machine that serves
+// its state, keeps a file on its disk, answers on port 6443 and does what it is told over HTTP.
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+const data = "/run/capstan/bootstrap-data"
+
+func main() {
+	fmt.Println("testinit starts")
+	bootstrap := "Waiting"
+	if content, err := os.ReadFile(data); err == nil {
+		must(os.WriteFile("/var/lib/bootstrapped", content, 0o600))
+		must(os.Remove(data))
+		bootstrap = "Succeeded"
+		if strings.Contains(string(content), "fail") {
+			bootstrap = "Failed"
+		}
+	}
+	must(os.MkdirAll("/var/log/capstan", 0o755))
+	must(os.WriteFile("/var/log/capstan/test.log", []byte("one\ntwo\nthree\n"), 0o644))
+	go serveStatus(bootstrap)
+	serveAPI()
+}
+
+// serveStatus is the socket that capstand dials.
+func serveStatus(bootstrap string) {
+	listener, err := net.Listen("unix", "/run/capstan/init.sock")
+	must(err)
+	must(http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		must(json.NewEncoder(w).Encode(map[string]any{
+			"bootstrap": bootstrap, "bootstrapMessage": "",
+			"services": []map[string]any{{"name": "test", "state": "ready", "pid": 1}},
+		}))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})))
+}
+
+// serveAPI answers where an API server would: /readyz, and a few commands of the tests'.
+func serveAPI() {
+	mux := http.NewServeMux()
+	hostname, _ := os.Hostname()
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.HandleFunc("/name", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, hostname) })
+	mux.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(3) })
+	mux.HandleFunc("/dial", func(w http.ResponseWriter, r *http.Request) {
+		conn, err := net.DialTimeout("tcp", r.FormValue("to"), time.Second)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		answer, _ := io.ReadAll(conn)
+		_, _ = w.Write(answer)
+	})
+	mux.HandleFunc("/run", func(w http.ResponseWriter, r *http.Request) {
+		out, err := exec.CommandContext(context.Background(), "/bin/sh", "-c", r.FormValue("command")).CombinedOutput()
+		if err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+			out = append(out, err.Error()...)
+		}
+		_, _ = w.Write(out)
+	})
+	server := &http.Server{Addr: ":6443", Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{selfSigned()}}}
+	must(server.ListenAndServeTLS("", ""))
+}
+
+func selfSigned() tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	must(err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Println("testinit:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,115 @@
+//go:build e2e
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+const (
+	fourCIDR, fourGateway = "10.215.42.0/24", "10.215.42.1"
+	sixCIDR, sixGateway   = "fd00:215:42::/64", "fd00:215:42::1"
+)
+
+// TestDualStack makes a cluster whose machines have an IPv4 address from one pool and an IPv6 address from
+// another one.
+func TestDualStack_IPAM08(t *testing.T) {
+	makePool(t, "machines-ipv4", ipamv1.Subnet{CIDR: fourCIDR, Gateway: fourGateway, Ranges: []ipamv1.AddressRange{"10.215.42.10-10.215.42.19"}})
+	makePool(t, "machines-ipv6", ipamv1.Subnet{CIDR: sixCIDR, Gateway: sixGateway, Ranges: []ipamv1.AddressRange{"fd00:215:42::10-fd00:215:42::19"}})
+	t.Setenv("CAPSTAN_MACHINE_CIDR", fourCIDR)
+	t.Setenv("CAPSTAN_MACHINE_IPV6_CIDR", sixCIDR)
+	t.Setenv("CAPSTAN_IP_POOL_NAME", "machines-ipv4")
+	c := plane.CreateCluster(t, namespace, "dual", "--flavor", "dual-stack", "--workers", "2")
+
+	for _, m := range c.Machines(t) {
+		t.Run(m.Name, func(t *testing.T) { checkDualMachine(t, c, m.Name, m.Spec.ID) })
+	}
+	t.Run("pods and Services", func(t *testing.T) { checkDualWorkload(t, c) })
+	t.Run("deleted, the addresses are free", func(t *testing.T) {
+		c.Delete(t)
+		checkAllFree(t, "machines-ipv4", "machines-ipv6")
+	})
+}
+
+func makePool(t *testing.T, name string, subnet ipamv1.Subnet) {
+	t.Helper()
+	pool := &ipamv1.CapstanIPPool{Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{subnet}}}
+	pool.Namespace, pool.Name = namespace, name
+	if err := plane.Client.Create(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// checkDualMachine: eth0 has the claimed address, prefix and gateway of both families, and no other ones; the
+// Node reports both, IPv4 first.
+func checkDualMachine(t *testing.T, c *harness.Cluster, name, id string) {
+	var want []string
+	for n, pool := range []struct {
+		cidr, gateway string
+		family        int
+	}{{fourCIDR, fourGateway, netlink.FAMILY_V4}, {sixCIDR, sixGateway, netlink.FAMILY_V6}} {
+		address := claimed(t, fmt.Sprintf("%s-%d", name, n), pool.cidr).Spec
+		if address.Gateway != pool.gateway {
+			t.Errorf("the pool gave gateway %q, want %s", address.Gateway, pool.gateway)
+		}
+		have, via := eth0(t, id, pool.family)
+		if wanted := fmt.Sprintf("%s/%d", address.Address, *address.Prefix); have != wanted || via != address.Gateway {
+			t.Errorf("eth0 has %s through %s, claimed are %s through %s", have, via, wanted, address.Gateway)
+		}
+		want = append(want, address.Address)
+	}
+	if got := nodeIPs(t, c, name); !slices.Equal(got, want) {
+		t.Errorf("the Node reports %v, claimed are %v", got, want)
+	}
+}
+
+// checkDualWorkload: pods have addresses of both families too, and are reached by both, on the other node and
+// through a Service.
+func checkDualWorkload(t *testing.T, c *harness.Cluster) {
+	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
+	c.Apply(t, harness.Echo("ipFamilyPolicy: RequireDualStack"))
+	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=60s")
+	pods := &corev1.PodList{}
+	if err := c.Client.List(t.Context(), pods, client.InNamespace("default"), client.MatchingLabels{"app": "echo"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(pods.Items) != 2 || len(pods.Items[0].Status.PodIPs) != 2 || len(pods.Items[1].Status.PodIPs) != 2 {
+		t.Fatalf("want two pods with two addresses each, found %+v", pods.Items)
+	}
+	service := &corev1.Service{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "echo"}, service); err != nil {
+		t.Fatal(err)
+	}
+	asker, other := pods.Items[0].Name, pods.Items[1]
+	for _, ip := range other.Status.PodIPs {
+		url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(ip.IP), 8080).String()
+		if out := c.MustKubectl(t, "exec", asker, "--", "/echo", "get", url); strings.TrimSpace(out) != other.Name {
+			t.Errorf("%s answers as %q, want %s", url, out, other.Name)
+		}
+	}
+	for _, ip := range service.Spec.ClusterIPs {
+		url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(ip), 80).String()
+		harness.Eventually(t, "the Service at "+url, 30*time.Second, func(context.Context) error {
+			_, err := c.Kubectl(t, "exec", asker, "--", "/echo", "get", url)
+			return err
+		})
+	}
+}

@@ -1,0 +1,294 @@
+//go:build e2e
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+const (
+	namespace = "default"
+	cidr      = "10.215.40.0/24"
+	gateway   = "10.215.40.1"
+)
+
+// TestPool takes a cluster whose addresses all come from one pool through its life. Its parts build on one
+// another. The pool first holds two addresses, for the endpoint and the control plane machine.
+func TestPool_IPAM07(t *testing.T) {
+	pool := &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"},
+		Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{
+			CIDR: cidr, Gateway: gateway, Ranges: []ipamv1.AddressRange{"10.215.40.10-10.215.40.11"},
+		}}},
+	}
+	if err := plane.Client.Create(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: "pooled"}
+	t.Cleanup(func() { c.Delete(t) })
+	t.Setenv("CAPSTAN_MACHINE_CIDR", cidr)
+	plane.Must(t, "create", "cluster", c.Name, "--namespace", namespace, "--flavor", "ipam", "--workers", "1", "--wait=false")
+
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *harness.Cluster)
+	}{
+		{"the endpoint is the pool's and answers", checkEndpoint},
+		{"a machine waits for a pool that is used up", checkExhausted},
+		{"a manager that was killed keeps the addresses", killManager},
+		{"the machine comes up when the pool grows", growPool},
+		{"machines have exactly what they claimed", checkMachines},
+	} {
+		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
+			t.FailNow()
+		}
+	}
+	t.Run("deleted, the addresses are free", func(t *testing.T) {
+		c.Delete(t)
+		checkFree(t, c)
+	})
+}
+
+func checkEndpoint(t *testing.T, c *harness.Cluster) {
+	capstan := &infrav1.CapstanCluster{}
+	harness.Eventually(t, "the endpoint", time.Minute, func(ctx context.Context) error {
+		if err := plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, capstan); err != nil {
+			return err
+		}
+		if capstan.Spec.ControlPlaneEndpoint.Host == "" {
+			return fmt.Errorf("no endpoint: %v", capstan.Status.Conditions)
+		}
+		return nil
+	})
+	address := claimed(t, c.Name+"-endpoint", cidr)
+	if got, want := capstan.Spec.ControlPlaneEndpoint, (clusterv1.APIEndpoint{Host: address.Spec.Address, Port: 6443}); got != want {
+		t.Errorf("endpoint is %s, the claim got %s", got.String(), want.String())
+	}
+	harness.Eventually(t, "the control plane Node, through the endpoint", time.Minute, func(ctx context.Context) error {
+		if _, err := plane.Capstan(ctx, "get", "kubeconfig", c.Name, "--namespace", c.Namespace); err != nil {
+			return err
+		}
+		if c.Client == nil {
+			c.Connect(t)
+		}
+		return c.NodesReady(ctx, 1)
+	})
+	if kubeconfig := plane.Must(t, "get", "kubeconfig", c.Name, "--namespace", c.Namespace); !strings.Contains(kubeconfig, "https://"+address.Spec.Address+":6443") {
+		t.Errorf("the kubeconfig does not name %s", address.Spec.Address)
+	}
+}
+
+func checkExhausted(t *testing.T, c *harness.Cluster) {
+	harness.Eventually(t, "the worker says what it waits for", time.Minute, func(context.Context) error {
+		worker := c.Worker(t)
+		condition := conditions.Get(&worker, infrav1.AddressesAssignedCondition)
+		if condition == nil || condition.Reason != infrav1.WaitingForIPAddressReason || !strings.Contains(condition.Message, "PoolExhausted") {
+			return fmt.Errorf("condition is %v", condition)
+		}
+		return nil
+	})
+}
+
+// killManager: the leader dies between claims; what was handed out stays, and it still serves the rest.
+func killManager(t *testing.T, c *harness.Cluster) {
+	before := inUse(t, c)
+	managers := plane.Find(t, "", "manager")
+	if len(managers) == 0 {
+		t.Fatal("no manager runs")
+	}
+	for _, p := range managers {
+		harness.Kill(t, p)
+	}
+	harness.Eventually(t, "another manager", 30*time.Second, func(context.Context) error {
+		for _, p := range plane.Find(t, "", "manager") {
+			if p.PID != managers[0].PID {
+				return nil
+			}
+		}
+		return fmt.Errorf("no other process")
+	})
+	if after := inUse(t, c); after != before {
+		t.Errorf("addresses were %s, are %s", before, after)
+	}
+}
+
+// growPool right after the kill, so that the new manager finds the change and no event.
+func growPool(t *testing.T, c *harness.Cluster) {
+	before := inUse(t, c)
+	pool := &ipamv1.CapstanIPPool{}
+	harness.Eventually(t, "the larger pool", 30*time.Second, func(ctx context.Context) error {
+		if err := plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: "machines"}, pool); err != nil {
+			return err
+		}
+		pool.Spec.Subnets[0].Ranges = []ipamv1.AddressRange{"10.215.40.10-10.215.40.19"}
+		return plane.Client.Update(ctx, pool) // its webhook is the new manager's
+	})
+	harness.Eventually(t, "both Nodes Ready", 90*time.Second, func(ctx context.Context) error { return c.NodesReady(ctx, 2) })
+	if after := inUse(t, c); !strings.HasPrefix(after, before) {
+		t.Errorf("addresses were %s, are %s", before, after)
+	}
+}
+
+// checkMachines: the interface has the claimed address, prefix and gateway, and no other; the Node reports it.
+func checkMachines(t *testing.T, c *harness.Cluster) {
+	for _, m := range c.Machines(t) {
+		want := claimed(t, m.Name+"-0", cidr).Spec
+		if want.Gateway != gateway {
+			t.Errorf("%s: the pool gave gateway %q", m.Name, want.Gateway)
+		}
+		addresses, via := eth0(t, m.Spec.ID, netlink.FAMILY_V4)
+		if wanted := fmt.Sprintf("%s/%d", want.Address, *want.Prefix); addresses != wanted || via != want.Gateway {
+			t.Errorf("%s: eth0 has %s through %s, claimed are %s through %s", m.Name, addresses, via, wanted, want.Gateway)
+		}
+		if reported := nodeIPs(t, c, m.Name); len(reported) != 1 || reported[0] != want.Address {
+			t.Errorf("%s: the Node reports %v, claimed is %s", m.Name, reported, want.Address)
+		}
+	}
+}
+
+// nodeIPs are the addresses that a Node reports.
+func nodeIPs(t *testing.T, c *harness.Cluster, name string) []string {
+	t.Helper()
+	node := &corev1.Node{}
+	if err := c.Client.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+		t.Fatal(err)
+	}
+	var reported []string
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			reported = append(reported, a.Address)
+		}
+	}
+	return reported
+}
+
+// eth0 returns the addresses of a machine's interface and its default gateway, as the kernel has them. The
+// link-local address that every interface has with IPv6 does not count.
+func eth0(t *testing.T, machineID string, family int) (addresses, via string) {
+	t.Helper()
+	ns, err := netns.GetFromPath(network.Box{Dir: network.DefaultRunDir}.NetNS(machineID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inside.Close()
+	link, err := inside.LinkByName(network.Interface)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := inside.AddrList(link, family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have []string
+	for _, a := range all {
+		if !a.IP.IsLinkLocalUnicast() {
+			have = append(have, a.IPNet.String())
+		}
+	}
+	routes, err := inside.RouteList(link, family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gateways []string
+	for _, r := range routes {
+		if r.Gw != nil && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
+			gateways = append(gateways, r.Gw.String())
+		}
+	}
+	return strings.Join(have, " "), strings.Join(gateways, " ")
+}
+
+// claimed is the address of a claim, which is of the given network.
+func claimed(t *testing.T, claim, cidr string) *capiipamv1.IPAddress {
+	t.Helper()
+	address := &capiipamv1.IPAddress{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: claim}, address); err != nil {
+		t.Fatal(err)
+	}
+	if a := netip.MustParseAddr(address.Spec.Address); !netip.MustParsePrefix(cidr).Contains(a) {
+		t.Errorf("%s is not of the pool", a)
+	}
+	return address
+}
+
+// inUse lists who has which address: the endpoint, then the machines, control plane first.
+func inUse(t *testing.T, c *harness.Cluster) string {
+	t.Helper()
+	capstan := &infrav1.CapstanCluster{}
+	harness.Eventually(t, "the CapstanCluster", 30*time.Second, func(ctx context.Context) error {
+		return plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, capstan)
+	})
+	out := "endpoint " + capstan.Spec.LoadBalancer.Address
+	for _, m := range []infrav1.CapstanMachine{c.ControlPlaneMachine(t), c.Worker(t)} {
+		for _, a := range m.Spec.Network.Addresses {
+			out += ", " + m.Name + " " + a.Address
+		}
+	}
+	return out
+}
+
+// checkFree: nothing of the cluster is left, and no address of its pool.
+func checkFree(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	checkAllFree(t, "machines")
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, &infrav1.CapstanCluster{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the CapstanCluster is still there (%v)", err)
+	}
+}
+
+// checkAllFree: no claim and no address is left, and each pool counts its ten addresses as free.
+func checkAllFree(t *testing.T, pools ...string) {
+	t.Helper()
+	claims, addresses := &capiipamv1.IPAddressClaimList{}, &capiipamv1.IPAddressList{}
+	for _, list := range []client.ObjectList{claims, addresses} {
+		if err := plane.Client.List(t.Context(), list, client.InNamespace(namespace)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(claims.Items) > 0 || len(addresses.Items) > 0 {
+		t.Errorf("left: %v, %v", claims.Items, addresses.Items)
+	}
+	for _, name := range pools {
+		harness.Eventually(t, "ten free addresses of "+name, 30*time.Second, func(ctx context.Context) error {
+			pool := &ipamv1.CapstanIPPool{}
+			if err := plane.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pool); err != nil {
+				return err
+			}
+			if a := pool.Status.Addresses; a.Free != "10" || a.Used != 0 {
+				return fmt.Errorf("%s counts %+v", name, a)
+			}
+			return nil
+		})
+	}
+}

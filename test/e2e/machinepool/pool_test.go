@@ -1,0 +1,300 @@
+//go:build e2e
+
+// Package machinepool tests machine pools on real machines, end to end: scaled with a pod that must drain,
+// upgraded, reconfigured, remediated, paused, a machine deleted by hand, and the manager killed in the
+// middle of each. Needs root and the built binaries, of two versions of Kubernetes.
+package machinepool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+var plane *harness.Plane
+
+func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
+
+// workload has two replicas on different Nodes, and one of them must always be there.
+const workload = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: held}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: held}}
+  template:
+    metadata: {labels: {app: held}}
+    spec:
+      containers: [{name: pause, image: registry.capstan.dev/pause:v1, imagePullPolicy: Never}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: held}
+spec:
+  minAvailable: 1
+  selector: {matchLabels: {app: held}}
+`
+
+type pool struct {
+	t       *testing.T
+	cluster *harness.Cluster
+	key     client.ObjectKey
+}
+
+func (p *pool) get() *infrav1.CapstanMachinePool {
+	p.t.Helper()
+	out := &infrav1.CapstanMachinePool{}
+	if err := plane.Client.Get(p.t.Context(), p.key, out); err != nil {
+		p.t.Fatal(err)
+	}
+	return out
+}
+
+func (p *pool) patch(json string) {
+	p.t.Helper()
+	mp := &clusterv1.MachinePool{}
+	mp.Namespace, mp.Name = p.key.Namespace, p.key.Name
+	if err := plane.Client.Patch(p.t.Context(), mp, client.RawPatch("application/merge-patch+json", []byte(json))); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// settled waits until the pool is n machines, all of them available and up to date.
+func (p *pool) settled(n int) []string {
+	p.t.Helper()
+	var names []string
+	harness.Eventually(p.t, fmt.Sprintf("a pool of %d", n), 5*time.Minute, func(ctx context.Context) error {
+		got := &infrav1.CapstanMachinePool{}
+		if err := plane.Client.Get(ctx, p.key, got); err != nil {
+			return err
+		}
+		s := got.Status
+		if int(ptr.Deref(s.Replicas, -1)) != n || int(ptr.Deref(s.ReadyReplicas, -1)) != n || int(ptr.Deref(s.UpToDateReplicas, -1)) != n || len(s.Instances) != n ||
+			!conditions.IsTrue(got, clusterv1.ReadyCondition) {
+			return fmt.Errorf("replicas %v, available %v, up to date %v, conditions %v", ptr.Deref(s.Replicas, -1), ptr.Deref(s.ReadyReplicas, -1), ptr.Deref(s.UpToDateReplicas, -1), s.Conditions)
+		}
+		names = nil
+		for _, i := range s.Instances {
+			names = append(names, i.InstanceName)
+		}
+		return p.cluster.NodesReady(ctx, n+1)
+	})
+	return names
+}
+
+// killManager kills the manager with SIGKILL; the plane starts it again.
+func killManager(t *testing.T) {
+	t.Helper()
+	found := plane.Find(t, "", "manager")
+	if len(found) == 0 {
+		t.Fatal("no manager")
+	}
+	harness.Kill(t, found[0])
+}
+
+// MP-02 MP-04 MP-06: the life of a pool of real machines. The manager is killed in the middle of each step. Most
+// of the time there is one machine, as that is what takes time.
+func TestPool(t *testing.T) {
+	c := plane.CreateCluster(t, "pools", "pool", "--flavor", "machinepool", "--workers", "1")
+	p := &pool{t: t, cluster: c, key: client.ObjectKey{Namespace: "pools", Name: "pool-mp-0"}}
+	p.settled(1)
+	older, newer := versions(t)
+
+	// Up, and to another version at once.
+	p.patch(fmt.Sprintf(`{"spec":{"replicas":2,"template":{"spec":{"version":%q}}}}`, older))
+	killManager(t)
+	p.settled(2)
+	p.runs(older)
+
+	c.Apply(t, workload)
+	c.MustKubectl(t, "rollout", "status", "deployment/held", "--timeout=2m")
+	held := make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() { held <- available(ctx, c, t) }()
+	p.replaced("an upgrade", 2, func() {
+		p.patch(fmt.Sprintf(`{"spec":{"template":{"spec":{"version":%q}}}}`, newer))
+	})
+	p.runs(newer)
+
+	// Down to one: what is on the Node that goes drains.
+	p.patch(`{"spec":{"replicas":1}}`)
+	killManager(t)
+	p.settled(1)
+	stop()
+	if err := <-held; err != nil {
+		t.Error(err)
+	}
+	// The last Node cannot drain while the budget wants a pod that has no other place.
+	c.MustKubectl(t, "delete", "deployment,poddisruptionbudget", "held")
+
+	p.replaced("a changed CapstanConfig", 1, func() {
+		kubectl(t, "patch", "capstanconfig", p.key.Name, "--namespace", p.key.Namespace, "--type", "merge",
+			"--patch", `{"spec":{"files":[{"path":"/etc/motd","content":"updated"}]}}`)
+	})
+	p.replaced("a Machine that is deleted by hand", 1, func() {
+		kubectl(t, "delete", "machine", p.names()[0], "--namespace", p.key.Namespace, "--wait=false")
+	})
+	p.replaced("a machine that a MachineHealthCheck finds broken", 1, p.breakOne)
+	p.pause()
+	p.patch(`{"spec":{"replicas":0}}`)
+	killManager(t)
+	p.settled(0)
+}
+
+// versions of Kubernetes that the host has: the oldest and the newest.
+func versions(t *testing.T) (oldest, newest string) {
+	t.Helper()
+	list := &infrav1.CapstanHostList{}
+	if err := plane.Client.List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	all := list.Items[0].Status.Versions
+	if len(all) < 2 {
+		t.Fatalf("an upgrade needs two versions of Kubernetes, the host has %v: run `make build-kube`", all)
+	}
+	return slices.Min(all), slices.Max(all)
+}
+
+// runs checks that all Nodes of the pool have a version.
+func (p *pool) runs(version string) {
+	p.t.Helper()
+	for _, i := range p.get().Status.Instances {
+		if got := p.cluster.MustKubectl(p.t, "get", "node", i.InstanceName, "-o", "jsonpath={.status.nodeInfo.kubeletVersion}"); got != version || i.Version != version {
+			p.t.Errorf("Node %s runs %s, the pool says %s, wanted %s", i.InstanceName, got, i.Version, version)
+		}
+	}
+}
+
+func (p *pool) names() []string {
+	p.t.Helper()
+	var out []string
+	for _, i := range p.get().Status.Instances {
+		out = append(out, i.InstanceName)
+	}
+	return out
+}
+
+// replaced waits until each of the n machines was replaced for a reason. The manager is killed when the first one
+// is on its way.
+func (p *pool) replaced(why string, n int, change func()) {
+	p.t.Helper()
+	before := p.names()
+	change()
+	harness.Eventually(p.t, why+" begins", time.Minute, func(ctx context.Context) error {
+		machines := &infrav1.CapstanMachineList{}
+		if err := plane.Client.List(ctx, machines, client.InNamespace(p.key.Namespace), client.HasLabels{infrav1.MachinePoolLabel}); err != nil {
+			return err
+		}
+		for _, m := range machines.Items {
+			if !m.DeletionTimestamp.IsZero() || !slices.Contains(before, m.Name) {
+				return nil
+			}
+		}
+		return errors.New("nothing was created or deleted")
+	})
+	killManager(p.t)
+	harness.Eventually(p.t, why+" replaces "+fmt.Sprint(before), 5*time.Minute, func(context.Context) error {
+		for _, name := range p.names() {
+			if slices.Contains(before, name) {
+				return fmt.Errorf("%s is still there", name)
+			}
+		}
+		return nil
+	})
+	p.settled(n)
+}
+
+// breakOne has a MachineHealthCheck find the pool's machine broken: its Node says so, as node-problem-detector would
+// make it.
+func (p *pool) breakOne() {
+	p.t.Helper()
+	check := &clusterv1.MachineHealthCheck{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: "pool"},
+		Spec: clusterv1.MachineHealthCheckSpec{
+			ClusterName: p.cluster.Name,
+			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: p.key.Name}},
+			Checks: clusterv1.MachineHealthCheckChecks{UnhealthyNodeConditions: []clusterv1.UnhealthyNodeCondition{
+				{Type: "Broken", Status: corev1.ConditionTrue, TimeoutSeconds: ptr.To[int32](0)},
+			}},
+		},
+	}
+	if err := plane.Client.Create(p.t.Context(), check); err != nil {
+		p.t.Fatal(err)
+	}
+	p.cluster.MustKubectl(p.t, "patch", "node", p.names()[0], "--subresource", "status", "--type", "strategic", "--patch",
+		`{"status":{"conditions":[{"type":"Broken","status":"True","reason":"Test","message":"for the test","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`)
+}
+
+// pause checks that a paused pool does nothing, also not when the manager starts anew, and goes on afterwards.
+func (p *pool) pause() {
+	p.t.Helper()
+	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"=")
+	p.paused(metav1.ConditionTrue)
+	names := p.names()
+	p.patch(`{"spec":{"replicas":2}}`)
+	killManager(p.t)
+	harness.Eventually(p.t, "the manager is back", time.Minute, func(context.Context) error {
+		if len(plane.Find(p.t, "", "manager")) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	for range 20 { // 5 s: a pool that is not paused makes its machine within one
+		if now := p.get().Status.Instances; len(now) != len(names) {
+			p.t.Fatalf("a paused pool has %d machines, had %d", len(now), len(names))
+		}
+		time.Sleep(250 * time.Millisecond)
+	}
+	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"-")
+	p.paused(metav1.ConditionFalse)
+	p.settled(2)
+}
+
+func (p *pool) paused(status metav1.ConditionStatus) {
+	p.t.Helper()
+	harness.Eventually(p.t, "Paused is "+string(status), time.Minute, func(context.Context) error {
+		if c := conditions.Get(p.get(), clusterv1.PausedCondition); c == nil || c.Status != status {
+			return fmt.Errorf("it is %v", c)
+		}
+		return nil
+	})
+}
+
+// available returns an error when, at any time until ctx ends, no pod of the workload was available.
+func available(ctx context.Context, c *harness.Cluster, t *testing.T) error {
+	for {
+		out, err := harness.Command(context.WithoutCancel(ctx), nil, harness.Kubectl(), "--kubeconfig", c.Kubeconfig,
+			"get", "deployment", "held", "-o", "jsonpath={.status.availableReplicas}")
+		if err == nil && (out == "" || out == "0") {
+			return errors.New("the workload had no available pod: its disruption budget was broken")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// kubectl runs against the management plane.
+func kubectl(t *testing.T, args ...string) {
+	t.Helper()
+	if _, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", plane.Root + "/admin.kubeconfig"}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+}

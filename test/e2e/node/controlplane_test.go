@@ -1,0 +1,533 @@
+//go:build e2e
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// balanced is how many addresses have the balancer's attention, from the first machine's on.
+const balanced = 4
+
+// balancer stands for the cluster's load balancer: it listens on the gateway's address and passes
+// connections on to the first machine that takes them.
+type balancer struct {
+	w     *world
+	mu    sync.Mutex
+	next  int
+	gone  map[string]bool // addresses
+	conns map[net.Conn]bool
+}
+
+func newBalancer(w *world) *balancer {
+	w.t.Helper()
+	b := &balancer{w: w, gone: map[string]bool{}, conns: map[net.Conn]bool{}}
+	var listener net.Listener
+	var err error
+	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", gateway+":6443") })
+	must(w.t, err)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			wait.Go(func() { b.serve(conn) })
+		}
+	})
+	w.t.Cleanup(func() {
+		_ = listener.Close()
+		b.mu.Lock()
+		for conn := range b.conns {
+			_ = conn.Close()
+		}
+		b.mu.Unlock()
+		wait.Wait()
+	})
+	return b
+}
+
+// forget an address that no machine has any more: nothing there even refuses.
+func (b *balancer) forget(ip string, gone bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone[ip] = gone
+}
+
+func (b *balancer) serve(conn net.Conn) {
+	defer conn.Close()
+	server := b.dial()
+	if server == nil {
+		return
+	}
+	defer server.Close()
+	b.mu.Lock()
+	b.conns[conn], b.conns[server] = true, true
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		delete(b.conns, conn)
+		delete(b.conns, server)
+		b.mu.Unlock()
+	}()
+	var wait sync.WaitGroup
+	wait.Go(func() { _, _ = io.Copy(server, conn); _ = server.Close() })
+	_, _ = io.Copy(conn, server)
+	_ = conn.Close()
+	wait.Wait()
+}
+
+func (b *balancer) dial() net.Conn {
+	b.mu.Lock()
+	b.next++
+	first, gone := b.next, maps.Clone(b.gone)
+	b.mu.Unlock()
+	for i := range balanced {
+		ip := fmt.Sprintf("10.77.0.%d", 2+(first+i)%balanced)
+		if gone[ip] {
+			continue
+		}
+		var conn net.Conn
+		var err error
+		b.w.inside(b.w.bridge, func() { conn, err = net.DialTimeout("tcp", ip+":6443", time.Second) })
+		if err == nil {
+			return conn
+		}
+	}
+	return nil
+}
+
+// throughEndpoint runs kubectl on a machine, against the load balancer.
+func (h *host) throughEndpoint(args ...string) (string, error) {
+	return h.kubectl(append([]string{"--server=https://" + gateway + ":6443", "--request-timeout=10s"}, args...)...)
+}
+
+func (h *host) etcdMembers() (map[string]etcdv1.EtcdMember, error) {
+	out, err := h.throughEndpoint("get", "etcdmembers", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list etcdv1.EtcdMemberList
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, err
+	}
+	members := map[string]etcdv1.EtcdMember{}
+	for _, m := range list.Items {
+		members[m.Name] = m
+	}
+	return members, nil
+}
+
+// untilMembers waits until the EtcdMembers are exactly the named ones, all healthy voters, one leading.
+func (h *host) untilMembers(timeout time.Duration, names ...string) map[string]etcdv1.EtcdMember {
+	h.t.Helper()
+	slices.Sort(names)
+	var members map[string]etcdv1.EtcdMember
+	eventually(h.t, timeout, func() error {
+		var err error
+		if members, err = h.etcdMembers(); err != nil {
+			return err
+		}
+		var healthy []string
+		leaders := 0
+		for name, m := range members {
+			if apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.JoinedCondition) && apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.HealthyCondition) {
+				healthy = append(healthy, name)
+			}
+			if m.Status.Leader != nil && *m.Status.Leader {
+				leaders++
+			}
+		}
+		slices.Sort(healthy)
+		if !slices.Equal(healthy, names) || leaders != 1 {
+			text, _ := json.Marshal(members)
+			return fmt.Errorf("healthy members %v with %d leaders, want %v: %s", healthy, leaders, names, text)
+		}
+		return nil
+	})
+	return members
+}
+
+func leader(members map[string]etcdv1.EtcdMember) string {
+	for name, m := range members {
+		if m.Status.Leader != nil && *m.Status.Leader {
+			return name
+		}
+	}
+	return ""
+}
+
+// writer writes to the cluster through the load balancer all the while, as a client with ordinary retries.
+type writer struct {
+	h       *host
+	prefix  string
+	stop    chan struct{}
+	done    chan struct{}
+	written int
+	longest time.Duration
+	failed  []string
+}
+
+func (h *host) startWriter() *writer {
+	w := &writer{h: h, prefix: "write-" + h.name + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		last := time.Now()
+		for i := 0; ; i++ {
+			select {
+			case <-w.stop:
+				return
+			default:
+			}
+			name := fmt.Sprintf("%s-%d", w.prefix, i)
+			var err error
+			for range 40 {
+				_, err = h.throughEndpoint("create", "configmap", name)
+				if err == nil || strings.Contains(err.Error(), "already exists") {
+					err = nil
+					break
+				}
+			}
+			if err != nil {
+				w.failed = append(w.failed, name+": "+err.Error())
+				continue
+			}
+			w.written++
+			w.longest = max(w.longest, time.Since(last))
+			last = time.Now()
+		}
+	}()
+	return w
+}
+
+// finish says that each acknowledged write is there.
+func (w *writer) finish(t *testing.T) {
+	t.Helper()
+	close(w.stop)
+	<-w.done
+	t.Logf("%d writes, longest gap %s", w.written, w.longest.Round(time.Millisecond))
+	for _, f := range w.failed {
+		t.Error(f)
+	}
+	out, err := w.h.throughEndpoint("get", "configmaps", "-o", "name")
+	must(t, err)
+	if n := strings.Count(out, "configmap/"+w.prefix); n != w.written {
+		t.Errorf("%d writes were acknowledged, %d are there", w.written, n)
+	}
+}
+
+// TestControlPlane makes a control plane of three machines from one, and goes through what becomes of
+// such machines: they restart, leave, die, and are replaced.
+func TestControlPlane(t *testing.T) {
+	before := leftovers(t)
+	t.Cleanup(func() {
+		if after := leftovers(t); after != before {
+			t.Errorf("left behind:\nbefore %s\nafter  %s", before, after)
+		}
+	})
+	w := newWorld(t)
+	b := newBalancer(w)
+	c := newCluster(t, gateway+":6443")
+	hosts := map[string]*host{}
+	for i, name := range []string{"a", "b", "c"} {
+		hosts[name] = w.newMachine(name, fmt.Sprintf("10.77.0.%d", 2+i))
+	}
+	first, spare := hosts["a"], w.newMachine("d", "10.77.0.5")
+
+	start := time.Now()
+	first.start(c.data(nodeconfig.RoleInit))
+	first.untilBootstrapped()
+	t.Logf("first machine after %s", time.Since(start))
+	first.untilMembers(10*time.Second, "a")
+	t.Logf("its EtcdMember after %s", time.Since(start))
+
+	// Two machines that join at the same time.
+	start = time.Now()
+	for _, name := range []string{"b", "c"} {
+		hosts[name].start(c.data(nodeconfig.RoleControlPlane))
+	}
+	for _, name := range []string{"b", "c"} {
+		hosts[name].untilBootstrapped()
+	}
+	t.Logf("two more machines after %s", time.Since(start))
+	members := first.untilMembers(10*time.Second, "a", "b", "c")
+	t.Logf("their EtcdMembers after %s", time.Since(start))
+	for name, m := range members {
+		if m.Status.CertificatesExpire == nil || time.Until(m.Status.CertificatesExpire.Time) < 360*24*time.Hour {
+			t.Errorf("%s: certificates expire %v", name, m.Status.CertificatesExpire)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		logSteps(t, hosts[name])
+	}
+	for _, service := range first.until("ready", time.Minute, allReady).Services {
+		out, err := first.exec("/bin/sh", "-c", fmt.Sprintf("grep VmRSS /proc/%d/status", service.PID))
+		must(t, err)
+		t.Logf("memory of %s: %s", service.Name, strings.Join(strings.Fields(out)[1:], " "))
+	}
+	lease, err := first.throughEndpoint("get", "lease", "-n", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, "-o", "jsonpath={.spec.holderIdentity}")
+	must(t, err)
+	if lease != leader(members) {
+		t.Errorf("%s looks after etcd, %s leads", lease, leader(members))
+	}
+
+	p := &plane{world: w, cluster: c, hosts: hosts, spare: spare, balancer: b}
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *plane)
+	}{
+		{"a machine restarts", testMachineRestarts},
+		{"certificates are renewed in place CP-15", testRenewal},
+		{"the leader leaves", testLeaderLeaves},
+		{"a machine with the address of one that left joins", testAddressAgain},
+		{"a dead machine leaves", testDeadLeaves},
+		{"a machine dies while it joins", testJoinKilled},
+		{"down to one", testDownToOne},
+	} {
+		if !t.Run(part.name, func(t *testing.T) { part.test(t, p) }) {
+			return
+		}
+	}
+}
+
+// plane is a control plane under test. The hosts are those whose member is to be there.
+type plane struct {
+	*world
+	cluster  *cluster
+	balancer *balancer
+	hosts    map[string]*host
+	spare    *host
+	// gone is the address of a machine that left.
+	gone string
+}
+
+// other is a machine that is not the named one.
+func (p *plane) other(t *testing.T, name string) *host {
+	t.Helper()
+	for _, n := range slices.Sorted(maps.Keys(p.hosts)) {
+		if n != name {
+			return p.hosts[n].with(t)
+		}
+	}
+	t.Fatal("no machine is left")
+	return nil
+}
+
+func (p *plane) names() []string { return slices.Collect(maps.Keys(p.hosts)) }
+
+// leave does what the control plane provider does before it deletes a Machine.
+func (p *plane) leave(t *testing.T, name string) {
+	t.Helper()
+	h := p.other(t, name)
+	start := time.Now()
+	_, err := h.throughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
+	must(t, err)
+	h.untilLeft(name)
+	t.Logf("%s left after %s", name, time.Since(start).Round(time.Millisecond))
+}
+
+func (h *host) untilLeft(name string) {
+	h.t.Helper()
+	eventually(h.t, time.Minute, func() error {
+		members, err := h.etcdMembers()
+		if err != nil {
+			return err
+		}
+		c := apimeta.FindStatusCondition(members[name].Status.Conditions, etcdv1.JoinedCondition)
+		if c == nil || c.Reason != etcdv1.LeftReason {
+			text, _ := json.Marshal(members[name])
+			return fmt.Errorf("%s has not left: %s", name, text)
+		}
+		return nil
+	})
+}
+
+// forget removes a machine whose member has left, and its object.
+func (p *plane) forget(t *testing.T, name string) {
+	t.Helper()
+	h := p.hosts[name].with(t)
+	h.kill()
+	h.inside(h.ns, func() {
+		link, err := netlink.LinkByName("eth0")
+		must(t, err)
+		must(t, netlink.LinkDel(link))
+	})
+	p.gone = h.ip
+	p.balancer.forget(h.ip, true)
+	delete(p.hosts, name)
+	_, err := p.other(t, "").throughEndpoint("delete", "etcdmember", name)
+	must(t, err)
+}
+
+// testMachineRestarts: a machine that is switched off and on is a member again by itself.
+func testMachineRestarts(t *testing.T, p *plane) {
+	h := p.hosts["b"].with(t)
+	writer := p.other(t, "b").startWriter()
+	h.kill()
+	p.other(t, "b").untilMembers(30*time.Second, "a", "c")
+	start := time.Now()
+	h.start(nil)
+	h.until("ready", time.Minute, allReady)
+	p.other(t, "b").untilMembers(30*time.Second, p.names()...)
+	t.Logf("a member again after %s", time.Since(start))
+	writer.finish(t)
+}
+
+// testLeaderLeaves: the member that leads goes without a write that is lost.
+func testLeaderLeaves(t *testing.T, p *plane) {
+	name := leader(p.other(t, "").untilMembers(time.Minute, p.names()...))
+	writer := p.other(t, name).startWriter()
+	p.leave(t, name)
+	h := p.hosts[name].with(t)
+	for _, service := range []string{"kube-apiserver", "etcd"} {
+		h.until(service+" stopped", 20*time.Second, func(s initapi.Status) bool { return find(s, service).State == initapi.StateStopped })
+	}
+	writer.finish(t)
+	p.forget(t, name)
+	members := p.other(t, "").untilMembers(time.Minute, p.names()...)
+	if len(members) != 2 {
+		t.Errorf("members: %v", members)
+	}
+}
+
+// testAddressAgain: a new machine with the address of one that is gone.
+func testAddressAgain(t *testing.T, p *plane) {
+	h := p.newMachine("e", p.gone)
+	p.balancer.forget(h.ip, false)
+	start := time.Now()
+	h.with(t).start(p.cluster.data(nodeconfig.RoleControlPlane))
+	h.with(t).untilBootstrapped()
+	t.Logf("joined after %s", time.Since(start))
+	logSteps(t, h)
+	p.hosts["e"] = h
+	p.other(t, "").untilMembers(time.Minute, p.names()...)
+}
+
+// testDeadLeaves: a machine that is gone without a word, while it led.
+func testDeadLeaves(t *testing.T, p *plane) {
+	name := leader(p.other(t, "").untilMembers(time.Minute, p.names()...))
+	h := p.other(t, name)
+	writer := h.startWriter()
+	p.hosts[name].with(t).kill()
+	start := time.Now()
+	eventually(t, time.Minute, func() error {
+		members, err := h.etcdMembers()
+		if err != nil {
+			return err
+		}
+		c := apimeta.FindStatusCondition(members[name].Status.Conditions, etcdv1.HealthyCondition)
+		if c == nil || c.Reason != etcdv1.UnreachableReason {
+			return fmt.Errorf("%s: %+v", name, c)
+		}
+		return nil
+	})
+	t.Logf("%s seen dead after %s", name, time.Since(start).Round(time.Millisecond))
+	p.leave(t, name)
+	writer.finish(t)
+	p.forget(t, name)
+	p.other(t, "").untilMembers(time.Minute, p.names()...)
+}
+
+// testJoinKilled: a machine that dies at any moment of its joining, and is given its data again.
+func testJoinKilled(t *testing.T, p *plane) {
+	h := p.spare.with(t)
+	data := p.cluster.data(nodeconfig.RoleControlPlane)
+	for _, moment := range []struct {
+		what string
+		is   func(initapi.Status, etcdv1.EtcdMember) bool
+	}{
+		{"announced", func(_ initapi.Status, m etcdv1.EtcdMember) bool { return m.Name != "" }},
+		{"etcd started", func(s initapi.Status, _ etcdv1.EtcdMember) bool { return find(s, "etcd").PID != 0 }},
+		{"a member", func(_ initapi.Status, m etcdv1.EtcdMember) bool { return m.Status.MemberID != "" }},
+		{"the API server started", func(s initapi.Status, _ etcdv1.EtcdMember) bool { return find(s, "kube-apiserver").PID != 0 }},
+	} {
+		h.start(data)
+		eventually(t, time.Minute, func() error {
+			members, err := p.other(t, "").etcdMembers()
+			if err != nil {
+				return err
+			}
+			status, err := h.client().Status(t.Context())
+			if err != nil || status.Bootstrap == initapi.Failed || !moment.is(status, members[h.name]) {
+				return fmt.Errorf("not yet: %+v, %w", status, err)
+			}
+			return nil
+		})
+		h.kill()
+		t.Logf("killed when: %s", moment.what)
+	}
+	h.start(data)
+	h.untilBootstrapped()
+	p.hosts[h.name] = p.spare
+	p.other(t, "").untilMembers(time.Minute, p.names()...)
+}
+
+// testDownToOne: several are told to leave at once, and go one after the other; the last one stays.
+func testDownToOne(t *testing.T, p *plane) {
+	names := slices.Sorted(maps.Keys(p.hosts))
+	last := p.hosts[names[0]].with(t)
+	writer := last.startWriter()
+	start := time.Now()
+	for _, name := range names {
+		if name == last.name {
+			continue
+		}
+		_, err := last.throughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
+		must(t, err)
+	}
+	for _, name := range names[1:] {
+		last.untilLeft(name)
+	}
+	t.Logf("%d left after %s", len(names)-1, time.Since(start).Round(time.Millisecond))
+	writer.finish(t)
+	for _, name := range names[1:] {
+		p.forget(t, name)
+	}
+	last.untilMembers(time.Minute, last.name)
+
+	_, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":true}}`)
+	must(t, err)
+	eventually(t, 20*time.Second, func() error {
+		members, err := last.etcdMembers()
+		if err != nil {
+			return err
+		}
+		c := apimeta.FindStatusCondition(members[last.name].Status.Conditions, etcdv1.LeavingCondition)
+		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "last voting member") {
+			return fmt.Errorf("condition %+v", c)
+		}
+		return nil
+	})
+	if _, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":false}}`); err == nil || !strings.Contains(err.Error(), "cannot be taken back") {
+		t.Errorf("leave was taken back: %v", err)
+	}
+}
+
+// logSteps shows how long each step of `node up` took.
+func logSteps(t *testing.T, h *host) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(h.root, "var/log/capstan/bootstrap.log"))
+	must(t, err)
+	t.Logf("%s:\n%s", h.name, data)
+}

@@ -1,0 +1,367 @@
+//go:build e2e
+
+// Package node boots machines with nothing but runc and namespaces of its own, gives them bootstrap
+// data as the bootstrap provider writes it, and looks at what capstan-init makes of them. It needs
+// root and the assets of `make build` (CAPSTAN_ASSETS, by default bin/ of this repository).
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/machine"
+)
+
+// world is a bridge in a network namespace of its own, and what machines share.
+type world struct {
+	t      *testing.T
+	prefix string
+	dir    string
+	assets string
+	runc   runc.Runc
+	bridge netns.NsHandle
+}
+
+const (
+	gateway = "10.77.0.1"
+	kubectl = "/opt/capstan/kubernetes/" + version + "/kubectl"
+)
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("needs root")
+	}
+	assets := os.Getenv("CAPSTAN_ASSETS")
+	if assets == "" {
+		assets = "../../../bin"
+	}
+	assets, err := filepath.Abs(assets)
+	must(t, err)
+	// Not t.TempDir: a machine's mounts must be gone before its folder is removed.
+	dir, err := os.MkdirTemp("", "capstan-e2e-node-")
+	must(t, err)
+	w := &world{t: t, prefix: fmt.Sprintf("capstan-e2e-%d", os.Getpid()), dir: dir, assets: assets}
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	w.runc = runc.Runc{Binary: filepath.Join(assets, "node/bin/runc"), Root: filepath.Join(dir, "runc")}
+	w.bridge = w.namespace("br")
+	w.inside(w.bridge, func() {
+		// With an address of its own: else it has the lowest of its ports', and another one when that goes.
+		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", HardwareAddr: net.HardwareAddr{0x02, 0xca, 0, 0, 0, 1}}}
+		must(t, netlink.LinkAdd(link))
+		addr, err := netlink.ParseAddr(gateway + "/24")
+		must(t, err)
+		must(t, netlink.AddrAdd(link, addr))
+		must(t, netlink.LinkSetUp(link))
+		// The pods of two machines must reach each other without it.
+		_ = os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
+	})
+	w.buildAssets()
+	return w
+}
+
+// buildAssets makes an assets folder with a capstan-init of today.
+func (w *world) buildAssets() {
+	dir := filepath.Join(w.dir, "assets")
+	for _, name := range []string{"kubernetes", "node", "images"} {
+		must(w.t, os.MkdirAll(filepath.Join(dir, name), 0o755))
+	}
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, "capstan-init"), "capstan.dev/capstan/cmd/capstan-init")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// namespace makes a named network namespace, removed at the end of the test.
+func (w *world) namespace(name string) netns.NsHandle {
+	w.t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	old, err := netns.Get()
+	must(w.t, err)
+	defer old.Close()
+	handle, err := netns.NewNamed(w.prefix + "-" + name)
+	must(w.t, err)
+	must(w.t, netns.Set(old))
+	w.t.Cleanup(func() {
+		_ = handle.Close()
+		must(w.t, netns.DeleteNamed(w.prefix+"-"+name))
+	})
+	return handle
+}
+
+func (w *world) inside(ns netns.NsHandle, do func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	old, err := netns.Get()
+	must(w.t, err)
+	defer old.Close()
+	must(w.t, netns.Set(ns))
+	defer func() { must(w.t, netns.Set(old)) }()
+	do()
+}
+
+// host is a machine of the test.
+type host struct {
+	*world
+	name string
+	ip   string
+	id   string
+	ns   netns.NsHandle
+	run  string // shared folder
+	root string
+}
+
+// newMachine makes a machine with its network and disk; start starts it.
+func (w *world) newMachine(name, ip string) *host {
+	w.t.Helper()
+	h := &host{world: w, name: name, ip: ip, id: w.prefix + "-" + name}
+	h.run, h.root = filepath.Join(w.dir, "run", name), filepath.Join(w.dir, "machines", name)
+	h.ns = w.namespace(name)
+	w.inside(w.bridge, func() {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v-" + name}, PeerName: "eth0", PeerNamespace: netlink.NsFd(h.ns)}
+		must(w.t, netlink.LinkAdd(veth))
+		br, err := netlink.LinkByName("br0")
+		must(w.t, err)
+		must(w.t, netlink.LinkSetMaster(veth, br))
+		must(w.t, netlink.LinkSetUp(veth))
+	})
+	w.inside(h.ns, func() {
+		eth0, err := netlink.LinkByName("eth0")
+		must(w.t, err)
+		addr, err := netlink.ParseAddr(ip + "/24")
+		must(w.t, err)
+		must(w.t, netlink.AddrAdd(eth0, addr))
+		must(w.t, netlink.LinkSetUp(eth0))
+		must(w.t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}))
+	})
+	h.makeDisk()
+	w.t.Cleanup(h.remove)
+	return h
+}
+
+func (h *host) makeDisk() {
+	for _, dir := range []string{"dev", "etc", "opt/capstan", "proc", "root", "run", "sys", "tmp", "usr", "var/log", "var/lib"} {
+		must(h.t, os.MkdirAll(filepath.Join(h.root, dir), 0o755))
+	}
+	for name, target := range runc.HostSystem().Links {
+		must(h.t, os.Symlink(target, filepath.Join(h.root, name)))
+	}
+	alternatives, _ := filepath.Glob("/etc/alternatives/*")
+	must(h.t, os.MkdirAll(filepath.Join(h.root, "etc/alternatives"), 0o755))
+	for _, path := range alternatives {
+		if target, err := os.Readlink(path); err == nil {
+			must(h.t, os.Symlink(target, filepath.Join(h.root, path)))
+		}
+	}
+}
+
+// start starts PID 1 with a new /run, as capstand does. Data may be nil.
+func (h *host) start(data []byte) {
+	h.t.Helper()
+	must(h.t, os.RemoveAll(h.run))
+	must(h.t, os.MkdirAll(h.run, 0o700))
+	metadata, err := json.Marshal(machine.Metadata{
+		ID: h.id, Name: h.name, Hostname: h.name, Cluster: "e2e", ProviderID: "capstan:///e2e/" + h.name,
+		Addresses: []machine.Address{{Address: h.ip, Prefix: 24, Gateway: gateway}}, KubernetesVersion: version,
+	})
+	must(h.t, err)
+	must(h.t, os.WriteFile(filepath.Join(h.run, "metadata.json"), metadata, 0o644))
+	if data != nil {
+		must(h.t, os.WriteFile(filepath.Join(h.run, "bootstrap-data"), data, 0o600))
+	}
+	bundle := filepath.Join(h.dir, "bundles", h.name)
+	must(h.t, os.MkdirAll(bundle, 0o700))
+	spec, err := json.Marshal(h.spec())
+	must(h.t, err)
+	must(h.t, os.WriteFile(filepath.Join(bundle, "config.json"), spec, 0o600))
+	log, err := os.OpenFile(filepath.Join(h.dir, h.name+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	must(h.t, err)
+	defer log.Close()
+	must(h.t, h.runc.Start(context.Background(), h.id, bundle, log))
+}
+
+func (h *host) spec() *specs.Spec {
+	capabilities, err := runc.OwnCapabilities()
+	must(h.t, err)
+	views := filepath.Join(h.dir, "views", h.name)
+	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
+	must(h.t, err)
+	const memory = 4 << 30
+	must(h.t, runc.WriteViews(views, 2, memory, string(cpuinfo)))
+	spec := runc.Spec(runc.Params{
+		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: views,
+		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: memory,
+		Capabilities: capabilities, System: runc.HostSystem(),
+	})
+	for _, name := range []string{"kubernetes", "node", "images"} {
+		spec.Mounts = append(spec.Mounts, specs.Mount{
+			Source: filepath.Join(h.assets, name), Destination: "/opt/capstan/" + name, Type: "bind", Options: []string{"rbind", "rprivate", "ro"},
+		})
+	}
+	return spec
+}
+
+func (h *host) cgroup() cgroup.Group { return cgroup.Group("/" + h.prefix + "/" + h.name) }
+
+// kill ends the machine as a power cut would.
+func (h *host) kill() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	must(h.t, h.runc.Delete(ctx, h.id))
+	must(h.t, h.cgroup().Remove(ctx))
+}
+
+func (h *host) remove() {
+	if h.t.Failed() {
+		h.dump()
+	}
+	h.kill()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	must(h.t, cgroup.Group("/"+h.prefix).Remove(ctx))
+}
+
+// dump shows the logs of a machine of a failed test.
+func (h *host) dump() {
+	log, _ := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
+	h.t.Logf("=== %s ===\n%s", h.name, tail(log, 3000))
+	logs, _ := filepath.Glob(filepath.Join(h.root, "var/log/capstan/*.log"))
+	for _, path := range logs {
+		data, _ := os.ReadFile(path)
+		h.t.Logf("=== %s %s ===\n%s", h.name, filepath.Base(path), tail(data, 2500))
+	}
+}
+
+func tail(data []byte, n int) []byte { return data[max(0, len(data)-n):] }
+
+// exec runs a program in the machine.
+func (h *host) exec(args ...string) (string, error) { return h.execInput("", args...) }
+
+func (h *host) execInput(input string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, h.runc.Binary, append([]string{"--root", h.runc.Root, "exec", h.id}, args...)...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s: %w: %s", args[0], err, errs.String())
+	}
+	return out.String(), nil
+}
+
+// kubectl runs kubectl on a control plane machine.
+func (h *host) kubectl(args ...string) (string, error) {
+	return h.exec(append([]string{kubectl, "--kubeconfig=/etc/kubernetes/admin.conf"}, args...)...)
+}
+
+func (h *host) mustKubectl(args ...string) string {
+	h.t.Helper()
+	out, err := h.kubectl(args...)
+	must(h.t, err)
+	return out
+}
+
+func (h *host) apply(manifest string) {
+	h.t.Helper()
+	_, err := h.execInput(manifest, kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
+	must(h.t, err)
+}
+
+// anonymousGet asks the API server without any credential, from the bridge, as a load balancer does.
+func (h *host) anonymousGet(path string) int {
+	h.t.Helper()
+	var conn net.Conn
+	var err error
+	h.inside(h.bridge, func() { conn, err = net.Dial("tcp", h.ip+":6443") })
+	must(h.t, err)
+	defer conn.Close()
+	roots, err := cert.NewPool(filepath.Join(h.root, "etc/kubernetes/pki/ca.crt"))
+	must(h.t, err)
+	client := http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots},
+		DialContext:     func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+	}}
+	resp, err := client.Get("https://" + h.ip + ":6443" + path)
+	must(h.t, err)
+	defer resp.Body.Close()
+	return resp.StatusCode
+}
+
+func (h *host) client() *initapi.Client { return initapi.NewClient(filepath.Join(h.run, "init.sock")) }
+
+// until waits for a state of the machine that PID 1 tells.
+func (h *host) until(what string, timeout time.Duration, ok func(initapi.Status) bool) initapi.Status {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var last initapi.Status
+	for {
+		err := h.client().Watch(ctx, func(s initapi.Status) bool {
+			last = s
+			return !ok(s)
+		})
+		if err == nil {
+			return last
+		}
+		if ctx.Err() != nil {
+			h.t.Fatalf("%s: not %s after %s: %+v: %v", h.name, what, timeout, last, err)
+		}
+		time.Sleep(10 * time.Millisecond) // PID 1 has not made its socket yet
+	}
+}
+
+func (h *host) untilBootstrapped() {
+	h.t.Helper()
+	s := h.until("bootstrapped", 3*time.Minute, func(s initapi.Status) bool {
+		return s.Bootstrap == initapi.Succeeded || s.Bootstrap == initapi.Failed
+	})
+	if s.Bootstrap != initapi.Succeeded {
+		h.t.Fatalf("%s: bootstrap %s: %s", h.name, s.Bootstrap, s.BootstrapMessage)
+	}
+}
+
+// eventually tries until there is no error.
+func eventually(t *testing.T, timeout time.Duration, do func() error) {
+	t.Helper()
+	deadline := time.Now().Add(timeout)
+	for {
+		err := do()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %s: %v", timeout, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,413 @@
+//go:build e2e
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// TestMachines boots a control plane and a worker and goes through what their machines have to bear.
+// The parts build on one another.
+func TestMachines(t *testing.T) {
+	before := leftovers(t)
+	t.Cleanup(func() {
+		if after := leftovers(t); after != before {
+			t.Errorf("left behind:\nbefore %s\nafter  %s", before, after)
+		}
+	})
+	w := newWorld(t)
+	c := newCluster(t, "10.77.0.2:6443")
+	cp, worker := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3")
+
+	bootCluster(t, c, cp, worker)
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *host, *host)
+	}{
+		{"data erased IM-08", testErased},
+		{"workload", testWorkload},
+		{"credentials", testCredentials},
+		{"kill every service", testKillServices},
+		{"restart without data", testRestart},
+		{"up again changes nothing", testUpAgain},
+		{"shutdown", testShutdown},
+	} {
+		if !t.Run(part.name, func(t *testing.T) { part.test(t, cp.with(t), worker.with(t)) }) {
+			return
+		}
+	}
+}
+
+// with lets helpers fail a part of the test.
+func (h *host) with(t *testing.T) *host {
+	inner := *h
+	world := *h.world
+	world.t = t
+	inner.world = &world
+	return &inner
+}
+
+// bootCluster starts both machines at once: the worker waits for its control plane and its token.
+func bootCluster(t *testing.T, c *cluster, cp, worker *host) {
+	start := time.Now()
+	cp.start(c.data(nodeconfig.RoleInit))
+	worker.start(c.data(nodeconfig.RoleWorker))
+	cp.until("API server ready", time.Minute, func(s initapi.Status) bool {
+		return len(s.NotReady([]string{"kube-apiserver"})) == 0 || s.Bootstrap == initapi.Failed
+	})
+	t.Logf("API server ready after %s", time.Since(start))
+	eventually(t, time.Minute, func() error {
+		_, err := cp.execInput(tokenManifest, kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "apply", "-f", "-")
+		return err
+	})
+	approveRequests(t, cp)
+	eventually(t, time.Minute, func() error {
+		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "--timeout=60s")
+		return err
+	})
+	t.Logf("both nodes Ready after %s", time.Since(start))
+	cp.untilBootstrapped()
+	worker.untilBootstrapped()
+	t.Logf("bootstrapped after %s", time.Since(start))
+}
+
+// approveRequests stands for the control plane provider, which looks closer before it approves.
+func approveRequests(t *testing.T, cp *host) {
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	t.Cleanup(func() { close(done); <-ended })
+	go func() {
+		defer close(ended)
+		for {
+			out, err := cp.kubectl("get", "csr", "-o", `jsonpath={range .items[*]}{.metadata.name}={.status.conditions[*].type}{"\n"}{end}`)
+			for _, line := range strings.Fields(out) {
+				if name, open := strings.CutSuffix(line, "="); open && err == nil {
+					_, _ = cp.kubectl("certificate", "approve", name)
+				}
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
+	}()
+}
+
+// testErased: nothing of the bootstrap data is left but the files that it wrote.
+func testErased(t *testing.T, cp, worker *host) {
+	for _, h := range []*host{cp, worker} {
+		if _, err := os.Stat(filepath.Join(h.run, "bootstrap-data")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: bootstrap data is still there: %v", h.name, err)
+		}
+		eventually(t, 10*time.Second, func() error { return findSecret(h, tokenSecret, "/var/lib/etcd/") })
+		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
+		must(t, err)
+		if bytes.Contains(log, []byte(tokenSecret)) || bytes.Contains(log, []byte("PRIVATE KEY")) {
+			t.Errorf("%s: its log has secrets", h.name)
+		}
+	}
+}
+
+// findSecret looks for a secret in all files of a machine but below the folder.
+func findSecret(h *host, secret, but string) error {
+	return filepath.WalkDir(h.root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(strings.TrimPrefix(path, h.root), but) {
+			return nil // files come and go
+		}
+		data, _ := os.ReadFile(path)
+		if bytes.Contains(data, []byte(secret)) {
+			return fmt.Errorf("%s: %s has the bootstrap token", h.name, path)
+		}
+		return nil
+	})
+}
+
+const workload = `
+apiVersion: v1
+kind: Pod
+metadata: {name: server, labels: {app: server}}
+spec:
+  nodeName: worker
+  containers: [{name: echo, image: "registry.capstan.dev/echo:v1", imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: other, labels: {app: other}}
+spec:
+  nodeName: cp
+  tolerations: [{operator: Exists}]
+  containers: [{name: echo, image: "registry.capstan.dev/echo:v1", imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: front}
+spec: {selector: {app: server}, ports: [{port: 80, targetPort: 8080}]}
+`
+
+// testWorkload: pods on both machines reach each other, a Service by its DNS name, and the API.
+func testWorkload(t *testing.T, cp, worker *host) {
+	for _, h := range []*host{cp, worker} {
+		_, err := h.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "import", "/opt/capstan/images/echo.tar")
+		must(t, err)
+	}
+	start := time.Now()
+	cp.apply(workload)
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/server", "pod/other", "--timeout=60s")
+	t.Logf("pods Ready after %s", time.Since(start))
+	pods(t, cp)
+}
+
+func pods(t *testing.T, cp *host) {
+	t.Helper()
+	ip := cp.mustKubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}")
+	for _, pod := range []string{"other", "server"} {
+		for _, url := range []string{"http://" + ip + ":8080/", "http://front.default.svc.cluster.local/", "http://front/"} {
+			out, err := cp.kubectl("exec", pod, "--", "/echo", "get", "-for", "20s", url)
+			if err != nil || !strings.Contains(out, "server") {
+				t.Errorf("pod %s, %s: %q, %v", pod, url, out, err)
+			}
+		}
+		out := cp.mustKubectl("exec", pod, "--", "/echo", "lookup", "-for", "20s", "kubernetes.default.svc.cluster.local")
+		if !strings.Contains(out, "10.96.0.1") {
+			t.Errorf("pod %s: the API's Service is %q", pod, out)
+		}
+	}
+	cp.mustKubectl("logs", "server")
+}
+
+// testCredentials: what anonymous users and machines may do, and that secrets are encrypted at rest.
+func testCredentials(t *testing.T, cp, worker *host) {
+	for path, want := range map[string]bool{"/readyz": true, "/livez": true, "/healthz": true, "/version": false, "/api/v1/nodes": false} {
+		if code := cp.anonymousGet(path); (code == http.StatusOK) != want {
+			t.Errorf("anonymous GET %s: %d, want it allowed: %v", path, code, want)
+		}
+	}
+	as := func(h *host, config string, args ...string) error {
+		_, err := h.exec(append([]string{kubectl, "--kubeconfig=" + config}, args...)...)
+		return err
+	}
+	must(t, as(worker, nodeconfig.AgentKubeconfig, "get", "nodes"))
+	for _, verb := range [][]string{{"get", "secrets", "-A"}, {"delete", "node", "cp", "--dry-run=server"}} {
+		if as(worker, nodeconfig.AgentKubeconfig, verb...) == nil {
+			t.Errorf("the node agent of a worker may %v", verb)
+		}
+	}
+	if as(worker, nodeconfig.KubeletKubeconfig, "label", "node", "cp", "a=b", "--dry-run=server") == nil {
+		t.Error("a worker's kubelet may change another Node")
+	}
+	for _, h := range []*host{cp, worker} {
+		out, err := h.exec("/bin/sh", "-c", "find /etc/kubernetes /etc/capstan /var/lib/kubelet/pki /etc/containerd -type f -perm /077 ! -name '*.crt'")
+		must(t, err)
+		if out != "" {
+			t.Errorf("%s: others can read %s", h.name, out)
+		}
+	}
+	db, err := os.ReadFile(filepath.Join(cp.root, "var/lib/etcd/member/snap/db"))
+	must(t, err)
+	if bytes.Contains(db, []byte(tokenSecret)) {
+		t.Error("the Secret is readable in etcd")
+	}
+	if got := cp.mustKubectl("get", "node", "worker", "-o", "jsonpath={.spec.providerID}"); got != "capstan:///e2e/worker" {
+		t.Errorf("providerID of the worker: %q", got) // IM-01
+	}
+	if got := cp.mustKubectl("get", "node", "cp", "-o", "jsonpath={.spec.taints[*].key} {.metadata.labels}"); !strings.HasPrefix(got, "node-role.kubernetes.io/control-plane") ||
+		!strings.Contains(got, `"node-role.kubernetes.io/control-plane":""`) {
+		t.Errorf("taints and labels of the control plane's node: %s", got)
+	}
+}
+
+// testKillServices: any service that is killed is back at once, and pods outlive containerd and kubelet.
+func testKillServices(t *testing.T, cp, worker *host) {
+	started := cp.mustKubectl("get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+	for _, h := range []*host{worker, cp} {
+		for _, service := range h.until("ready", time.Minute, allReady).Services {
+			// Some end by themselves when the API server goes: kill what runs now.
+			service = find(h.until("ready", time.Minute, allReady), service.Name)
+			killed := time.Now()
+			_, err := h.exec("/bin/sh", "-c", fmt.Sprintf("kill -9 %d", service.PID))
+			must(t, err)
+			h.until(service.Name+" back", 10*time.Second, func(s initapi.Status) bool {
+				now := find(s, service.Name)
+				return now.PID != 0 && now.PID != service.PID && now.Restarts > service.Restarts
+			})
+			back := time.Since(killed)
+			h.until(service.Name+" ready", time.Minute, func(s initapi.Status) bool {
+				return find(s, service.Name).State == initapi.StateReady
+			})
+			t.Logf("%s %s: runs after %s, ready after %s", h.name, service.Name, back.Round(time.Millisecond), time.Since(killed).Round(time.Millisecond))
+			if back > time.Second {
+				t.Errorf("%s %s: was back only after %s", h.name, service.Name, back)
+			}
+		}
+	}
+	eventually(t, time.Minute, func() error {
+		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "pod/server", "pod/other", "--timeout=10s")
+		return err
+	})
+	if now := cp.mustKubectl("get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}"); now != started {
+		t.Errorf("containers were %s, are %s", started, now)
+	}
+	pods(t, cp)
+}
+
+// testRestart: a machine whose PID 1 dies starts again from its disk.
+func testRestart(t *testing.T, cp, worker *host) {
+	for _, h := range []*host{worker, cp} {
+		h.kill()
+		h.start(nil)
+		s := h.until("ready", time.Minute, allReady)
+		if s.Bootstrap != initapi.Succeeded {
+			t.Errorf("%s: bootstrap is %s after a restart", h.name, s.Bootstrap)
+		}
+	}
+	eventually(t, time.Minute, func() error {
+		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "pod/server", "pod/other", "--timeout=10s")
+		return err
+	})
+	eventually(t, time.Minute, func() error {
+		_, err := cp.kubectl("exec", "other", "--", "/echo", "get", "http://front/")
+		return err
+	})
+	pods(t, cp)
+}
+
+// testUpAgain: `node up` on a node restarts nothing.
+func testUpAgain(t *testing.T, cp, worker *host) {
+	for _, h := range []*host{worker, cp} {
+		before := h.until("ready", time.Minute, allReady)
+		_, err := h.exec("/opt/capstan/capstan-init", "node", "up")
+		must(t, err)
+		after := h.until("ready", time.Minute, allReady)
+		for _, service := range before.Services {
+			if now := find(after, service.Name); now.PID != service.PID {
+				t.Errorf("%s: %s was restarted", h.name, service.Name)
+			}
+		}
+	}
+}
+
+// testShutdown: told to stop, a machine ends its services in order and then itself.
+func testShutdown(t *testing.T, cp, worker *host) {
+	for _, h := range []*host{worker, cp} {
+		start := time.Now()
+		_, err := h.exec("/bin/sh", "-c", "kill -TERM 1")
+		must(t, err)
+		eventually(t, 30*time.Second, func() error {
+			state, err := h.runc.State(context.Background(), h.id)
+			if err == nil && state.Status != "stopped" {
+				err = fmt.Errorf("%s is %s", h.name, state.Status)
+			}
+			return err
+		})
+		t.Logf("%s ended after %s", h.name, time.Since(start))
+		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
+		must(t, err)
+		if !bytes.Contains(log, []byte("machine stopped")) {
+			t.Errorf("%s did not end by itself:\n%s", h.name, tail(log, 500))
+		}
+	}
+}
+
+// TestBadDataChangesNothing: data that cannot be applied whole is not applied at all.
+func TestBadDataChangesNothing(t *testing.T) {
+	w := newWorld(t)
+	h := w.newMachine("bad", "10.77.0.4")
+	const secret = "do-not-tell-anybody"
+	h.start([]byte("#cloud-config\nwrite_files: [{path: /etc/made, content: " + secret + "}]\nruncmd: ['touch /etc/ran']\npackages: [" + secret + "]\n"))
+	s := h.until("failed", 20*time.Second, func(s initapi.Status) bool { return s.Bootstrap == initapi.Failed })
+	if !strings.Contains(s.BootstrapMessage, "packages is not supported") || strings.Contains(s.BootstrapMessage, secret) {
+		t.Errorf("message: %s", s.BootstrapMessage)
+	}
+	for _, path := range []string{"etc/made", "etc/ran"} {
+		if _, err := os.Stat(filepath.Join(h.root, path)); err == nil {
+			t.Errorf("%s was made", path)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(h.run, "bootstrap-data")); err == nil {
+		t.Error("the data is still there")
+	}
+}
+
+// TestFailedCommand: the step and its exit code are told, and a machine that is given its data again
+// goes on there.
+func TestFailedCommand(t *testing.T) {
+	w := newWorld(t)
+	h := w.newMachine("half", "10.77.0.5")
+	data := []byte(`#cloud-config
+write_files: [{path: /etc/list, content: "a\n", append: true}]
+runcmd:
+- cd /etc; export GREETING=hello
+- [sh, -c, 'echo "$GREETING" >> list']
+- '[ -e /etc/mended ] || exit 7'
+- echo last >> /etc/list
+- echo success > /run/cluster-api/bootstrap-success.complete
+`)
+	h.start(data)
+	s := h.until("failed", 20*time.Second, func(s initapi.Status) bool { return s.Bootstrap == initapi.Failed })
+	if !strings.Contains(s.BootstrapMessage, "runcmd: [2]: exit code 7") || !strings.Contains(s.BootstrapMessage, machine.LogDir) {
+		t.Errorf("message: %s", s.BootstrapMessage)
+	}
+	must(t, os.WriteFile(filepath.Join(h.root, "etc/mended"), nil, 0o644))
+	h.kill()
+	h.start(data)
+	h.untilBootstrapped()
+	list, err := os.ReadFile(filepath.Join(h.root, "etc/list"))
+	must(t, err)
+	if string(list) != "a\nhello\nlast\n" {
+		t.Errorf("/etc/list: %q", list)
+	}
+}
+
+func allReady(s initapi.Status) bool {
+	var names []string
+	for _, service := range s.Services {
+		names = append(names, service.Name)
+	}
+	return len(names) > 0 && len(s.NotReady(names)) == 0
+}
+
+func find(s initapi.Status, name string) initapi.Service {
+	for _, service := range s.Services {
+		if service.Name == name {
+			return service
+		}
+	}
+	return initapi.Service{}
+}
+
+// leftovers lists what machines could leave on the box.
+func leftovers(t *testing.T) string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{"/run/netns/capstan-e2e-*", "/sys/fs/cgroup/*/capstan-e2e-*", os.TempDir() + "/capstan-e2e-node-*"} {
+		found, err := filepath.Glob(pattern)
+		must(t, err)
+		out = append(out, found...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	for _, line := range strings.Split(string(mounts), "\n") {
+		if strings.Contains(line, "capstan-e2e-") {
+			out = append(out, line)
+		}
+	}
+	data, err := json.Marshal(out)
+	must(t, err)
+	return string(data)
+}

@@ -1,0 +1,152 @@
+//go:build e2e
+
+package node
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// shortLife of the certificates that are to be renewed.
+const shortLife = 40 * time.Second
+
+// testRenewal: certificates that are about to expire are renewed in place. All servers serve the new ones
+// without a restart, and everything works when the old ones have expired.
+func testRenewal(t *testing.T, p *plane) {
+	h := p.hosts["c"].with(t)
+	before := h.until("ready", time.Minute, allReady)
+	writer := p.other(t, "c").startWriter()
+	dying := h.shortenCertificates()
+	for _, port := range []string{"6443", "2379", "2380"} {
+		eventually(t, shortLife/2, func() error {
+			if served := h.servedUntil(port); !served.Equal(dying) {
+				return fmt.Errorf("port %s serves a certificate until %s, want %s", port, served, dying)
+			}
+			return nil
+		})
+	}
+	_, err := h.exec("/opt/capstan/capstan-init", "service", "restart", "node-agent")
+	must(t, err)
+	for _, port := range []string{"6443", "2379", "2380"} {
+		eventually(t, shortLife, func() error {
+			if served := h.servedUntil(port); time.Until(served) < 360*24*time.Hour {
+				return fmt.Errorf("port %s serves a certificate until %s", port, served)
+			}
+			return nil
+		})
+	}
+	if left := time.Until(dying); left <= 0 {
+		t.Errorf("renewed %s after the old ones expired", -left)
+	} else {
+		time.Sleep(left + time.Second) // there is no other way to see an expired certificate
+	}
+	eventually(t, 20*time.Second, func() error {
+		members, err := h.etcdMembers()
+		if err != nil {
+			return err
+		}
+		if at := members["c"].Status.CertificatesExpire; at == nil || time.Until(at.Time) < 360*24*time.Hour {
+			return fmt.Errorf("the EtcdMember's certificates expire %v", at)
+		}
+		return nil
+	})
+	p.other(t, "").untilMembers(time.Minute, p.names()...)
+	h.mustKubectl("get", "nodes")
+	writer.finish(t)
+	after := h.until("ready", time.Minute, allReady)
+	for _, service := range before.Services {
+		if now := find(after, service.Name); now.PID != service.PID && service.Name != "node-agent" {
+			t.Errorf("%s was restarted", service.Name)
+		}
+	}
+}
+
+// shortenCertificates signs all leaf certificates of the machine anew, so that they expire in a moment.
+func (h *host) shortenCertificates() time.Time {
+	h.t.Helper()
+	dir := filepath.Join(h.root, nodeconfig.PKIDir)
+	until := time.Now().Add(shortLife).UTC().Truncate(time.Second)
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		name := entry.Name()
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".crt") || strings.HasSuffix(name, "ca.crt") {
+			return err
+		}
+		authority := "ca"
+		switch {
+		case strings.Contains(path, "/etcd/"), name == "apiserver-etcd-client.crt":
+			authority = "etcd/ca"
+		case strings.HasPrefix(name, "front-proxy"):
+			authority = "front-proxy-ca"
+		}
+		return resign(path, filepath.Join(dir, authority), until)
+	})
+	must(h.t, err)
+	return until
+}
+
+func resign(path, authority string, until time.Time) error {
+	old, err := cert.CertsFromFile(path)
+	if err != nil {
+		return err
+	}
+	ca, err := cert.CertsFromFile(authority + ".crt")
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(authority + ".key")
+	if err != nil {
+		return err
+	}
+	key, err := keyutil.ParsePrivateKeyPEM(data)
+	if err != nil {
+		return err
+	}
+	template := *old[0]
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), until
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)); err != nil {
+		return err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &template, ca[0], old[0].PublicKey, key)
+	if err != nil {
+		return err
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(path, pki.EncodeCert(made))
+}
+
+// servedUntil is when the certificate expires that a server of the machine shows.
+func (h *host) servedUntil(port string) time.Time {
+	h.t.Helper()
+	var conn net.Conn
+	var err error
+	h.inside(h.bridge, func() { conn, err = net.DialTimeout("tcp", h.ip+":"+port, 5*time.Second) })
+	must(h.t, err)
+	defer conn.Close()
+	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // only to look at it; etcd wants a certificate of ours first
+	_ = client.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = client.Handshake()
+	certs := client.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return time.Time{}
+	}
+	return certs[0].NotAfter
+}

@@ -1,0 +1,536 @@
+//go:build e2e
+
+// Package plane tests the embedded management plane and the capstan command with everything real:
+// processes, certificates, clusterctl, and a cluster of machines. It needs root and `make build`.
+package plane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/up"
+)
+
+// commandTimeout bounds every command that a test runs.
+const commandTimeout = 4 * time.Minute
+
+// installation is one management plane of the test.
+type installation struct {
+	t    *testing.T
+	root string
+	bin  string
+}
+
+func newInstallation(t *testing.T) *installation {
+	t.Helper()
+	bin, err := filepath.Abs("../../../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Not t.TempDir: the system user must be able to enter it.
+	parent, err := os.MkdirTemp("", "capstan-e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(parent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	i := &installation{t: t, root: filepath.Join(parent, "root"), bin: bin}
+	t.Cleanup(func() {
+		if t.Failed() {
+			i.printLogs()
+		}
+		if out, err := i.try("down"); err != nil {
+			t.Errorf("down: %v: %s", err, out)
+			return
+		}
+		if err := os.Remove(parent); err != nil {
+			t.Errorf("down left files: %v", err)
+		}
+	})
+	return i
+}
+
+// printLogs shows the ends of the logs of a failed test.
+func (i *installation) printLogs() {
+	logs, _ := filepath.Glob(filepath.Join(i.root, "logs", "*.log"))
+	for _, log := range logs {
+		out, _ := exec.Command("tail", "-n", "15", log).CombinedOutput()
+		i.t.Logf("%s:\n%s", log, out)
+	}
+}
+
+// try runs capstan for this installation.
+func (i *installation) try(args ...string) (string, error) {
+	return run(filepath.Join(i.bin, "capstan"), append([]string{"--root", i.root}, args...)...)
+}
+
+func (i *installation) capstan(args ...string) string {
+	i.t.Helper()
+	out, err := i.try(args...)
+	if err != nil {
+		i.t.Fatalf("capstan %v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// tool runs another program of the assets against the management API.
+func (i *installation) tool(name string, args ...string) string {
+	i.t.Helper()
+	out, err := run(filepath.Join(i.bin, name), append([]string{"--kubeconfig", filepath.Join(i.root, "admin.kubeconfig")}, args...)...)
+	if err != nil {
+		i.t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return out
+}
+
+func (i *installation) kubectl(args ...string) string {
+	i.t.Helper()
+	return i.tool(filepath.Join("kubernetes", i.status().KubernetesVersion, "kubectl"), args...)
+}
+
+func run(name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, errs.String())
+	}
+	return out.String(), err
+}
+
+func (i *installation) status() up.Status {
+	i.t.Helper()
+	var s up.Status
+	if err := json.Unmarshal([]byte(i.capstan("status", "-o", "json")), &s); err != nil {
+		i.t.Fatal(err)
+	}
+	return s
+}
+
+func (i *installation) component(name string) up.ProcessStatus {
+	i.t.Helper()
+	for _, c := range i.status().Components {
+		if c.Name == name {
+			return c
+		}
+	}
+	i.t.Fatalf("no component %s", name)
+	return up.ProcessStatus{}
+}
+
+// eventually waits for something that is told by no event.
+func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(timeout); !is(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", timeout, what)
+		}
+	}
+}
+
+// The life of one plane, in order: each part builds on what the one before it left.
+func TestPlane(t *testing.T) {
+	i := newInstallation(t)
+	began := time.Now()
+	i.capstan("up")
+	t.Logf("up in %.1f s", time.Since(began).Seconds())
+
+	t.Run("again changes nothing", func(t *testing.T) { i.at(t).testUpAgain() })
+	t.Run("privileges", func(t *testing.T) { i.at(t).testPrivileges() })
+	t.Run("authentication", func(t *testing.T) { i.at(t).testAuthentication() })
+	t.Run("encryption at rest", func(t *testing.T) { i.at(t).testEncryption() })
+	t.Run("webhooks", func(t *testing.T) { i.at(t).testWebhooks() })
+	t.Run("killed components come back", func(t *testing.T) { i.at(t).testKilledComponents() })
+
+	// CTL-15
+	i.capstan("create", "cluster", "one", "--workers", "1")
+	t.Run("clusterctl", func(t *testing.T) { i.at(t).testClusterctl() })
+	t.Run("a second cluster of the name is refused", func(t *testing.T) { i.at(t).testCreateAgain() })
+	t.Run("machines", func(t *testing.T) { i.at(t).testMachines() })
+	t.Run("restart leaves clusters alone", func(t *testing.T) { i.at(t).testRestart() })
+	t.Run("another installation beside it", func(t *testing.T) { testSideBySide(t, i) })
+	t.Run("down leaves nothing", func(t *testing.T) { i.at(t).testDown() })
+}
+
+// at is the installation with the failures of a subtest.
+func (i *installation) at(t *testing.T) *installation {
+	return &installation{t: t, root: i.root, bin: i.bin}
+}
+
+func (i *installation) testUpAgain() {
+	before := i.status()
+	began := time.Now()
+	i.capstan("up")
+	if took := time.Since(began); took > 3*time.Second {
+		i.t.Errorf("took %s", took)
+	}
+	after := i.status()
+	if before.PID != after.PID || !slices.Equal(before.Components, after.Components) {
+		i.t.Errorf("before: %+v\nafter:  %+v", before, after)
+	}
+	if out, err := i.try("plane"); err == nil {
+		i.t.Errorf("a second daemon runs for the same root: %s", out)
+	}
+}
+
+// Only capstand is root, and nothing but Cluster API's webhooks listens outside of loopback.
+func (i *installation) testPrivileges() {
+	for _, c := range i.status().Components {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.PID))
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		root := strings.Contains(string(data), "\nUid:\t0\t")
+		if root != strings.HasPrefix(c.Name, "capstand") {
+			i.t.Errorf("%s runs as root: %v", c.Name, root)
+		}
+		args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.PID))
+		if err != nil || bytes.Contains(args, []byte("PRIVATE KEY")) {
+			i.t.Errorf("%s: arguments %q, %v", c.Name, args, err)
+		}
+	}
+	err := filepath.WalkDir(i.root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() || !strings.HasSuffix(path, ".key") && !strings.HasSuffix(path, "kubeconfig") {
+			return err
+		}
+		if info, err := e.Info(); err != nil || info.Mode().Perm() != 0o600 {
+			i.t.Errorf("%s: mode %v, %v", path, info.Mode(), err)
+		}
+		return nil
+	})
+	if err != nil {
+		i.t.Error(err)
+	}
+	out, err := run("ss", "-Hltnp")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for line := range strings.Lines(out) {
+		fields := strings.Fields(line)
+		for _, c := range i.status().Components {
+			mine := strings.Contains(line, fmt.Sprintf("pid=%d,", c.PID))
+			if mine && !strings.HasPrefix(fields[3], "127.0.0.1:") && c.Name != "capi-core-manager" {
+				i.t.Errorf("%s listens on %s", c.Name, fields[3])
+			}
+		}
+	}
+}
+
+func (i *installation) testAuthentication() {
+	server := i.status().Server
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	for _, path := range []string{"/readyz", "/version", "/api/v1/secrets"} {
+		response, err := client.Get(server + path)
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusUnauthorized {
+			i.t.Errorf("%s answers %s to nobody", path, response.Status)
+		}
+	}
+	for _, test := range []struct {
+		who, verb, what string
+		want            bool
+	}{
+		{"capi-system:capi-manager", "list", "clusters.cluster.x-k8s.io", true},
+		{"capi-system:capi-manager", "create", "capstanmachines.infrastructure.capstan.dev", true},
+		{"capi-system:capi-manager", "delete", "nodes", false},
+		{"capi-system:capi-manager", "create", "clusterrolebindings.rbac.authorization.k8s.io", false},
+		{"capstan-infrastructure-system:capstan-manager", "patch", "capstanmachines.infrastructure.capstan.dev", true},
+		{"capstan-infrastructure-system:capstan-manager", "delete", "namespaces", false},
+		{"capstan-infrastructure-system:capstan-manager", "create", "clusterrolebindings.rbac.authorization.k8s.io", false},
+	} {
+		out, _ := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"),
+			"auth", "can-i", test.verb, test.what, "--all-namespaces", "--as", "system:serviceaccount:"+test.who)
+		if got := strings.TrimSpace(out) == "yes"; got != test.want {
+			i.t.Errorf("%s may %s %s: %v, wanted %v", test.who, test.verb, test.what, got, test.want)
+		}
+	}
+}
+
+func (i *installation) testEncryption() {
+	i.kubectl("create", "secret", "generic", "probe", "--from-literal=password=correct-horse")
+	defer i.kubectl("delete", "secret", "probe")
+	state, err := up.LoadState(up.Layout{Root: i.root})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	pki := filepath.Join(i.root, "pki", "kube-apiserver")
+	out, err := run(filepath.Join(i.bin, "kubernetes", state.KubernetesVersion, "etcdctl"), fmt.Sprintf("--endpoints=https://127.0.0.1:%d", state.PortBase),
+		"--cacert="+filepath.Join(pki, "etcd-ca.crt"), "--cert="+filepath.Join(pki, "etcd-client.crt"), "--key="+filepath.Join(pki, "etcd-client.key"),
+		"get", "/registry/secrets/default/probe", "--print-value-only")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	if !strings.HasPrefix(out, "k8s:enc:secretbox:") || strings.Contains(out, "correct-horse") {
+		i.t.Errorf("etcd holds %.40q", out)
+	}
+}
+
+// Webhooks of Cluster API and of ours answer: each refuses what it must refuse.
+func (i *installation) testWebhooks() {
+	for refusal, manifest := range map[string]string{
+		"must be a valid semantic version":        `{"apiVersion":"cluster.x-k8s.io/v1beta2","kind":"Machine","metadata":{"name":"m"},"spec":{"clusterName":"c","version":"not a version","bootstrap":{"dataSecretName":"s"},"infrastructureRef":{"apiGroup":"a.b","kind":"C","name":"d"}}}`,
+		"serves claims of its own namespace only": `{"apiVersion":"ipam.capstan.dev/v1beta2","kind":"CapstanIPPool","metadata":{"name":"p"},"spec":{"subnets":[{"cidr":"10.0.0.0/24"}],"reservations":[{"address":"10.0.0.5","claim":"c","namespace":"other"}]}}`,
+	} {
+		file := filepath.Join(i.t.TempDir(), "manifest.json")
+		if err := os.WriteFile(file, []byte(manifest), 0o600); err != nil {
+			i.t.Fatal(err)
+		}
+		_, err := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "create", "-f", file)
+		if err == nil || !strings.Contains(err.Error(), refusal) {
+			i.t.Errorf("wanted a refusal with %q, got %v", refusal, err)
+		}
+	}
+	// Conversion goes through Cluster API's webhook, too.
+	i.kubectl("get", "clusters.v1beta1.cluster.x-k8s.io", "-A")
+}
+
+// kill -9 of each component: the supervisor brings it back, and the plane works again.
+func (i *installation) testKilledComponents() {
+	for _, name := range []string{"manager", "capi-core-manager", "kube-controller-manager", "capstand", "kube-apiserver", "etcd"} {
+		before := i.component(name)
+		if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
+			i.t.Fatalf("%s: %v", name, err)
+		}
+		eventually(i.t, name+" is back", time.Minute, func() bool {
+			after := i.component(name)
+			return after.PID != before.PID && after.State == up.ProcessReady && after.Restarts > before.Restarts
+		})
+	}
+	eventually(i.t, "all components are ready", time.Minute, func() bool {
+		return !slices.ContainsFunc(i.status().Components, func(c up.ProcessStatus) bool { return c.State != up.ProcessReady })
+	})
+	i.kubectl("get", "capstanhosts", "local")
+}
+
+// CTL-08, CTL-15
+func (i *installation) testClusterctl() {
+	describe := i.tool("clusterctl", "describe", "cluster", "one", "--show-conditions", "all")
+	for _, part := range []string{"CapstanCluster", "CapstanControlPlane", "MachineDeployment"} {
+		if !strings.Contains(describe, part) {
+			i.t.Errorf("describe shows no %s:\n%s", part, describe)
+		}
+	}
+	kubeconfig := i.tool("clusterctl", "get", "kubeconfig", "one")
+	if strings.TrimSpace(kubeconfig) != strings.TrimSpace(i.capstan("get", "kubeconfig", "one")) {
+		i.t.Error("clusterctl and capstan give different kubeconfigs")
+	}
+	var providers []string
+	for line := range strings.Lines(i.kubectl("get", "providers", "-A", "--no-headers", "-o", "custom-columns=N:.metadata.name")) {
+		providers = append(providers, strings.TrimSpace(line))
+	}
+	slices.Sort(providers)
+	want := []string{"bootstrap-capstan", "cluster-api", "control-plane-capstan", "infrastructure-capstan", "ipam-capstan"}
+	if !slices.Equal(providers, want) {
+		i.t.Errorf("the inventory has %v", providers)
+	}
+}
+
+func (i *installation) testCreateAgain() {
+	if _, err := i.try("create", "cluster", "one"); err == nil || !strings.Contains(err.Error(), "exists already") {
+		i.t.Errorf("got %v", err)
+	}
+	_, err := i.try("create", "cluster", "two", "--kubernetes-version", "v1.2.3")
+	if err == nil || !strings.Contains(err.Error(), "on this box") {
+		i.t.Errorf("got %v", err)
+	}
+	var exit *exec.ExitError
+	if _, err := i.try("get", "kubeconfig", "nobody"); !errors.As(err, &exit) || exit.ExitCode() != 4 {
+		i.t.Errorf("wanted exit code 4, got %v", err)
+	}
+}
+
+// machines by name, with the process id of their PID 1.
+func (i *installation) machines() map[string]string {
+	i.t.Helper()
+	found := map[string]string{}
+	for line := range strings.Lines(i.kubectl("get", "capstanmachines", "--no-headers", "-o", "custom-columns=N:.metadata.name")) {
+		name := strings.TrimSpace(line)
+		found[name] = strings.TrimSpace(i.capstan("shell", name, "--", "cat", "/proc/1/stat"))
+	}
+	return found
+}
+
+// startTimes are those of each machine's PID 1: a restart of the machine changes them.
+func startTimes(machines map[string]string) map[string]string {
+	times := map[string]string{}
+	for name, stat := range machines {
+		if fields := strings.Fields(stat); len(fields) > 21 {
+			times[name] = fields[21]
+		}
+	}
+	return times
+}
+
+func (i *installation) testMachines() {
+	machines := i.machines()
+	if len(machines) != 2 {
+		i.t.Fatalf("wanted 2 machines, found %v", machines)
+	}
+	for name := range machines {
+		if log := i.capstan("logs", name, "kubelet", "--tail", "5"); strings.Count(log, "\n") == 0 || strings.Count(log, "\n") > 5 {
+			i.t.Errorf("log of the kubelet of %s: %q", name, log)
+		}
+		if hostname := strings.TrimSpace(i.capstan("shell", name, "--", "hostname")); hostname != name {
+			i.t.Errorf("the shell of %s is in %s", name, hostname)
+		}
+	}
+	if images := i.capstan("load", "image", filepath.Join(i.bin, "images", "echo.tar"), "--cluster", "one"); !strings.Contains(images, "registry.capstan.dev/echo:v1") {
+		i.t.Errorf("loaded %q", images)
+	}
+}
+
+// Everything of the plane is killed at once; up brings it back, and no machine notices.
+func (i *installation) testRestart() {
+	before := startTimes(i.machines())
+	status := i.status()
+	if err := syscall.Kill(status.PID, syscall.SIGKILL); err != nil {
+		i.t.Fatal(err)
+	}
+	eventually(i.t, "the components die with their supervisor", 10*time.Second, func() bool {
+		return !slices.ContainsFunc(status.Components, func(c up.ProcessStatus) bool { return runs(c.PID) })
+	})
+	var exit *exec.ExitError
+	if _, err := i.try("status"); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		i.t.Errorf("status of a dead plane: %v", err)
+	}
+	i.capstan("up")
+	if after := i.status(); after.Server != status.Server {
+		i.t.Errorf("the server moved from %s to %s", status.Server, after.Server)
+	}
+	i.capstan("down", "--keep-state")
+	i.capstan("up")
+	if after := startTimes(i.machines()); len(before) != 2 || fmt.Sprint(after) != fmt.Sprint(before) {
+		i.t.Errorf("machines were restarted: %v, then %v", before, after)
+	}
+	if out := i.capstan("get", "clusters"); !strings.Contains(out, "one") {
+		i.t.Errorf("clusters: %s", out)
+	}
+}
+
+// runs tells whether a process is alive; one that only waits to be reaped is not.
+func runs(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(data), ") ")
+	return !strings.HasPrefix(state, "Z")
+}
+
+func testSideBySide(t *testing.T, first *installation) {
+	second := newInstallation(t)
+	second.capstan("up", "--hosts", "2")
+	if a, b := first.at(t).status(), second.status(); a.Server == b.Server || a.PID == b.PID {
+		t.Errorf("two installations share something: %+v %+v", a, b)
+	}
+	if hosts := second.kubectl("get", "capstanhosts", "-o", "name"); strings.Count(hosts, "\n") != 2 {
+		t.Errorf("hosts: %s", hosts)
+	}
+	if out := second.capstan("get", "clusters"); strings.Contains(out, "one") {
+		t.Errorf("the second plane has the first one's cluster: %s", out)
+	}
+	second.capstan("down")
+	if _, err := os.Stat(second.root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there: %v", second.root, err)
+	}
+	if out := first.at(t).capstan("get", "clusters"); !strings.Contains(out, "one") {
+		t.Errorf("the first plane lost its cluster: %s", out)
+	}
+}
+
+// down with a cluster that runs: processes, links, mounts, cgroups and files go.
+func (i *installation) testDown() {
+	hostID, err := os.ReadFile(filepath.Join(i.root, "hosts", "local", "host-id"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	id := strings.TrimSpace(string(hostID))
+	bridge := i.bridge()
+	if len(cgroupsOf(id)) == 0 || len(processesOf(i.root)) == 0 {
+		i.t.Fatalf("the test finds nothing to remove: cgroups %v, processes %v", cgroupsOf(id), processesOf(i.root))
+	}
+	i.capstan("down")
+	if _, err := os.Stat(i.root); !errors.Is(err, fs.ErrNotExist) {
+		i.t.Errorf("%s is still there: %v", i.root, err)
+	}
+	if left := processesOf(i.root); len(left) > 0 {
+		i.t.Errorf("processes are left: %v", left)
+	}
+	if left := cgroupsOf(id); len(left) > 0 {
+		i.t.Errorf("cgroups are left: %v", left)
+	}
+	if _, err := net.InterfaceByName(bridge); err == nil {
+		i.t.Errorf("bridge %s is left", bridge)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || bytes.Contains(mounts, []byte(i.root)) {
+		i.t.Errorf("mounts are left: %v", err)
+	}
+	if out, err := i.try("down"); err != nil {
+		i.t.Errorf("down again: %v %s", err, out)
+	}
+}
+
+// bridge of the cluster: the link that has the address of its endpoint.
+func (i *installation) bridge() string {
+	i.t.Helper()
+	endpoint := strings.TrimSpace(i.kubectl("get", "capstancluster", "one", "-o", "jsonpath={.spec.controlPlaneEndpoint.host}"))
+	links, err := net.Interfaces()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for _, link := range links {
+		addresses, _ := link.Addrs()
+		for _, a := range addresses {
+			if strings.HasPrefix(a.String(), endpoint+"/") {
+				return link.Name
+			}
+		}
+	}
+	i.t.Fatalf("no link has the address %q", endpoint)
+	return ""
+}
+
+func cgroupsOf(hostID string) []string {
+	var found []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && e.Name() == hostID {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// processesOf lists processes with the root in their arguments.
+func processesOf(root string) []string {
+	var found []string
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		if data, err := os.ReadFile(file); err == nil && bytes.Contains(data, []byte(root)) {
+			found = append(found, strings.ReplaceAll(string(data), "\x00", " "))
+		}
+	}
+	return found
+}
