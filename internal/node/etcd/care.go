@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 
@@ -264,8 +266,13 @@ func (c *Care) do(ctx context.Context, v view, a action) error {
 	case actPromote:
 		_, err = c.local.MemberPromote(ctx, a.member.ID)
 	case actCompact:
-		c.compacted = v.now
 		_, err = c.local.Compact(ctx, a.member.Revision, clientv3.WithCompactPhysical())
+		if errors.Is(err, rpctypes.ErrCompacted) { // by an attempt whose answer did not come in time
+			err = nil
+		}
+		if err == nil {
+			c.compacted = v.now
+		}
 	case actDefragment:
 		c.defragments[a.member.ID] = v.now
 		_, err = c.remote[a.member.ClientURLs[0]].Defragment(ctx, a.member.ClientURLs[0])

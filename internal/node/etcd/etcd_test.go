@@ -486,7 +486,7 @@ func members(t *testing.T, c *client) []Member {
 
 func eventually(t *testing.T, do func() error) {
 	t.Helper()
-	deadline := time.Now().Add(40 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := do()
 		if err == nil {
