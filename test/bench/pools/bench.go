@@ -168,21 +168,39 @@ func (b *bench) roll(ctx context.Context, p *infrav1.CapstanMachinePool) (time.D
 	return time.Since(start), err
 }
 
-// steady counts the writes to Cluster API's and our objects while nothing is to be done.
-func (b *bench) steady(ctx context.Context, d time.Duration) (int64, error) {
-	// Core settles for a while after the last machine.
-	if err := sleep(ctx, d/2); err != nil {
-		return 0, err
+// rest is how long it took until the last write, and what was written after that.
+type rest struct {
+	settled, quiet time.Duration
+	writes, ours   int64
+}
+
+// steady waits until the writes to Cluster API's and our objects end, and counts those that come all the
+// same. Core goes on for a while after the last machine: it looks at each Node once more.
+func (b *bench) steady(ctx context.Context) (rest, error) {
+	const still, quiet, patience = 10 * time.Second, 30 * time.Second, 5 * time.Minute
+	r := rest{quiet: quiet}
+	start := time.Now()
+	last, err := b.sample(ctx)
+	for since := start; err == nil && time.Since(since) < still && time.Since(start) < patience; {
+		if err = sleep(ctx, time.Second); err != nil {
+			break
+		}
+		var now sample
+		if now, err = b.sample(ctx); now.writes != last.writes {
+			since = time.Now()
+			r.settled = since.Sub(start)
+		}
+		last = now
 	}
-	before, err := b.sample(ctx)
+	if err == nil {
+		err = sleep(ctx, quiet)
+	}
 	if err != nil {
-		return 0, err
-	}
-	if err := sleep(ctx, d); err != nil {
-		return 0, err
+		return r, err
 	}
 	after, err := b.sample(ctx)
-	return after.writes - before.writes, err
+	r.writes, r.ours = after.writes-last.writes, after.ours-last.ours
+	return r, err
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 type options struct {
@@ -158,11 +157,12 @@ func (b *bench) hollowPool(ctx context.Context) error {
 			return err
 		}
 		up.print(fmt.Sprintf("0 -> %d", n), n)
-		steady, err := b.steady(ctx, 30*time.Second)
+		r, err := b.steady(ctx)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%-20s %8.1f %43d writes in all\n", fmt.Sprintf("%d, nothing to do", n), 30.0, steady)
+		fmt.Printf("%-20s at rest %.0f s later; then in %.0f s %d writes, %d of them to our objects\n", fmt.Sprintf("%d, nothing to do", n),
+			r.settled.Seconds(), r.quiet.Seconds(), r.writes, r.ours)
 		down, err := b.timed(ctx, p, 0)
 		if err != nil {
 			return err
