@@ -103,6 +103,10 @@ func (h *Host) Info() *hostpb.HostInfo {
 	return h.info
 }
 
+// ID is the identity that the host's capstand has made for itself. A host says it before all else: it is known
+// while the host is connected.
+func (h *Host) ID() string { return h.Info().GetId() }
+
 // Machine returns the machine as the host last described it, or nil. Nil means that the host does not
 // have it only while it is connected.
 func (h *Host) Machine(id string) *hostpb.Machine {
@@ -131,26 +135,34 @@ func (h *Host) Promise(id string, bytes int64) {
 // Release takes a promise back.
 func (h *Host) Release(id string) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	before := h.freeMemory()
 	delete(h.promised, id)
+	more := h.freeMemory() > before
+	h.mu.Unlock()
+	if more {
+		h.notify(Event{Host: h.name, Capacity: true})
+	}
 }
 
-// FreeMemory is what is left for new machines, in bytes; what was promised counts as used.
+// FreeMemory is what is left for new machines, in bytes; what was promised counts as used. Whenever it
+// grows, an Event tells so.
 func (h *Host) FreeMemory() int64 {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	if h.info == nil {
-		return 0
-	}
+	return h.freeMemory()
+}
+
+// freeMemory goes by our own account or the host's, whichever is higher: either may be the first to know of a
+// machine. A promised machine that the host has made already is in both, and must not count twice.
+func (h *Host) freeMemory() int64 {
 	var used int64
 	for _, m := range h.machines {
 		used += m.GetSpec().GetMemoryBytes()
 	}
-	free := h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes())
 	for _, bytes := range h.promised {
-		free -= bytes
+		used += bytes
 	}
-	return free
+	return h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes())
 }
 
 func (h *Host) close() {
@@ -213,27 +225,29 @@ func (h *Host) watch(ctx context.Context) (synced bool, err error) {
 // apply takes one event into the mirror and passes it on.
 func (h *Host) apply(e *hostpb.Event) {
 	gone := e.GetType() == hostpb.Event_DELETED
+	out := Event{Host: h.name}
+	h.mu.Lock()
+	before := h.freeMemory()
+	changed := false
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
-		h.mu.Lock()
+		out.Machine = o.Machine
 		put(h.machines, o.Machine.GetSpec().GetId(), o.Machine, gone)
 		delete(h.promised, o.Machine.GetSpec().GetId())
-		h.mu.Unlock()
-		h.notify(Event{Host: h.name, Machine: o.Machine})
 	case *hostpb.Event_LoadBalancer:
-		h.mu.Lock()
+		out.LoadBalancer = o.LoadBalancer
 		put(h.loadBalancers, o.LoadBalancer.GetId(), o.LoadBalancer, gone)
-		h.mu.Unlock()
-		h.notify(Event{Host: h.name, LoadBalancer: o.LoadBalancer})
 	case *hostpb.Event_Host:
-		h.mu.Lock()
-		changed := !proto.Equal(h.info, o.Host)
+		changed = !proto.Equal(h.info, o.Host)
 		h.info = o.Host
-		connected := h.err == nil
-		h.mu.Unlock()
-		if changed && connected {
-			h.notify(Event{Host: h.name, Capacity: true})
-		}
+	}
+	capacity := h.err == nil && (changed || h.freeMemory() > before)
+	h.mu.Unlock()
+	if out.Machine != nil || out.LoadBalancer != nil {
+		h.notify(out)
+	}
+	if capacity {
+		h.notify(Event{Host: h.name, Capacity: true})
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 const gib = 1 << 30
@@ -35,7 +36,7 @@ const gib = 1 << 30
 func connect(t *testing.T, address string) (*WithT, *hostclient.Pool, *hostclient.Host, chan hostclient.Event) {
 	t.Helper()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(15 * time.Second)
+	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	pool := hostclient.NewPool(ctx, nil)
@@ -102,12 +103,8 @@ func TestConnectsLater(t *testing.T) {
 	server.Stop()
 	g, _, h, _ := connect(t, server.Address())
 	g.Eventually(h.Connected).Should(MatchError(ContainSubstring("no such file or directory")))
-	start := time.Now()
 	server.Start(t)
 	g.Eventually(h.Connected).Should(Succeed())
-	if d := time.Since(start); d > 6*time.Second {
-		t.Errorf("connected only after %s", d)
-	}
 }
 
 // Memory that was promised counts as used until the host itself counts it.
@@ -132,7 +129,7 @@ func TestPromisesCountOnce(t *testing.T) {
 // TCP is served with mutual TLS only, with the credentials of the host's Secret.
 func TestMutualTLS(t *testing.T) {
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(15 * time.Second)
+	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	ca := newCA(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())

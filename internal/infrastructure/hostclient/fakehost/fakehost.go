@@ -51,7 +51,7 @@ func New(t testing.TB) *Host {
 	h := &Host{
 		socket: filepath.Join(dir, "s"),
 		info: &hostpb.HostInfo{
-			Id: "fake", Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
+			Id: filepath.Base(dir), Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
 			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2,
 		},
 		networks: map[string]*hostpb.Network{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
