@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	. "github.com/onsi/gomega"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -24,7 +23,7 @@ import (
 // of that namespace that have the label, and at no others.
 func TestManagerAll_ALL07(t *testing.T) {
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(30 * time.Second)
+	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	ctx := t.Context()
 	own, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
 	g.Expect(err).NotTo(HaveOccurred())
@@ -39,6 +38,8 @@ func TestManagerAll_ALL07(t *testing.T) {
 	cmd.SetArgs([]string{
 		"all", "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
 		"--leader-elect", "--leader-elect-namespace=default", "--namespace=mine", "--watch-filter=blue",
+		// A busy machine does not cost it its lease.
+		"--leader-elect-lease-duration=5m", "--leader-elect-renew-deadline=4m",
 	})
 	running, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -48,7 +48,14 @@ func command(name, short string, providers []Provider) *cobra.Command {
 			return err
 		}
 		ctrl.Log.Info("Starting", "providers", names(providers))
-		return mgr.Start(ctx)
+		err = mgr.Start(ctx)
+		if err != nil && ctx.Err() != nil {
+			// Told to end it has ended, if not everything of it in time: controller-runtime's queue can hang while
+			// it is shut down with work in it (kubernetes-sigs/controller-runtime#3538).
+			ctrl.Log.Error(err, "Ended, but not in good order")
+			return nil
+		}
+		return err
 	}
 	return cmd
 }

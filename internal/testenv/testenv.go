@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,17 @@ import (
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	"capstan.dev/capstan/internal/testenv/ports"
 )
+
+// Patience is how long a test waits for something before it gives up. It is long, as it is spent only by tests that
+// fail, and two packages at a time on a small machine that has other work are slow.
+const Patience = 3 * time.Minute
+
+// startTries is how often an API server is started: one that was starved when it came up, or whose port somebody
+// was quicker to take, comes up the next time.
+const startTries = 3
 
 // Env is a running API server.
 type Env struct {
@@ -92,19 +103,22 @@ func Start(opts Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	env := &envtest.Environment{
-		Scheme:                scheme,
-		BinaryAssetsDirectory: assets,
-		CRDDirectoryPaths:     append(ours, filepath.Join(capi, "core", "config", "crd", "bases")),
-		ErrorIfCRDPathMissing: true,
-	}
-	for _, w := range opts.Webhooks {
-		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
-	}
-	config, err := env.Start()
-	if err != nil {
+	crds := append(ours, filepath.Join(capi, "core", "config", "crd", "bases"))
+	var env *envtest.Environment
+	var config *rest.Config
+	for try := 1; ; try++ {
+		if env, err = environment(root, assets, scheme, crds, opts.Webhooks); err != nil {
+			return nil, err
+		}
+		if config, err = env.Start(); err == nil {
+			break
+		}
 		_ = env.Stop() // whatever of it was started
-		return nil, fmt.Errorf("cannot start a test API server from %s (run `make build-kube` first): %w", assets, err)
+		err = fmt.Errorf("cannot start a test API server from %s (run `make build-kube` first): %w", assets, err)
+		if try == startTries {
+			return nil, err
+		}
+		fmt.Fprintln(os.Stderr, err)
 	}
 	// Tests shall not wait for the client's own rate limit.
 	config.QPS, config.Burst = 1000, 2000
@@ -114,6 +128,32 @@ func Start(opts Options) (*Env, error) {
 		return nil, err
 	}
 	return &Env{Config: config, Kubeconfig: env.KubeConfig, Scheme: scheme, Client: c, Webhooks: env.WebhookInstallOptions, env: env}, nil
+}
+
+// environment is an API server that was not started yet.
+func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks []string) (*envtest.Environment, error) {
+	env := &envtest.Environment{
+		Scheme:                   scheme,
+		BinaryAssetsDirectory:    assets,
+		CRDDirectoryPaths:        crds,
+		ErrorIfCRDPathMissing:    true,
+		CRDInstallOptions:        envtest.CRDInstallOptions{MaxTime: Patience},
+		ControlPlaneStartTimeout: Patience,
+		ControlPlaneStopTimeout:  Patience,
+	}
+	if len(webhooks) == 0 {
+		return env, nil
+	}
+	// Managers that serve the webhooks are killed and started again: their port must wait for them.
+	port, err := ports.Take()
+	if err != nil {
+		return nil, err
+	}
+	env.WebhookInstallOptions = envtest.WebhookInstallOptions{LocalServingHost: "127.0.0.1", LocalServingPort: port, MaxTime: Patience}
+	for _, w := range webhooks {
+		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
+	}
+	return env, nil
 }
 
 // Stop ends the API server and etcd.

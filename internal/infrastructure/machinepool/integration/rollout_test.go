@@ -19,6 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hollow"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 func (w *world) versions() map[string]int {
@@ -53,9 +54,9 @@ func TestRollingUpdate(t *testing.T) {
 
 	// The token in the data was renewed: nothing to replace.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: *w.mp.Spec.Template.Spec.Bootstrap.DataSecretName}}
-	w.get(secret)
-	secret.Data["value"] = []byte("#cloud-config\n# another token\n")
-	w.Expect(env.Client.Update(ctx, secret)).To(Succeed())
+	w.Expect(testenv.Change(ctx, env.Client, secret, func(s *corev1.Secret) {
+		s.Data["value"] = []byte("#cloud-config\n# another token\n")
+	})).To(Succeed())
 	w.Consistently(w.machineNames).Should(Equal(second))
 
 	// In place, without replacing anything.
@@ -158,9 +159,9 @@ func TestScaleDownDrains(t *testing.T) {
 	w.create(budget)
 	w.allow(budget, 0)
 	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: victim}}
-	w.get(machine)
-	machine.Annotations = map[string]string{clusterv1.DeleteMachineAnnotation: ""}
-	w.Expect(env.Client.Update(ctx, machine)).To(Succeed())
+	w.mark(machine)
+	// Nothing says when the provider's cache has the mark, which comes by another watch than the replicas.
+	w.Consistently(w.machineNames).Should(HaveLen(2))
 
 	w.scale(1)
 	w.Eventually(func() bool { w.get(machine); return machine.DeletionTimestamp.IsZero() }).Should(BeFalse())
@@ -187,9 +188,9 @@ func TestScaleDownDrains(t *testing.T) {
 // allow does what the disruption controller would.
 func (w *world) allow(b *policyv1.PodDisruptionBudget, n int32) {
 	w.t.Helper()
-	w.get(b)
-	b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, DisruptionsAllowed: n, CurrentHealthy: 1 + n, DesiredHealthy: 1, ExpectedPods: 1 + n}
-	w.Expect(env.Client.Status().Update(ctx, b)).To(Succeed())
+	w.Expect(testenv.ChangeStatus(ctx, env.Client, b, func(b *policyv1.PodDisruptionBudget) {
+		b.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: b.Generation, DisruptionsAllowed: n, CurrentHealthy: 1 + n, DesiredHealthy: 1, ExpectedPods: 1 + n}
+	})).To(Succeed())
 }
 
 // A MachineHealthCheck has pool machines replaced, within the budget: core's own pool code does nothing about it.
@@ -209,9 +210,9 @@ func TestRemediation(t *testing.T) {
 	})
 	sick := w.machineNames()[:2]
 	for _, name := range sick {
-		n := w.node(name)
-		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "Broken", Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Minute))})
-		w.Expect(env.Client.Status().Update(ctx, n)).To(Succeed())
+		w.Expect(testenv.ChangeStatus(ctx, env.Client, w.node(name), func(n *corev1.Node) {
+			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "Broken", Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Minute))})
+		})).To(Succeed())
 	}
 	stop := w.watchBudget()
 	for _, name := range sick {
@@ -267,7 +268,7 @@ func TestDeletePool(t *testing.T) {
 	w.gone(w.mp)
 	w.gone(w.pool)
 	w.Expect(w.capstanMachines()).To(BeEmpty())
-	w.Expect(w.machines()).To(BeEmpty())
+	w.Eventually(w.machines).Should(BeEmpty(), "core lets them go behind their CapstanMachines")
 }
 
 func newWorldSlow(t *testing.T) *world {
@@ -282,10 +283,10 @@ func TestFailureDomains(t *testing.T) {
 		mp.Spec.FailureDomains = []string{"x", "y"}
 	})
 	w.settled(4)
-	w.Expect(w.domains()).To(Equal(map[string]int{"x": 2, "y": 2}))
+	w.Eventually(w.domains).Should(Equal(map[string]int{"x": 2, "y": 2}))
 	w.scale(2)
 	w.settled(2)
-	w.Expect(w.domains()).To(Equal(map[string]int{"x": 1, "y": 1}))
+	w.Eventually(w.domains).Should(Equal(map[string]int{"x": 1, "y": 1}))
 	// A domain that is taken away is left.
 	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"y", "z"} })
 	w.Eventually(w.domains).Should(Equal(map[string]int{"y": 1, "z": 1}))
@@ -378,7 +379,7 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	w.settled(2)
 	w.Eventually(func(g Gomega) { // core settles
 		before := w.resourceVersions()
-		time.Sleep(time.Second)
+		time.Sleep(3 * time.Second) // what is measured
 		g.Expect(w.resourceVersions()).To(Equal(before))
 	}).Should(Succeed())
 	before := w.resourceVersions()
@@ -454,11 +455,11 @@ func TestTemplate(t *testing.T) {
 	w.Eventually(func() int64 { w.get(tpl); return tpl.Status.Capacity.Cpu().Value() }).Should(BeEquivalentTo(3))
 	changed := tpl.DeepCopy()
 	changed.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 4
-	w.Expect(env.Client.Update(ctx, changed)).To(MatchError(ContainSubstring("cannot be changed")))
+	w.Expect(env.Client.Patch(ctx, changed, client.MergeFrom(tpl))).To(MatchError(ContainSubstring("cannot be changed")))
 	changed = tpl.DeepCopy()
 	changed.Annotations = map[string]string{clusterv1.TopologyDryRunAnnotation: ""}
 	changed.Spec.Template.Spec.MachineTemplate.Spec.CPUs = 4
-	w.Expect(env.Client.Update(ctx, changed, client.DryRunAll)).To(Succeed())
+	w.Expect(env.Client.Patch(ctx, changed, client.MergeFrom(tpl), client.DryRunAll)).To(Succeed())
 	own := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("tpl")}}
 	own.Spec.Template.Spec.ProviderID = "capstan-pool://1"
 	w.Expect(env.Client.Create(ctx, own)).To(MatchError(ContainSubstring("belong to one pool")))

@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 var (
@@ -100,7 +101,7 @@ func writeKubeconfig() ([]byte, error) {
 
 // startCore runs Cluster API core as `make build-capi` built it.
 func startCore(file string) (stop func(), err error) {
-	port, err := freePort()
+	port, err := ports.Take()
 	if err != nil {
 		return nil, err
 	}
@@ -123,15 +124,6 @@ func startCore(file string) (stop func(), err error) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}, nil
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // process is the infrastructure provider, as a process of its own, so that it can be killed in the middle of
@@ -176,7 +168,7 @@ func (p *process) start(flags ...string) error {
 // serving waits until the webhooks answer.
 func (p *process) serving() error {
 	w := env.Webhooks
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("tcp", net.JoinHostPort(w.LocalServingHost, fmt.Sprint(w.LocalServingPort)))
 		if err == nil {
 			return c.Close()

@@ -27,6 +27,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/testenv"
 )
 
 const (
@@ -59,7 +60,7 @@ func newWorld(t *testing.T, domains ...string) *world {
 func newWorldWith(t *testing.T, b hollow.Behaviour, domains ...string) *world {
 	t.Helper()
 	g := NewWithT(t)
-	g.SetDefaultEventuallyTimeout(3 * time.Minute)
+	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	g.SetDefaultEventuallyPollingInterval(100 * time.Millisecond)
 	g.SetDefaultConsistentlyDuration(1500 * time.Millisecond)
 	w := &world{WithT: g, t: t, namespace: env.Namespace(t)}
@@ -140,13 +141,10 @@ func (w *world) addCluster() {
 		w.get(w.cluster)
 		return ptr.Deref(w.cluster.Status.Initialization.InfrastructureProvisioned, false)
 	}).Should(BeTrue(), "the cluster's infrastructure")
-	w.Eventually(func() error {
-		w.get(w.cluster)
-		before := w.cluster.DeepCopy()
-		w.cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
-		conditions.Set(w.cluster, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue, Reason: "Test"})
-		return env.Client.Status().Patch(ctx, w.cluster, client.MergeFrom(before))
-	}).Should(Succeed())
+	w.Expect(testenv.ChangeStatus(ctx, env.Client, w.cluster, func(c *clusterv1.Cluster) {
+		c.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+		conditions.Set(c, metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue, Reason: "Test"})
+	})).To(Succeed())
 	// Core drains no Node of a cluster without control plane machines.
 	w.create(&clusterv1.Machine{
 		ObjectMeta: metav1.ObjectMeta{
