@@ -51,8 +51,9 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 	if err != nil {
 		return err
 	}
+	id := s.capstan.Spec.ID // not in spec any more when it could not be written
 	if err := r.record(ctx, s, before); err != nil {
-		host.Release(s.capstan.Spec.ID)
+		host.Release(id)
 		return err
 	}
 	return nil
@@ -80,7 +81,7 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 	if spec.ID == "" {
 		spec.ID = uuid.NewString()
 	}
-	spec.HostName, spec.Network.Addresses = host.Name(), addresses
+	spec.HostName, spec.HostID, spec.Network.Addresses = host.Name(), host.ID(), addresses
 	host.Promise(spec.ID, memory(s.capstan))
 	return host, nil
 }
