@@ -106,7 +106,7 @@ func TestOrphanIsRemoved(t *testing.T) {
 		t.Errorf("the IPAddress made beforehand went too: %v", err)
 	}
 	eventually(t, "the counts", func() error {
-		if _, err := get(pool); err != nil || pool.Status.Addresses.OutOfRange != 1 || pool.Status.Addresses.Used != 1 {
+		if _, err := get(pool); err != nil || pool.Status.Addresses == nil || pool.Status.Addresses.OutOfRange != 1 || pool.Status.Addresses.Used != 1 {
 			return errOr(err, "they are %+v", pool.Status.Addresses)
 		}
 		return nil

@@ -174,7 +174,7 @@ func testNeverTwice(t *testing.T, names int, claims, kills int64) {
 func wantNothingLeft(t *testing.T, pools ...ipamv1.Pool) {
 	t.Helper()
 	startManager(t, env.Config, options())
-	eventuallyWithin(t, 2*time.Minute, "all that was killed to be mended", func() error {
+	eventuallyWithin(t, patience, "all that was killed to be mended", func() error {
 		for _, p := range pools {
 			if _, err := get(p); err != nil {
 				return err

@@ -12,6 +12,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/util/annotations"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
@@ -111,15 +112,16 @@ func TestForeignClaim(t *testing.T) {
 // IPAM-04b, IPAM-05a: no Cluster, paused by spec, paused by annotation; named by
 // spec.clusterName or by the deprecated label.
 func TestClusterGates(t *testing.T) {
-	startManager(t, env.Config, options())
+	cached, _ := runManager(t, env.Config, options())
 	for _, by := range []string{"spec", "label"} {
 		for _, how := range []string{"spec", "annotation"} {
-			t.Run(by+"-"+how, func(t *testing.T) { testClusterGate(t, by, how) })
+			t.Run(by+"-"+how, func(t *testing.T) { testClusterGate(t, cached, by, how) })
 		}
 	}
 }
 
-func testClusterGate(t *testing.T, by, how string) {
+func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
+	t.Helper()
 	ns := env.Namespace(t)
 	pool := newPool(ns, "p", subnet("10.1.2.0/24"))
 	create(t, pool)
@@ -162,7 +164,15 @@ func testClusterGate(t *testing.T, by, how string) {
 	ip := addressOf(t, claim)
 
 	pause(true)
-	witness("w3") // the provider has seen the pause: it handles events in order
+	// A claim's event says nothing about whether the Cluster's has come: they are two watches.
+	eventually(t, "the provider to see the pause", func() error {
+		seen := newCluster(ns, "c", false)
+		if err := cached.Get(ctx, client.ObjectKeyFromObject(seen), seen); err != nil || !annotations.IsPaused(seen, seen) {
+			return errOr(err, "its cache does not show it")
+		}
+		return nil
+	})
+	witness("w3")
 	must(t, env.Client.Delete(ctx, claim))
 	witness("w4")
 	if _, err := get(claim); err != nil {

@@ -119,7 +119,7 @@ func clusterctlMove(t *testing.T, ns string, from, to *testenv.Env) {
 		must(t, os.WriteFile(file, e.Kubeconfig, 0o600))
 		args = append(args, flag, file)
 	}
-	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	limited, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(limited, filepath.Join(testenv.Root(), "bin", "clusterctl"), args...)
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_CONFIG_HOME="+dir, "CLUSTERCTL_DISABLE_VERSIONCHECK=true")

@@ -71,6 +71,12 @@ func (f *fuse) passes(req *http.Request) bool {
 	return f.behind
 }
 
+func (f *fuse) written() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.writes
+}
+
 func (f *fuse) isBroken() bool {
 	select {
 	case <-f.broken:
@@ -88,7 +94,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	t.Run("not killed", func(t *testing.T) {
 		f := newFuse(-1, false)
 		dieAt(t, f)
-		all = f.writes
+		all = f.written()
 	})
 	if all < 8 { // two finalizers, two IPAddresses, two addressRefs, a record, a pool's finalizer
 		t.Fatalf("%d writes were counted", all)

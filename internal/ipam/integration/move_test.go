@@ -76,9 +76,7 @@ func TestMove(t *testing.T) {
 	m.remove(pool)
 	m.remove(cluster)
 	moved := newCluster(ns, "c", false)
-	must(t, target.Client.Get(ctx, client.ObjectKeyFromObject(moved), moved))
-	moved.Spec.Paused = nil
-	must(t, target.Client.Update(ctx, moved))
+	must(t, testenv.Change(ctx, target.Client, moved, func(c *clusterv1.Cluster) { c.Spec.Paused = nil }))
 
 	for _, c := range claims {
 		m.wantAddress(c, before[c.Name].Address)

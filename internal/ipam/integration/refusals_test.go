@@ -22,18 +22,20 @@ func withoutWebhooks(t *testing.T, f func()) {
 		must(t, env.Client.Delete(ctx, &list.Items[i]))
 	}
 	probe := newPool("default", "probe", subnet("10.0.0.0/24", "10.0.0.9-10.0.0.1"))
+	defer func() { // also when f fails: other tests want it
+		for i := range list.Items {
+			list.Items[i].ResourceVersion = ""
+			create(t, &list.Items[i])
+		}
+		eventually(t, "admission to be on", func() error {
+			if err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+	}()
 	eventually(t, "admission to be off", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
 	f()
-	for i := range list.Items {
-		list.Items[i].ResourceVersion = ""
-		create(t, &list.Items[i])
-	}
-	eventually(t, "admission to be on", func() error {
-		if err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
-			return fmt.Errorf("got %w", err)
-		}
-		return nil
-	})
 }
 
 // Bad input gets a clear error at admission, from the schema's rules or from

@@ -80,12 +80,14 @@ func startWebhooks(ctx context.Context) error {
 	if err := ipam.SetupWebhooksWithManager(mgr); err != nil {
 		return err
 	}
-	go func() { _ = mgr.Start(ctx) }()
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
 	for started := mgr.GetWebhookServer().StartedChecker(); started(nil) != nil; {
-		if err := ctx.Err(); err != nil {
-			return err
+		select {
+		case err := <-ended:
+			return fmt.Errorf("the webhooks' manager ended: %w", err)
+		case <-time.After(10 * time.Millisecond): // the server tells nobody when it has started
 		}
-		time.Sleep(10 * time.Millisecond) // the server tells nobody when it has started
 	}
 	return nil
 }
@@ -130,6 +132,13 @@ func bindRole(c client.Client) error {
 // the function that it returns is called.
 func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func()) {
 	t.Helper()
+	_, stop = runManager(t, cfg, opts)
+	return stop
+}
+
+// runManager is startManager for tests that look into the manager's cache.
+func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached client.Reader, stop func()) {
+	t.Helper()
 	cfg = rest.CopyConfig(cfg)
 	cfg.Impersonate.UserName = managerUser
 	o := managerOptions(env.Scheme)
@@ -151,7 +160,7 @@ func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func(
 	}()
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
-	return stop
+	return mgr.GetClient(), stop
 }
 
 func must(t testing.TB, err error) {
@@ -164,7 +173,7 @@ func must(t testing.TB, err error) {
 // eventually waits until check returns nil.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	eventuallyWithin(t, 60*time.Second, what, check)
+	eventuallyWithin(t, testenv.Patience, what, check)
 }
 
 func eventuallyWithin(t testing.TB, limit time.Duration, what string, check func() error) {
@@ -326,6 +335,12 @@ func update[T client.Object](t testing.TB, o T, change func(T)) {
 		change(o)
 		return env.Client.Update(ctx, o)
 	})
+}
+
+// remove deletes an object as soon as its webhook's cache shows that nothing needs it any more.
+func remove(t testing.TB, o client.Object) {
+	t.Helper()
+	eventually(t, "to delete "+o.GetName(), func() error { return client.IgnoreNotFound(env.Client.Delete(ctx, o)) })
 }
 
 func errOr(err error, format string, args ...any) error {
