@@ -417,3 +417,20 @@ func TestSize(t *testing.T) {
 	b.Expect(made.GetSpec().GetCpus()).To(Equal(int32(2)))
 	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(1 << 30)))
 }
+
+// TestPlacementIsWrittenLater_IM02: what could not be written was not decided. It takes no room from others, and the
+// machine gets its place as soon as it can be written.
+func TestPlacementIsWrittenLater_IM02(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 1 << 30 })
+	small := func(m *infrav1.CapstanMachine) { m.Spec.Memory = ptr.To(resource.MustParse("1Gi")) }
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		small(m)
+		writes.fail(m.Name, `"hostName"`, 3)
+	})
+	b.Eventually(func() bool { return writes.failed(m.Name) }).Should(BeTrue())
+	b.Eventually(func() string {
+		b.get(m)
+		return m.Spec.HostName
+	}).Should(Equal(b.host.Name))
+}

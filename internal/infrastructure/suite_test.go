@@ -1,9 +1,11 @@
 package infrastructure_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -141,13 +143,48 @@ func bindRole() error {
 	return errors.Join(env.Client.Create(ctx, role), env.Client.Create(ctx, binding))
 }
 
-// writeCounter counts what the manager writes, by the name of the object.
+// writeCounter counts what the manager writes, by the name of the object, and fails what a test wants to fail.
 type writeCounter struct {
 	mu     sync.Mutex
 	counts map[string]int
+	faults map[string]fault
 }
 
-var writes = &writeCounter{counts: map[string]int{}}
+// fault lets the next writes fail whose body contains a text.
+type fault struct {
+	text string
+	left int
+}
+
+var writes = &writeCounter{counts: map[string]int{}, faults: map[string]fault{}}
+
+// fail the next n writes of an object whose body contains text.
+func (w *writeCounter) fail(name, text string, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.faults[name] = fault{text, n}
+}
+
+// failed says whether all of these writes have failed by now.
+func (w *writeCounter) failed(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.faults[name].left == 0
+}
+
+// count a write, and say whether it is to fail.
+func (w *writeCounter) count(name string, body []byte) (fails bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts[name]++
+	f := w.faults[name]
+	if f.left == 0 || !bytes.Contains(body, []byte(f.text)) {
+		return false
+	}
+	f.left--
+	w.faults[name] = f
+	return true
+}
 
 type roundTripper func(*http.Request) (*http.Response, error)
 
@@ -155,11 +192,21 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
-		if r.Method != http.MethodGet {
-			path := strings.TrimSuffix(r.URL.Path, "/status")
-			w.mu.Lock()
-			w.counts[path[strings.LastIndex(path, "/")+1:]]++
-			w.mu.Unlock()
+		if r.Method == http.MethodGet {
+			return next.RoundTrip(r)
+		}
+		var body []byte
+		if r.Body != nil {
+			var err error
+			if body, err = io.ReadAll(r.Body); err != nil {
+				return nil, err
+			}
+			r = r.Clone(r.Context())
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		path := strings.TrimSuffix(r.URL.Path, "/status")
+		if w.count(path[strings.LastIndex(path, "/")+1:], body) {
+			return nil, errors.New("the test lets this write fail")
 		}
 		return next.RoundTrip(r)
 	})
