@@ -62,7 +62,8 @@ func TestScaleUpAndDown(t *testing.T) {
 	w.until("one", w.settled(cp, 1))
 	first := namesOfMachines(t, w)[0]
 	scaleTo(w, cp, 3)
-	w.until("both are made at once", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
+	// Time stands still meanwhile: no machine comes any further.
+	testcluster.Eventually(t, "both are made at once", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
 	if w.voting() != 1 {
 		t.Errorf("%d members vote: the second Machine waited for the first", w.voting())
 	}
@@ -341,7 +342,7 @@ func TestDeathDuringDeparture(t *testing.T) {
 	leaving, dead := names[0], clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[1]}}
 	w.careful[leaving] = true // The agent does not remove it: it has seen the other one die.
 	deleteMachine(t, w, leaving)
-	w.until("it is asked to leave", func() bool { return w.member(leaving).Spec.Leave })
+	w.until("it is asked to leave", func() bool { m := w.member(leaving); return m != nil && m.Spec.Leave })
 	w.dead[dead.Name] = true
 	w.until("the death is seen", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead.Name)

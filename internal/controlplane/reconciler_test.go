@@ -81,6 +81,7 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 	if *cp.Spec.Replicas != 1 || cp.Status.Selector == "" || cp.Status.ObservedGeneration != cp.Generation {
 		t.Errorf("replicas %d, selector %q, observed %d of %d", *cp.Spec.Replicas, cp.Status.Selector, cp.Status.ObservedGeneration, cp.Generation)
 	}
+	testcluster.Eventually(t, "the Machine's parts are handed over", func() bool { return handedOver(t, cluster) })
 	checkSecret(t, cluster, cp, "demo-kubeconfig")
 	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
 	if err != nil || config.Host != "https://127.0.0.1:1" {
@@ -91,6 +92,16 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 		t.Fatalf("%d Machines", len(machines))
 	}
 	checkMachine(t, cluster, cp, &machines[0])
+}
+
+// handedOver says whether the first Machine owns its CapstanConfig and its infrastructure, as core would have it.
+func handedOver(t *testing.T, cluster *testcluster.Cluster) bool {
+	t.Helper()
+	for _, m := range machinesOf(t, cluster) {
+		config, infra := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta(m.Name)}, &infrav1.CapstanMachine{ObjectMeta: cluster.Meta(m.Name)}
+		return cluster.Get(config) == nil && metav1.IsControlledBy(config, &m) && cluster.Get(infra) == nil && metav1.IsControlledBy(infra, &m)
+	}
+	return false
 }
 
 func checkSecret(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, name string) {
@@ -211,16 +222,11 @@ func TestSteadyState(t *testing.T) {
 		}
 		return out.String()
 	}
-	before := ""
-	testcluster.Eventually(t, "rest", func() bool {
-		last := before
-		before = versions()
-		return before == last
-	})
+	before := testcluster.Rest(t, func() string { w.step(); return versions() })
 	for i := range 3 {
 		cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": strconv.Itoa(i)} })
 	}
-	testcluster.Consistently(t, "no writes", func() bool { return versions() == before })
+	w.still("no writes", func() bool { return versions() == before })
 }
 
 // TestUserAuthority (CP-15): one that the user provides is used and not overwritten; a broken one is

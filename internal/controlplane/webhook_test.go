@@ -138,8 +138,9 @@ func TestUpdateRules(t *testing.T) {
 			if err := env.Client.Create(context.Background(), obj); err != nil {
 				t.Fatal(err)
 			}
+			before := obj.DeepCopy()
 			c.change(obj)
-			refused(t, env.Client.Update(context.Background(), obj), c.want)
+			refused(t, env.Client.Patch(context.Background(), obj, client.MergeFrom(before)), c.want)
 		})
 	}
 }

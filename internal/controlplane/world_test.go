@@ -54,15 +54,27 @@ func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
 	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdMember{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdBackup{}); err != nil {
+		t.Fatal(err)
+	}
 	if err := env.Client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
 		t.Fatal(err)
 	}
 	return &world{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
 }
 
-// installMembers installs the EtcdMember kind, as the first control plane machine does.
+// installMembers installs the kinds EtcdMember and EtcdBackup, as the first control plane machine does.
 func installMembers() error {
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_etcdmembers.yaml"))
+	for kind, list := range map[string]client.ObjectList{"etcdmembers": &etcdv1.EtcdMemberList{}, "etcdbackups": &etcdv1.EtcdBackupList{}} {
+		if err := install(kind, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func install(kind string, list client.ObjectList) error {
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_"+kind+".yaml"))
 	if err != nil {
 		return err
 	}
@@ -73,8 +85,8 @@ func installMembers() error {
 	if err := env.Client.Create(context.Background(), crd); err != nil {
 		return err
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		if err = env.Client.List(context.Background(), &etcdv1.EtcdMemberList{}); err == nil || time.Now().After(end) {
+	for end := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) {
+		if err = env.Client.List(context.Background(), list); err == nil || time.Now().After(end) {
 			return err
 		}
 	}
@@ -151,7 +163,8 @@ func (w *world) remove(m *clusterv1.Machine) {
 		if !waitsForHook(m) {
 			before := m.DeepCopy()
 			conditions.Set(m, metav1.Condition{Type: clusterv1.MachineDeletingCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineDeletingWaitingForPreTerminateHookReason})
-			w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
+			// Locked: the conditions are a list, and not ours alone. Who is late comes again with the next step.
+			w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 		}
 		return
 	}

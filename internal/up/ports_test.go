@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 func TestTakePorts(t *testing.T) {
@@ -77,7 +79,7 @@ func TestClaimPorts(t *testing.T) {
 }
 
 func TestPortFree(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", ports.Address(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func supervised(t *testing.T, script string, ready func(context.Context) error) 
 
 func await(t *testing.T, statuses <-chan ProcessStatus, what string, is func(ProcessStatus) bool) ProcessStatus {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for {
 		select {
 		case s := <-statuses:

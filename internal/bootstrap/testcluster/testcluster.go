@@ -36,9 +36,6 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// patience is how long an expectation may take on a busy machine.
-const patience = 30 * time.Second
-
 // StartManager runs a provider against a test API server, with no more rights than its role in
 // config/<provider>/rbac gives it. stop ends it and waits.
 func StartManager(env *testenv.Env, provider manager.Provider) (stop func(), err error) {
@@ -102,7 +99,7 @@ func restricted(env *testenv.Env, provider string) (*rest.Config, error) {
 
 func waitForPort(address string, done <-chan error) error {
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(testenv.Patience); time.Now().Before(end); {
 		var conn net.Conn
 		if conn, err = net.Dial("tcp", address); err == nil {
 			return conn.Close()
@@ -230,31 +227,19 @@ func (c *Cluster) Get(obj client.Object) error {
 	return c.c.Get(context.Background(), client.ObjectKeyFromObject(obj), obj)
 }
 
-// Change reads an object anew, changes and stores it.
+// Change reads an object anew, changes and stores it; again when somebody else has written meanwhile.
 func (c *Cluster) Change(obj client.Object, change func()) {
 	c.t.Helper()
-	c.patch(obj, change, func(before client.Object) error {
-		return c.c.Patch(context.Background(), obj, client.MergeFrom(before))
-	})
+	if err := testenv.Change(context.Background(), c.c, obj, func(client.Object) { change() }); err != nil {
+		c.t.Fatalf("cannot change %T %s: %v", obj, obj.GetName(), err)
+	}
 }
 
 // ChangeStatus is Change for the status.
 func (c *Cluster) ChangeStatus(obj client.Object, change func()) {
 	c.t.Helper()
-	c.patch(obj, change, func(before client.Object) error {
-		return c.c.Status().Patch(context.Background(), obj, client.MergeFrom(before))
-	})
-}
-
-func (c *Cluster) patch(obj client.Object, change func(), write func(client.Object) error) {
-	c.t.Helper()
-	if err := c.Get(obj); err != nil {
-		c.t.Fatal(err)
-	}
-	before := obj.DeepCopyObject().(client.Object)
-	change()
-	if err := write(before); err != nil {
-		c.t.Fatalf("cannot change %T %s: %v", obj, obj.GetName(), err)
+	if err := testenv.ChangeStatus(context.Background(), c.c, obj, func(client.Object) { change() }); err != nil {
+		c.t.Fatalf("cannot change the status of %T %s: %v", obj, obj.GetName(), err)
 	}
 }
 
@@ -270,12 +255,25 @@ func (c *Cluster) Secret(name string) *corev1.Secret {
 // Eventually waits until a condition holds.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testenv.Patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if holds() {
 			return
 		}
 	}
 	t.Fatalf("did not come true: %s", what)
+}
+
+// Rest waits until what a function tells has not changed for two seconds, and returns it.
+func Rest(t *testing.T, tell func() string) string {
+	t.Helper()
+	last, since := tell(), time.Now()
+	Eventually(t, "rest", func() bool {
+		if now := tell(); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > 2*time.Second
+	})
+	return last
 }
 
 // Consistently checks that a condition goes on to hold for a while.

@@ -18,12 +18,16 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
 var fast = Timing{
-	FirstChecks: 10 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: time.Second,
-	Park: 2 * time.Second, Dial: 200 * time.Millisecond,
+	FirstChecks: 10 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
+	Park: patience, Dial: patience,
 }
+
+// patience is how long a test waits for something. It is spent by tests that fail, and by no others.
+const patience = 2 * time.Minute
 
 // fixture is a running balancer with one listen address.
 type fixture struct {
@@ -34,7 +38,7 @@ type fixture struct {
 
 func start(t *testing.T, timing Timing, backends ...Backend) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir(), address: freePort(t)}
+	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
 	f.configure(backends...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -60,7 +64,7 @@ func (f *fixture) configure(backends ...Backend) {
 func (f *fixture) await(what string, wanted func(Status) bool) {
 	f.t.Helper()
 	var s Status
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		s = Status{}
 		if disk.ReadJSON(filepath.Join(f.dir, StatusFile), &s) == nil && wanted(s) {
 			return
@@ -72,16 +76,6 @@ func (f *fixture) await(what string, wanted func(Status) bool) {
 func (f *fixture) awaitHealthy(n int) {
 	f.t.Helper()
 	f.await(fmt.Sprintf("%d healthy", n), func(s Status) bool { return len(s.Healthy) == n })
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
 }
 
 // apiServer answers /readyz with ready's value and every other path with its name.
@@ -170,13 +164,13 @@ func TestParkingEnds(t *testing.T) {
 	timing := fast
 	timing.Park = 100 * time.Millisecond
 	f := start(t, timing)
+	began := time.Now()
 	conn, err := net.Dial("tcp", f.address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	began := time.Now()
-	_ = conn.SetReadDeadline(began.Add(5 * time.Second))
+	_ = conn.SetReadDeadline(began.Add(patience))
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(began) < timing.Park/2 {
 		t.Errorf("after %s: %v, want EOF after %s", time.Since(began), err, timing.Park)
 	}
@@ -213,7 +207,7 @@ func pipeThrough(t *testing.T, serve func(*net.TCPConn)) (client *net.TCPConn, p
 	b := New(t.TempDir(), fast, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	added := b.pool.set([]Backend{{"x", listener.Addr().String()}})
 	b.pool.setHealth(added[0], true)
-	address := freePort(t)
+	address := ports.Address(t)
 	if err := b.listen([]string{address}); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +217,7 @@ func pipeThrough(t *testing.T, serve func(*net.TCPConn)) (client *net.TCPConn, p
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(patience))
 	return conn.(*net.TCPConn), b.pool
 }
 
@@ -312,7 +306,7 @@ func TestOnlyOne(t *testing.T) {
 
 // A taken address is reported, and served as soon as it is free.
 func TestAddressTaken(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	taken, err := net.Listen("tcp", ports.Address(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bo
 	t.Helper()
 	w, end := h.hub.subscribe()
 	defer end()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	for {
 		m, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: id})

@@ -37,7 +37,7 @@ func TestHandle(t *testing.T) {
 	if err := h.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	long, cancelLong := context.WithTimeout(context.Background(), 5*time.Second)
+	long, cancelLong := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancelLong()
 	if err := h.Wait(long); err != nil { // also after a wait that was given up
 		t.Errorf("waiting for its end: %v", err)

@@ -61,7 +61,7 @@ func (f *fixture) read(name string) string {
 // apply runs to the end and returns the last state and message, and all states.
 func (f *fixture) apply() (initapi.Bootstrap, string, []initapi.Bootstrap) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	var states []initapi.Bootstrap
 	var last string
@@ -225,7 +225,7 @@ func TestFailures(t *testing.T) {
 // Data and sentinel may come late; both are waited for without polling.
 func TestWaits(t *testing.T) {
 	f := newFixture(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	f.Run(ctx, func(state initapi.Bootstrap, message string) {
 		switch state {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,25 +40,34 @@ func TestServeAndGet(t *testing.T) {
 }
 
 func TestGetKeepsTrying(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	_ = listener.Close()
-
+	address := freeAddress(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	time.AfterFunc(200*time.Millisecond, func() { served <- run(ctx, []string{"serve", "-listen", address}, nil) })
 
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"get", "-for", "5s", "http://" + address}, &out); err != nil {
+	if err := run(t.Context(), []string{"get", "-for", "120s", "http://" + address}, &out); err != nil {
 		t.Error(err)
 	}
 	cancel()
 	if err := <-served; err != nil {
 		t.Errorf("serve must end without an error when told to stop: %v", err)
 	}
+}
+
+// freeAddress is below the range from which Linux takes the ports of outgoing connections, so that nobody takes it
+// between its choice and its use.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	for port := 29000; port < 30000; port++ {
+		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			_ = listener.Close()
+			return listener.Addr().String()
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 func TestLookup(t *testing.T) {

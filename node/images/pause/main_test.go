@@ -2,12 +2,31 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
+
+// awaitZombie waits until a process has ended, without reaping it.
+func awaitZombie(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d does not end: %s", pid, stat)
+		}
+	}
+}
 
 func TestRun(t *testing.T) {
 	for _, stop := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
@@ -20,7 +39,9 @@ func TestRun(t *testing.T) {
 			}
 			pids = append(pids, c.Process.Pid)
 		}
-		time.Sleep(200 * time.Millisecond) // no event: the test must not wait for them itself
+		for _, pid := range pids {
+			awaitZombie(t, pid)
+		}
 
 		signals := make(chan os.Signal, 2)
 		signals <- syscall.SIGCHLD
