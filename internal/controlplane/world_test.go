@@ -54,27 +54,15 @@ func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
 	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdMember{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdBackup{}); err != nil {
-		t.Fatal(err)
-	}
 	if err := env.Client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
 		t.Fatal(err)
 	}
 	return &world{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
 }
 
-// installMembers installs the kinds EtcdMember and EtcdBackup, as the first control plane machine does.
+// installMembers installs the EtcdMember kind, as the first control plane machine does.
 func installMembers() error {
-	for kind, list := range map[string]client.ObjectList{"etcdmembers": &etcdv1.EtcdMemberList{}, "etcdbackups": &etcdv1.EtcdBackupList{}} {
-		if err := install(kind, list); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func install(kind string, list client.ObjectList) error {
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_"+kind+".yaml"))
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_etcdmembers.yaml"))
 	if err != nil {
 		return err
 	}
@@ -86,7 +74,7 @@ func install(kind string, list client.ObjectList) error {
 		return err
 	}
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) {
-		if err = env.Client.List(context.Background(), list); err == nil || time.Now().After(end) {
+		if err = env.Client.List(context.Background(), &etcdv1.EtcdMemberList{}); err == nil || time.Now().After(end) {
 			return err
 		}
 	}
@@ -257,7 +245,7 @@ func (w *world) renew(name string, labels map[string]string) {
 func (w *world) members() []etcdv1.EtcdMember {
 	w.t.Helper()
 	list := &etcdv1.EtcdMemberList{}
-	if err := env.Client.List(context.Background(), list); err != nil {
+	if err := env.Client.List(context.Background(), &etcdv1.EtcdMemberList{}); err != nil {
 		w.t.Fatal(err)
 	}
 	return list.Items
