@@ -27,19 +27,32 @@ const (
 
 // Reasons of the pool's conditions.
 const (
-	ReadyReason              = "Ready"
-	ValidReason              = "Valid"
-	InvalidSpecReason        = "InvalidSpec"
-	AvailableReason          = "Available"
-	ExhaustedReason          = "Exhausted"
-	InRangeReason            = "InRange"
-	OutOfRangeReason         = "OutOfRange"
-	NotOverlappingReason     = "NotOverlapping"
-	OverlappingReason        = "Overlapping"
-	OverlapRefusedReason     = "OverlapRefused"
-	DeletingReason           = "Deleting"
-	ArrivingFromMoveReason   = "ArrivingFromMove"
-	PausedReason             = "Paused"
-	ClaimAddressReadyReason  = "AddressAllocated"
+	// ReadyReason: the pool serves claims.
+	ReadyReason = "Ready"
+	// ValidReason: the spec can be used.
+	ValidReason = "Valid"
+	// InvalidSpecReason: the spec cannot be used; the message says what was wanted.
+	InvalidSpecReason = "InvalidSpec"
+	// AvailableReason: an address is free.
+	AvailableReason = "Available"
+	// ExhaustedReason: no address is free; claims are served as soon as one is.
+	ExhaustedReason = "Exhausted"
+	// InRangeReason: the spec contains every address that is out.
+	InRangeReason = "InRange"
+	// OutOfRangeReason: the message counts the addresses that the spec no longer contains.
+	OutOfRangeReason = "OutOfRange"
+	// NotOverlappingReason: no other pool has addresses of this one.
+	NotOverlappingReason = "NotOverlapping"
+	// OverlappingReason: another pool, which the message names, has some of the same addresses.
+	OverlappingReason = "Overlapping"
+	// OverlapRefusedReason: it overlaps, and a pool concerned refuses that: nothing new is handed out.
+	OverlapRefusedReason = "OverlapRefused"
+	// DeletingReason: the pool is being deleted and waits for its addresses to come back.
+	DeletingReason = "Deleting"
+	// ArrivingFromMoveReason: clusterctl move has brought the pool, and its addresses are still to come.
+	ArrivingFromMoveReason = "ArrivingFromMove"
+	// ClaimAddressReadyReason: a claim got an address.
+	ClaimAddressReadyReason = "AddressAllocated"
+	// ClaimAddressAdoptedCause: a claim got its own address back, after a move or a crash.
 	ClaimAddressAdoptedCause = "AddressAdopted"
 )
