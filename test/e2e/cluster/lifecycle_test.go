@@ -119,7 +119,7 @@ func checkAnonymous(t *testing.T, c *harness.Cluster) {
 		t.Fatal(err)
 	}
 	// Only the status code is of interest, and there is no credential to lose.
-	http := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	http := http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	for path, want := range map[string]int{"/readyz": 200, "/livez": 200, "/api": 401, "/api/v1/namespaces": 401, "/version": 401} {
 		resp, err := http.Get("https://" + cluster.Spec.ControlPlaneEndpoint.String() + path)
 		if err != nil {
@@ -137,7 +137,7 @@ func checkAnonymous(t *testing.T, c *harness.Cluster) {
 func checkWorkload(t *testing.T, c *harness.Cluster) {
 	c.Plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, harness.Echo(""))
-	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=60s")
+	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 	pods := &corev1.PodList{}
 	if err := c.Client.List(t.Context(), pods, client.InNamespace("default"), client.MatchingLabels{"app": "echo"}); err != nil {
 		t.Fatal(err)

@@ -35,18 +35,19 @@ func TestTwins(t *testing.T) {
 	left, right := twins[0], twins[1]
 	t.Run("the machines of one cluster do not reach those of the other", func(t *testing.T) {
 		from, own, foreign := left.Worker(t).Name, left.ControlPlaneMachine(t), right.ControlPlaneMachine(t)
-		if code := statusOf(t, from, own.Spec.Network.Addresses[0].Address); code != "200" {
-			t.Fatalf("the API server of the own cluster answers %q", code)
-		}
+		harness.Eventually(t, "the API server of the own cluster", time.Minute, func(context.Context) error {
+			if code := statusOf(t, from, own.Spec.Network.Addresses[0].Address); code != "200" {
+				return fmt.Errorf("it answers %q", code)
+			}
+			return nil
+		})
 		if code := statusOf(t, from, foreign.Spec.Network.Addresses[0].Address); code != "000" {
 			t.Errorf("the API server of the other cluster answers %q", code)
 		}
 	})
 	t.Run("one is deleted, the other one works on", func(t *testing.T) {
 		left.Delete(t)
-		if err := right.NodesReady(t.Context(), 2); err != nil {
-			t.Error(err)
-		}
+		harness.Eventually(t, "the Nodes of the other one", time.Minute, func(ctx context.Context) error { return right.NodesReady(ctx, 2) })
 	})
 }
 

@@ -119,11 +119,11 @@ func removeAll(t *testing.T, objects []*unstructured.Unstructured) {
 			t.Error(err)
 		}
 	}
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(3 * time.Minute)
 	for _, obj := range objects {
 		for gone(ctx, obj.DeepCopy()) != nil {
 			if time.Now().After(deadline) {
-				t.Fatalf("%s %s is not gone a minute after it was deleted", obj.GetKind(), obj.GetName())
+				t.Fatalf("%s %s is not gone three minutes after it was deleted", obj.GetKind(), obj.GetName())
 			}
 			select {
 			case <-ctx.Done():

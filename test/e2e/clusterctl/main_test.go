@@ -67,7 +67,7 @@ func admin(p *harness.Plane) string { return filepath.Join(p.Root, "admin.kubeco
 // kubectl runs kubectl against the cluster of a kubeconfig. input is what it reads; nothing when empty.
 func kubectl(t *testing.T, kubeconfig, input string, args ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, harness.Kubectl(), append([]string{"--kubeconfig", kubeconfig}, args...)...)
 	cmd.Stdin = strings.NewReader(input)

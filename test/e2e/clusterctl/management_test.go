@@ -81,7 +81,7 @@ func TestManagementCluster(t *testing.T) {
 	})
 	t.Run("deleted", func(t *testing.T) {
 		deleteTenant(t, kubeconfig, tenant)
-		mustKubectl(t, kubeconfig, "", "delete", "capstanhost", "rack", "--timeout=60s")
+		mustKubectl(t, kubeconfig, "", "delete", "capstanhost", "rack", "--timeout=3m")
 		// One at a time: clusterctl lists the kinds that it has found before, and those of the provider that went
 		// first may be gone by then.
 		for i := 0; i < len(providerFlags); i += 2 {
@@ -154,7 +154,7 @@ func addHost(t *testing.T, management *harness.Cluster) {
 		_ = os.RemoveAll(root)
 	})
 	mustKubectl(t, management.Kubeconfig, manifests, "apply", "-f", "-")
-	mustKubectl(t, management.Kubeconfig, "", "wait", "--for=condition=Ready", "capstanhost/rack", "--timeout=60s")
+	mustKubectl(t, management.Kubeconfig, "", "wait", "--for=condition=Ready", "capstanhost/rack", "--timeout=3m")
 }
 
 // connectTenant connects to a cluster of the management cluster.
@@ -177,7 +177,7 @@ func connectTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {
 func deleteTenant(t *testing.T, kubeconfig string, c *harness.Cluster) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	if _, err := harness.Command(ctx, nil, harness.Kubectl(), "--kubeconfig", kubeconfig, "-n", c.Namespace, "delete", "cluster", c.Name, "--ignore-not-found", "--timeout=120s"); err != nil {
+	if _, err := harness.Command(ctx, nil, harness.Kubectl(), "--kubeconfig", kubeconfig, "-n", c.Namespace, "delete", "cluster", c.Name, "--ignore-not-found", "--timeout=5m"); err != nil {
 		t.Error(err)
 	}
 }
@@ -200,7 +200,7 @@ func checkTenancy(t *testing.T, management *harness.Cluster) {
 		}
 		return nil
 	})
-	mustKubectl(t, kubeconfig, "", "-n", "strangers", "delete", "cluster", "stranger", "--timeout=60s")
+	mustKubectl(t, kubeconfig, "", "-n", "strangers", "delete", "cluster", "stranger", "--timeout=3m")
 }
 
 // processesOf maps the machines of clusters to the process ids of their capstan-init.

@@ -181,7 +181,7 @@ func makeMovable(t *testing.T, c *harness.Cluster) {
 	settled(t, c)
 	c.Plane.Must(t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, served)
-	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=60s")
+	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 }
 
 // settled waits until the Cluster and everything of it is available where it is now, from what the plane there
@@ -256,7 +256,7 @@ func scale(t *testing.T, c *harness.Cluster, n int) {
 // start starts clusterctl move and returns how to wait for it, and how to kill it.
 func start(t *testing.T, from, to, namespace string) (wait func() error, kill func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, filepath.Join(harness.Bin(), "clusterctl"), "move", "--config", filepath.Join(dist, "clusterctl.yaml"),
 		"--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
@@ -341,7 +341,7 @@ func probe(t *testing.T, c *harness.Cluster) func() (failures []string, requests
 	}
 	url := fmt.Sprintf("http://%s:30080/", nodes.Items[0].Status.Addresses[0].Address)
 	get := func() error {
-		client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 		resp, err := client.Get(url)
 		if err != nil {
 			return err

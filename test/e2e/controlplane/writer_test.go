@@ -19,7 +19,7 @@ import (
 )
 
 // patience is for how long an ordinary client tries one write again before it gives up.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // writer writes all the while, as a client with ordinary retries does, and remembers what was acknowledged.
 type writer struct {

@@ -4,6 +4,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -123,13 +124,17 @@ func (c *Cluster) Worker(t *testing.T) infrav1.CapstanMachine {
 
 func (c *Cluster) machine(t *testing.T, controlPlane bool) infrav1.CapstanMachine {
 	t.Helper()
-	for _, m := range c.Machines(t) {
-		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok == controlPlane {
-			return m
+	var found infrav1.CapstanMachine
+	Eventually(t, fmt.Sprintf("a machine with control plane %v", controlPlane), patience, func(context.Context) error {
+		for _, m := range c.Machines(t) {
+			if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok == controlPlane {
+				found = m
+				return nil
+			}
 		}
-	}
-	t.Fatalf("no machine with control plane %v", controlPlane)
-	return infrav1.CapstanMachine{}
+		return errors.New("there is none")
+	})
+	return found
 }
 
 // NodesReady returns nil when n Nodes are Ready and no other Node exists.
@@ -156,9 +161,13 @@ func (c *Cluster) NodesReady(ctx context.Context, n int) error {
 	return nil
 }
 
+// patience is the least that Eventually waits: only tests that fail spend it, and a box that has other work is slow.
+const patience = 3 * time.Minute
+
 // Eventually tries until it works or the time is over.
 func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx context.Context) error) {
 	t.Helper()
+	limit = max(limit, patience)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	tick := time.NewTicker(250 * time.Millisecond)
@@ -230,6 +239,20 @@ func (p *Plane) machineNames() (map[string]bool, error) {
 		names[strings.TrimSpace(string(name))] = true
 	}
 	return names, nil
+}
+
+// FindRunning is Find for processes that may have been killed, or have ended, a moment ago: it waits until there
+// are n of them.
+func (p *Plane) FindRunning(t *testing.T, machine, name string, n int) []Process {
+	t.Helper()
+	var found []Process
+	Eventually(t, fmt.Sprintf("%d processes %s in %q", n, name, machine), patience, func(context.Context) error {
+		if found = p.Find(t, machine, name); len(found) != n {
+			return fmt.Errorf("found %v", found)
+		}
+		return nil
+	})
+	return found
 }
 
 // Kill kills a process with SIGKILL.

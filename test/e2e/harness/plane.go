@@ -77,16 +77,28 @@ func Run(m *testing.M, plane **Plane, upArgs ...string) int {
 		fmt.Fprintln(os.Stderr, "taking the management plane down:", err)
 		code = 1
 	}
-	after, err := Look()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "looking at the box:", err)
-		return 1
-	}
-	if left := after.Minus(before); len(left) > 0 {
-		fmt.Fprintf(os.Stderr, "left on the box after `capstan down`:\n  %s\n", strings.Join(left, "\n  "))
+	if err := nothingMore(before); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
 	return code
+}
+
+// nothingMore returns an error when the box holds more than before. Processes that were killed may take a moment.
+func nothingMore(before Holdings) error {
+	for end := time.Now().Add(patience); ; time.Sleep(250 * time.Millisecond) {
+		after, err := Look()
+		if err != nil {
+			return fmt.Errorf("looking at the box: %w", err)
+		}
+		left := after.Minus(before)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("left on the box after `capstan down`:\n  %s", strings.Join(left, "\n  "))
+		}
+	}
 }
 
 // Start starts a plane below a new folder. When it fails after the folder was made, the plane is
@@ -141,7 +153,7 @@ func (p *Plane) Capstan(ctx context.Context, args ...string) (string, error) {
 // Command runs a program and returns its standard output. The error carries what it wrote to
 // standard error.
 func Command(ctx context.Context, env []string, name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env...)

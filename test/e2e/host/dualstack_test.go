@@ -78,5 +78,6 @@ func TestDualStack_IPAM08(t *testing.T) {
 	c.kill()
 	host(t, "ip addr del fd00:231::1/64 dev "+bridge(blue))
 	c.start()
+	eventually(t, "the box's own address", func() error { return answers(six(10), "blue-10") })
 	reaches()
 }

@@ -76,9 +76,12 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 
 	check(t, listen(second))
 	eventually(t, "the second address answers", func() error { return answers(second, "blue-10") })
-	if bridgeHas(t, blue, first) {
-		t.Errorf("the bridge still has %s", first)
-	}
+	eventually(t, "the bridge loses the first address", func() error {
+		if bridgeHas(t, blue, first) {
+			return fmt.Errorf("it has %s", first)
+		}
+		return nil
+	})
 	if _, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id}); err != nil {
 		t.Fatal(err)
 	}

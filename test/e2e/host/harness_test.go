@@ -30,7 +30,7 @@ import (
 const version = "v1.36.3"
 
 // patience bounds every wait.
-const patience = 15 * time.Second
+const patience = 2 * time.Minute
 
 var programs string // folder with capstand and testinit
 
@@ -293,7 +293,7 @@ func inside(t *testing.T, address, command string) string {
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if err = f(); err == nil {
 			return
 		}
@@ -344,9 +344,13 @@ func leavesNothing(t *testing.T) {
 		t.Fatalf("another test left, or is at work: %s", strings.Join(before, "\n"))
 	}
 	t.Cleanup(func() {
-		for _, left := range leftovers(t, append(mine(), hostIDs[t.Name()]...)) {
-			t.Errorf("left behind: %s", left)
-		}
+		names := append(mine(), hostIDs[t.Name()]...)
+		eventually(t, "nothing is left behind", func() error { // processes that were killed may take a moment
+			if left := leftovers(t, names); len(left) > 0 {
+				return fmt.Errorf("%s", strings.Join(left, "\n"))
+			}
+			return nil
+		})
 	})
 }
 

@@ -86,7 +86,7 @@ func checkDualMachine(t *testing.T, c *harness.Cluster, name, id string) {
 func checkDualWorkload(t *testing.T, c *harness.Cluster) {
 	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, harness.Echo("ipFamilyPolicy: RequireDualStack"))
-	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=60s")
+	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 	pods := &corev1.PodList{}
 	if err := c.Client.List(t.Context(), pods, client.InNamespace("default"), client.MatchingLabels{"app": "echo"}); err != nil {
 		t.Fatal(err)

@@ -100,11 +100,7 @@ func (p *pool) settled(n int) []string {
 // killManager kills the manager with SIGKILL; the plane starts it again.
 func killManager(t *testing.T) {
 	t.Helper()
-	found := plane.Find(t, "", "manager")
-	if len(found) == 0 {
-		t.Fatal("no manager")
-	}
-	harness.Kill(t, found[0])
+	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
 }
 
 // MP-02 MP-04 MP-06: the life of a pool of real machines. The manager is killed in the middle of each step. Most
@@ -122,7 +118,7 @@ func TestPool(t *testing.T) {
 	p.runs(older)
 
 	c.Apply(t, workload)
-	c.MustKubectl(t, "rollout", "status", "deployment/held", "--timeout=2m")
+	c.MustKubectl(t, "rollout", "status", "deployment/held", "--timeout=5m")
 	held := make(chan error, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	go func() { held <- available(ctx, c, t) }()

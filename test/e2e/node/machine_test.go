@@ -42,6 +42,9 @@ type world struct {
 	bridge netns.NsHandle
 }
 
+// prefix of whatever this process makes on the box.
+func prefix() string { return fmt.Sprintf("capstan-e2e-%d", os.Getpid()) }
+
 const (
 	gateway = "10.77.0.1"
 	kubectl = "/opt/capstan/kubernetes/" + version + "/kubectl"
@@ -59,9 +62,9 @@ func newWorld(t *testing.T) *world {
 	assets, err := filepath.Abs(assets)
 	must(t, err)
 	// Not t.TempDir: a machine's mounts must be gone before its folder is removed.
-	dir, err := os.MkdirTemp("", "capstan-e2e-node-")
+	dir, err := os.MkdirTemp("", prefix()+"-node-")
 	must(t, err)
-	w := &world{t: t, prefix: fmt.Sprintf("capstan-e2e-%d", os.Getpid()), dir: dir, assets: assets}
+	w := &world{t: t, prefix: prefix(), dir: dir, assets: assets}
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	w.runc = runc.Runc{Binary: filepath.Join(assets, "node/bin/runc"), Root: filepath.Join(dir, "runc")}
 	w.bridge = w.namespace("br")
@@ -228,7 +231,7 @@ func (h *host) cgroup() cgroup.Group { return cgroup.Group("/" + h.prefix + "/" 
 
 // kill ends the machine as a power cut would.
 func (h *host) kill() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	must(h.t, h.runc.Delete(ctx, h.id))
 	must(h.t, h.cgroup().Remove(ctx))
@@ -239,7 +242,7 @@ func (h *host) remove() {
 		h.dump()
 	}
 	h.kill()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	must(h.t, cgroup.Group("/"+h.prefix).Remove(ctx))
 }
@@ -261,7 +264,7 @@ func tail(data []byte, n int) []byte { return data[max(0, len(data)-n):] }
 func (h *host) exec(args ...string) (string, error) { return h.execInput("", args...) }
 
 func (h *host) execInput(input string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, h.runc.Binary, append([]string{"--root", h.runc.Root, "exec", h.id}, args...)...)
 	var out, errs bytes.Buffer
@@ -315,6 +318,7 @@ func (h *host) client() *initapi.Client { return initapi.NewClient(filepath.Join
 // until waits for a state of the machine that PID 1 tells.
 func (h *host) until(what string, timeout time.Duration, ok func(initapi.Status) bool) initapi.Status {
 	h.t.Helper()
+	timeout = max(timeout, patience)
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var last initapi.Status
@@ -343,9 +347,13 @@ func (h *host) untilBootstrapped() {
 	}
 }
 
+// patience is the least that anything is waited for: only tests that fail spend it.
+const patience = 3 * time.Minute
+
 // eventually tries until there is no error.
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
+	timeout = max(timeout, patience)
 	deadline := time.Now().Add(timeout)
 	for {
 		err := do()

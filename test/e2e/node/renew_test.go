@@ -24,7 +24,7 @@ import (
 )
 
 // shortLife of the certificates that are to be renewed.
-const shortLife = 40 * time.Second
+const shortLife = time.Minute
 
 // testRenewal: certificates that are about to expire are renewed in place. All servers serve the new ones
 // without a restart, and everything works when the old ones have expired.

@@ -62,7 +62,7 @@ func serveAPI() {
 	mux.HandleFunc("/name", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, hostname) })
 	mux.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(3) })
 	mux.HandleFunc("/dial", func(w http.ResponseWriter, r *http.Request) {
-		conn, err := net.DialTimeout("tcp", r.FormValue("to"), time.Second)
+		conn, err := net.DialTimeout("tcp", r.FormValue("to"), 3*time.Second)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
