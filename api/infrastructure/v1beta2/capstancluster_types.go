@@ -67,6 +67,7 @@ type CapstanClusterSpec struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.mode) || self.mode != 'External'",message="addressFromPool is for mode Managed: with mode External there is no load balancer that could have the address"
 // +kubebuilder:validation:XValidation:rule="!has(self.address) || has(self.addressFromPool)",message="address is written by the controller from addressFromPool: name a pool, or use bindAddress"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address && has(self.addressFromPool) && self.addressFromPool == oldSelf.addressFromPool)",message="address and addressFromPool cannot be changed once the load balancer has its address: certificates and kubeconfigs carry it"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || !has(self.hostID) || self.hostID != oldSelf.hostID || (has(self.hostName) && self.hostName == oldSelf.hostName)",message="hostID says which host hostName is: remove it when you change hostName"
 type LoadBalancerSpec struct {
 	// mode says who provides the endpoint: Managed (the default) or External.
 	// +optional
@@ -107,6 +108,14 @@ type LoadBalancerSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostName string `json:"hostName,omitempty"`
+
+	// hostID is the identity of the host behind hostName, as capstand made it. Written by the controller. A
+	// CapstanHost of that name may be another host after a move to another management cluster: then
+	// nothing is made there (CTL-13).
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	HostID string `json:"hostID,omitempty"`
 }
 
 // ClusterNetworkSpec configures the network that a cluster's machines share.

@@ -22,6 +22,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(self.id) && self.id == oldSelf.id)",message="id is written once by the controller and cannot be changed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || (has(self.providerID) && self.providerID == oldSelf.providerID)",message="providerID cannot be changed once it is set"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostName) || (has(self.hostName) && self.hostName == oldSelf.hostName)",message="hostName cannot be changed once it is set: a machine cannot move to another host"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || (has(self.hostID) && self.hostID == oldSelf.hostID)",message="hostID is written once by the controller and cannot be changed"
 type CapstanMachineSpec struct {
 	// id is the identity of this machine on its host. The controller writes it before the first
 	// side effect and never changes it: a host refuses a known name that comes with another id.
@@ -43,6 +44,14 @@ type CapstanMachineSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostName string `json:"hostName,omitempty"`
+
+	// hostID is the identity of the host behind hostName, as capstand made it. The controller writes it
+	// when it places the machine. A CapstanHost of that name may be another host after a move to another
+	// management cluster: then nothing is done to the machine (CTL-13).
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	HostID string `json:"hostID,omitempty"`
 
 	// hostSelector limits the hosts on which the machine may be placed.
 	// +optional

@@ -120,7 +120,7 @@ type CapstanMachinePoolMachineTemplate struct {
 
 	// spec is the spec of the CapstanMachines.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.id) && !has(self.providerID) && !has(self.hostName)",message="id, providerID and hostName belong to one machine and cannot be set for a pool"
+	// +kubebuilder:validation:XValidation:rule="!has(self.id) && !has(self.providerID) && !has(self.hostName) && !has(self.hostID)",message="id, providerID, hostName and hostID belong to one machine and cannot be set for a pool"
 	// +kubebuilder:validation:XValidation:rule="!has(self.network) || !has(self.network.addresses)",message="network.addresses belong to one machine and cannot be set for a pool: use network.addressesFromPools"
 	Spec CapstanMachineSpec `json:"spec,omitempty,omitzero"`
 }

@@ -32,6 +32,10 @@ const (
 	// NoHostConnectedReason: there are hosts, but none of them is connected.
 	NoHostConnectedReason = "NoHostConnected"
 
+	// LoadBalancerHostMismatchReason: the CapstanHost that spec.loadBalancer names is another host than the one that
+	// has the load balancer; the message says what to do.
+	LoadBalancerHostMismatchReason = HostMismatchReason
+
 	// NetworkReadyCondition is true when the cluster's network is on the load balancer's host; other
 	// hosts make it together with the first machine.
 	NetworkReadyCondition = "NetworkReady"
@@ -99,6 +103,9 @@ const (
 	MachineLostReason = "MachineLost"
 	// MachineRefusedReason: the host refused the machine; the message says why.
 	MachineRefusedReason = "MachineRefused"
+	// MachineHostMismatchReason: the CapstanHost that spec.hostName names is another host than the one that has the
+	// machine. Nothing is known of the machine, and nothing is done to it; the message says what to do.
+	MachineHostMismatchReason = HostMismatchReason
 	// MachineHostUnreachableReason: nothing is known of the machine while its host is not reached.
 	MachineHostUnreachableReason = "HostUnreachable"
 
@@ -127,6 +134,8 @@ const (
 	WaitingForClusterInfrastructureReason = clusterv1.WaitingForClusterInfrastructureReadyReason
 	// WaitingForBootstrapDataReason: the bootstrap provider has not made the data yet.
 	WaitingForBootstrapDataReason = clusterv1.WaitingForBootstrapDataReason
+	// HostMismatchReason: a CapstanHost is another host than the one that was chosen, under the same name.
+	HostMismatchReason = "HostMismatch"
 	// DeletionBlockedReason: deletion waits for something; the message says for what and what to do.
 	DeletionBlockedReason = "DeletionBlocked"
 )

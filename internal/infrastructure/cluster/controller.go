@@ -33,8 +33,9 @@ import (
 	"capstan.dev/capstan/internal/manager"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch;patch;update
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters/status;capstanclusters/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters/finalizers,verbs=update
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanmachines,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines,verbs=get;list;watch
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;create;delete
@@ -72,7 +73,7 @@ type scope struct {
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }
 
-// SetupWithManager adds the reconciler and the indexes of this package.
+// SetupWithManager adds the reconciler and the indexes of this package. It uses those of package host.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, idIndex, func(o client.Object) []string {
 		return []string{o.(*infrav1.CapstanCluster).Spec.ID}
@@ -96,7 +97,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), manager.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).
-		WatchesRawSource(r.Pool.Source(r.ofLoadBalancer)).
+		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.turns.source()).
 		Build(ctx, r)
 	r.controller = c

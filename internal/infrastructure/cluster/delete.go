@@ -35,8 +35,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 		}
 		if waiting != "" {
 			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
-				"Host %s, which has the cluster's load balancer, is not connected. If it is gone for good, annotate the CapstanHost with %s",
-				waiting, infrav1.HostAbandonedAnnotation)
+				"%s", waiting)
 			return ctrl.Result{}, nil
 		}
 	}
@@ -62,8 +61,8 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	return len(list.Items), err
 }
 
-// removeFromHosts asks every host that is connected, for the load balancer may have been moved, and returns
-// the load balancer's host if that is not. Networks without load balancer went with the last machine.
+// removeFromHosts asks every host that is connected, for the load balancer may have been moved, and says why the
+// load balancer's host cannot be asked. Networks without load balancer went with the last machine.
 // It tries all hosts before it fails.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
@@ -76,10 +75,12 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 			continue
 		}
 		conn := r.connected(h.Name)
-		if conn == nil {
-			if h.Name == s.capstan.Spec.LoadBalancer.HostName {
-				waiting = h.Name
+		if h.Name == s.capstan.Spec.LoadBalancer.HostName {
+			if waiting = unreachable(s.capstan, conn); waiting != "" {
+				continue
 			}
+		}
+		if conn == nil {
 			continue
 		}
 		if e := remove(ctx, conn, s.capstan.Spec.ID); e != nil && err == nil {
@@ -87,6 +88,16 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		}
 	}
 	return waiting, err
+}
+
+// unreachable says why the load balancer's host cannot be asked; nothing when it can.
+func unreachable(c *infrav1.CapstanCluster, conn *hostclient.Host) string {
+	lb := c.Spec.LoadBalancer
+	if conn == nil {
+		return fmt.Sprintf("Host %s, which has the cluster's load balancer, is not connected. If it is gone for good, annotate the CapstanHost with %s",
+			lb.HostName, infrav1.HostAbandonedAnnotation)
+	}
+	return hosts.Mismatch(lb.HostName, lb.HostID, conn.ID())
 }
 
 func remove(ctx context.Context, host *hostclient.Host, id string) error {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/host"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/manager"
 )
@@ -41,10 +42,20 @@ func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Reque
 	return requests(list)
 }
 
-// ofLoadBalancer maps a load balancer on a host to its cluster.
-func (r *Reconciler) ofLoadBalancer(ctx context.Context, e hostclient.Event) []reconcile.Request {
+// ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is
+// there: behind the name of a host may be another one than before.
+func (r *Reconciler) ofEvent(ctx context.Context, e hostclient.Event) []reconcile.Request {
+	var by client.MatchingFields
+	switch {
+	case e.LoadBalancer != nil:
+		by = client.MatchingFields{idIndex: e.LoadBalancer.GetId()}
+	case e.Connection:
+		by = client.MatchingFields{host.ClusterHostIndex: e.Host}
+	default:
+		return nil
+	}
 	list := &infrav1.CapstanClusterList{}
-	if e.LoadBalancer == nil || r.Client.List(ctx, list, client.MatchingFields{idIndex: e.LoadBalancer.GetId()}) != nil {
+	if r.Client.List(ctx, list, by) != nil {
 		return nil
 	}
 	return requests(list)

@@ -103,6 +103,27 @@ func (r *Reconciler) connected(name string) *hostclient.Host {
 	return nil
 }
 
+// balancerHost returns the connection to the load balancer's host, or why there is none.
+func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *hostclient.Host, reason, why string) {
+	lb := c.Spec.LoadBalancer
+	host = r.connected(lb.HostName)
+	if host == nil {
+		return nil, infrav1.NoHostConnectedReason, fmt.Sprintf("Host %s is not connected", lb.HostName)
+	}
+	if why := hosts.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
+		return nil, infrav1.LoadBalancerHostMismatchReason, why
+	}
+	return host, "", ""
+}
+
+// hostID is the identity of a host; empty while it is not connected.
+func (r *Reconciler) hostID(name string) string {
+	if host := r.connected(name); host != nil {
+		return host.ID()
+	}
+	return ""
+}
+
 // reserve writes the cluster's identity, its machine network and the load balancer's host to spec,
 // all of them before the first side effect.
 func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
@@ -130,7 +151,7 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 			return errWaiting
 		}
-		lb.HostName = host
+		lb.HostName, lb.HostID = host, r.hostID(host)
 	}
 	return r.record(ctx, s, before)
 }
@@ -177,10 +198,11 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, _ []infrav1.Ca
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
 	}
-	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
+	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionUnknown, infrav1.NoHostConnectedReason,
-			"Host %s is not connected", s.capstan.Spec.LoadBalancer.HostName)
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
+		// The load balancer is a process of its own: it may well serve while capstand does not answer.
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return errWaiting
 	}
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && host.LoadBalancer(s.capstan.Spec.ID) != nil {
@@ -237,11 +259,9 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	if external(s.capstan) {
 		return externalEndpoint(s)
 	}
-	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
+	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		// The load balancer is a process of its own: it may well serve while capstand does not answer.
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, infrav1.NoHostConnectedReason,
-			"Host %s is not connected", s.capstan.Spec.LoadBalancer.HostName)
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return errWaiting
 	}
 	backends, err := loadbalancer.Members(ctx, r.Client, s.key(), "")
@@ -254,6 +274,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 			"Host %s refused the load balancer: %s", host.Name(), hostclient.Message(err))
 		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
 	}
+	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed
 	if err := recordEndpoint(s); err != nil {
 		return err
 	}

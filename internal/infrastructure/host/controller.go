@@ -36,8 +36,9 @@ import (
 	"capstan.dev/capstan/internal/manager"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch;update
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status;capstanhosts/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/finalizers,verbs=update
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;patch
 
 // Fields by which the cache finds what is on a host.

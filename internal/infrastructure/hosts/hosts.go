@@ -4,6 +4,7 @@ package hosts
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +49,18 @@ func Abandoned(objs ...client.Object) bool {
 		_, ok := o.GetAnnotations()[infrav1.HostAbandonedAnnotation]
 		return ok
 	})
+}
+
+// Mismatch says that a CapstanHost is another host than the one of the recorded id, and what to do; nothing when
+// it is that host, or when no id was recorded. Two management clusters may have given one name to two hosts:
+// after a move what is on the one must not be looked for, made anew or counted as removed on the other.
+func Mismatch(name, recorded, actual string) string {
+	if recorded == "" || actual == "" || recorded == actual {
+		return ""
+	}
+	return fmt.Sprintf("CapstanHost %s is the host with the id %s, and not the one with the id %s that was chosen: nothing is done there. "+
+		"Have its spec.address name that host, or move the cluster to a management cluster where it does. If the host was set up anew, what was on it is gone: annotate this object with %s and delete it",
+		name, actual, recorded, infrav1.HostAbandonedAnnotation)
 }
 
 // Candidates describes hosts to placement, as the connections know them now.

@@ -100,6 +100,10 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		blocked(s, "Host %s is not connected. If it is gone for good, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
 		return errWaiting
 	}
+	if why := hosts.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
+		blocked(s, "%s", why)
+		return errWaiting
+	}
 	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID})
 	if err != nil {
 		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, hostclient.Message(err))

@@ -19,6 +19,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hosts"
 )
 
 // errWaiting ends a reconcile that an event will continue; a condition says what for.
@@ -104,6 +105,10 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if host == nil || host.Connected() != nil {
 		return r.hostUnreachable(ctx, s, host)
 	}
+	if why := hosts.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
+		return errWaiting // A change of the CapstanHost is the event.
+	}
 	observed := host.Machine(s.capstan.Spec.ID)
 	if observed == nil && s.capstan.Spec.ProviderID != "" {
 		// Made again it would be another machine under the same name: that is for its owner to decide.
@@ -119,6 +124,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		}
 	}
 	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
+	s.capstan.Spec.HostID = cmp.Or(s.capstan.Spec.HostID, host.ID()) // machines from before the field existed
 	r.observe(s, observed.GetStatus())
 	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
 		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID

@@ -28,8 +28,9 @@ import (
 	"capstan.dev/capstan/internal/manager"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools,verbs=get;list;watch;patch;update
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools/status;capstanmachinepools/finalizers,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools/finalizers,verbs=update
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines,verbs=get;list;watch;create;delete;patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts;capstanclusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch

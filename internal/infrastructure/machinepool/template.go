@@ -23,7 +23,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepooltemplates,verbs=get;list;watch
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepooltemplates/status,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepooltemplates/status,verbs=patch
 
 // templateReconciler shows what a machine of a pool made from a template will have, for autoscalers that
 // scale from zero (MP-10).

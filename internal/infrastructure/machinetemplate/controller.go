@@ -27,7 +27,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,verbs=get;list;watch
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status,verbs=get;patch;update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
 
 // Reconciler fills in the status of templates.

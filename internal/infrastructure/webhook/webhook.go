@@ -111,6 +111,9 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 	if spec.LoadBalancer.Address != "" {
 		errs = append(errs, field.Forbidden(path.Child("loadBalancer", "address"), "each cluster gets an address of its own"))
 	}
+	if spec.LoadBalancer.HostID != "" {
+		errs = append(errs, field.Forbidden(path.Child("loadBalancer", "hostID"), "it is written by the controller"))
+	}
 	if err := network.Validate(spec.Network, nil, nil); err != nil {
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
 	}
@@ -144,6 +147,9 @@ func (MachineTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanMachi
 	}
 	if spec.ProviderID != "" {
 		errs = append(errs, field.Forbidden(path.Child("providerID"), own))
+	}
+	if spec.HostID != "" {
+		errs = append(errs, field.Forbidden(path.Child("hostID"), own))
 	}
 	if len(spec.Network.Addresses) > 0 {
 		errs = append(errs, field.Forbidden(path.Child("network", "addresses"), own))

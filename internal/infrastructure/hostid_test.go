@@ -1,0 +1,99 @@
+package infrastructure_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// becomes makes the CapstanHost another host of the same name, as it is in a management cluster to which a cluster
+// was moved and which has a host of its own under that name.
+func (b *box) becomes(fake *fakehost.Host) {
+	b.t.Helper()
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Address = fake.Address() })
+}
+
+// CTL-13: what is on a host is not looked for on another one of the same name. It does not count as lost, is not made
+// anew and not removed; the conditions say why; it is as before when the name means the host again.
+func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(controlPlane, nil)
+	b.running(m)
+	b.get(b.capstan)
+	b.Expect(m.Spec.HostID).NotTo(BeEmpty())
+	b.Expect(b.capstan.Spec.LoadBalancer.HostID).To(Equal(m.Spec.HostID))
+
+	stranger := fakehost.New(t)
+	b.becomes(stranger)
+	b.Expect(b.condition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)).
+		To(And(ContainSubstring("not the one with the id "+m.Spec.HostID), ContainSubstring("spec.address")))
+	b.condition(b.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)
+	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
+
+	// Deleted, it waits: this host cannot say that the machine is gone.
+	b.delete(m)
+	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("nothing is done there"))
+	for _, call := range []string{"EnsureNetwork", "EnsureLoadBalancer", "EnsureMachine", "DeleteMachine"} {
+		b.Expect(stranger.Calls(call)).To(BeZero(), call)
+	}
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made).NotTo(BeNil())
+	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).NotTo(BeNil())
+
+	b.becomes(b.fake)
+	b.gone(m)
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+	b.Expect(stranger.Calls("DeleteMachine")).To(BeZero())
+}
+
+// What the old host had and will never come back is given up by annotation; a load balancer is made on the new one when the
+// id of the old one is taken away.
+func TestHostSetUpAnew_CTL13(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.becomes(fakehost.New(t))
+	b.condition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)
+	b.delete(m)
+	b.condition(m, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)
+	update(b, m, func(m *infrav1.CapstanMachine) {
+		m.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""}
+	})
+	b.gone(m)
+
+	b.condition(b.capstan, "Ready", metav1.ConditionUnknown, infrav1.HostMismatchReason)
+	old := b.capstan.Spec.LoadBalancer.HostID
+	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = "other" })).
+		To(MatchError(ContainSubstring("remove it when you change hostName")))
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostID = "" })
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+	b.Eventually(func() string { b.get(b.capstan); return b.capstan.Spec.LoadBalancer.HostID }).ShouldNot(BeElementOf("", old))
+
+	b.becomes(b.fake)
+	b.condition(b.capstan, "Ready", metav1.ConditionUnknown, infrav1.HostMismatchReason)
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("nothing is done there"))
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) {
+		c.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""}
+	})
+	b.gone(b.capstan)
+}
+
+// Objects from before hosts were told apart by id learn it from the host that has what they made.
+func TestHostIDIsLearned_CTL13(t *testing.T) {
+	b := newNamespace(t)
+	b.host, b.fake = b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = b.host.Name })
+	b.provisioned()
+	b.Expect(b.capstan.Spec.LoadBalancer.HostID).NotTo(BeEmpty())
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.ID, m.Spec.HostName = "from-before-the-field", b.host.Name
+		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "10.207.255.200", Prefix: 24}}
+	})
+	b.running(m)
+	b.Expect(m.Spec.HostID).To(Equal(b.capstan.Spec.LoadBalancer.HostID))
+}
