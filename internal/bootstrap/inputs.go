@@ -254,5 +254,6 @@ func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.Capstan
 
 func asNotYet(err error) (*notYet, bool) {
 	var n *notYet
-	return n, errors.As(err, &n)
+	ok := errors.As(err, &n)
+	return n, ok
 }

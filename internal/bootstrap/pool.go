@@ -25,7 +25,7 @@ import (
 // poolSecretName has a hash of what the data of a pool's machines is made from.
 func poolSecretName(config *bootstrapv1.CapstanConfig, version string) string {
 	// A spec is plain data: it can always be encoded.
-	spec, _ := json.Marshal(config.Spec)
+	spec, _ := json.Marshal(config.Spec) //nolint:errchkjson // as said
 	sum := sha256.Sum256(append(spec, version...))
 	return config.Name + "-" + hex.EncodeToString(sum[:4])
 }

@@ -32,7 +32,7 @@ var Provider = manager.Provider{
 }
 
 // SetupWithManager adds the bootstrap provider's reconciler (ALL-13).
-func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts manager.Options) error {
+func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
 	b := ctrl.NewControllerManagedBy(mgr).

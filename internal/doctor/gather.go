@@ -157,7 +157,7 @@ func disk(root string) (free int64, kind, problem string) {
 		if s.Flags&unix.ST_RDONLY != 0 {
 			return 0, "", dir + " is mounted read-only"
 		}
-		return int64(s.Bavail) * s.Bsize, fsName(int64(s.Type)), ""
+		return int64(s.Bavail) * s.Bsize, fsName(int64(s.Type)), "" //nolint:unconvert // its type differs by architecture
 	}
 }
 

@@ -1,6 +1,7 @@
 package render_test
 
 import (
+	"bytes"
 	"flag"
 	"os"
 	"path/filepath"
@@ -116,7 +117,7 @@ func TestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if string(got) != string(want) {
+			if !bytes.Equal(got, want) {
 				t.Errorf("differs from %s:\n%s", golden, got)
 			}
 		})
@@ -187,7 +188,7 @@ func TestJoiningControlPlane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(got) == string(want) {
+	if bytes.Equal(got, want) {
 		t.Error("the role is the same")
 	}
 	if text := strings.Replace(string(want), "role: init\n", "role: control-plane\n", 1); string(got) != text {
@@ -233,7 +234,7 @@ func node(t *testing.T, in render.Input) *nodeconfig.NodeConfiguration {
 	}
 	for _, f := range config.Files {
 		if f.Path == nodeconfig.Path {
-			out, err := nodeconfig.Parse([]byte(f.Content))
+			out, err := nodeconfig.Parse(f.Content)
 			if err != nil {
 				t.Fatal(err)
 			}

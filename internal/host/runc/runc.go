@@ -42,7 +42,8 @@ func (r Runc) State(ctx context.Context, id string) (State, error) {
 		return State{}, err
 	}
 	var s State
-	return s, json.Unmarshal(out, &s)
+	err = json.Unmarshal(out, &s)
+	return s, err
 }
 
 // Start runs the container of a bundle in the background. Its output goes to log: to the file itself,

@@ -107,10 +107,10 @@ func TestViews(t *testing.T) {
 		}
 		return string(data)
 	}
-	if m := regexp.MustCompile(`MemTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); m == nil || m[1] != "3145728" {
+	if m := regexp.MustCompile(`MemTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); len(m) != 2 || m[1] != "3145728" {
 		t.Errorf("MemTotal %v", m)
 	}
-	if m := regexp.MustCompile(`SwapTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); m == nil || m[1] != "0" {
+	if m := regexp.MustCompile(`SwapTotal:\s*([0-9]+) kB`).FindStringSubmatch(read(viewMeminfo)); len(m) != 2 || m[1] != "0" {
 		t.Errorf("SwapTotal %v", m)
 	}
 	cores := regexp.MustCompile(`(?m)^core id\s*:\s*([0-9]+)$`).FindAllString(read(viewCPUInfo), -1)

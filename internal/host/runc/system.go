@@ -26,7 +26,7 @@ func HostSystem() System {
 			mode := os.FileMode(0o666)
 			s.Devices = append(s.Devices, specs.LinuxDevice{
 				Path: path, Type: "c", FileMode: &mode,
-				Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))),
+				Major: int64(unix.Major(uint64(st.Rdev))), Minor: int64(unix.Minor(uint64(st.Rdev))), //nolint:unconvert // its type differs by architecture
 			})
 		}
 	}

@@ -102,7 +102,7 @@ func (c *compiler) subnet(s *ipamv1.Subnet, path *field.Path, pool *netipx.IPSet
 	span := netipx.RangeOfPrefix(cidr)
 	entry := planSubnet{
 		Range:   Range{FromAddr(span.From()), FromAddr(span.To())},
-		length:  int32(cidr.Bits()), //nolint:gosec // at most 128.
+		length:  int32(cidr.Bits()),
 		gateway: s.Gateway,
 		drain:   s.Drain != nil && *s.Drain,
 	}
@@ -234,8 +234,8 @@ func (c *compiler) prefixLength(path *field.Path) {
 		}
 	}
 	c.plan.prefixes = true
-	c.plan.length = int32(length)      //nolint:gosec // at most 128.
-	c.plan.Bits = uint(width - length) //nolint:gosec // length is at most width.
+	c.plan.length = int32(length)     
+	c.plan.Bits = uint(width - length)
 }
 
 func (c *compiler) reservations(path *field.Path) {

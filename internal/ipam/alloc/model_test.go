@@ -118,7 +118,7 @@ func TestSetIsTheModel(t *testing.T) {
 				if len(errs) > 0 {
 					t.Fatal(errs.ToAggregate())
 				}
-				rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a test's dice.
+				rng := rand.New(rand.NewPCG(seed, 1))
 				ops := make([]byte, 400)
 				for i := range ops {
 					ops[i] = byte(rng.Uint32())
@@ -239,19 +239,20 @@ func same(set *Set, m *model) error {
 
 // The tree is a sorted list with ranks.
 func TestTreeIsASortedList(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's dice.
+	rng := rand.New(rand.NewPCG(1, 2))
 	tree, list := NewTree(func(a, b int) int { return a - b }), []int{}
 	for range 5000 {
 		v := rng.IntN(200)
 		i, found := slices.BinarySearch(list, v)
-		if rng.IntN(2) == 0 {
+		switch {
+		case rng.IntN(2) == 0:
 			tree.Set(v)
 			if !found {
 				list = slices.Insert(list, i, v)
 			}
-		} else if tree.Delete(v) != found {
+		case tree.Delete(v) != found:
 			t.Fatalf("Delete(%d) disagrees", v)
-		} else if found {
+		case found:
 			list = slices.Delete(list, i, i+1)
 		}
 		if tree.Len() != len(list) || tree.Rank(v) != sortRank(list, v) {

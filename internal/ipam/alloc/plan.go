@@ -134,7 +134,7 @@ func (p *Plan) Span(address string, prefix *int32) (Range, bool) {
 		return Range{first, first}, true
 	}
 	first = FromAddr(pfx.Addr())
-	host := uint(addr.BitLen()) - uint(*prefix) //nolint:gosec // Prefix has checked its bounds.
+	host := uint(addr.BitLen()) - uint(*prefix)
 	if host == 128 {
 		return Range{Last: U128{^uint64(0), ^uint64(0)}}, true
 	}

@@ -29,7 +29,7 @@ func FromAddr(a netip.Addr) U128 {
 func (u U128) Addr(v6 bool) netip.Addr {
 	if !v6 {
 		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], uint32(u.Lo)) //nolint:gosec // an IPv4 address has 32 bits.
+		binary.BigEndian.PutUint32(b[:], uint32(u.Lo))
 		return netip.AddrFrom4(b)
 	}
 	var b [16]byte

@@ -16,7 +16,7 @@ import (
 
 // The record stays small: 100 000 resting addresses, spread over all of IPv4.
 func TestRestingRecordIsBounded(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // a test's dice.
+	rng := rand.New(rand.NewPCG(1, 1))
 	addresses := make([]alloc.U128, maxResting)
 	for i := range addresses {
 		addresses[i] = alloc.U128{Lo: uint64(rng.Uint32())}

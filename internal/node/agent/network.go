@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,7 +34,7 @@ func writeCNI(path string, podCIDRs []netip.Prefix) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if old, err := os.ReadFile(path); err == nil && string(old) == string(data) {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return false, nil
 	}
 	// In the same folder, and under a name that is not loaded: containerd looks again when a file in

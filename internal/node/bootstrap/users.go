@@ -3,7 +3,6 @@ package bootstrap
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -98,7 +97,7 @@ func (r *Runner) run(ctx context.Context, input string, args ...string) error {
 	}
 	defer out.Close()
 	// Short enough for the pipe's buffer.
-	_, err = io.WriteString(in, input)
+	_, err = in.WriteString(input)
 	_ = in.Close()
 	if err != nil {
 		return err

@@ -167,7 +167,8 @@ func Parse(data []byte, metadata map[string]string) (*Config, error) {
 	if err := decode(document.Content[0], config); err != nil {
 		return nil, yamlError(err)
 	}
-	return config, config.validate()
+	err := config.validate()
+	return config, err
 }
 
 // keys that are understood, with those of their items.

@@ -110,7 +110,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 		return status, err
 	}
 	defer body.Close()
-	return status, json.NewDecoder(body).Decode(&status)
+	err = json.NewDecoder(body).Decode(&status)
+	return status, err
 }
 
 // Reload makes PID 1 read the service files again: new services are started, changed ones restarted,

@@ -40,7 +40,8 @@ func Parse(data []byte) (*NodeConfiguration, error) {
 		return nil, err
 	}
 	c.Default()
-	return c, c.Validate()
+	err := c.Validate()
+	return c, err
 }
 
 // Default fills in what the fields' comments promise.

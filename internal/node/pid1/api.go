@@ -27,6 +27,7 @@ func (m *manager) routes() http.Handler {
 func answer(w http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
+		return
 	}
 }
 

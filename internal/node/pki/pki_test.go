@@ -57,10 +57,10 @@ func TestEnsure(t *testing.T) {
 		"another group":        {func(_ *testing.T, _ string, l *Leaf) { l.Organization = nil }, 0, true},
 		"another usage":        {func(_ *testing.T, _ string, l *Leaf) { l.Usages = Client }, 0, true},
 		"another CA":           {func(t *testing.T, dir string, _ *Leaf) { writeCA(t, dir, "ca") }, 0, true},
-		"a broken certificate": {func(t *testing.T, dir string, _ *Leaf) {
+		"a broken certificate": {func(_ *testing.T, dir string, _ *Leaf) {
 			_ = os.WriteFile(filepath.Join(dir, "sub/leaf.crt"), []byte("x"), 0o600)
 		}, 0, true},
-		"the certificate is gone": {func(t *testing.T, dir string, _ *Leaf) { _ = os.Remove(filepath.Join(dir, "sub/leaf.crt")) }, 0, true},
+		"the certificate is gone": {func(_ *testing.T, dir string, _ *Leaf) { _ = os.Remove(filepath.Join(dir, "sub/leaf.crt")) }, 0, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -112,9 +112,9 @@ func TestBackoff(t *testing.T) {
 		}
 		starts = append(starts, n)
 	}
-	for i, least := range []time.Duration{100, 200, 400} {
-		if pause := time.Duration(starts[i+1] - starts[i]); pause < least*time.Millisecond {
-			t.Errorf("pause %d is %s, want %dms at least", i, pause, least)
+	for i, least := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+		if pause := time.Duration(starts[i+1] - starts[i]); pause < least {
+			t.Errorf("pause %d is %s, want %s at least", i, pause, least)
 		}
 	}
 }
@@ -263,7 +263,7 @@ func TestProbes(t *testing.T) {
 	dir := t.TempDir()
 	ok := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/ok" {
-			http.Error(w, "no", http.StatusInternalServerError)
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 	}))
 	defer ok.Close()

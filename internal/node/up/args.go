@@ -87,9 +87,9 @@ func (n *node) etcdArgs() args {
 	return args{
 		arg("name", n.name),
 		arg("data-dir", "/var/lib/etcd"),
-		arg("listen-client-urls", hostURLs("https", 2379, append([]string{"127.0.0.1"}, n.ip())...)),
+		arg("listen-client-urls", hostURLs(2379, append([]string{"127.0.0.1"}, n.ip())...)),
 		arg("advertise-client-urls", n.clientURL()),
-		arg("listen-peer-urls", hostURLs("https", 2380, n.ip())),
+		arg("listen-peer-urls", hostURLs(2380, n.ip())),
 		arg("initial-advertise-peer-urls", n.peerURL()),
 		arg("initial-cluster", members),
 		arg("initial-cluster-state", state),
@@ -110,8 +110,8 @@ func (n *node) etcdArgs() args {
 	}
 }
 
-func (n *node) peerURL() string   { return hostURLs("https", 2380, n.ip()) }
-func (n *node) clientURL() string { return hostURLs("https", 2379, n.ip()) }
+func (n *node) peerURL() string   { return hostURLs(2380, n.ip()) }
+func (n *node) clientURL() string { return hostURLs(2379, n.ip()) }
 
 func (n *node) apiServerArgs() args {
 	pkiFile := func(name string) string { return nodeconfig.PKIDir + "/" + name }
@@ -165,7 +165,7 @@ func (n *node) etcdServers() string {
 	if external := n.ControlPlane.ExternalEtcd; external != nil {
 		return strings.Join(external.Endpoints, ",")
 	}
-	return hostURLs("https", 2379, "127.0.0.1")
+	return hostURLs(2379, "127.0.0.1")
 }
 
 func (n *node) controllerManagerArgs() args {
@@ -234,10 +234,10 @@ func (n *node) kubeletArgs() args {
 }
 
 // hostURLs joins URLs of the hosts with a port.
-func hostURLs(scheme string, port int, hosts ...string) string {
+func hostURLs(port int, hosts ...string) string {
 	var urls []string
 	for _, host := range unique(hosts) {
-		u := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, fmt.Sprint(port))}
+		u := url.URL{Scheme: "https", Host: net.JoinHostPort(host, fmt.Sprint(port))}
 		urls = append(urls, u.String())
 	}
 	return strings.Join(urls, ",")

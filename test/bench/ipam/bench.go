@@ -88,7 +88,8 @@ func (b *bench) measure(ctx context.Context, n int) (result, error) {
 	if r.lone, err = b.lone(ctx, ns); err != nil {
 		return r, err
 	}
-	return r, b.restart(ctx, ns, &r)
+	err = b.restart(ctx, ns, &r)
+	return r, err
 }
 
 // floorSuffix names the namespace of the floor's objects. The manager does not
@@ -161,7 +162,7 @@ func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
 	if err := b.client.Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(mark))); err != nil {
 		return err
 	}
-	addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}) //nolint:gosec // its lowest bytes are meant.
+	addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 	ip := &capiipamv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: ns, Name: claim.Name, Finalizers: []string{"example.com/floor"}, Labels: map[string]string{"example.com/move": ""},

@@ -140,7 +140,7 @@ func rss() uint64 {
 		return m.Sys
 	}
 	pages, _ := strconv.ParseUint(fields[1], 10, 64)
-	return pages * uint64(os.Getpagesize()) //nolint:gosec // a page size is positive.
+	return pages * uint64(os.Getpagesize())
 }
 
 // process is a running manager.
@@ -180,7 +180,8 @@ func (p *process) stats() (stats, error) {
 	if !p.out.Scan() {
 		return s, errors.New("the manager has gone")
 	}
-	return s, json.Unmarshal(p.out.Bytes(), &s)
+	err := json.Unmarshal(p.out.Bytes(), &s)
+	return s, err
 }
 
 func (p *process) stop() {

@@ -218,5 +218,8 @@ func gone(ctx context.Context, obj client.Object) error {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	return fmt.Errorf("%s is still there (%v)", obj.GetName(), err)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is still there", obj.GetName())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -315,8 +316,11 @@ func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	wait, kill := start(t, from, to, c.Namespace)
 	harness.Eventually(t, "the first objects", time.Minute, func(ctx context.Context) error {
 		list := &infrav1.CapstanMachineList{}
-		if err := target.Client.List(ctx, list, client.InNamespace(c.Namespace)); err != nil || len(list.Items) == 0 {
-			return fmt.Errorf("no machine yet, %v", err)
+		if err := target.Client.List(ctx, list, client.InNamespace(c.Namespace)); err != nil {
+			return err
+		}
+		if len(list.Items) == 0 {
+			return fmt.Errorf("no machine yet")
 		}
 		return nil
 	})
@@ -339,7 +343,7 @@ func probe(t *testing.T, c *harness.Cluster) func() (failures []string, requests
 	if err := c.Client.List(t.Context(), nodes, client.HasLabels{"node-role.kubernetes.io/control-plane"}); err != nil || len(nodes.Items) != 1 {
 		t.Fatalf("control plane nodes: %d, %v", len(nodes.Items), err)
 	}
-	url := fmt.Sprintf("http://%s:30080/", nodes.Items[0].Status.Addresses[0].Address)
+	url := "http://" + net.JoinHostPort(nodes.Items[0].Status.Addresses[0].Address, "30080") + "/"
 	get := func() error {
 		client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 		resp, err := client.Get(url)

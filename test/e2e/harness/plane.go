@@ -113,7 +113,8 @@ func Start(upArgs ...string) (*Plane, error) {
 	if _, err := p.Capstan(context.Background(), append([]string{"up"}, upArgs...)...); err != nil {
 		return p, err
 	}
-	return p, p.Connect()
+	err = p.Connect()
+	return p, err
 }
 
 // Connect reads the plane's kubeconfig and makes the client from it.

@@ -61,7 +61,7 @@ func TestKubeletAndImages(t *testing.T) {
 	})
 	for metric, want := range map[string]string{"machine_cpu_cores": "1", "machine_cpu_physical_cores": "1", "machine_memory_bytes": "1.073741824e+09"} {
 		found := regexp.MustCompile(`(?m)^` + metric + `\{.*\} (\S+)$`).FindStringSubmatch(metrics)
-		if found == nil || found[1] != want {
+		if len(found) != 2 || found[1] != want {
 			t.Errorf("%s is %v, want %s", metric, found, want)
 		}
 	}

@@ -35,10 +35,14 @@ func host(t *testing.T, command string) string {
 func hash(s string) string    { sum := sha256.Sum256([]byte(s)); return fmt.Sprintf("%x", sum[:5]) }
 func bridge(k cluster) string { return "cap" + hash(k.id) }
 func gone(path string) error {
-	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		return fmt.Errorf("%s is there (%v)", path, err)
+	_, err := os.Lstat(path)
+	if os.IsNotExist(err) {
+		return nil
 	}
-	return nil
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is there", path)
 }
 
 func hostID(t *testing.T, c *capstand) string {

@@ -121,7 +121,7 @@ func TestPool(t *testing.T) {
 	c.MustKubectl(t, "rollout", "status", "deployment/held", "--timeout=5m")
 	held := make(chan error, 1)
 	ctx, stop := context.WithCancel(t.Context())
-	go func() { held <- available(ctx, c, t) }()
+	go func() { held <- available(ctx, c) }()
 	p.replaced("an upgrade", 2, func() {
 		p.patch(fmt.Sprintf(`{"spec":{"template":{"spec":{"version":%q}}}}`, newer))
 	})
@@ -272,7 +272,7 @@ func (p *pool) paused(status metav1.ConditionStatus) {
 }
 
 // available returns an error when, at any time until ctx ends, no pod of the workload was available.
-func available(ctx context.Context, c *harness.Cluster, t *testing.T) error {
+func available(ctx context.Context, c *harness.Cluster) error {
 	for {
 		out, err := harness.Command(context.WithoutCancel(ctx), nil, harness.Kubectl(), "--kubeconfig", c.Kubeconfig,
 			"get", "deployment", "held", "-o", "jsonpath={.status.availableReplicas}")

@@ -105,7 +105,7 @@ func startCore(file string) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	var log io.Writer = io.Discard
+	log := io.Discard
 	if path := os.Getenv("CAPI_CORE_LOG"); path != "" {
 		if log, err = os.Create(path); err != nil {
 			return nil, err
