@@ -234,7 +234,7 @@ func (c *compiler) prefixLength(path *field.Path) {
 		}
 	}
 	c.plan.prefixes = true
-	c.plan.length = int32(length)     
+	c.plan.length = int32(length)
 	c.plan.Bits = uint(width - length)
 }
 
