@@ -22,7 +22,7 @@ import (
 )
 
 var fast = Timing{
-	FirstChecks: 10 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
+	FirstChecks: 200 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
 	Park: patience, Dial: patience,
 }
 
