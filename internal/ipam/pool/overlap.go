@@ -29,10 +29,10 @@ func (o overlap) String() string {
 	return s
 }
 
-// Overlaps finds the pools that have addresses in common with one. Of two that
+// overlapsOf finds the pools that have addresses in common with one. Of two that
 // do not go together the younger is refused, so that a new pool cannot stop an
 // old one.
-func Overlaps(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
+func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
 	mine := plans(of)
 	if mine == nil {
 		return nil
@@ -57,7 +57,7 @@ func Overlaps(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
 // Refused returns why a pool that is about to be written may not overlap.
 func Refused(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []string {
 	var out []string
-	for _, o := range Overlaps(of, others, plans) {
+	for _, o := range overlapsOf(of, others, plans) {
 		i := slices.IndexFunc(others, func(p ipamv1.Pool) bool { return ledger.KeyOfPool(p) == o.other })
 		if of.PoolSpec().Overlap == ipamv1.RefuseOverlap || others[i].PoolSpec().Overlap == ipamv1.RefuseOverlap {
 			o.refused = true

@@ -242,7 +242,7 @@ func (r *Reconciler) overlaps(ctx context.Context, pool ipamv1.Pool) ([]overlap,
 	if r.plans == nil {
 		r.plans = planCache{}
 	}
-	return Overlaps(pool, others, r.plans.get), nil
+	return overlapsOf(pool, others, r.plans.get), nil
 }
 
 // All returns the pools of both kinds. They must not be changed.

@@ -167,7 +167,7 @@ func Parse(data []byte, metadata map[string]string) (*Config, error) {
 	if err := decode(document.Content[0], config); err != nil {
 		return nil, yamlError(err)
 	}
-	err := config.validate()
+	err = config.validate()
 	return config, err
 }
 

@@ -83,7 +83,7 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 		return nil, fmt.Errorf("this host has no Kubernetes %s: %w; build it, or choose one of those in %s",
 			n.KubernetesVersion, err, filepath.Join(machine.AssetsDir, "kubernetes"))
 	}
-	err := n.checkArguments()
+	err = n.checkArguments()
 	return n, err
 }
 
