@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -12,9 +13,12 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
@@ -41,7 +45,8 @@ func SetupWithManager(mgr ctrl.Manager, clusterCache clustercache.ClusterCache, 
 		WatchesRawSource(clusterCache.GetClusterSource("capstan-csr", func(_ context.Context, obj client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 		})).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster), builder.WithPredicates(machineChanged())).
+		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(resumed())).
 		Build(r)
 	r.controller = c
 	return err
@@ -49,6 +54,35 @@ func SetupWithManager(mgr ctrl.Manager, clusterCache clustercache.ClusterCache, 
 
 func machineToCluster(_ context.Context, obj client.Object) []ctrl.Request {
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: obj.(*clusterv1.Machine).Spec.ClusterName}}}
+}
+
+// machineChanged passes what a decision depends on: that there is a Machine, its node and its addresses. A status of
+// a Machine is written a dozen times on its way up.
+func machineChanged() predicate.Predicate {
+	return predicate.Funcs{
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			old, now := e.ObjectOld.(*clusterv1.Machine), e.ObjectNew.(*clusterv1.Machine)
+			return old.Status.NodeRef != now.Status.NodeRef || !slices.Equal(old.Status.Addresses, now.Status.Addresses)
+		},
+	}
+}
+
+// resumed passes the update that ends a pause: requests may have come meanwhile.
+func resumed() predicate.Predicate {
+	paused := func(o client.Object) bool { return annotations.IsPaused(o.(*clusterv1.Cluster), o) }
+	return predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool { return paused(e.ObjectOld) && !paused(e.ObjectNew) },
+	}
+}
+
+// open passes requests that nobody has decided on.
+func open() predicate.TypedPredicate[client.Object] {
+	return predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return !decided(o.(*certificatesv1.CertificateSigningRequest))
+	})
 }
 
 // Reconcile watches the requests of a Cluster and decides on those that are open.
@@ -76,6 +110,7 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: cluster}}
 		}),
+		Predicates: []predicate.TypedPredicate[client.Object]{open()},
 	})); err != nil {
 		return err
 	}
@@ -83,26 +118,29 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	if err != nil {
 		return err
 	}
+	// Both lists are as long as the cluster is large, and only read: they are not copied.
 	requests := &certificatesv1.CertificateSigningRequestList{}
-	if err := workload.List(ctx, requests); err != nil {
+	if err := workload.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
+	undecided := slices.DeleteFunc(requests.Items, func(c certificatesv1.CertificateSigningRequest) bool { return decided(&c) })
+	if len(undecided) == 0 {
+		return nil
+	}
 	machines := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, machines, client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}); err != nil {
+	if err := r.Client.List(ctx, machines, client.InNamespace(cluster.Namespace),
+		client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	var errs []error
-	for i := range requests.Items {
-		errs = append(errs, r.answer(ctx, workload, &requests.Items[i], machines.Items))
+	for i := range undecided {
+		errs = append(errs, r.answer(ctx, workload, undecided[i].DeepCopy(), machines.Items))
 	}
 	return errors.Join(errs...)
 }
 
 // answer writes the decision on one request.
 func (r *Reconciler) answer(ctx context.Context, workload client.Client, request *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) error {
-	if decided(request) {
-		return nil
-	}
 	decision := Decide(request, machines)
 	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
 	condition := certificatesv1.CertificateSigningRequestCondition{Status: corev1.ConditionTrue, Reason: reason, Message: decision.Message}

@@ -97,7 +97,8 @@ func Members(ctx context.Context, c client.Reader, cluster client.ObjectKey, exc
 	if err := c.List(ctx, machines, client.InNamespace(cluster.Namespace), of, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
 		return nil, err
 	}
-	if err := c.List(ctx, infra, client.InNamespace(cluster.Namespace), of); err != nil {
+	// All machines of the cluster, and only read: they are not copied.
+	if err := c.List(ctx, infra, client.InNamespace(cluster.Namespace), of, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(Backends(machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
