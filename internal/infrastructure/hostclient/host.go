@@ -49,6 +49,7 @@ type Host struct {
 	machines      map[string]*hostpb.Machine
 	loadBalancers map[string]*hostpb.LoadBalancer
 	promised      map[string]int64
+	removals      int // of machines, told by the host
 }
 
 func newHost(name, address string, creds credentials.Client, notify func(Event)) (*Host, error) {
@@ -113,6 +114,26 @@ func (h *Host) Machine(id string) *hostpb.Machine {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.machines[id]
+}
+
+// EnsureMachine makes a machine, or finds it. The mirror has it at once: until the host's event comes, which may take
+// a while when there are many, it would seem to be lost.
+func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest, opts ...grpc.CallOption) (*hostpb.Machine, error) {
+	h.mu.RLock()
+	before := h.removals
+	h.mu.RUnlock()
+	m, err := h.HostClient.EnsureMachine(ctx, r, opts...)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// Not what an event may have told us already, or a removal that has overtaken the answer.
+	if id := m.GetSpec().GetId(); h.err == nil && h.machines[id] == nil && h.removals == before {
+		h.machines[id] = m
+		delete(h.promised, id)
+	}
+	return m, nil
 }
 
 // LoadBalancer returns the load balancer as the host last described it, or nil.
@@ -232,6 +253,9 @@ func (h *Host) apply(e *hostpb.Event) {
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
 		out.Machine = o.Machine
+		if gone {
+			h.removals++
+		}
 		put(h.machines, o.Machine.GetSpec().GetId(), o.Machine, gone)
 		delete(h.promised, o.Machine.GetSpec().GetId())
 	case *hostpb.Event_LoadBalancer:

@@ -68,6 +68,7 @@ func TestMirrorSurvivesAnOutage(t *testing.T) {
 	g.Expect(h.Info().GetCpus()).To(Equal(int32(4)))
 
 	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
+	g.Expect(h.Machine("id-1")).NotTo(BeNil(), "known as soon as it is made")
 	ensure(g, h, "id-2", "b", "10.200.0.3", gib)
 	g.Eventually(func() hostpb.MachineStatus_Phase { return h.Machine("id-1").GetStatus().GetPhase() }).Should(Equal(hostpb.MachineStatus_RUNNING))
 	g.Eventually(func() *hostpb.Machine { return h.Machine("id-2") }).ShouldNot(BeNil())
