@@ -8,11 +8,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -63,35 +61,20 @@ func run(ctx context.Context, o options) (err error) {
 	base := median(floors)
 	fmt.Printf("floor: etcd and API server from empty folders to /readyz: median %.2f s of %v\n\n", base.Seconds(), floors)
 
-	root := o.root
-	if root == "" {
-		if root, err = os.MkdirTemp("", "capstan-bench-"); err != nil {
-			return err
-		}
-		defer os.RemoveAll(root)
-	}
-	capstan := func(ctx context.Context, args ...string) ([]byte, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(bin, "capstan"), append(args, "--root", root)...)
-		cmd.Stderr = os.Stderr
-		return cmd.Output()
-	}
 	start := time.Now()
-	if _, err := capstan(ctx, "up"); err != nil {
-		return fmt.Errorf("capstan up: %w", err)
+	capstan, err := measure.Up(ctx, bin, o.root)
+	if err != nil {
+		return err
 	}
-	defer func() {
-		// The plane must go even when the run was interrupted.
-		_, downErr := capstan(context.WithoutCancel(ctx), "down")
-		err = errors.Join(err, downErr)
-	}()
+	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
 	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
 
-	kubeconfig, err := capstan(ctx, "get", "kubeconfig", "--management")
+	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
 	if err != nil {
 		return err
 	}
 	plane, err := measure.NewPlane(kubeconfig, func(ctx context.Context, name string) ([]byte, error) {
-		return capstan(ctx, "create", "cluster", name, "--dry-run",
+		return capstan.Run(ctx, "create", "cluster", name, "--dry-run",
 			"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers))
 	})
 	if err != nil {
@@ -147,13 +130,7 @@ func printMemory(ctx context.Context, plane *measure.Plane, timelines []measure.
 		return err
 	}
 	fmt.Println("\nresident memory (proportional set size) of the machines:")
-	for _, m := range usage {
-		var parts []string
-		for _, p := range m.Processes {
-			parts = append(parts, fmt.Sprintf("%s %d", p.Name, p.Bytes>>20))
-		}
-		fmt.Printf("  %-14s %5d MiB: %s\n", m.Role, m.Total>>20, strings.Join(parts, ", "))
-	}
+	measure.PrintUsage(usage)
 	fmt.Println()
 	return nil
 }

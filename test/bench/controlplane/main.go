@@ -8,11 +8,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -54,30 +52,17 @@ func run(ctx context.Context, bin string) (err error) {
 	if err != nil {
 		return err
 	}
-	root, err := os.MkdirTemp("", "capstan-bench-")
+	capstan, err := measure.Up(ctx, bin, "")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(root)
-	capstan := func(ctx context.Context, args ...string) ([]byte, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(bin, "capstan"), append(args, "--root", root)...)
-		cmd.Stderr = os.Stderr
-		return cmd.Output()
-	}
-	if _, err := capstan(ctx, "up"); err != nil {
-		return fmt.Errorf("capstan up: %w", err)
-	}
-	defer func() {
-		// The plane must go even when the run was interrupted.
-		_, downErr := capstan(context.WithoutCancel(ctx), "down")
-		err = errors.Join(err, downErr)
-	}()
-	management, err := capstan(ctx, "get", "kubeconfig", "--management")
+	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
+	management, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
 	if err != nil {
 		return err
 	}
 	plane, err := measure.NewPlane(management, func(ctx context.Context, name string) ([]byte, error) {
-		return capstan(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", from, "--workers", "0")
+		return capstan.Run(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", from, "--workers", "0")
 	})
 	if err != nil {
 		return err
@@ -104,7 +89,7 @@ func run(ctx context.Context, bin string) (err error) {
 	if err != nil {
 		return err
 	}
-	workload, err := capstan(ctx, "get", "kubeconfig", cluster)
+	workload, err := capstan.Run(ctx, "get", "kubeconfig", cluster)
 	if err != nil {
 		return err
 	}
@@ -131,13 +116,7 @@ func run(ctx context.Context, bin string) (err error) {
 	w.end()
 	fmt.Printf("\n%d writes acknowledged, %d failed in spite of retries\n", w.acknowledged, w.failed)
 	fmt.Println("\nresident memory (proportional set size) of an idle control plane machine:")
-	for _, m := range usage {
-		var parts []string
-		for _, p := range m.Processes {
-			parts = append(parts, fmt.Sprintf("%s %d", p.Name, p.Bytes>>20))
-		}
-		fmt.Printf("  %-14s %5d MiB: %s\n", m.Role, m.Total>>20, strings.Join(parts, ", "))
-	}
+	measure.PrintUsage(usage)
 	return nil
 }
 

@@ -30,6 +30,17 @@ type Usage struct {
 	Processes []Process
 }
 
+// PrintUsage prints what machines hold, one a line.
+func PrintUsage(usage []Usage) {
+	for _, m := range usage {
+		var parts []string
+		for _, p := range m.Processes {
+			parts = append(parts, fmt.Sprintf("%s %d", p.Name, p.Bytes>>20))
+		}
+		fmt.Printf("  %-14s %5d MiB: %s\n", m.Role, m.Total>>20, strings.Join(parts, ", "))
+	}
+}
+
 // Memory returns the proportional set size of every machine of the clusters, program by program.
 // It finds a machine's processes by the /etc/hostname of their root folder, which is the machine's name.
 func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, error) {

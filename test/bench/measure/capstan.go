@@ -1,0 +1,48 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Capstan is the capstan command of a build, for a management plane of its own.
+type Capstan struct {
+	bin, root string
+	temporary bool
+}
+
+// Up starts a management plane below the root folder, or below a temporary one when root is empty. Down must be
+// called, also when the run was interrupted.
+func Up(ctx context.Context, bin, root string) (*Capstan, error) {
+	c := &Capstan{bin: bin, root: root, temporary: root == ""}
+	if c.temporary {
+		var err error
+		if c.root, err = os.MkdirTemp("", "capstan-bench-"); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := c.Run(ctx, "up"); err != nil {
+		return nil, errors.Join(fmt.Errorf("capstan up: %w", err), c.Down(ctx))
+	}
+	return c, nil
+}
+
+// Run runs a command and returns what it prints.
+func (c *Capstan) Run(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "capstan"), append(args, "--root", c.root)...)
+	cmd.Stderr = os.Stderr
+	return cmd.Output()
+}
+
+// Down takes the plane down, also when ctx has ended.
+func (c *Capstan) Down(ctx context.Context) error {
+	_, err := c.Run(context.WithoutCancel(ctx), "down")
+	if c.temporary {
+		err = errors.Join(err, os.RemoveAll(c.root))
+	}
+	return err
+}
