@@ -140,9 +140,9 @@ func setStatus(s *scope) {
 	cp.Status.ObservedGeneration = cp.Generation
 	cp.Status.Selector = collections.ControlPlaneSelectorForCluster(s.cluster.Name).String()
 	cp.Status.Versions = versions(s.machines)
-	cp.Status.Version = "" //nolint:staticcheck // deprecated, and still read (CP-05)
+	cp.Status.Version = "" // deprecated, and still read (CP-05)
 	if len(cp.Status.Versions) > 0 {
-		cp.Status.Version = cp.Status.Versions[0].Version //nolint:staticcheck // as above
+		cp.Status.Version = cp.Status.Versions[0].Version // as above
 	}
 	cp.Status.Replicas = ptr.To(int32(len(s.machines)))
 	cp.Status.ReadyReplicas = count(s.machines, clusterv1.ReadyCondition)

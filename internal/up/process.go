@@ -212,7 +212,7 @@ func lastLine(log *os.File) string {
 }
 
 func (p *process) command(log *os.File) *exec.Cmd {
-	cmd := exec.Command(p.path, p.args...) //nolint:noctx // Stop ends it, with grace
+	cmd := exec.Command(p.path, p.args...) // Stop ends it, with grace
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, p.env...)

@@ -111,7 +111,7 @@ func copyFile(source, target string, info os.FileInfo) (err error) {
 		return err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755) //nolint:gosec // a program
+	out, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func daemonize(log string, notify *os.File, name string, args ...string) error {
 		return err
 	}
 	defer out.Close()
-	cmd := exec.Command(name, args...) //nolint:noctx // it outlives this process
+	cmd := exec.Command(name, args...) // it outlives this process
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, "/"
 	cmd.ExtraFiles = []*os.File{notify}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -103,7 +103,7 @@ func prepareRoot(l Layout) error {
 	if err := os.MkdirAll(l.Root, 0o711); err != nil {
 		return err
 	}
-	return os.Chmod(l.Root, 0o711) //nolint:gosec // the system user must get to its own folders in it
+	return os.Chmod(l.Root, 0o711) // the system user must get to its own folders in it
 }
 
 // commandLock keeps two commands that change the installation apart. It is the first file of a root

@@ -330,9 +330,10 @@ func TestCheckEndpoint(t *testing.T) {
 
 // TestVersion (CP-05).
 func TestVersion(t *testing.T) {
+	const trailing = "v1.36.3 " // a space
 	for in, want := range map[string]string{
 		"v1.36.3": "v1.36.3", "1.36.3": "v1.36.3", "v1.37.0-rc.1+build": "v1.37.0-rc.1+build",
-		"": "", "v1.36": "", "latest": "", "v1.36.3 ": "", "vv1.36.3": "",
+		"": "", "v1.36": "", "latest": "", trailing: "", "vv1.36.3": "",
 	} {
 		if got, err := render.Version(in); got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: got %q, %v", in, got, err)

@@ -25,7 +25,7 @@ func (b *Balancer) watchHealth(backend *backend) {
 			// Health is no secret and nothing is sent: the certificate matters to the clients, whose
 			// connections pass through untouched.
 			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as said
-			DisableKeepAlives: true, // a new connection tells whether new connections work
+			DisableKeepAlives: true,                                  // a new connection tells whether new connections work
 		},
 	}
 	interval, failed := b.timing.FirstChecks, 0

@@ -70,7 +70,7 @@ func transport(t *testing.T, c credentials.Client, serverName string) grpccreden
 		t.Fatal(err)
 	}
 	if serverName != "" {
-		if err := transport.OverrideServerName(serverName); err != nil { //nolint:staticcheck // no other way
+		if err := transport.OverrideServerName(serverName); err != nil { // deprecated; there is no other way
 			t.Fatal(err)
 		}
 	}

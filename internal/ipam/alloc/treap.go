@@ -68,7 +68,7 @@ func (t *Tree[T]) Len() int { return t.root.count() }
 func (t *Tree[T]) Set(item T) {
 	t.Delete(item)
 	below, rest := t.split(t.root, item)
-	node := &treeNode[T]{item: item, priority: rand.Uint64(), size: 1} //nolint:gosec // balance, not secrecy.
+	node := &treeNode[T]{item: item, priority: rand.Uint64(), size: 1} // balance, not secrecy.
 	t.root = merge(merge(below, node), rest)
 }
 

@@ -207,7 +207,7 @@ func (p *Pool) process(ctx context.Context, batch []*request) error {
 // that both want a record would otherwise take it from each other before
 // either has used it.
 func giveWay(attempt int) {
-	time.Sleep(rand.N(20 * time.Millisecond << min(attempt, 6))) //nolint:gosec // dice, not secrecy.
+	time.Sleep(rand.N(20 * time.Millisecond << min(attempt, 6))) // dice, not secrecy.
 }
 
 // apply applies a batch and returns the object to write, or nil.

@@ -129,13 +129,18 @@ func writeKey(path string) error {
 // freePorts returns ports that were free a moment ago. All are held until all are found, so that
 // they differ.
 func freePorts(n int) ([]int, error) {
-	ports := make([]int, 0, n)
+	ports, held := make([]int, 0, n), make([]net.Listener, 0, n)
+	defer func() {
+		for _, l := range held {
+			_ = l.Close()
+		}
+	}()
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return nil, err
 		}
-		defer l.Close()
+		held = append(held, l)
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil

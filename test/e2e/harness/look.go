@@ -4,6 +4,7 @@ package harness
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -74,7 +75,7 @@ func Processes() ([]Process, error) {
 		}
 		args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
 		p := Process{PID: pid, Name: filepath.Base(args[0]), Args: args}
-		if host, err := os.ReadFile(filepath.Join(dir, "root/etc/hostname")); err == nil && string(host) != string(own) {
+		if host, err := os.ReadFile(filepath.Join(dir, "root/etc/hostname")); err == nil && !bytes.Equal(host, own) {
 			p.Machine = strings.TrimSpace(string(host))
 		}
 		if p.Machine != "" || ourPrograms[p.Name] {
