@@ -64,13 +64,16 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Option
 // Setup adds the reconcilers of the infrastructure provider.
 func Setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options, networkPool netip.Prefix, networkBits int) error {
 	pool := hostclient.NewPool(ctx, mgr.GetAPIReader())
-	return errors.Join(
+	var errs []error
+	for _, kind := range machinetemplate.Kinds {
+		errs = append(errs, (&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient(), Kind: kind}).SetupWithManager(ctx, mgr))
+	}
+	return errors.Join(append(errs,
 		(&host.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&cluster.Reconciler{
 			Options: opts, Client: mgr.GetClient(), Pool: pool, NetworkPool: networkPool, NetworkBits: networkBits,
 		}).SetupWithManager(ctx, mgr),
 		(&machine.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
-		(&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
 		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
-	)
+	)...)
 }

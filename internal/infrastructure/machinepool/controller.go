@@ -65,7 +65,7 @@ type scope struct {
 	stored *infrav1.CapstanMachinePool
 }
 
-// SetupWithManager adds the reconcilers of pools and of their templates (ALL-13).
+// SetupWithManager adds the reconciler of pools (ALL-13).
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.recorder = mgr.GetEventRecorder("capstanmachinepool-controller")
 	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachinepool")
@@ -82,10 +82,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), hostChanged())).
 		Build(ctx, r)
-	if err != nil {
-		return err
-	}
-	return (&templateReconciler{Options: r.Options, Client: r.Client}).setup(ctx, mgr)
+	return err
 }
 
 // Reconcile implements reconcile.Reconciler.

@@ -1,5 +1,5 @@
-// Package machinetemplate reconciles CapstanMachineTemplates: it shows what a machine made from a template
-// will have, for autoscalers that scale from zero (IM-07).
+// Package machinetemplate reconciles the templates of machines and of pools: it shows what a machine made from a
+// template will have, for autoscalers that scale from zero (IM-07, MP-10).
 package machinetemplate
 
 import (
@@ -7,7 +7,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,22 +29,54 @@ import (
 	"capstan.dev/capstan/internal/manager"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,verbs=get;list;watch
-// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates;capstanmachinepooltemplates,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates/status;capstanmachinepooltemplates/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
 
-// Reconciler fills in the status of templates.
+// Kind is a kind of template.
+type Kind struct {
+	name   string
+	object func() client.Object
+	list   func() client.ObjectList
+	// parts of a template: what its machines shall be, and where it is told what they will have.
+	parts func(client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus)
+}
+
+// Kinds are the templates of machines, and those of pools.
+var Kinds = []Kind{
+	{
+		"CapstanMachineTemplate",
+		func() client.Object { return &infrav1.CapstanMachineTemplate{} },
+		func() client.ObjectList { return &infrav1.CapstanMachineTemplateList{} },
+		func(o client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus) {
+			t := o.(*infrav1.CapstanMachineTemplate)
+			return &t.Spec.Template.Spec, &t.Status
+		},
+	},
+	{
+		"CapstanMachinePoolTemplate",
+		func() client.Object { return &infrav1.CapstanMachinePoolTemplate{} },
+		func() client.ObjectList { return &infrav1.CapstanMachinePoolTemplateList{} },
+		func(o client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus) {
+			t := o.(*infrav1.CapstanMachinePoolTemplate)
+			return &t.Spec.Template.Spec.MachineTemplate.Spec, (*infrav1.CapstanMachineTemplateStatus)(&t.Status)
+		},
+	},
+}
+
+// Reconciler fills in the status of the templates of a kind.
 type Reconciler struct {
 	manager.Options
 	Client client.Client
+	Kind   Kind
 }
 
 // SetupWithManager adds the reconciler.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachinetemplate")
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", r.Kind.name)
 	return capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanMachineTemplate{}, builder.WithPredicates(manager.IgnoreStatus())).
-		WithOptions(r.For("CapstanMachineTemplate")).
+		For(r.Kind.object(), builder.WithPredicates(manager.IgnoreStatus())).
+		WithOptions(r.For(r.Kind.name)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), sizeChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
 		Complete(ctx, r)
@@ -53,54 +88,58 @@ var sizeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 }}
 
 func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
-	return r.list(ctx)
+	return r.listed(ctx)
 }
 
-// ofCluster maps a Cluster, which may have been paused or resumed, to the templates that it owns.
+// ofCluster maps a Cluster, which may have been paused or resumed, to the templates of its namespace.
 func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.list(ctx, client.InNamespace(o.GetNamespace()))
+	return r.listed(ctx, client.InNamespace(o.GetNamespace()))
 }
 
-func (r *Reconciler) list(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	list := &infrav1.CapstanMachineTemplateList{}
+func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
+	list := r.Kind.list()
 	if r.Client.List(ctx, list, opts...) != nil {
 		return nil
 	}
 	var out []reconcile.Request
-	for i := range list.Items {
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-	}
+	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // a list of ours: it has items
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
+		return nil
+	})
 	return out
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	t := &infrav1.CapstanMachineTemplate{}
+	t := r.Kind.object()
 	if err := r.Client.Get(ctx, req.NamespacedName, t); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.Watches(t) || !t.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, nil
-	}
 	// A template has no conditions, so that only the pause itself is obeyed (ALL-08).
-	if annotations.HasPaused(t) {
+	if !r.Watches(t) || !t.GetDeletionTimestamp().IsZero() || annotations.HasPaused(t) {
 		return ctrl.Result{}, nil
 	}
-	cluster, err := util.GetOwnerCluster(ctx, r.Client, t.ObjectMeta)
+	cluster, err := util.GetOwnerCluster(ctx, r.Client, metadata(t))
 	if client.IgnoreNotFound(err) != nil || cluster != nil && annotations.IsPaused(cluster, t) {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	usable, err := hosts.Usable(ctx, r.Client, t.Namespace, t.Spec.Template.Spec.HostSelector)
+	before := t.DeepCopyObject().(client.Object)
+	spec, status := r.Kind.parts(t)
+	usable, err := hosts.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	status := Describe(t.Spec.Template.Spec, usable)
-	if equality.Semantic.DeepEqual(t.Status, status) {
+	described := Describe(*spec, usable)
+	if equality.Semantic.DeepEqual(*status, described) {
 		return ctrl.Result{}, nil
 	}
-	before := t.DeepCopy()
-	t.Status = status
+	*status = described
 	return ctrl.Result{}, r.Client.Status().Patch(ctx, t, client.MergeFrom(before))
+}
+
+// metadata that finds the owner of a template.
+func metadata(t client.Object) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: t.GetNamespace(), OwnerReferences: t.GetOwnerReferences()}
 }
 
 // Describe says what a machine made from the template will have on any of the hosts. A machine that takes
