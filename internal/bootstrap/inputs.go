@@ -196,7 +196,11 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 			out = append(out, render.File{Path: c.KeyFile, Permissions: "0600", Content: c.KeyPair.Key})
 		}
 	}
-	return out, nil
+	if role == nodeconfig.RoleWorker {
+		return out, nil
+	}
+	cross, err := r.crossCertificate(ctx, s)
+	return append(out, cross...), err
 }
 
 // Certificates are the certificate authorities of a cluster, as the control plane provider makes them

@@ -189,10 +189,13 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 	}
 	created := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       key.Namespace,
-			Name:            key.Name,
-			Labels:          map[string]string{clusterv1.ClusterNameLabel: s.cluster.Name},
-			Annotations:     map[string]string{bootstrapv1.KubernetesVersionAnnotation: in.KubernetesVersion},
+			Namespace: key.Namespace,
+			Name:      key.Name,
+			Labels:    map[string]string{clusterv1.ClusterNameLabel: s.cluster.Name},
+			Annotations: map[string]string{
+				bootstrapv1.KubernetesVersionAnnotation: in.KubernetesVersion,
+				bootstrapv1.AuthoritiesAnnotation:       namedAuthorities(in.Certificates),
+			},
 			OwnerReferences: []metav1.OwnerReference{controllerRef(s.config)},
 		},
 		Type: clusterv1.ClusterSecretType,
@@ -229,7 +232,7 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 			return nil, err
 		}
 	}
-	return data, nil
+	return r.refreshAuthorities(ctx, s, existing)
 }
 
 func controllerRef(config *bootstrapv1.CapstanConfig) metav1.OwnerReference {

@@ -77,7 +77,12 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 		return "", err
 	case existing != nil:
 		c.KeyPair = &certs.KeyPair{Cert: existing.Data[secret.TLSCrtDataName], Key: existing.Data[secret.TLSKeyDataName]}
-		return checkCertificate(name, c, now()), nil
+		if problem := checkCertificate(name, c, now()); problem != "" || c.Purpose != secret.ClusterCA {
+			return problem, nil
+		}
+		s.authority = existing
+		state := s.rotation()
+		return unsafeAuthorities(name, state.everywhere, state.secret), nil
 	case c.External:
 		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
 	case s.initialized():
@@ -86,6 +91,11 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 	one := secret.Certificates{c}
 	if err := one.Generate(); err != nil {
 		return "", err
+	}
+	if c.Purpose == secret.ClusterCA {
+		if c.KeyPair, err = newAuthority(now()); err != nil {
+			return "", err
+		}
 	}
 	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.cluster), controllerRef(s.controlPlane))
 }

@@ -63,6 +63,9 @@ func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err 
 	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil {
 		return false, err
 	}
+	if err := r.readAuthority(ctx, s); err != nil {
+		return false, err
+	}
 	return true, r.findOutdated(ctx, s)
 }
 

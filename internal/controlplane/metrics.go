@@ -40,6 +40,7 @@ func measure(s *scope) {
 	set("voting", v.voting)
 	set("healthy", v.healthy)
 	set("other", len(f.members())-v.voting)
+	measureSizes(s)
 }
 
 // forgetMetrics removes the metrics of a control plane that has gone.
@@ -48,4 +49,5 @@ func forgetMetrics(key client.ObjectKey) {
 	created.DeletePartialMatch(labels)
 	deleted.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
+	forgetEtcd(key)
 }

@@ -75,7 +75,9 @@ type scope struct {
 	infraCluster *unstructured.Unstructured
 	endpoint     clusterv1.APIEndpoint
 	certificates secret.Certificates
-	kubeconfig   []byte
+	// authority is the secret of the cluster's certificate authority.
+	authority  *corev1.Secret
+	kubeconfig []byte
 	// outdated says for each Machine by name why it is not up to date.
 	outdated map[string][]string
 	// workload is what the workload cluster says of its machines.
@@ -180,10 +182,11 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	rotate := r.reconcileRotation(ctx, s)
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, retry, look, rotate, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err

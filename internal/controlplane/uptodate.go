@@ -27,7 +27,7 @@ func (r *Reconciler) findOutdated(ctx context.Context, s *scope) error {
 		}
 		s.outdated[machine.Name] = outdated(s.controlPlane, machine, config, infraMachine, now())
 	}
-	return nil
+	return r.findOtherAuthorities(ctx, s)
 }
 
 // partsOf are the CapstanConfig and the infrastructure machine of a Machine; nil when they are not there,

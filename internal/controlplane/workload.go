@@ -129,7 +129,11 @@ func (r *Reconciler) read(ctx context.Context, s *scope, w *workload) (err error
 	if !s.stacked() {
 		return nil
 	}
+	start := time.Now()
 	w.members, err = readMembers(ctx, w.client)
+	if err == nil {
+		etcdRead.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name).Observe(time.Since(start).Seconds())
+	}
 	switch {
 	case meta.IsNoMatchError(err) || apierrors.IsNotFound(err):
 		w.missing = true

@@ -14,6 +14,10 @@ type Role string
 // MachinePool that has a new version already keeps the old Secret for a moment.
 const KubernetesVersionAnnotation = "bootstrap.capstan.dev/kubernetes-version"
 
+// AuthoritiesAnnotation on a Secret with bootstrap data names the certificate authorities of the cluster that are in
+// it, by their fingerprints. The first one signs.
+const AuthoritiesAnnotation = "bootstrap.capstan.dev/certificate-authorities"
+
 const (
 	// RoleInit is the first control plane machine: it makes a new etcd cluster.
 	RoleInit Role = "Init"

@@ -136,6 +136,10 @@ type CapstanControlPlaneSpec struct {
 	// kubeconfig configures the client certificate of the kubeconfig secret (CP-14).
 	// +optional
 	Kubeconfig KubeconfigSpec `json:"kubeconfig,omitempty,omitzero"`
+
+	// certificates says when the certificate authority of the cluster is replaced.
+	// +optional
+	Certificates CertificatesSpec `json:"certificates,omitempty,omitzero"`
 }
 
 // MachineTemplate is what the Machines of a control plane are made from.
@@ -306,7 +310,7 @@ type CapstanControlPlaneStatus struct {
 	// conditions are the observations of the current state: Available, Initialized,
 	// CertificatesAvailable, KubeconfigAvailable, EtcdClusterHealthy, ControlPlaneComponentsHealthy,
 	// MachinesReady, MachinesUpToDate, RollingOut, ScalingUp, ScalingDown, Remediating, Deleting,
-	// Paused.
+	// Paused, CertificateAuthorityRotating.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

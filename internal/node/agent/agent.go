@@ -68,6 +68,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		group.Go(func() error { return a.careForEtcd(ctx) })
 		group.Go(func() error { return a.careForOwnMember(ctx, expires) })
 	}
+	group.Go(func() error { return a.followAuthorities(ctx) })
 	group.Go(func() error { return up.RenewCertificates(ctx, config, a.name, latest(expires), log) })
 	return group.Wait()
 }
@@ -142,6 +143,8 @@ type node struct {
 	uid       string
 	podCIDRs  []netip.Prefix
 	addresses []netip.Addr
+	// annotations of the node agent's own.
+	annotations map[string]string
 }
 
 // watchNodes calls see with all Nodes that match, at first when all are known, then at each change.
@@ -202,11 +205,25 @@ func stripNode(object any) (any, error) {
 	slim.SetName(full.GetName())
 	slim.SetUID(full.GetUID())
 	slim.SetResourceVersion(full.GetResourceVersion())
+	slim.SetAnnotations(ownAnnotations(full.GetAnnotations()))
 	return slim, unstructured.SetNestedStringSlice(slim.Object, podCIDRs, "spec", "podCIDRs")
 }
 
+func ownAnnotations(all map[string]string) map[string]string {
+	var out map[string]string
+	for _, key := range []string{nodeconfig.AuthoritiesAnnotation, nodeconfig.TrustedAuthoritiesAnnotation, nodeconfig.KubeletAuthorityAnnotation} {
+		if value, ok := all[key]; ok {
+			if out == nil {
+				out = map[string]string{}
+			}
+			out[key] = value
+		}
+	}
+	return out
+}
+
 func nodeOf(object *unstructured.Unstructured) node {
-	n := node{name: object.GetName(), uid: string(object.GetUID())}
+	n := node{name: object.GetName(), uid: string(object.GetUID()), annotations: object.GetAnnotations()}
 	podCIDRs, _, _ := unstructured.NestedStringSlice(object.Object, "spec", "podCIDRs")
 	for _, text := range podCIDRs {
 		if prefix, err := netip.ParsePrefix(text); err == nil {

@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -24,7 +25,7 @@ import (
 	"capstan.dev/capstan/internal/node/pki"
 )
 
-// Request is a client certificate that a machine asks the cluster for.
+// Request is a certificate that a machine asks the cluster for: a client's, unless it says otherwise.
 type Request struct {
 	// Name begins the name of the CertificateSigningRequest.
 	Name string
@@ -32,6 +33,9 @@ type Request struct {
 	Signer       string
 	CommonName   string
 	Organization []string
+	// DNSNames and IPs make it the certificate of a server.
+	DNSNames []string
+	IPs      []net.IP
 	// KeyFile is made when it is not there. It is kept, so the same request is found again after a crash.
 	KeyFile string
 }
@@ -44,7 +48,7 @@ func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request
 		return nil, err
 	}
 	subject := pkix.Name{CommonName: r.CommonName, Organization: r.Organization}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject, DNSNames: r.DNSNames, IPAddresses: r.IPs}, key)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +57,7 @@ func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request
 		return nil, err
 	}
 	name := requestName(r, public)
-	csr, err := requestObject(name, r.Signer, der)
+	csr, err := requestObject(name, r, der)
 	if err != nil {
 		return nil, err
 	}
@@ -79,14 +83,18 @@ func requestName(r Request, public []byte) string {
 	return r.Name + "-" + hex.EncodeToString(sum.Sum(nil)[:10])
 }
 
-func requestObject(name, signer string, der []byte) (*unstructured.Unstructured, error) {
+func requestObject(name string, r Request, der []byte) (*unstructured.Unstructured, error) {
+	purpose := certificatesv1.UsageClientAuth
+	if len(r.DNSNames)+len(r.IPs) > 0 {
+		purpose = certificatesv1.UsageServerAuth
+	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&certificatesv1.CertificateSigningRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-			SignerName: signer,
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+			SignerName: r.Signer,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, purpose},
 		},
 	})
 	return &unstructured.Unstructured{Object: object}, err

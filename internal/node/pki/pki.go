@@ -67,10 +67,20 @@ func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew t
 	if err != nil {
 		return time.Time{}, fmt.Errorf("signing %s: %w", l.Name, err)
 	}
-	if err := WriteFile(certPath, EncodeCert(made)); err != nil {
+	if err := WriteFile(certPath, append(EncodeCert(made), chain(dir, l.CA, ca)...)); err != nil {
 		return time.Time{}, err
 	}
 	return RenewAt(made), nil
+}
+
+// chain is what follows a leaf: after a rotation its authority, signed by the one before, so that who only
+// trusts that one can still verify the leaf. Nothing before the first rotation.
+func chain(dir, name string, ca *x509.Certificate) []byte {
+	cross, err := readCert(filepath.Join(dir, filepath.Dir(name), "cross-"+filepath.Base(name)+".crt"))
+	if err != nil || !bytes.Equal(cross.RawSubjectPublicKeyInfo, ca.RawSubjectPublicKeyInfo) {
+		return nil
+	}
+	return EncodeCert(cross)
 }
 
 // RenewAt is when two thirds of a certificate's validity are over.

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"crypto/rand"
 	"crypto/x509"
 	"net"
 	"os"
@@ -131,5 +132,61 @@ func TestEndsWithItsCA(t *testing.T) {
 func TestMissingCA(t *testing.T) {
 	if _, err := (Leaf{Name: "leaf", CA: "ca"}).Ensure(t.TempDir(), time.Hour, time.Now()); err == nil {
 		t.Error("was made without a CA")
+	}
+}
+
+// TestChain: after a rotation a leaf is followed by its authority as the one before has signed it, and so
+// can be verified by who only trusts that one.
+func TestChain(t *testing.T) {
+	dir := t.TempDir()
+	writeCA(t, dir, "old")
+	writeCA(t, dir, "ca")
+	old, oldKey, err := loadCA(dir, "old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, _, err := loadCA(dir, "ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cross := *ca
+	cross.AuthorityKeyId = nil
+	der, err := x509.CreateCertificate(rand.Reader, &cross, old, ca.PublicKey, oldKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := Leaf{Name: "leaf", CA: "ca", CommonName: "cn", DNSNames: []string{"a"}, Usages: Server}
+	for _, c := range []struct {
+		name  string
+		cross *x509.Certificate
+		want  int
+	}{{"before any rotation", nil, 1}, {"of another authority", old, 1}, {"of this one", made, 2}} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.cross != nil {
+				if err := WriteFile(filepath.Join(dir, "cross-ca.crt"), EncodeCert(c.cross)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_ = os.Remove(filepath.Join(dir, "leaf.crt"))
+			if _, err := leaf.Ensure(dir, time.Hour, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			certs, err := cert.CertsFromFile(filepath.Join(dir, "leaf.crt"))
+			if err != nil || len(certs) != c.want {
+				t.Fatalf("%d certificates, %v", len(certs), err)
+			}
+			options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool()}
+			options.Roots.AddCert(old)
+			for _, c := range certs[1:] {
+				options.Intermediates.AddCert(c)
+			}
+			if _, err := certs[0].Verify(options); (err == nil) != (c.want == 2) {
+				t.Errorf("who only trusts the old one: %v", err)
+			}
+		})
 	}
 }

@@ -177,7 +177,7 @@ func (n *node) controllerManagerArgs() args {
 		arg("bind-address", "127.0.0.1"),
 		arg("client-ca-file", caFile),
 		arg("cluster-name", n.ClusterName),
-		arg("cluster-signing-cert-file", caFile),
+		arg("cluster-signing-cert-file", nodeconfig.SigningCAPath),
 		arg("cluster-signing-key-file", nodeconfig.PKIDir+"/ca.key"),
 		arg("controllers", "*,bootstrapsigner,tokencleaner"),
 		arg("flex-volume-plugin-dir", volumePluginDir),

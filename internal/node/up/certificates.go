@@ -3,6 +3,7 @@ package up
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -136,6 +137,9 @@ func (n *node) validity() time.Duration {
 // writeCertificates makes or renews all leaves. The kubelet's first client certificate is signed
 // here too: it holds the CA's key anyway. The kubelet renews it by itself.
 func (n *node) writeCertificates() error {
+	if err := writeSigningCA(); err != nil {
+		return err
+	}
 	for _, leaf := range n.leaves() {
 		if _, err := leaf.Ensure(nodeconfig.PKIDir, n.validity(), time.Now()); err != nil {
 			return err
@@ -150,6 +154,15 @@ func (n *node) writeCertificates() error {
 		return err
 	}
 	return kube.LinkCurrent(kubeletPKIDir, "kubelet-client", pair)
+}
+
+// writeSigningCA writes the first certificate of ca.crt, which signs, without those that are only trusted.
+func writeSigningCA() error {
+	authorities, err := cert.CertsFromFile(caFile)
+	if err != nil {
+		return fmt.Errorf("the CA that the bootstrap data writes: %w", err)
+	}
+	return pki.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authorities[0]))
 }
 
 // kubeletCertificateValid says whether the kubelet has a certificate that has not expired.

@@ -4,14 +4,11 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -29,7 +26,9 @@ func TestUpgrade(t *testing.T) {
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.settled(t, 3)
 	w := startWriter(t, s.Cluster)
-	k := startKiller(t, s)
+	k := startKiller(t, killEvery, func(n int) (string, error) {
+		return killOn(s.Name, []string{"kube-apiserver", "etcd"}[n%2], n, 3)
+	})
 
 	start := time.Now()
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = harness.KubernetesVersion })
@@ -85,54 +84,4 @@ func formerMinor(t *testing.T) string {
 		t.Fatal("bin/kubernetes has no version of a former minor: run `make build-kube`")
 	}
 	return slices.MaxFunc(found, semver.Compare)
-}
-
-// killer kills, again and again, an API server or a member of etcd on one machine after the other. They are back
-// within seconds, so that the majority stands.
-type killer struct {
-	stop   context.CancelFunc
-	done   sync.WaitGroup
-	killed []string
-}
-
-// killEvery leaves time to come back.
-const killEvery = 12 * time.Second
-
-func startKiller(t *testing.T, s *subject) *killer {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	k := &killer{stop: cancel}
-	k.done.Go(func() {
-		for n := 0; ctx.Err() == nil; n++ {
-			service := []string{"kube-apiserver", "etcd"}[n%2]
-			if machine, err := killOn(s.Name, service, n); err == nil {
-				k.killed = append(k.killed, service+" of "+machine)
-			}
-			pause(ctx, killEvery)
-		}
-	})
-	t.Cleanup(k.end)
-	return k
-}
-
-func (k *killer) end() { k.stop(); k.done.Wait() }
-
-// killOn kills the service on the n-th of the machines that run it.
-func killOn(cluster, service string, n int) (string, error) {
-	all, err := harness.Processes()
-	if err != nil {
-		return "", err
-	}
-	var running []harness.Process
-	for _, p := range all {
-		if p.Name == service && strings.HasPrefix(p.Machine, cluster+"-control-plane-") {
-			running = append(running, p)
-		}
-	}
-	if len(running) < 3 {
-		return "", errors.New("one is away already")
-	}
-	slices.SortFunc(running, func(a, b harness.Process) int { return strings.Compare(a.Machine, b.Machine) })
-	victim := running[n%len(running)]
-	return victim.Machine, syscall.Kill(victim.PID, syscall.SIGKILL)
 }

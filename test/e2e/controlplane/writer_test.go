@@ -24,8 +24,10 @@ const patience = time.Minute
 // writer writes all the while, as a client with ordinary retries does, and remembers what was acknowledged.
 type writer struct {
 	client *kubernetes.Clientset
-	stop   context.CancelFunc
-	done   sync.WaitGroup
+	// patience is for how long one write is tried again.
+	patience time.Duration
+	stop     context.CancelFunc
+	done     sync.WaitGroup
 
 	mu           sync.Mutex
 	acknowledged []string
@@ -36,13 +38,18 @@ type writer struct {
 
 func startWriter(t *testing.T, c *harness.Cluster) *writer {
 	t.Helper()
+	return startPatientWriter(t, c, patience)
+}
+
+func startPatientWriter(t *testing.T, c *harness.Cluster, patience time.Duration) *writer {
+	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	config.QPS, config.Timeout = -1, 3*time.Second
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	w := &writer{stop: cancel, last: time.Now()}
+	w := &writer{patience: patience, stop: cancel, last: time.Now()}
 	if w.client, err = kubernetes.NewForConfig(config); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +65,7 @@ func startWriter(t *testing.T, c *harness.Cluster) *writer {
 // write makes a ConfigMap, and tries until it is there or patience is over.
 func (w *writer) write(ctx context.Context, name string) {
 	var err error
-	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(w.patience); time.Now().Before(end) && ctx.Err() == nil; {
 		_, err = w.client.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		if err == nil || apierrors.IsAlreadyExists(err) {
 			w.acknowledge(name)
@@ -117,7 +124,7 @@ func (w *writer) check(t *testing.T) {
 		}
 	}
 	for _, failed := range w.failed {
-		t.Errorf("a write failed for %v: %s", patience, failed)
+		t.Errorf("a write failed for %v: %s", w.patience, failed)
 	}
 	t.Logf("%d writes acknowledged and found", len(w.acknowledged))
 }

@@ -1,0 +1,54 @@
+package controlplane
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+var (
+	ofMember = []string{"namespace", "name", "member"}
+
+	etcdSize = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "capstan_control_plane_etcd_db_size_bytes",
+		Help: "Size of the database file of a member of etcd, rounded up to a mebibyte.",
+	}, ofMember)
+
+	etcdInUse = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "capstan_control_plane_etcd_db_in_use_bytes",
+		Help: "How much of a member's database file is used, rounded up to a mebibyte. The rest comes back by defragmentation.",
+	}, ofMember)
+
+	etcdRead = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "capstan_control_plane_etcd_read_seconds",
+		Help:    "How long a small read takes, through the API server, that etcd's majority has to confirm.",
+		Buckets: []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5},
+	}, ofControlPlane)
+)
+
+func init() { ctrlmetrics.Registry.MustRegister(etcdSize, etcdInUse, etcdRead) }
+
+// measureSizes sets the gauges of the members that there are; those of others go.
+func measureSizes(s *scope) {
+	key := client.ObjectKeyFromObject(s.controlPlane)
+	forgetSizes(key)
+	for name, m := range s.workload.members {
+		for gauge, bytes := range map[*prometheus.GaugeVec]*int64{etcdSize: m.Status.DBSizeBytes, etcdInUse: m.Status.DBInUseBytes} {
+			if bytes != nil {
+				gauge.WithLabelValues(key.Namespace, key.Name, name).Set(float64(*bytes))
+			}
+		}
+	}
+}
+
+func forgetSizes(key client.ObjectKey) {
+	labels := prometheus.Labels{"namespace": key.Namespace, "name": key.Name}
+	etcdSize.DeletePartialMatch(labels)
+	etcdInUse.DeletePartialMatch(labels)
+}
+
+// forgetEtcd removes what is measured of the etcd of a control plane that has gone.
+func forgetEtcd(key client.ObjectKey) {
+	forgetSizes(key)
+	etcdRead.DeletePartialMatch(prometheus.Labels{"namespace": key.Namespace, "name": key.Name})
+}

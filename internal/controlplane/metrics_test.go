@@ -1,0 +1,41 @@
+package controlplane
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+// TestSizesInMetrics: each member's size is there, and goes with the member and with the control plane.
+func TestSizesInMetrics(t *testing.T) {
+	member := func(size, inUse int64) etcdv1.EtcdMember {
+		return etcdv1.EtcdMember{Status: etcdv1.EtcdMemberStatus{DBSizeBytes: ptr.To(size), DBInUseBytes: ptr.To(inUse)}}
+	}
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "sizes", Name: "demo"}}
+	s := &scope{controlPlane: cp, workload: &workload{members: map[string]etcdv1.EtcdMember{"a": member(8<<20, 3<<20), "b": member(9<<20, 3<<20), "new": {}}}}
+	measureSizes(s)
+	if got := testutil.ToFloat64(etcdSize.WithLabelValues("sizes", "demo", "b")); got != 9<<20 {
+		t.Errorf("the size of b is %v", got)
+	}
+	if got := testutil.ToFloat64(etcdInUse.WithLabelValues("sizes", "demo", "a")); got != 3<<20 {
+		t.Errorf("a uses %v", got)
+	}
+	if n := testutil.CollectAndCount(etcdSize); n != 2 {
+		t.Errorf("%d sizes", n)
+	}
+	delete(s.workload.members, "b")
+	measureSizes(s)
+	if n := testutil.CollectAndCount(etcdSize); n != 1 {
+		t.Errorf("%d sizes after a member has gone", n)
+	}
+	forgetMetrics(client.ObjectKeyFromObject(cp))
+	if n := testutil.CollectAndCount(etcdSize) + testutil.CollectAndCount(etcdInUse); n != 0 {
+		t.Errorf("%d are left of a control plane that has gone", n)
+	}
+}

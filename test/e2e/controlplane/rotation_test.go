@@ -1,0 +1,280 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// TestRotation_CP15 replaces the certificate authority of a cluster (docs/certificates.md) while a client that
+// only knows the old one writes, a pod asks the API server with what it has in its volume, and the manager is
+// killed in each phase. In the end nothing trusts the old one.
+func TestRotation_CP15(t *testing.T) {
+	s := &subject{Cluster: plane.CreateCluster(t, "default", "ca", "--workers", "1"), made: map[string]bool{}}
+	s.etcd = memberClient(t, s.Kubeconfig)
+	s.ready(t)
+	before, old := s.Kubeconfig, s.authorities(t)
+	if len(old) != 1 {
+		t.Fatalf("the secret has %d certificate authorities", len(old))
+	}
+	s.askAllTheWhile(t)
+	w := startWriter(t, s.withToken(t))
+
+	start := time.Now()
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Certificates.RotateCAAfter = metav1.Now() })
+	for _, phase := range []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason} {
+		s.rotating(t, phase)
+		t.Logf("%s after %.1f s", phase, time.Since(start).Seconds())
+		if err := killManagers(); err != nil {
+			t.Error(err)
+		}
+	}
+	s.rotating(t, controlplanev1.NotRotatingReason)
+	t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.longestGap().Seconds())
+
+	now := s.authorities(t)
+	if len(now) != 1 || now[0] == old[0] {
+		t.Errorf("the certificate authorities are %v, they were %v", now, old)
+	}
+	s.refused(t, before)
+	s.Connect(t)
+	s.etcd = memberClient(t, s.Kubeconfig)
+	s.ready(t)
+	s.stillAsks(t)
+	s.nodesHave(t, now[0])
+	if _, err := s.Kubectl(t, "exec", "asks", "--", "/kube/kubectl", "version", "--client"); err != nil {
+		t.Errorf("the API server does not reach the worker's kubelet: %v", err)
+	}
+	w.check(t)
+
+	// Done once and for all: the same wish begins nothing.
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		metav1.SetMetaDataAnnotation(&cp.ObjectMeta, "touched", "yes")
+	})
+	harness.Eventually(t, "the control plane rests", time.Minute, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if cp.Status.ObservedGeneration != cp.Generation || conditions.GetReason(cp, controlplanev1.CertificateAuthorityRotatingCondition) != controlplanev1.NotRotatingReason {
+			return errors.New(explain(cp, nil))
+		}
+		return nil
+	})
+	if again := s.authorities(t); !slices.Equal(again, now) {
+		t.Errorf("rotated again: %v", again)
+	}
+}
+
+// ready waits for one control plane machine and one worker.
+func (s *subject) ready(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, "two Nodes", limit, func(ctx context.Context) error { return s.NodesReady(ctx, 2) })
+}
+
+func (s *subject) authorities(t *testing.T) []string {
+	t.Helper()
+	ca := &corev1.Secret{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: secret.Name(s.Name, secret.ClusterCA)}, ca); err != nil {
+		t.Fatal(err)
+	}
+	out, err := nodeconfig.Fingerprints(ca.Data[secret.TLSCrtDataName])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// rotating waits for a phase of the rotation, or a later one: a phase may be over before somebody looks.
+func (s *subject) rotating(t *testing.T, phase string) {
+	t.Helper()
+	order := []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason, controlplanev1.NotRotatingReason}
+	harness.Eventually(t, phase, limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		machines, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		reason := conditions.GetReason(cp, controlplanev1.CertificateAuthorityRotatingCondition)
+		if cp.Status.ObservedGeneration != cp.Generation || reason == "" || slices.Index(order, reason) < slices.Index(order, phase) ||
+			reason == controlplanev1.NotRotatingReason && phase != reason {
+			return errors.New(explain(cp, machines))
+		}
+		return nil
+	})
+}
+
+// askAllTheWhile runs a pod on the worker that asks the API server each second with its token, trusting what
+// is in its volume. One answer that fails makes it not ready.
+func (s *subject) askAllTheWhile(t *testing.T) {
+	t.Helper()
+	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", s.Name, "--namespace", s.Namespace)
+	s.Apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: asks}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: asks}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+subjects: [{kind: ServiceAccount, name: asks, namespace: default}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: asks}
+spec:
+  serviceAccountName: asks
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: asks
+    image: registry.capstan.dev/echo:v1
+    args: [serve]
+    readinessProbe:
+      exec: {command: [/kube/kubectl, get, --raw, /api/v1/namespaces/default/serviceaccounts/asks]}
+      periodSeconds: 2
+      timeoutSeconds: 20
+      failureThreshold: 2
+    volumeMounts: [{name: kube, mountPath: /kube, readOnly: true}, {name: tmp, mountPath: /tmp}]
+    env: [{name: HOME, value: /tmp}]
+  volumes:
+  - {name: kube, hostPath: {path: /opt/capstan/kubernetes/%s}}
+  - {name: tmp, emptyDir: {}}
+`, harness.KubernetesVersion))
+	harness.Eventually(t, "the pod's questions are answered", limit, func(ctx context.Context) error {
+		_, err := s.asksSince(ctx)
+		return err
+	})
+}
+
+// asksSince is since when each question of the pod was answered.
+func (s *subject) asksSince(ctx context.Context) (time.Time, error) {
+	pod := &corev1.Pod{}
+	if err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod); err != nil {
+		return time.Time{}, err
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("the pod is not ready: %v", pod.Status.ContainerStatuses)
+}
+
+// stillAsks checks that the pod has the new authority alone in the end, and that its questions are answered.
+func (s *subject) stillAsks(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, "the pod's questions are answered in the end", limit, func(ctx context.Context) error {
+		_, err := s.asksSince(ctx)
+		return err
+	})
+	pod := &corev1.Pod{}
+	if err := s.Client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "asks"}, pod); err != nil {
+		t.Fatal(err)
+	}
+	if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
+		t.Errorf("the pod was started again %d times", n)
+	}
+}
+
+// withToken is the cluster as a client sees it that has a token, and the certificate authority of before.
+func (s *subject) withToken(t *testing.T) *harness.Cluster {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(s.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := strings.TrimSpace(s.MustKubectl(t, "create", "token", "asks", "--duration", "1h"))
+	for name := range config.AuthInfos {
+		config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
+	}
+	out := *s.Cluster
+	out.Kubeconfig = filepath.Join(t.TempDir(), "token")
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(out.Kubeconfig, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &out
+}
+
+// refused checks that an administrator's kubeconfig of before is worth nothing.
+func (s *subject) refused(t *testing.T, kubeconfig string) {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+		t.Errorf("the kubeconfig of before: want it refused, found %v", err)
+	}
+}
+
+// nodesHave checks that every machine has nothing but the new authority, in its files too.
+func (s *subject) nodesHave(t *testing.T, want string) {
+	t.Helper()
+	nodes := &corev1.NodeList{}
+	if err := s.Client.List(t.Context(), nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.Items {
+		if n.Annotations[nodeconfig.TrustedAuthoritiesAnnotation] != want || n.Annotations[nodeconfig.KubeletAuthorityAnnotation] != want {
+			t.Errorf("Node %s: %v", n.Name, n.Annotations)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", "*", "rootfs", "etc", "kubernetes", "pki", "ca.crt"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no machine's ca.crt: %v", err)
+	}
+	for _, file := range files {
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "..", "hostname"))
+		if !strings.HasPrefix(string(name), s.Name+"-") {
+			continue
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has, err := nodeconfig.Fingerprints(data); err != nil || !slices.Equal(has, []string{want}) {
+			t.Errorf("%s: %v, %v", strings.TrimSpace(string(name)), has, err)
+		}
+	}
+	published := &corev1.ConfigMap{}
+	if err := s.Client.Get(t.Context(), client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published); err != nil {
+		t.Fatal(err)
+	}
+	if has, err := nodeconfig.Fingerprints([]byte(published.Data["client-ca-file"])); err != nil || !slices.Equal(has, []string{want}) {
+		t.Errorf("extension-apiserver-authentication: %v, %v", has, err)
+	}
+}
