@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// ALL-08, CP-22: of every kind that is reconciled, what is paused, by its Cluster or by its own annotation, is not
+// written, whatever happens around it and to it, deletion included; it says that it is paused; and all goes on
+// when the pause ends.
+func TestPausing_ALL08(t *testing.T) {
+	w := newWorld(t)
+	fake := fakehost.New(t)
+	ns := w.env.Namespace(t)
+	annotated := w.family(familyOf{
+		namespace: ns, name: "annotated", annotations: map[string]string{clusterv1.PausedAnnotation: ""}, hostAddress: fake.Address(), subnet: "10.1.0.0/24",
+	})
+	ofCluster := w.family(familyOf{namespace: ns, name: "of-cluster", paused: true, hostAddress: fake.Address(), subnet: "10.2.0.0/24"})
+	w.run()
+
+	paused := append(annotated.everything(), ofCluster.members...)
+	w.keptAway(ns, "first", fake, paused)
+	for _, f := range []*family{annotated, ofCluster} {
+		w.get(f.machine)
+		w.Expect(f.machine.Spec.ID).To(BeEmpty())
+	}
+
+	for _, obj := range annotated.everything() {
+		w.patch(obj, `{"metadata":{"annotations":{%q:null}}}`, clusterv1.PausedAnnotation)
+	}
+	w.patch(ofCluster.cluster, `{"spec":{"paused":null}}`)
+	w.worked(paused...)
+	for _, obj := range paused {
+		if reports(obj) {
+			w.Eventually(func() string { return w.look(obj).conditions[clusterv1.PausedCondition] }).Should(Equal("False"), w.look(obj).name)
+		}
+	}
+	for _, f := range []*family{annotated, ofCluster} {
+		w.Eventually(func() string { w.get(f.machine); return f.machine.Spec.ProviderID }).ShouldNot(BeEmpty())
+		w.Eventually(func() string { w.get(f.claim); return f.claim.Status.AddressRef.Name }).ShouldNot(BeEmpty())
+	}
+
+	// Paused again, what is deleted stays, until the pause ends.
+	for _, obj := range annotated.everything() {
+		w.patch(obj, `{"metadata":{"annotations":{%q:""}}}`, clusterv1.PausedAnnotation)
+	}
+	w.patch(ofCluster.cluster, `{"spec":{"paused":true}}`)
+	w.saysPaused(paused)
+	leaving := []client.Object{annotated.machine, annotated.claim, ofCluster.machine, ofCluster.claim}
+	for _, obj := range leaving {
+		w.Expect(w.env.Client.Delete(t.Context(), obj)).To(Succeed())
+	}
+	w.keptAway(ns, "second", fake, leaving)
+	w.Expect(fake.Calls("DeleteMachine")).To(BeZero())
+	for _, obj := range annotated.everything() {
+		w.patch(obj, `{"metadata":{"annotations":{%q:null}}}`, clusterv1.PausedAnnotation)
+	}
+	w.patch(ofCluster.cluster, `{"spec":{"paused":null}}`)
+	for _, obj := range leaving {
+		w.gone(obj)
+	}
+}
+
+// keptAway touches paused objects, and checks that nobody writes them while another family is made from beginning
+// to end.
+func (w *world) keptAway(namespace, name string, fake *fakehost.Host, paused []client.Object) {
+	w.t.Helper()
+	w.saysPaused(paused)
+	w.quiet(paused...) // the condition is written anew for an object that is deleted
+	before := map[string]string{}
+	for _, obj := range paused {
+		w.patch(obj, `{"metadata":{"labels":{"touched":%q}}}`, name)
+		before[w.look(obj).name] = w.look(obj).version
+	}
+	other := w.family(familyOf{namespace: namespace, name: name, hostAddress: fake.Address(), subnet: fmt.Sprintf("10.%d.0.0/24", 10+len(name))})
+	w.worked(other.everything()...)
+	w.Eventually(func() string { w.get(other.machine); return other.machine.Spec.ProviderID }).ShouldNot(BeEmpty())
+	w.Consistently(func() (changed []string) {
+		for _, obj := range paused {
+			if s := w.look(obj); s.version != before[s.name] {
+				changed = append(changed, fmt.Sprintf("%+v", s))
+			}
+		}
+		return changed
+	}, time.Second).Should(BeEmpty(), "written while paused")
+}
+
+// saysPaused waits until all kinds with such a condition say that they are paused.
+func (w *world) saysPaused(objs []client.Object) {
+	w.t.Helper()
+	for _, obj := range objs {
+		if reports(obj) {
+			w.Eventually(func() string { return w.look(obj).conditions[clusterv1.PausedCondition] }).Should(Equal("True"), w.look(obj).name)
+		}
+	}
+}
+
+// reports says whether a kind has the condition Paused. IP pools and claims obey without a word: the claim is core's
+// kind, and nobody reads more of a pool than its Ready.
+func reports(obj client.Object) bool {
+	switch obj.(type) {
+	case *ipamv1.CapstanIPPool, *capiipamv1.IPAddressClaim:
+		return false
+	}
+	return true
+}
+
+func (w *world) get(obj client.Object) {
+	w.t.Helper()
+	w.Expect(w.env.Client.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj)).To(Succeed())
+}

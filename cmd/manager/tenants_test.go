@@ -1,0 +1,100 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// tenant is a manager of its own.
+type tenant struct {
+	name string
+	// network is where its clusters' networks are from: it tells who has worked on a cluster.
+	network string
+	args    []string
+	// family of its own.
+	family func(name, subnet string) *family
+}
+
+// ALL-07, ALL-18: two managers stand side by side and share a host, divided by label or by namespace. Each works on what is
+// its own, and while one is away the other leaves its objects alone.
+func TestTwoManagers_ALL07_ALL18(t *testing.T) {
+	for mode, divide := range map[string]func(w *world, tenant string) ([]string, familyOf){
+		"watch filter": func(w *world, tenant string) ([]string, familyOf) {
+			// One namespace for both.
+			return []string{"--watch-filter=" + tenant}, familyOf{namespace: "default", labels: map[string]string{clusterv1.WatchLabel: tenant}}
+		},
+		"namespace": func(w *world, _ string) ([]string, familyOf) {
+			ns := w.env.Namespace(w.t)
+			return []string{"--namespace=" + ns}, familyOf{namespace: ns}
+		},
+	} {
+		t.Run(mode, func(t *testing.T) { twoManagers(t, divide) })
+	}
+}
+
+func twoManagers(t *testing.T, divide func(w *world, tenant string) ([]string, familyOf)) {
+	w := newWorld(t)
+	fake := fakehost.New(t)
+	add := func(name, network string) *tenant {
+		args, of := divide(w, name)
+		of.hostAddress = fake.Address()
+		return &tenant{name: name, network: network, args: append(args, "--machine-network-pool="+network), family: func(member, subnet string) *family {
+			of.name, of.subnet = name+"-"+member, subnet
+			return w.family(of)
+		}}
+	}
+	red, blue := add("red", "10.201.0.0/16"), add("blue", "10.202.0.0/16")
+	stopRed := w.run(red.args...)
+	w.run(blue.args...)
+
+	for i, one := range []*tenant{red, blue} {
+		f := one.family("first", []string{"10.1.0.0/24", "10.2.0.0/24"}[i])
+		w.complete(f)
+		w.Expect(netip.MustParsePrefix(one.network).Overlaps(netip.MustParsePrefix(f.capstan.Spec.Network.MachineCIDR))).
+			To(BeTrue(), "%s has network %s, which the other manager gave", one.name, f.capstan.Spec.Network.MachineCIDR)
+		// Nobody fights for anything, a host that both see least of all.
+		w.quiet(f.everything()...)
+	}
+
+	stopRed()
+	waiting := red.family("second", "10.3.0.0/24")
+	w.complete(blue.family("second", "10.4.0.0/24"))
+	w.untouched(waiting.members...)
+	w.run(red.args...)
+	w.complete(waiting)
+}
+
+// complete waits until all of a family is worked on, its machine runs and its claim has an address.
+func (w *world) complete(f *family) {
+	w.t.Helper()
+	w.worked(f.everything()...)
+	w.Eventually(func() string { w.get(f.machine); return f.machine.Spec.ProviderID }).ShouldNot(BeEmpty())
+	w.Eventually(func() string { w.get(f.claim); return f.claim.Status.AddressRef.Name }).ShouldNot(BeEmpty())
+	w.get(f.capstan)
+}
+
+// quiet waits until nothing is written to the objects any more.
+func (w *world) quiet(objs ...client.Object) {
+	w.t.Helper()
+	var last []string
+	since := time.Now()
+	w.Eventually(func() time.Duration {
+		var versions []string
+		for _, obj := range objs {
+			versions = append(versions, w.look(obj).version)
+		}
+		if !slices.Equal(last, versions) {
+			last, since = versions, time.Now()
+		}
+		return time.Since(since)
+	}).Should(BeNumerically(">", 2*time.Second))
+}

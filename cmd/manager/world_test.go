@@ -1,0 +1,289 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// asManager makes this test program the manager itself, so that tests can run several of them as the processes that
+// they are.
+const asManager = "CAPSTAN_TEST_RUN_MANAGER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asManager) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// world is an API server without Cluster API core: the test plays its part.
+type world struct {
+	*WithT
+	t   *testing.T
+	env *testenv.Env
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	g := NewWithT(t)
+	g.SetDefaultEventuallyTimeout(2 * time.Minute)
+	g.SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
+	own, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{
+		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme,
+	}})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() {
+		if err := own.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &world{WithT: g, t: t, env: own}
+}
+
+// run starts `manager all`. It ends with stop, or with the test.
+func (w *world) run(args ...string) (stop func()) {
+	w.t.Helper()
+	dir := w.t.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	w.Expect(os.WriteFile(kubeconfig, w.env.Kubeconfig, 0o600)).To(Succeed())
+	log, err := os.Create(filepath.Join(dir, "log"))
+	w.Expect(err).NotTo(HaveOccurred())
+	self, err := os.Executable()
+	w.Expect(err).NotTo(HaveOccurred())
+	cmd := exec.Command(self, append([]string{
+		"all", "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
+	}, args...)...)
+	cmd.Env = append(os.Environ(), asManager+"=1")
+	cmd.Stdout, cmd.Stderr = log, log
+	w.Expect(cmd.Start()).To(Succeed())
+	running := true
+	stop = func() {
+		if !running {
+			return
+		}
+		running = false
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		_ = log.Close()
+	}
+	w.t.Cleanup(func() {
+		stop()
+		if w.t.Failed() {
+			text, _ := exec.Command("tail", "-n", "20", log.Name()).Output()
+			w.t.Logf("manager all %v:\n%s", args, text)
+		}
+	})
+	return stop
+}
+
+func (w *world) create(obj client.Object) {
+	w.t.Helper()
+	w.Expect(w.env.Client.Create(w.t.Context(), obj)).To(Succeed(), "%T %s", obj, obj.GetName())
+}
+
+// patch changes the metadata of an object.
+func (w *world) patch(obj client.Object, format string, args ...any) {
+	w.t.Helper()
+	w.Expect(w.env.Client.Patch(w.t.Context(), obj, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, format, args...)))).To(Succeed())
+}
+
+// family is one object of every kind that the providers reconcile, linked as core and users link them.
+type family struct {
+	w       *world
+	meta    func(name string) metav1.ObjectMeta
+	cluster *clusterv1.Cluster
+	host    *infrav1.CapstanHost
+	pool    *ipamv1.CapstanIPPool
+	claim   *capiipamv1.IPAddressClaim
+	capstan *infrav1.CapstanCluster
+	machine *infrav1.CapstanMachine
+	// members are all of them but the Cluster, the host and the pool: those that belong to the Cluster.
+	members []client.Object
+}
+
+// familyOf describes how a family is made.
+type familyOf struct {
+	namespace, name string
+	labels          map[string]string
+	annotations     map[string]string // of all but the Cluster
+	paused          bool              // the Cluster
+	hostAddress     string
+	subnet          string // of the pool
+}
+
+func (w *world) family(o familyOf) *family {
+	w.t.Helper()
+	f := &family{w: w, meta: func(name string) metav1.ObjectMeta {
+		labels := map[string]string{}
+		for k, v := range o.labels {
+			labels[k] = v
+		}
+		return metav1.ObjectMeta{Namespace: o.namespace, Name: name, Labels: labels, Annotations: o.annotations}
+	}}
+	f.host = &infrav1.CapstanHost{ObjectMeta: f.meta(o.name), Spec: infrav1.CapstanHostSpec{Address: o.hostAddress}}
+	f.host.Namespace = ""
+	w.create(f.host)
+	f.pool = &ipamv1.CapstanIPPool{ObjectMeta: f.meta(o.name)}
+	f.pool.Spec.Subnets = []ipamv1.Subnet{{CIDR: o.subnet}}
+	w.create(f.pool)
+
+	f.cluster = &clusterv1.Cluster{ObjectMeta: f.meta(o.name), Spec: clusterv1.ClusterSpec{
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: o.name},
+		ControlPlaneRef:   clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: "CapstanControlPlane", Name: o.name},
+	}}
+	f.cluster.Annotations = nil
+	if o.paused {
+		f.cluster.Spec.Paused = ptr.To(true)
+	}
+	w.create(f.cluster)
+	before := f.cluster.DeepCopy()
+	f.cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true) // as if core had seen it
+	w.Expect(w.env.Client.Status().Patch(w.t.Context(), f.cluster, client.MergeFrom(before))).To(Succeed())
+
+	f.capstan = &infrav1.CapstanCluster{ObjectMeta: f.meta(o.name)}
+	f.add(f.capstan, f.cluster, "Cluster")
+	template := &infrav1.CapstanMachineTemplate{ObjectMeta: f.meta(o.name)}
+	template.Spec.Template.Spec.CPUs = 1
+	w.create(template)
+	controlPlane := &controlplanev1.CapstanControlPlane{ObjectMeta: f.meta(o.name)}
+	controlPlane.Spec.Version = "v1.36.3"
+	controlPlane.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{
+		APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachineTemplate", Name: o.name,
+	}
+	f.add(controlPlane, f.cluster, "Cluster")
+	f.addWorker(o.name)
+	f.addPool(o.name)
+	f.claim = &capiipamv1.IPAddressClaim{ObjectMeta: f.meta(o.name), Spec: capiipamv1.IPAddressClaimSpec{
+		ClusterName: o.name, PoolRef: capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: "CapstanIPPool", Name: o.name},
+	}}
+	f.add(f.claim, f.cluster, "Cluster")
+	return f
+}
+
+// add makes an object that another one owns.
+func (f *family) add(obj, owner client.Object, kind string) {
+	f.w.t.Helper()
+	obj.SetOwnerReferences([]metav1.OwnerReference{{
+		APIVersion: clusterv1.GroupVersion.String(), Kind: kind, Name: owner.GetName(), UID: owner.GetUID(), Controller: ptr.To(true),
+	}})
+	obj.GetLabels()[clusterv1.ClusterNameLabel] = f.cluster.Name
+	f.w.create(obj)
+	f.members = append(f.members, obj)
+}
+
+// addWorker makes a Machine that has bootstrap data, its CapstanMachine, and a CapstanConfig.
+func (f *family) addWorker(name string) {
+	f.w.t.Helper()
+	f.w.create(&corev1.Secret{ObjectMeta: f.meta(name + "-data"), Data: map[string][]byte{"value": []byte("#cloud-config")}})
+	machine := &clusterv1.Machine{ObjectMeta: f.meta(name), Spec: clusterv1.MachineSpec{
+		ClusterName: f.cluster.Name, Version: "v1.36.3", Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To(name + "-data")},
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: name},
+	}}
+	machine.Labels[clusterv1.ClusterNameLabel] = f.cluster.Name
+	f.w.create(machine)
+	f.machine = &infrav1.CapstanMachine{ObjectMeta: f.meta(name)}
+	f.add(f.machine, machine, "Machine")
+	f.add(&bootstrapv1.CapstanConfig{ObjectMeta: f.meta(name)}, machine, "Machine")
+}
+
+// addPool makes a MachinePool without machines and its CapstanMachinePool.
+func (f *family) addPool(name string) {
+	f.w.t.Helper()
+	pool := &clusterv1.MachinePool{ObjectMeta: f.meta(name), Spec: clusterv1.MachinePoolSpec{
+		ClusterName: f.cluster.Name, Replicas: ptr.To[int32](0), Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+			ClusterName: f.cluster.Name, Version: "v1.36.3", Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To(name + "-data")},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachinePool", Name: name},
+		}},
+	}}
+	pool.Labels[clusterv1.ClusterNameLabel] = f.cluster.Name
+	f.w.create(pool)
+	f.add(&infrav1.CapstanMachinePool{ObjectMeta: f.meta(name)}, pool, "MachinePool")
+}
+
+// everything is the members, the host and the pool.
+func (f *family) everything() []client.Object {
+	return append([]client.Object{f.host, f.pool}, f.members...)
+}
+
+// state is what an object shows of being worked on.
+type state struct {
+	name, version string
+	finalizers    []string
+	conditions    map[string]string
+}
+
+// worked says whether a manager has done more with the object than to say that it is paused.
+func (s state) worked() bool {
+	for kind := range s.conditions {
+		if kind != clusterv1.PausedCondition {
+			return true
+		}
+	}
+	return len(s.finalizers) > 0
+}
+
+func (w *world) look(obj client.Object) state {
+	w.t.Helper()
+	gvk, err := apiutil.GVKForObject(obj, w.env.Scheme)
+	w.Expect(err).NotTo(HaveOccurred())
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(gvk)
+	w.Expect(w.env.Client.Get(w.t.Context(), client.ObjectKeyFromObject(obj), u)).To(Succeed())
+	s := state{name: gvk.Kind + " " + obj.GetName(), version: u.GetResourceVersion(), finalizers: u.GetFinalizers(), conditions: map[string]string{}}
+	found, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+	for _, c := range found {
+		c := c.(map[string]any)
+		s.conditions[c["type"].(string)] = c["status"].(string)
+	}
+	return s
+}
+
+// worked waits until somebody works on all of the objects.
+func (w *world) worked(objs ...client.Object) {
+	w.t.Helper()
+	for _, obj := range objs {
+		w.Eventually(func() bool { return w.look(obj).worked() }).Should(BeTrue(), "nobody works on the %s", w.look(obj).name)
+	}
+}
+
+// untouched checks that nobody works on any of the objects.
+func (w *world) untouched(objs ...client.Object) {
+	w.t.Helper()
+	for _, obj := range objs {
+		if s := w.look(obj); s.worked() || len(s.conditions) > 0 {
+			w.t.Errorf("somebody works on the %s: %+v", s.name, s)
+		}
+	}
+}
+
+func (w *world) gone(obj client.Object) {
+	w.t.Helper()
+	w.Eventually(func() bool {
+		return apierrors.IsNotFound(w.env.Client.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj))
+	}).Should(BeTrue(), "%T %s is still there", obj, obj.GetName())
+}
