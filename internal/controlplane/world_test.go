@@ -245,7 +245,7 @@ func (w *world) renew(name string, labels map[string]string) {
 func (w *world) members() []etcdv1.EtcdMember {
 	w.t.Helper()
 	list := &etcdv1.EtcdMemberList{}
-	if err := env.Client.List(context.Background(), &etcdv1.EtcdMemberList{}); err != nil {
+	if err := env.Client.List(context.Background(), list); err != nil {
 		w.t.Fatal(err)
 	}
 	return list.Items
