@@ -301,6 +301,40 @@ func TestAggregatedRoles_ALL05(t *testing.T) {
 	}
 }
 
+// No provider may do more than it uses. Everything is patched: what is updated as a whole is listed here. Wildcards
+// stand for the kinds of other infrastructure providers alone, which nobody knows beforehand.
+func TestRoles_IC13(t *testing.T) {
+	updated := []string{"leases", "capstanippools/status", "globalcapstanippools/status"}
+	for provider, objects := range providers(t) {
+		var rules []rbacv1.PolicyRule
+		for _, role := range ofKind[rbacv1.ClusterRole](t, objects, "ClusterRole") {
+			if role.Labels["cluster.x-k8s.io/aggregate-to-manager"] == "" { // that one is core's
+				rules = append(rules, role.Rules...)
+			}
+		}
+		for _, role := range ofKind[rbacv1.Role](t, objects, "Role") {
+			rules = append(rules, role.Rules...)
+		}
+		if len(rules) == 0 {
+			t.Errorf("%s: no rules", provider)
+		}
+		for _, rule := range rules {
+			foreign := slices.Equal(rule.APIGroups, []string{"infrastructure.cluster.x-k8s.io"}) && provider == "control-plane"
+			if slices.Contains(rule.APIGroups, "*") || slices.Contains(rule.Verbs, "*") || slices.Contains(rule.Resources, "*") && !foreign {
+				t.Errorf("%s: a wildcard in %v", provider, rule)
+			}
+			if slices.Contains(rule.Verbs, "escalate") || slices.Contains(rule.Verbs, "impersonate") || slices.Contains(rule.Verbs, "deletecollection") {
+				t.Errorf("%s: %v", provider, rule)
+			}
+			for _, resource := range rule.Resources {
+				if slices.Contains(rule.Verbs, "update") && !strings.HasSuffix(resource, "/finalizers") && !slices.Contains(updated, resource) {
+					t.Errorf("%s may update %s as a whole", provider, resource)
+				}
+			}
+		}
+	}
+}
+
 // ALL-11, CTL-13: what belongs to no cluster has a label for `clusterctl move`.
 func TestMoveLabels_ALL11(t *testing.T) {
 	for provider, objects := range providers(t) {

@@ -59,11 +59,12 @@ type scope struct {
 	data []byte
 }
 
-// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=get;list;watch;update;patch
-// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs/status;capstanconfigs/finalizers,verbs=get;update;patch
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs/status,verbs=patch
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs/finalizers,verbs=update
 // +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines;machinepools,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;update;patch;delete
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
 
 // Reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).

@@ -96,15 +96,15 @@ func (o *Options) setDefaults(mgr ctrl.Manager) {
 	}
 }
 
-// +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools;globalcapstanippools,verbs=get;list;watch;update;patch
-// +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools/status;globalcapstanippools/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools;globalcapstanippools,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools/status;globalcapstanippools/status,verbs=update
 // +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools/finalizers;globalcapstanippools/finalizers,verbs=update
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;update;patch
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/status,verbs=patch
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/finalizers,verbs=update
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;create;update;patch;delete
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch;update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch
 
 // SetupWithManager adds the provider's controllers to a manager.
