@@ -169,7 +169,10 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *hostclient
 		return nil, err
 	}
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
-	host.Promise(spec.GetId(), spec.GetMemoryBytes())
+	// One that was refused asks without a promise: to take it back is an event, which would lead here again at once.
+	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {
+		host.Promise(spec.GetId(), spec.GetMemoryBytes())
+	}
 	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data})
 	if err == nil {
 		return observed, nil
