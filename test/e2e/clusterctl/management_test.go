@@ -5,6 +5,7 @@ package clusterctl
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,8 +116,21 @@ func loadImages(t *testing.T, c *harness.Cluster, version string) {
 	}
 }
 
-// addHost runs another capstand on this box, which serves over TCP, and gives it to the management cluster.
+// addHost runs another capstand on this box for the management cluster.
 func addHost(t *testing.T, management *harness.Cluster) {
+	t.Helper()
+	// The gateway of the machines' network is the box itself.
+	cluster := &infrav1.CapstanCluster{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: management.Namespace, Name: management.Name}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	mustKubectl(t, management.Kubeconfig, startHost(t, "rack", cluster.Spec.ControlPlaneEndpoint.Host, "tenants"), "apply", "-f", "-")
+	mustKubectl(t, management.Kubeconfig, "", "wait", "--for=condition=Ready", "capstanhost/rack", "--timeout=120s")
+}
+
+// startHost runs another capstand on this box, which serves over TCP for a namespace, until the test ends. It returns the
+// manifests of its CapstanHost and the Secret with its credentials.
+func startHost(t *testing.T, name, ip, namespace string) string {
 	t.Helper()
 	root, err := os.MkdirTemp("", "cap")
 	if err != nil {
@@ -125,13 +139,8 @@ func addHost(t *testing.T, management *harness.Cluster) {
 	if err := os.Chmod(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// The gateway of the machines' network is the box itself.
-	cluster := &infrav1.CapstanCluster{}
-	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: management.Namespace, Name: management.Name}, cluster); err != nil {
-		t.Fatal(err)
-	}
-	address := cluster.Spec.ControlPlaneEndpoint.Host + ":7443"
-	manifests, err := plane.Capstan(t.Context(), "host", "credentials", "rack", "--address", address, "--dir", filepath.Join(root, "tls"), "--allow-namespace", "tenants")
+	address := net.JoinHostPort(ip, "7443")
+	manifests, err := plane.Capstan(t.Context(), "host", "credentials", name, "--address", address, "--dir", filepath.Join(root, "tls"), "--allow-namespace", namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +148,7 @@ func addHost(t *testing.T, management *harness.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(harness.Bin(), "capstand"), "--root", root, "--assets", harness.Bin(), "--name", "rack", "--listen", address)
+	cmd := exec.Command(filepath.Join(harness.Bin(), "capstand"), "--root", root, "--assets", harness.Bin(), "--name", name, "--listen", address)
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -147,14 +156,13 @@ func addHost(t *testing.T, management *harness.Cluster) {
 	t.Cleanup(func() {
 		if t.Failed() {
 			out, _ := exec.Command("tail", "-n", "30", log.Name()).Output()
-			t.Logf("capstand of rack:\n%s", out)
+			t.Logf("capstand of %s:\n%s", name, out)
 		}
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
 		_ = os.RemoveAll(root)
 	})
-	mustKubectl(t, management.Kubeconfig, manifests, "apply", "-f", "-")
-	mustKubectl(t, management.Kubeconfig, "", "wait", "--for=condition=Ready", "capstanhost/rack", "--timeout=3m")
+	return manifests
 }
 
 // connectTenant connects to a cluster of the management cluster.
