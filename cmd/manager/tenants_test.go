@@ -28,7 +28,7 @@ type tenant struct {
 // its own, and while one is away the other leaves its objects alone.
 func TestTwoManagers_ALL07_ALL18(t *testing.T) {
 	for mode, divide := range map[string]func(w *world, tenant string) ([]string, familyOf){
-		"watch filter": func(w *world, tenant string) ([]string, familyOf) {
+		"watch filter": func(_ *world, tenant string) ([]string, familyOf) {
 			// One namespace for both.
 			return []string{"--watch-filter=" + tenant}, familyOf{namespace: "default", labels: map[string]string{clusterv1.WatchLabel: tenant}}
 		},
