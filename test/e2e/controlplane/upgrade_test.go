@@ -5,9 +5,6 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +18,7 @@ import (
 // TestUpgrade takes three machines from one minor version of Kubernetes to the next (CP-05), while a client
 // writes and while API servers and members of etcd are killed, one after the other.
 func TestUpgrade(t *testing.T) {
-	from := formerMinor(t)
+	from := harness.FormerMinor(t)
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "up", "--workers", "0", "--control-plane-machines", "3", "--kubernetes-version", from), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.settled(t, 3)
@@ -65,23 +62,4 @@ func TestUpgrade(t *testing.T) {
 	if len(k.killed) == 0 {
 		t.Error("nothing was killed")
 	}
-}
-
-// formerMinor is the newest version of the minor before, of those that the box can run.
-func formerMinor(t *testing.T) string {
-	t.Helper()
-	dirs, err := os.ReadDir(filepath.Join(harness.Bin(), "kubernetes"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []string
-	for _, d := range dirs {
-		if semver.IsValid(d.Name()) && semver.Compare(semver.MajorMinor(d.Name()), semver.MajorMinor(harness.KubernetesVersion)) < 0 {
-			found = append(found, d.Name())
-		}
-	}
-	if len(found) == 0 {
-		t.Fatal("bin/kubernetes has no version of a former minor: run `make build-kube`")
-	}
-	return slices.MaxFunc(found, semver.Compare)
 }

@@ -1,0 +1,116 @@
+//go:build e2e
+
+package clusterctl
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// says waits until `clusterctl describe cluster`, with all conditions, and `kubectl get capstan` say what is the case: a
+// line of the output, for describe an object and a condition of it, matches each of the expressions.
+func says(t *testing.T, c *harness.Cluster, describe, get []string) {
+	t.Helper()
+	kubeconfig := admin(c.Plane)
+	all := func(out string, wanted []string) error {
+		for _, line := range wanted {
+			if !regexp.MustCompile(line).MatchString(out) {
+				return fmt.Errorf("no line like\n%s\nin\n%s", line, out)
+			}
+		}
+		return nil
+	}
+	harness.Eventually(t, "what describe says", 2*time.Minute, func(context.Context) error {
+		out, err := clusterctl(t, nil, "describe", "cluster", c.Name, "--namespace", c.Namespace, "--kubeconfig", kubeconfig,
+			"--show-conditions", "all", "--show-resourcesets", "--grouping=false", "--echo")
+		if err != nil {
+			return err
+		}
+		return all(flatten(out), describe)
+	})
+	harness.Eventually(t, "what get says", 2*time.Minute, func(context.Context) error {
+		out, err := kubectl(t, kubeconfig, "", "-n", c.Namespace, "get", "capstan")
+		if err != nil {
+			return err
+		}
+		return all(out, get)
+	})
+}
+
+// theHost is the plane's own CapstanHost.
+type theHost struct{ address string }
+
+// hostOf makes sure that the host is as it was when the test ends.
+func hostOf(t *testing.T) theHost {
+	t.Helper()
+	h := &infrav1.CapstanHost{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Name: "local"}, h); err != nil {
+		t.Fatal(err)
+	}
+	host := theHost{h.Spec.Address}
+	t.Cleanup(func() {
+		host.patch(t, fmt.Sprintf(`{"spec":{"address":%q,"unschedulable":null}}`, host.address))
+	})
+	return host
+}
+
+func (theHost) patch(t *testing.T, patch string) {
+	t.Helper()
+	if _, err := kubectl(t, admin(plane), "", "patch", "capstanhost", "local", "--type=merge", "-p", patch); err != nil {
+		t.Error(err)
+	}
+}
+
+var (
+	// The tree's lines, without the lines that draw it. Conditions are below their object, and long messages go on
+	// in lines of their own.
+	objectLine    = regexp.MustCompile(`^(?:!! DELETED !! )?([A-Z]\w+) [^/\s]+/([^\s,]+)`)
+	conditionLine = regexp.MustCompile(`^(\w+) +(True|False|Unknown) +(\S+) +\S+ *(.*)$`)
+)
+
+// flatten makes one line of each condition: its object, status, reason and message.
+func flatten(tree string) string {
+	var lines []string
+	object := ""
+	for line := range strings.Lines(tree) {
+		line = strings.TrimSpace(strings.TrimLeft(line, "│├└─ "))
+		if found := objectLine.FindStringSubmatch(line); found != nil {
+			object = found[1] + "/" + found[2]
+			lines = append(lines, object+":")
+		} else if found := conditionLine.FindStringSubmatch(line); found != nil {
+			lines = append(lines, fmt.Sprintf("%s %s: %s %s %s", object, found[1], found[2], found[3], found[4]))
+		} else if len(lines) > 0 {
+			lines[len(lines)-1] += " " + line
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestFlatten(t *testing.T) {
+	got := flatten(`NAME                        REPLICAS AVAILABLE READY UP TO DATE STATUS REASON SINCE MESSAGE
+Cluster ns/c, v1.36.3       1/1      1         1     1
+│           ├─Available                                 True   Available    5s
+│           └─Paused                                    False  NotPaused    1m2s
+└─Workers
+  └─!! DELETED !! Machine ns/m-1, v1.36.3 1/1 1 1
+                └─Deleting                              True   Waiting      5s   * one
+                                                                                 * two
+`)
+	want := `Cluster/c:
+Cluster/c Available: True Available ` + `
+Cluster/c Paused: False NotPaused  Workers
+Machine/m-1:
+Machine/m-1 Deleting: True Waiting * one * two`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
