@@ -185,6 +185,12 @@ gotestsum:
 	@$(CACHED) gotestsum $(TOOLS)/gotestsum 'tools/gotestsum hack/go-install.sh' \
 		hack/go-install.sh tools/gotestsum $(TOOLS) gotest.tools/gotestsum
 
+# The S3-compatible server that backups are tested against.
+.PHONY: versitygw
+versitygw:
+	@$(THIRD_PARTY) $(CACHED) versitygw $(TOOLS)/versitygw 'tools/versitygw hack/go-install.sh' \
+		hack/go-install.sh tools/versitygw $(TOOLS) github.com/versity/versitygw/cmd/versitygw
+
 .PHONY: test
 test: setup build ## Set up, build and run all tests.
 	@$(MAKE) test-unit test-fuzz run-e2e
@@ -197,7 +203,7 @@ run-e2e: gotestsum
 	$(call gotest,./test/...) -tags e2e -count=1 -p 1 -timeout 60m
 
 .PHONY: test-unit
-test-unit: build-kube build-capi gotestsum ## Unit and envtest tests of every module.
+test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.
 	@for m in $(TEST_MODULES); do (cd $$m && $(THIRD_PARTY) go test ./...); done
 	$(call gotest,$(foreach d,api cmd config docs internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
 

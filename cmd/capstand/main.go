@@ -37,7 +37,7 @@ func main() {
 
 type options struct {
 	root, assets, name, socket string
-	socketGroup                string
+	backups, socketGroup       string
 	socketUID                  int
 	reserveMemory              string
 	balancerUID                int
@@ -59,6 +59,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state, made when missing")
 	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs that machines run, as `make build` fills it")
+	f.StringVar(&o.backups, "backups", "", "folder for backups of clusters' etcd; control plane machines find their cluster's part of it at /var/lib/capstan/backups (default <root>/backups)")
 	f.StringVar(&o.socket, "socket", "", "path of the unix socket to serve on (default <root>/capstand.sock)")
 	f.StringVar(&o.name, "name", hostname, "name of the host")
 	f.StringVar(&o.socketGroup, "socket-group", "", "group, by name or number, that may connect too (mode 0660)")
@@ -93,7 +94,11 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 func (o options) parse() (host.Config, host.Socket, error) {
 	root, err1 := filepath.Abs(o.root)
 	assets, err2 := filepath.Abs(o.assets)
-	if err := errors.Join(err1, err2); err != nil {
+	if o.backups == "" {
+		o.backups = filepath.Join(root, "backups")
+	}
+	backups, err3 := filepath.Abs(o.backups)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return host.Config{}, host.Socket{}, err
 	}
 	reserve, err := resource.ParseQuantity(o.reserveMemory)
@@ -110,7 +115,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		}
 	}
 	return host.Config{
-		Root: root, Assets: assets, Name: o.name, ReserveMemory: reserve.Value(),
+		Root: root, Assets: assets, Backups: backups, Name: o.name, ReserveMemory: reserve.Value(),
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir,
 	}, socket, nil
 }

@@ -85,6 +85,8 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 		return unsafeAuthorities(name, state.everywhere, state.secret), nil
 	case c.External:
 		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
+	case s.mustBeGiven(c.Purpose):
+		return notGiven(name), nil
 	case s.initialized():
 		return fmt.Sprintf("the secret %s is gone: the machines still use what was in it, restore it from a backup", name), nil
 	}
@@ -158,6 +160,8 @@ func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem
 		return fmt.Sprintf("the secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
 	case existing != nil:
 		return "", nil
+	case s.mustBeGiven(encryptionPurpose):
+		return notGiven(key.Name), nil
 	case s.initialized():
 		return fmt.Sprintf("the secret %s is gone: what is in etcd is encrypted with it, restore it from a backup", key.Name), nil
 	}

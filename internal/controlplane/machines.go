@@ -231,6 +231,9 @@ func desiredConfig(s *scope, name string, first bool) *bootstrapv1.CapstanConfig
 	out.Spec.Role = bootstrapv1.RoleControlPlane
 	if first {
 		out.Spec.Role = bootstrapv1.RoleInit
+		if s.restoreSource != nil {
+			out.Spec.Restore = *s.restoreSource
+		}
 	}
 	return out
 }
@@ -268,6 +271,9 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 	out.Finalizers = []string{clusterv1.MachineFinalizer} // see handOver
 	if record, ok := s.controlPlane.Annotations[controlplanev1.RemediationInProgressAnnotation]; ok {
 		out.Annotations = map[string]string{controlplanev1.RemediationForAnnotation: record}
+	}
+	if id := s.restoredAs(); id != "" {
+		metav1.SetMetaDataAnnotation(&out.ObjectMeta, controlplanev1.RestoreAnnotation, id)
 	}
 	return out
 }

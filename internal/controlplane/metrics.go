@@ -4,6 +4,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
 var (
@@ -23,9 +25,21 @@ var (
 		Name: "capstan_control_plane_etcd_members",
 		Help: "Members of a cluster's etcd by state: voting, healthy (of the voting), other (learners, not started).",
 	}, []string{"namespace", "name", "state"})
+
+	backupTime = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "capstan_control_plane_backup_last_success_timestamp_seconds",
+		Help: "When the newest backup of a cluster's etcd was complete, in seconds since 1970.",
+	}, ofControlPlane)
 )
 
-func init() { ctrlmetrics.Registry.MustRegister(created, deleted, etcdMembers) }
+func init() { ctrlmetrics.Registry.MustRegister(created, deleted, etcdMembers, backupTime) }
+
+// measureBackups sets the gauge of a control plane that has backups.
+func measureBackups(cp *controlplanev1.CapstanControlPlane) {
+	if at := lastBackup(cp); !at.IsZero() {
+		backupTime.WithLabelValues(cp.Namespace, cp.Name).Set(float64(at.Unix()))
+	}
+}
 
 // measure sets the gauges of a control plane.
 func measure(s *scope) {
@@ -50,4 +64,5 @@ func forgetMetrics(key client.ObjectKey) {
 	deleted.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
 	forgetEtcd(key)
+	backupTime.DeletePartialMatch(labels)
 }

@@ -11,6 +11,8 @@ type wish struct {
 	replicas, maxSurge int
 	// initialized says that the API server has answered once: from then on there is data to lose.
 	initialized bool
+	// held is why no other version can be rolled out now; "" when it can.
+	held string
 	// domains are the failure domains for control planes.
 	domains []clusterv1.FailureDomain
 }
@@ -36,7 +38,7 @@ func makePlan(f fleet, w wish) plan {
 	active := f.active()
 	switch {
 	case len(f.instances) == 0 && w.initialized:
-		return wait("every control plane machine is gone, and the cluster's data with them: restore it from a backup into a new cluster, or delete this one")
+		return wait("every control plane machine is gone, and the cluster's data with them: set spec.restore to a backup, or delete the cluster")
 	case len(f.instances) == 0:
 		return plan{create: 1, first: true}
 	case !w.initialized:
@@ -85,8 +87,14 @@ func (f fleet) rollOut(active, outdated []*instance, w wish) plan {
 			return f.drop(i)
 		}
 	}
+	if w.held != "" {
+		w.maxSurge = 0 // What is missing is made, because a majority is worth more than a backup.
+	}
 	if missing := w.replicas + w.maxSurge - len(active); missing > 0 {
 		return f.add(missing)
+	}
+	if w.held != "" {
+		return wait(w.held)
 	}
 	return f.drop(f.victim(outdated, w.domains))
 }

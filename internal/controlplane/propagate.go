@@ -106,7 +106,7 @@ func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 	}
 	maps.Copy(out.Labels, ownLabels(s))
 	out.Annotations[controlplanev1.PreTerminateHookAnnotation] = ""
-	for _, kept := range []string{controlplanev1.RemediationForAnnotation, clusterv1.MachineCertificatesExpiryDateAnnotation} {
+	for _, kept := range []string{controlplanev1.RemediationForAnnotation, controlplanev1.RestoreAnnotation, clusterv1.MachineCertificatesExpiryDateAnnotation} {
 		if value, ok := stored.Annotations[kept]; ok {
 			out.Annotations[kept] = value
 		}

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/bootstrap/status"
@@ -88,6 +89,10 @@ type scope struct {
 	answer *reply
 	// blocked is why no Machine can be made or removed.
 	blocked string
+	// held is why another version cannot be rolled out.
+	held string
+	// restoreSource is the backup that the first machine begins with.
+	restoreSource *bootstrapv1.RestoreSource
 	// departing says what keeps Machines and etcd members that are to go; remediating what is repaired.
 	departing, remediating []string
 	// deletingReason and deletingMessage say how far the deletion is.
@@ -189,10 +194,17 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	rotate := r.reconcileRotation(ctx, s)
+	if busy, again, err := r.reconcileRestore(ctx, s); err != nil || busy {
+		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: again}, ctrl.Result{RequeueAfter: retry}), err
+	}
+	backup, err := r.reconcileBackups(ctx, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, rotate, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, retry, look, rotate, backup, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err
@@ -279,7 +291,7 @@ func (s *scope) stacked() bool {
 func (s *scope) wish() wish {
 	out := wish{
 		replicas: int(ptr.Deref(s.controlPlane.Spec.Replicas, 1)), maxSurge: 1,
-		initialized: s.initialized(), domains: forControlPlanes(failureDomains(s)),
+		initialized: s.initialized(), held: s.held, domains: forControlPlanes(failureDomains(s)),
 	}
 	if surge := s.controlPlane.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.replicas >= 3 {
 		out.maxSurge = surge.IntValue()

@@ -86,9 +86,11 @@ func etcdHealth(f fleet, a *reply) metav1.Condition {
 	if !f.stacked || f.unknown != "" {
 		switch failing := a.failing(true); {
 		case len(failing) > 0 && f.stacked:
-			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, "the API server cannot use etcd ("+strings.Join(failing, ", ")+"): no majority of the members works. When the machines do not come back, restore a backup into a new cluster")
+			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, "the API server cannot use etcd ("+strings.Join(failing, ", ")+"): no majority of the members works. When the machines do not come back, set spec.restore to one of status.backups")
 		case len(failing) > 0:
 			return condition(metav1.ConditionFalse, controlplanev1.NotHealthyReason, "the API server's checks fail: "+strings.Join(failing, ", "))
+		case a.err != nil && f.lostMachines() != "":
+			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, f.lostMachines()+". When they do not come back, set spec.restore to one of status.backups")
 		case a.err != nil:
 			return condition(metav1.ConditionUnknown, controlplanev1.WaitingForConnectionReason, a.problem())
 		case f.stacked:
@@ -104,7 +106,7 @@ func etcdHealth(f fleet, a *reply) metav1.Condition {
 	}
 	switch {
 	case !v.quorum():
-		return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, fmt.Sprintf("%d of %d voting members work, %d are needed. When the machines do not come back, restore a backup into a new cluster: %s", v.healthy, v.voting, v.voting/2+1, join(problems)))
+		return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, fmt.Sprintf("%d of %d voting members work, %d are needed. When the machines do not come back, set spec.restore to one of status.backups: %s", v.healthy, v.voting, v.voting/2+1, join(problems)))
 	case len(problems) > 0:
 		return condition(metav1.ConditionFalse, controlplanev1.NotHealthyReason, join(problems))
 	}

@@ -73,9 +73,11 @@ func outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *cluster
 	return out
 }
 
-// sameConfig compares all but the role, which differs between the first machine and the others.
+// sameConfig compares all but the role, which differs between the first machine and the others, and the backup that the first
+// one began with.
 func sameConfig(has, want bootstrapv1.CapstanConfigSpec) bool {
 	has.Role, want.Role = "", ""
+	has.Restore, want.Restore = bootstrapv1.RestoreSource{}, bootstrapv1.RestoreSource{}
 	return equalJSON(has, want)
 }
 

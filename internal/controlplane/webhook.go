@@ -82,6 +82,7 @@ func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
 		errs = append(errs, field.Invalid(spec.Child("version"), obj.Spec.Version, err.Error()))
 	}
 	errs = append(errs, validateNaming(obj.Spec.MachineNaming, obj.Name, spec)...)
+	errs = append(errs, validateBackup(obj.Spec.Backup, spec)...)
 	return append(errs, bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))...)
 }
 
@@ -96,6 +97,13 @@ func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *
 	}
 	if second, err := renderName(naming.Template, "cluster", name, "fghij"); err != nil || first == second {
 		return field.ErrorList{field.Invalid(path, naming.Template, "must contain {{ .random }}, so that names are unique")}
+	}
+	return nil
+}
+
+func validateBackup(backup controlplanev1.BackupSpec, path *field.Path) field.ErrorList {
+	if _, err := parseSchedule(backup.Schedule); err != nil {
+		return field.ErrorList{field.Invalid(path.Child("backup", "schedule"), backup.Schedule, err.Error())}
 	}
 	return nil
 }
@@ -139,6 +147,7 @@ type templateWebhook struct{}
 func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
 	spec := field.NewPath("spec", "template", "spec")
 	errs := validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)
+	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
 	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
 }

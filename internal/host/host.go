@@ -37,6 +37,9 @@ type Config struct {
 	Root string
 	// Assets is the folder that `make build` fills.
 	Assets string
+	// Backups holds a folder for each cluster, which its control plane machines find at /var/lib/capstan/backups. It
+	// outlives them, and the cluster. backups below Root when empty.
+	Backups string
 	// Name of the host, for people.
 	Name string
 	// ReserveMemory is kept from machines, in bytes.

@@ -341,8 +341,13 @@ func (m *machine) prepare() (bundle string, err error) {
 	if err := makeRunDir(m.runDir(), m.spec, data); err != nil {
 		return "", err
 	}
+	backups, err := m.host.backups(m.spec)
+	if err != nil {
+		return "", err
+	}
 	bundle = filepath.Join(m.dir, "bundle")
 	return bundle, writeBundle(bundle, runc.Params{
+		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
 		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes,

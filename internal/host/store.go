@@ -28,6 +28,7 @@ import (
 //	run/<id>/                         shared with the machine, made anew at each start
 //	runc/                             runc's own state
 //	tombstones/<id>                   ids deleted within the last day
+//	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
 //	new/, trash/                      folders on their way in and out
 //
 // An object appears and disappears by the rename of its folder. Ids are checked before they become

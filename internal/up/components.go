@@ -176,6 +176,7 @@ func capstandComponent(l Layout, s State, host string, owner user, memory int64)
 		path: Assets{s.Assets}.Capstand(),
 		args: []string{
 			"--root=" + l.HostRoot(host), "--assets=" + s.Assets, "--name=" + host,
+			"--backups=" + l.Backups(),
 			"--socket=" + socket, "--socket-uid=" + strconv.Itoa(owner.uid),
 			"--reserve-memory=" + strconv.FormatInt(reserved(memory, len(s.Hosts)), 10),
 		},

@@ -113,11 +113,41 @@ func removeRoot(l Layout) error {
 		if path == l.commandLock() || path == l.State() {
 			continue
 		}
+		if path == l.Backups() {
+			if err := removeEmpty(path); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
 	}
-	return errors.Join(ignoreMissing(os.Remove(l.State())), ignoreMissing(os.Remove(l.commandLock())), os.RemoveAll(l.Root))
+	err = errors.Join(ignoreMissing(os.Remove(l.State())), ignoreMissing(os.Remove(l.commandLock())))
+	if _, kept := os.Stat(l.Backups()); kept == nil {
+		return err
+	}
+	return errors.Join(err, os.RemoveAll(l.Root))
+}
+
+// removeEmpty removes the folders of a tree that hold no file: backups outlive everything, and only who made them removes
+// them.
+func removeEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeEmpty(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if entries, err = os.ReadDir(dir); err != nil || len(entries) > 0 {
+		return err
+	}
+	return os.Remove(dir)
 }
 
 func ignoreMissing(err error) error {

@@ -62,6 +62,9 @@ func (l Layout) HostSocket(host string) string { return filepath.Join(l.Sockets(
 // HostRoot is the state folder of a host's capstand.
 func (l Layout) HostRoot(host string) string { return filepath.Join(l.Root, "hosts", host) }
 
+// Backups holds the backups of the clusters' etcd that are kept on this box, whichever of its hosts made them.
+func (l Layout) Backups() string { return filepath.Join(l.Root, "backups") }
+
 // Assets is the folder that `make build` fills.
 type Assets struct{ Dir string }
 

@@ -4,6 +4,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
 // Role is what a machine does in its cluster.
@@ -72,6 +74,7 @@ const (
 
 // CapstanConfigSpec is the desired state of a CapstanConfig: what a machine needs to become a node.
 // It is read once, when the machine's bootstrap data is made.
+// +kubebuilder:validation:XValidation:rule="!has(self.restore) || (has(self.role) && self.role == 'Init')",message="restore is for the first control plane machine: role Init"
 // +kubebuilder:validation:XValidation:rule="!has(self.cluster) || !has(self.role) || self.role != 'Worker'",message="cluster is for control plane machines: a worker takes these settings from its cluster"
 type CapstanConfigSpec struct {
 	// role of the machine in its cluster. The control plane provider sets it on the machines that
@@ -125,6 +128,46 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	Registries []Registry `json:"registries,omitempty"`
+
+	// restore is the backup of etcd that the first control plane machine begins with. The control plane provider sets it.
+	// +optional
+	Restore RestoreSource `json:"restore,omitempty,omitzero"`
+}
+
+// RestoreSource is a backup of etcd.
+type RestoreSource struct {
+	// name of the backup.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// folder of the backup in the store.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	Folder string `json:"folder,omitempty"`
+
+	// store that has the backup.
+	// +required
+	Store etcdv1.BackupStore `json:"store,omitempty,omitzero"`
+
+	// sha256 of the snapshot, if it is known; what its .json file in the store says counts otherwise.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	SHA256 string `json:"sha256,omitempty"`
+
+	// keys of this cluster: those of the backup must be the same.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	Keys []etcdv1.BackupKey `json:"keys,omitempty"`
+
+	// otherAuthorities allows all keys but the encryption key to be other ones.
+	// +optional
+	OtherAuthorities *bool `json:"otherAuthorities,omitempty"`
 }
 
 // Arg is an argument of a component.

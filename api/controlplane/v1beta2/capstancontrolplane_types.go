@@ -99,6 +99,9 @@ const RollingUpdateStrategyType RolloutStrategyType = "RollingUpdate"
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.node) || !has(self.config.node.name)",message="config.node.name cannot be set: machines need names of their own"
 // +kubebuilder:validation:XValidation:rule="!has(self.replicas) || self.replicas >= 3 || !has(self.rollout) || !has(self.rollout.strategy) || !has(self.rollout.strategy.rollingUpdate) || !has(self.rollout.strategy.rollingUpdate.maxSurge) || string(self.rollout.strategy.rollingUpdate.maxSurge) != '0'",message="maxSurge 0 needs three replicas at least: with fewer the control plane would be gone for a while"
 // +kubebuilder:validation:XValidation:rule="!has(self.replicas) || self.replicas % 2 == 1 || (has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="replicas must be odd: an even number of etcd members tolerates no more failures than one less; only with an external etcd any number is good"
+// +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.restore)",message="config.restore is set by the control plane provider: use restore"
+// +kubebuilder:validation:XValidation:rule="!(has(self.backup) || has(self.restore)) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup and restore are for the etcd of the machines: an external etcd is backed up by who runs it"
+// +kubebuilder:validation:XValidation:rule="!has(self.restore) || has(self.restore.store) || has(self.backup)",message="restore needs a store: set restore.store, or backup"
 type CapstanControlPlaneSpec struct {
 	// replicas is the number of control plane machines. 1 when not set; an odd number, unless etcd
 	// is external (CP-03).
@@ -140,6 +143,15 @@ type CapstanControlPlaneSpec struct {
 	// certificates says when the certificate authority of the cluster is replaced.
 	// +optional
 	Certificates CertificatesSpec `json:"certificates,omitempty,omitzero"`
+
+	// backup says when etcd is backed up, and where the backups go.
+	// +optional
+	Backup BackupSpec `json:"backup,omitempty,omitzero"`
+
+	// restore names a backup that the cluster begins with again: everything that was written after it is gone. All control
+	// plane machines are replaced. On a new control plane, the cluster begins with the backup.
+	// +optional
+	Restore RestoreSpec `json:"restore,omitempty,omitzero"`
 }
 
 // MachineTemplate is what the Machines of a control plane are made from.
@@ -310,7 +322,7 @@ type CapstanControlPlaneStatus struct {
 	// conditions are the observations of the current state: Available, Initialized,
 	// CertificatesAvailable, KubeconfigAvailable, EtcdClusterHealthy, ControlPlaneComponentsHealthy,
 	// MachinesReady, MachinesUpToDate, RollingOut, ScalingUp, ScalingDown, Remediating, Deleting,
-	// Paused, CertificateAuthorityRotating.
+	// Paused, CertificateAuthorityRotating, BackupSucceeded, Restored.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -367,6 +379,13 @@ type CapstanControlPlaneStatus struct {
 	// lastRemediation is the last replacement of an unhealthy machine.
 	// +optional
 	LastRemediation LastRemediationStatus `json:"lastRemediation,omitempty,omitzero"`
+
+	// backups that are in the store, the newest first.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=100
+	Backups []BackupStatus `json:"backups,omitempty"`
 }
 
 // CapstanControlPlaneInitializationStatus holds the observations that orchestrate the first provisioning.

@@ -31,6 +31,8 @@ type CapstanControlPlaneTemplateResource struct {
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.role)",message="config.role is set by the control plane provider for each machine"
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.node) || !has(self.config.node.name)",message="config.node.name cannot be set: machines need names of their own"
+// +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.restore)",message="config.restore is set by the control plane provider"
+// +kubebuilder:validation:XValidation:rule="!has(self.backup) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup is for the etcd of the machines: an external etcd is backed up by who runs it"
 type CapstanControlPlaneTemplateResourceSpec struct {
 	// machineTemplate is what the Machines are made from.
 	// +optional
@@ -55,6 +57,10 @@ type CapstanControlPlaneTemplateResourceSpec struct {
 	// kubeconfig configures the client certificate of the kubeconfig secret.
 	// +optional
 	Kubeconfig KubeconfigSpec `json:"kubeconfig,omitempty,omitzero"`
+
+	// backup says when etcd is backed up, and where the backups go. Each cluster has a folder of its own in the store.
+	// +optional
+	Backup BackupSpec `json:"backup,omitempty,omitzero"`
 }
 
 // TemplateMachineTemplate is what the Machines of a control plane made from a template are made from.

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -131,6 +133,13 @@ func files(in Input) ([]writeFile, error) {
 		return nil, fmt.Errorf("%s cannot be written as YAML: %w", nodeconfig.Path, err)
 	}
 	out = append(out, ownFile(nodeconfig.Path, "0600", node))
+	if in.Spec.Restore.Name != "" {
+		restore, err := yaml.Marshal(restore(in))
+		if err != nil {
+			return nil, fmt.Errorf("%s cannot be written as YAML: %w", nodeconfig.RestorePath, err)
+		}
+		out = append(out, ownFile(nodeconfig.RestorePath, "0600", restore))
+	}
 	for i, f := range in.Spec.Files {
 		file, err := userFile(f, in.Secrets)
 		if err != nil {
@@ -345,6 +354,10 @@ func References(spec bootstrapv1.CapstanConfigSpec) []bootstrapv1.SecretKeyRefer
 			username, password := credentialKeys(r.Credentials)
 			all = append(all, username, password)
 		}
+	}
+	keys := storeKeys(spec.Restore.Store)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		all = append(all, keys[key])
 	}
 	var out []bootstrapv1.SecretKeyReference
 	for _, ref := range all {

@@ -21,6 +21,9 @@ type Params struct {
 	Assets string
 	// Run is the folder shared between capstand and the machine, bound to /run/capstan.
 	Run string
+	// Backups is a folder of the host that the machine finds at BackupsIn; none when empty.
+	Backups   string
+	BackupsIn string
 	// Views holds the files that WriteViews made.
 	Views string
 	// NetNS is the path of the machine's network namespace.
@@ -117,6 +120,9 @@ func mounts(p Params) []specs.Mount {
 		bind("/dev/kmsg", "/dev/kmsg", "rw"),
 		bind(p.Run, "/run/capstan", "rw"),
 		bind(p.Assets, "/opt/capstan", "ro", "nosuid", "nodev"),
+	}
+	if p.Backups != "" {
+		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))
 	}
 	for _, folder := range p.System.Folders {
 		all = append(all, bind(folder, folder, "ro"))

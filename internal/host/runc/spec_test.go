@@ -14,7 +14,7 @@ import (
 func params() Params {
 	return Params{
 		Hostname: "one", Rootfs: "/r", Assets: "/a", Run: "/s", Views: "/v", NetNS: "/n", Cgroup: "/capstan/h/one",
-		CPUs: 2, MemoryBytes: 3 << 30, Capabilities: []string{"CAP_SYS_ADMIN"},
+		Backups: "/b", BackupsIn: "/var/lib/capstan/backups/ns/one", CPUs: 2, MemoryBytes: 3 << 30, Capabilities: []string{"CAP_SYS_ADMIN"},
 		System: System{Folders: []string{"/usr"}},
 	}
 }
@@ -56,7 +56,7 @@ func TestMounts(t *testing.T) {
 		return &all[i]
 	}
 	all := mounts(params())
-	for to, want := range map[string]string{"/usr": "ro", "/opt/capstan": "ro", "/run/capstan": "rw", "/dev/kmsg": "rw", "/proc/meminfo": "ro", "/sys/devices/system/cpu": "ro"} {
+	for to, want := range map[string]string{"/usr": "ro", "/opt/capstan": "ro", "/var/lib/capstan/backups/ns/one": "rw", "/run/capstan": "rw", "/dev/kmsg": "rw", "/proc/meminfo": "ro", "/sys/devices/system/cpu": "ro"} {
 		m := find(all, to)
 		if m == nil || !slices.Contains(m.Options, want) || !slices.Contains(m.Options, "rprivate") {
 			t.Errorf("%s: %+v, want %s", to, m, want)

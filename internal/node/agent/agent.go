@@ -67,6 +67,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	if controlPlane && config.ControlPlane.ExternalEtcd == nil {
 		group.Go(func() error { return a.careForEtcd(ctx) })
 		group.Go(func() error { return a.careForOwnMember(ctx, expires) })
+		group.Go(func() error { return a.makeBackups(ctx) })
 	}
 	group.Go(func() error { return a.followAuthorities(ctx) })
 	group.Go(func() error { return up.RenewCertificates(ctx, config, a.name, latest(expires), log) })

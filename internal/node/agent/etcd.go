@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
+	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
@@ -51,4 +52,23 @@ func (a *agent) careForOwnMember(ctx context.Context, expires <-chan time.Time) 
 		Stop: func(ctx context.Context, service string) error { return init.Service(ctx, service, "stop") },
 	}
 	return self.Run(ctx)
+}
+
+// backupDir holds a snapshot on its way to the store.
+const backupDir = "/var/lib/capstan/etcd-backup"
+
+// makeBackups makes the backups that name this machine's member.
+func (a *agent) makeBackups(ctx context.Context) error {
+	client, err := a.endpointClient(ctx)
+	if err != nil {
+		return err
+	}
+	tls, err := etcd.TLS(nodeconfig.PKIDir)
+	if err != nil {
+		return err
+	}
+	runner := &backup.Runner{
+		Name: a.name, Client: client, Member: backup.Member{Endpoint: etcd.LocalEndpoint, TLS: tls}, Dir: backupDir, Log: a.log,
+	}
+	return runner.Run(ctx)
 }

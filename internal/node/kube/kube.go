@@ -36,6 +36,8 @@ var (
 	CSRs           = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
 	EndpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
 	EtcdMembers    = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdmembers"}
+	EtcdBackups    = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackups"}
+	Secrets        = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	Leases         = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 

@@ -38,7 +38,7 @@ func (n *node) manifests() ([]*unstructured.Unstructured, error) {
 		names = append(names, "coredns.yaml")
 	}
 	if n.ControlPlane.ExternalEtcd == nil {
-		names = append([]string{"etcd.capstan.dev_etcdmembers.yaml", "etcd.yaml"}, names...)
+		names = append([]string{"etcd.capstan.dev_etcdmembers.yaml", "etcd.capstan.dev_etcdbackups.yaml", "etcd.yaml"}, names...)
 	}
 	var objects []*unstructured.Unstructured
 	for _, name := range names {

@@ -136,6 +136,11 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		}
 		step("etcd joined")
 	}
+	if n.Role == nodeconfig.RoleInit && n.ControlPlane.ExternalEtcd == nil {
+		if err := n.restoreEtcd(ctx, nodeconfig.RestorePath); err != nil {
+			return err
+		}
+	}
 	if err := n.startServices(ctx, append(n.controlPlaneServices(), n.nodeServices()...)...); err != nil {
 		return err
 	}

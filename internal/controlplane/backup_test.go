@@ -1,0 +1,230 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+func s3() etcdv1.BackupStore {
+	return etcdv1.BackupStore{S3: etcdv1.S3Store{
+		Endpoint: "https://s3.example.org", Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "store"},
+	}}
+}
+
+func inDirectory() etcdv1.BackupStore {
+	return etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: "/var/lib/capstan/backups"}}
+}
+
+// backups are the EtcdBackups, in the order of their names: that of time.
+func (w *world) backups() []etcdv1.EtcdBackup {
+	w.t.Helper()
+	list := &etcdv1.EtcdBackupList{}
+	if err := env.Client.List(context.Background(), list); err != nil {
+		w.t.Fatal(err)
+	}
+	return list.Items
+}
+
+// backupWith waits for an EtcdBackup that is to be made.
+func (w *world) backupWith(trigger etcdv1.BackupTrigger, request string) *etcdv1.EtcdBackup {
+	w.t.Helper()
+	var found *etcdv1.EtcdBackup
+	w.until(fmt.Sprintf("a backup %s %s", trigger, request), func() bool {
+		for _, b := range w.backups() {
+			if b.Spec.Trigger == trigger && b.Spec.Request == request && b.Status.Phase == "" {
+				found = &b
+			}
+		}
+		return found != nil
+	})
+	return found
+}
+
+// ends plays the machine that makes a backup.
+func (w *world) ends(b *etcdv1.EtcdBackup, phase etcdv1.BackupPhase, message string) {
+	w.t.Helper()
+	before := b.DeepCopy()
+	at := metav1.Now()
+	b.Status = etcdv1.EtcdBackupStatus{Phase: phase, Message: message, Time: &at}
+	if phase == etcdv1.BackupSucceeded {
+		b.Status.Location, b.Status.SizeBytes, b.Status.Revision = "s3://s3.example.org/backups/"+b.Spec.Folder+"/"+b.Name+".db", 4096, 7
+		b.Status.EtcdVersion, b.Status.SHA256, b.Status.Removed = "3.6.14", strings.Repeat("ab", 32), b.Spec.Remove
+	}
+	if err := env.Client.Status().Patch(context.Background(), b, client.MergeFrom(before)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func demand(w *world, cp *controlplanev1.CapstanControlPlane, value string) {
+	w.t.Helper()
+	w.cluster.Change(cp, func() {
+		if cp.Annotations == nil {
+			cp.Annotations = map[string]string{}
+		}
+		cp.Annotations[controlplanev1.BackupAnnotation] = value
+	})
+}
+
+// TestBackups: what is asked for is made once, told in the status, and what is too much is removed.
+func TestBackups(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: s3(), Retention: ptr.To[int32](1), Schedule: "0 0 29 2 *"}
+	})
+	w.until("nothing is due", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionUnknown, "No backup was due yet")
+	})
+	demand(w, cp, "one")
+	w.until("the Secret is missed", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
+	})
+	if n := len(w.backups()); n != 0 {
+		t.Errorf("%d backups without credentials", n)
+	}
+	w.cluster.Create(&corev1.Secret{ObjectMeta: w.cluster.Meta("store"), Data: map[string][]byte{etcdv1.S3AccessKeyID: []byte("me"), etcdv1.S3SecretAccessKey: []byte("x")}})
+	b := w.backupWith(etcdv1.BackupOnDemand, "one") // The Secret has the cluster's label, so it is an event.
+	if b.Spec.Folder != w.cluster.Namespace+"/demo" || b.Spec.Member != namesOfMachines(t, w)[0] || b.Spec.KubernetesVersion != "v1.36.3" || len(b.Spec.Remove) != 0 {
+		t.Errorf("%+v", b.Spec)
+	}
+	var keys []string
+	for _, k := range b.Spec.Keys {
+		keys = append(keys, k.Name)
+	}
+	if got := strings.Join(keys, " "); got != "ca encryption sa" {
+		t.Errorf("keys: %s", got)
+	}
+	given := &corev1.Secret{}
+	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.BackupSecretName}, given); err != nil || string(given.Data[etcdv1.S3AccessKeyID]) != "me" {
+		t.Errorf("the machines find no credentials: %v", err)
+	}
+	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), given) })
+	w.ends(b, etcdv1.BackupSucceeded, "")
+	w.until("the first one is told", func() bool {
+		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "")
+	})
+	if got := cp.Status.Backups[0]; got.Name != b.Name || got.Request != "one" || got.SizeBytes != 4096 || got.Revision != 7 || got.EtcdVersion != "3.6.14" || len(got.Keys) != 3 || got.SHA256 == "" || !strings.HasPrefix(got.Location, "s3://") {
+		t.Errorf("%+v", got)
+	}
+
+	demand(w, cp, "three")
+	second := w.backupWith(etcdv1.BackupOnDemand, "three")
+	if len(second.Spec.Remove) != 1 || second.Spec.Remove[0] != b.Name {
+		t.Errorf("to remove: %v", second.Spec.Remove)
+	}
+	w.ends(second, etcdv1.BackupFailed, "nobody is there")
+	w.until("a failure is told", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "nobody is there") && len(cp.Status.Backups) == 1
+	})
+	demand(w, cp, "four")
+	third := w.backupWith(etcdv1.BackupOnDemand, "four")
+	w.ends(third, etcdv1.BackupSucceeded, "")
+	w.until("one is kept", func() bool {
+		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && cp.Status.Backups[0].Name == third.Name && len(w.backups()) == 1
+	})
+	w.cluster.Change(cp, func() { cp.Spec.Backup = controlplanev1.BackupSpec{} })
+	w.until("no backups, no condition", func() bool {
+		return w.cluster.Get(cp) == nil && !has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1
+	})
+}
+
+// TestBackupBeforeUpgrade: another version waits for a backup, and a store that does not work holds it up until the user
+// does without.
+func TestBackupBeforeUpgrade(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
+	})
+	before := namesOfMachines(t, w)
+	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
+	b := w.backupWith(etcdv1.BackupBeforeUpgrade, "v1.36.4")
+	w.still("nothing is replaced", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
+	w.ends(b, etcdv1.BackupFailed, "the disk is full")
+	w.until("it is told", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the disk is full") &&
+			has(cp, "RollingOut", metav1.ConditionTrue, "the backup before the upgrade to v1.36.4 is not there yet")
+	})
+	if now := namesOfMachines(t, w); len(now) != 1 || now[0] != before[0] {
+		t.Errorf("%v became %v", before, now)
+	}
+	w.cluster.Change(cp, func() { cp.Spec.Backup.BeforeUpgrade = ptr.To(false) })
+	w.until("without one it goes on", func() bool {
+		return len(w.made) == 2 && w.settled(cp, 1)() && cp.Status.Versions[0].Version == "v1.36.4"
+	})
+
+	w.cluster.Change(cp, func() { cp.Spec.Backup.BeforeUpgrade, cp.Spec.Version = nil, "v1.36.5" })
+	w.ends(w.backupWith(etcdv1.BackupBeforeUpgrade, "v1.36.5"), etcdv1.BackupSucceeded, "")
+	w.until("with one it goes on", func() bool {
+		return len(w.made) == 3 && w.settled(cp, 1)() && cp.Status.Versions[0].Version == "v1.36.5"
+	})
+}
+
+// TestBackupRules: what the CRD and the webhook refuse.
+func TestBackupRules(t *testing.T) {
+	type cp = controlplanev1.CapstanControlPlane
+	backup := func(change func(*controlplanev1.BackupSpec)) func(*cp) {
+		return func(o *cp) {
+			o.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
+			change(&o.Spec.Backup)
+		}
+	}
+	store := func(change func(*etcdv1.S3Store)) func(*cp) {
+		return backup(func(b *controlplanev1.BackupSpec) { b.Store = s3(); change(&b.Store.S3) })
+	}
+	for name, c := range map[string]struct {
+		change func(*cp)
+		want   string
+	}{
+		"a directory":               {backup(func(*controlplanev1.BackupSpec) {}), ""},
+		"s3":                        {store(func(*etcdv1.S3Store) {}), ""},
+		"a schedule":                {backup(func(b *controlplanev1.BackupSpec) { b.Schedule = "*/5 * * * *" }), ""},
+		"no store":                  {func(o *cp) { o.Spec.Backup.Schedule = "@daily" }, "spec.backup.store"},
+		"two stores":                {backup(func(b *controlplanev1.BackupSpec) { b.Store.S3 = s3().S3 }), "exactly one store"},
+		"a word as schedule":        {backup(func(b *controlplanev1.BackupSpec) { b.Schedule = "daily" }), "five fields"},
+		"an hour of a long day":     {backup(func(b *controlplanev1.BackupSpec) { b.Schedule = "0 25 * * *" }), "is no schedule"},
+		"seconds":                   {backup(func(b *controlplanev1.BackupSpec) { b.Schedule = "0 0 3 * * *" }), "five fields"},
+		"nothing is kept":           {backup(func(b *controlplanev1.BackupSpec) { b.Retention = ptr.To[int32](0) }), "greater than or equal to 1"},
+		"a relative path":           {backup(func(b *controlplanev1.BackupSpec) { b.Store.Directory.Path = "backups" }), "absolute path"},
+		"a path that climbs":        {backup(func(b *controlplanev1.BackupSpec) { b.Store.Directory.Path = "/a/../etc" }), "absolute path"},
+		"an endpoint without http":  {store(func(s *etcdv1.S3Store) { s.Endpoint = "s3.example.org" }), "http:// or https://"},
+		"an endpoint with a path":   {store(func(s *etcdv1.S3Store) { s.Endpoint = "https://s3.example.org/backups" }), "without a path"},
+		"no credentials":            {store(func(s *etcdv1.S3Store) { s.CredentialsSecretRef.Name = "" }), "credentialsSecretRef"},
+		"an authority, and none":    {store(func(s *etcdv1.S3Store) { s.InsecureSkipTLSVerify, s.CASecretRef.Name = ptr.To(true), "x" }), "cannot be used together"},
+		"restore":                   {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "etcd-1", Store: s3()} }, ""},
+		"restore from nowhere":      {func(o *cp) { o.Spec.Restore.Name = "etcd-1" }, "restore needs a store"},
+		"restore a path":            {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a/b", Store: s3()} }, "should match"},
+		"restore into the config":   {func(o *cp) { o.Spec.Config.Restore = bootstrapSource() }, "config.restore is set by"},
+		"restore from two":          {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: both()} }, "exactly one store"},
+		"restore, an external etcd": {withExternalEtcd(func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: s3()} }), "an external etcd is backed up by"},
+		"backup, an external etcd":  {withExternalEtcd(backup(func(*controlplanev1.BackupSpec) {})), "an external etcd is backed up by"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refused(t, env.Client.Create(context.Background(), newControlPlane(t, c.change), client.DryRunAll), c.want)
+		})
+	}
+}
+
+func both() etcdv1.BackupStore {
+	out := s3()
+	out.Directory = inDirectory().Directory
+	return out
+}
+
+func withExternalEtcd(change func(*controlplanev1.CapstanControlPlane)) func(*controlplanev1.CapstanControlPlane) {
+	return func(o *controlplanev1.CapstanControlPlane) {
+		change(o)
+		o.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"https://etcd:2379"}
+	}
+}
+
+func bootstrapSource() bootstrapv1.RestoreSource {
+	return bootstrapv1.RestoreSource{Name: "a", Folder: "b/c", Store: s3()}
+}

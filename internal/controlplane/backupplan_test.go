@@ -1,0 +1,255 @@
+package controlplane
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+// midnight is when the tests of backups begin.
+var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+
+// tried reads attempts: each word is trigger (s, d or u), request, phase (+, - or nothing) and minutes after midnight,
+// separated by colons.
+func tried(t *testing.T, text string) []attempt {
+	t.Helper()
+	var out []attempt
+	for n, word := range strings.Fields(text) {
+		parts := strings.Split(word, ":")
+		minutes, err := time.ParseDuration(parts[3] + "m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, attempt{
+			name: string(rune('a' + n)), request: strings.ReplaceAll(parts[1], ".", ":"), began: midnight.Add(minutes),
+			trigger: map[string]etcdv1.BackupTrigger{"s": etcdv1.BackupScheduled, "d": etcdv1.BackupOnDemand, "u": etcdv1.BackupBeforeUpgrade}[parts[0]],
+			phase:   map[string]etcdv1.BackupPhase{"+": etcdv1.BackupSucceeded, "-": etcdv1.BackupFailed, "": ""}[parts[2]],
+		})
+	}
+	return out
+}
+
+// TestNextBackup: what is due, and when to look again.
+func TestNextBackup(t *testing.T) {
+	hourly := "0 * * * *"
+	for _, c := range []struct {
+		what     string
+		schedule string
+		onDemand string
+		upgrade  string
+		begun    bool
+		tried    string
+		at       int // minutes after midnight
+		want     string
+		again    time.Duration
+	}{
+		{what: "nothing is asked for", at: 100, want: ""},
+		{what: "not due yet", schedule: hourly, at: 59, again: time.Minute},
+		{what: "due", schedule: hourly, at: 60, want: "Schedule 2026-03-01T01:00:00Z"},
+		{what: "made", schedule: hourly, at: 61, tried: "s:x:+:60", again: 59 * time.Minute},
+		{what: "missed ones are made up for once", schedule: hourly, at: 1000, want: "Schedule 2026-03-01T01:00:00Z"},
+		{what: "and the next one is at its time", schedule: hourly, at: 1001, tried: "s:x:+:1000", again: 19 * time.Minute},
+		{what: "being made", schedule: hourly, at: 61, tried: "s:2026-03-01T01.00.00Z::60", again: 59 * time.Minute},
+		{what: "failed a moment ago", schedule: hourly, at: 60, tried: "s:x:-:60", again: 30 * time.Second},
+		{what: "failed a minute ago", schedule: hourly, at: 61, tried: "s:x:-:60", want: "Schedule x"},
+		{what: "failed twice", schedule: hourly, at: 62, tried: "s:x:-:60 s:x:-:61.5", again: 30 * time.Second},
+		{what: "the next one is due before it worked", schedule: hourly, at: 121, tried: "s:x:-:60 s:x:-:61", want: "Schedule 2026-03-01T02:00:00Z"},
+		{what: "others do not count", schedule: hourly, at: 61, tried: "d:x:+:60", want: "Schedule 2026-03-01T01:00:00Z"},
+		{what: "on demand", onDemand: "now", want: "OnDemand now"},
+		{what: "on demand, made", onDemand: "now", tried: "d:now:+:0"},
+		{what: "on demand, another one", onDemand: "again", tried: "d:now:+:0", want: "OnDemand again"},
+		{what: "on demand, failed", onDemand: "now", tried: "d:now:-:0", again: 30 * time.Second},
+		{what: "one at a time", onDemand: "now", tried: "s:x::0"},
+		{what: "before an upgrade", upgrade: "v2", want: "BeforeUpgrade v2"},
+		{what: "before an upgrade, made", upgrade: "v2", tried: "u:v2:+:0", at: 30},
+		{what: "before an upgrade, made too long ago", upgrade: "v2", tried: "u:v2:+:0", at: 60, want: "BeforeUpgrade v2"},
+		{what: "an upgrade under way", upgrade: "v2", begun: true, tried: "u:v2:+:0", at: 600},
+		{what: "before an upgrade, for another one", upgrade: "v2", tried: "u:v1:+:0", at: 1, want: "BeforeUpgrade v2"},
+		{what: "before an upgrade, failed", upgrade: "v2", tried: "u:v2:-:0", at: 0, again: 30 * time.Second},
+		{what: "the longest pause", onDemand: "now", tried: strings.Repeat("d:now:-:0 ", 20), again: 10 * time.Minute},
+		{what: "a day that never comes", schedule: "0 0 31 2 *", at: 60},
+	} {
+		schedule, err := parseSchedule(c.schedule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := backupWish{schedule: schedule, since: midnight.Add(time.Second), onDemand: c.onDemand, upgradeTo: c.upgrade, begun: c.begun}
+		next, again := nextBackup(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute))
+		got := ""
+		if next != nil {
+			got = string(next.trigger) + " " + next.request
+		}
+		if got != c.want || again != c.again {
+			t.Errorf("%s: got %q and %s, want %q and %s", c.what, got, again, c.want, c.again)
+		}
+	}
+}
+
+// TestUpgradeHeld: another version waits for its backup, and for no other one.
+func TestUpgradeHeld(t *testing.T) {
+	for _, c := range []struct {
+		to    string
+		begun bool
+		tried string
+		at    int
+		want  bool
+	}{
+		{to: "", want: false},
+		{to: "v2", want: true},
+		{to: "v2", tried: "u:v2::0", want: true},
+		{to: "v2", tried: "u:v2:-:0", want: true},
+		{to: "v2", tried: "d:v2:+:0", want: true},
+		{to: "v2", tried: "u:v1:+:0", want: true},
+		{to: "v2", tried: "u:v2:+:0", at: 59, want: false},
+		{to: "v2", tried: "u:v2:+:0", at: 61, want: true},
+		{to: "v2", tried: "u:v2:+:0", at: 61, begun: true, want: false},
+		{to: "v2", begun: true, want: true},
+	} {
+		w := backupWish{upgradeTo: c.to, begun: c.begun}
+		if got := holds(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute)); (got != "") != c.want {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
+// TestSchedule: what is no schedule is told, with what one looks like.
+func TestSchedule(t *testing.T) {
+	for _, good := range []string{"", "0 3 * * *", "@daily", "@every 6h", "*/15 1-5 * * MON"} {
+		if _, err := parseSchedule(good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"daily", "0 3 * *", "61 * * * *", "0 0 3 * * *", "@sometimes"} {
+		if _, err := parseSchedule(bad); err == nil || !strings.Contains(err.Error(), "0 3 * * *") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func kept(minutes ...int) []controlplanev1.BackupStatus {
+	var out []controlplanev1.BackupStatus
+	for _, m := range minutes {
+		out = append(out, controlplanev1.BackupStatus{Name: string(rune('a' + m)), Time: metav1.NewTime(midnight.Add(time.Duration(m) * time.Minute))})
+	}
+	return out
+}
+
+// TestExpired: the oldest go, in the order of their age, and one more than are too many, because another one is made.
+func TestExpired(t *testing.T) {
+	for _, c := range []struct {
+		backups []int
+		keep    int
+		want    string
+	}{
+		{nil, 3, ""}, {[]int{0, 1}, 3, ""}, {[]int{0, 1, 2}, 3, "a"}, {[]int{2, 0, 4, 1, 3}, 3, "abc"}, {[]int{0}, 1, "a"},
+	} {
+		if got := strings.Join(expired(kept(c.backups...), c.keep), ""); got != c.want {
+			t.Errorf("%v keep %d: got %q, want %q", c.backups, c.keep, got, c.want)
+		}
+	}
+}
+
+func etcdBackup(name string, minutes int, phase etcdv1.BackupPhase, removed ...string) etcdv1.EtcdBackup {
+	at := metav1.NewTime(midnight.Add(time.Duration(minutes) * time.Minute))
+	b := etcdv1.EtcdBackup{}
+	b.Name, b.CreationTimestamp = name, at
+	b.Spec.Member = "m"
+	b.Status = etcdv1.EtcdBackupStatus{Phase: phase, Time: &at, Removed: removed}
+	return b
+}
+
+// TestMergeBackups: the status knows what is in the store, also when the cluster was taken back to a time before.
+func TestMergeBackups(t *testing.T) {
+	names := func(list []controlplanev1.BackupStatus) (out []string) {
+		for _, b := range list {
+			out = append(out, b.Name)
+		}
+		return out
+	}
+	found := []etcdv1.EtcdBackup{
+		etcdBackup("d", 3, etcdv1.BackupSucceeded, "a"), etcdBackup("e", 4, etcdv1.BackupFailed), etcdBackup("f", 5, ""), etcdBackup("b", 1, etcdv1.BackupSucceeded),
+	}
+	merged := mergeBackups(kept(0, 1, 2), found)
+	if diff := cmp.Diff([]string{"d", "c", "b"}, names(merged)); diff != "" {
+		t.Error(diff)
+	}
+	if again := mergeBackups(merged, found); !cmp.Equal(names(again), names(merged)) {
+		t.Errorf("not the same again: %v", names(again))
+	}
+	if got := superseded(merged, append(found, etcdBackup("a", 0, etcdv1.BackupSucceeded), etcdBackup("x", 1, etcdv1.BackupFailed))); !slices.Equal(got, []string{"a", "x"}) {
+		t.Errorf("superseded: %v", got)
+	}
+}
+
+// TestLostBackup: a backup that nobody makes does not hold up others.
+func TestLostBackup(t *testing.T) {
+	f := fleet{instances: []instance{{names: []string{"m"}}}}
+	for _, c := range []struct {
+		what  string
+		b     etcdv1.EtcdBackup
+		known []controlplanev1.BackupStatus
+		f     fleet
+		at    time.Duration
+		want  bool
+	}{
+		{"being made", etcdBackup("a", 0, ""), nil, f, time.Minute, false},
+		{"for too long", etcdBackup("a", 0, ""), nil, f, 3 * time.Hour, true},
+		{"its machine is gone", etcdBackup("a", 0, ""), nil, fleet{}, time.Minute, true},
+		{"done, before the cluster was taken back", etcdBackup("a", 0, ""), kept(0), f, time.Minute, true},
+		{"done", etcdBackup("a", 0, etcdv1.BackupFailed), nil, fleet{}, 3 * time.Hour, false},
+	} {
+		if got := lost(&c.b, c.known, c.f, midnight.Add(c.at)); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
+// TestBackupMember: a healthy follower makes the backup; the leader if there is none.
+func TestBackupMember(t *testing.T) {
+	members := map[string]etcdv1.EtcdMember{}
+	add := func(f *fleet, name string, health metav1.ConditionStatus, leads bool) {
+		f.instances = append(f.instances, instance{machine: &clusterv1.Machine{}, member: &member{name: name, voting: true, health: health}})
+		m := etcdv1.EtcdMember{}
+		m.Status.Leader = ptr.To(leads)
+		members[name] = m
+	}
+	var f fleet
+	if got := backupMember(f, members); got != "" {
+		t.Errorf("got %q of nobody", got)
+	}
+	add(&f, "a", metav1.ConditionTrue, true)
+	if got := backupMember(f, members); got != "a" {
+		t.Errorf("got %q, want the leader", got)
+	}
+	add(&f, "b", metav1.ConditionFalse, false)
+	add(&f, "d", metav1.ConditionTrue, false)
+	add(&f, "c", metav1.ConditionTrue, false)
+	if got := backupMember(f, members); got != "c" {
+		t.Errorf("got %q, want the first healthy follower", got)
+	}
+}
+
+// TestHeldRollout: an upgrade that is held replaces nothing, and what is missing is made all the same.
+func TestHeldRollout(t *testing.T) {
+	f := build("a:vo b:vo c:vo")
+	w := wish{replicas: 3, maxSurge: 1, initialized: true, held: "no backup"}
+	if p := makePlan(f, w); p.acts() || p.why != "no backup" {
+		t.Errorf("%+v", p)
+	}
+	if p := makePlan(build("a:vo b:vo"), w); p.create != 1 {
+		t.Errorf("%+v", p)
+	}
+	w.held = ""
+	if p := makePlan(f, w); p.create != 1 {
+		t.Errorf("%+v", p)
+	}
+}

@@ -1,0 +1,177 @@
+package controlplane
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+// TestRestoreSteps: what is next, wherever it was interrupted. A Machine is a name, the restore that it belongs to, and d when
+// it is being deleted, o when it is outdated.
+func TestRestoreSteps(t *testing.T) {
+	for _, c := range []struct {
+		what            string
+		id, began, done string
+		machines        string
+		serves          bool
+		want            restoreStep
+		gone            string
+	}{
+		{what: "nothing asked for", machines: "a", serves: true, want: restoreNone},
+		{what: "done", id: "x", done: "x", machines: "a:x b c", serves: true, want: restoreNone},
+		{what: "done, and not yet tidied up", id: "x", began: "x", done: "x", machines: "a", want: restoreNone},
+		{what: "asked for", id: "x", machines: "a b c", want: restoreBegin},
+		{what: "asked for while it serves", id: "x", machines: "a", serves: true, want: restoreBegin},
+		{what: "a new cluster", id: "x", want: restoreBegin},
+		{what: "another one after one that is done", id: "y", done: "x", machines: "a:x", want: restoreBegin},
+		{what: "another one while one is under way", id: "y", began: "x", machines: "a:x", want: restoreBegin},
+		{what: "Machines of before", id: "x", began: "x", machines: "a b c", want: restoreRemove, gone: "abc"},
+		{what: "Machines of before that serve", id: "x", began: "x", machines: "a b c", serves: true, want: restoreRemove, gone: "abc"},
+		{what: "Machines of before that go", id: "x", began: "x", machines: "a::d b::d", want: restoreRemove, gone: "ab"},
+		{what: "Machines of another restore", id: "y", began: "y", done: "x", machines: "a:x", want: restoreRemove, gone: "a"},
+		{what: "never one of each", id: "x", began: "x", machines: "a::d b:x", serves: true, want: restoreRemove, gone: "a"},
+		{what: "all are gone", id: "x", began: "x", want: restoreCreate},
+		{what: "the first starts", id: "x", began: "x", machines: "a:x", want: restoreWait},
+		{what: "somebody deletes the first", id: "x", began: "x", machines: "a:x:d", want: restoreRemove, gone: "a"},
+		{what: "the first can never work", id: "x", began: "x", machines: "a:x:o", want: restoreRemove, gone: "a"},
+		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: restoreFinish},
+		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: restoreFinish},
+	} {
+		r := restoring{id: c.id, began: c.began, done: c.done, serves: c.serves, outdated: map[string][]string{}}
+		for _, word := range strings.Fields(c.machines) {
+			parts := append(strings.Split(word, ":"), "", "")
+			m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: parts[0], Annotations: map[string]string{}}}
+			if parts[1] != "" {
+				m.Annotations[controlplanev1.RestoreAnnotation] = parts[1]
+			}
+			switch parts[2] {
+			case "d":
+				m.DeletionTimestamp = ptr.To(metav1.Now())
+			case "o":
+				r.outdated[parts[0]] = []string{"it is old"}
+			}
+			r.machines = append(r.machines, m)
+		}
+		step, machines := r.next()
+		var gone []string
+		for _, m := range machines {
+			gone = append(gone, m.Name)
+		}
+		if step != c.want || step == restoreRemove && strings.Join(gone, "") != c.gone {
+			t.Errorf("%s: got %s %v, want %s %s", c.what, step, gone, c.want, c.gone)
+		}
+	}
+}
+
+// TestRestoreProblems: what is missing or does not fit is found before anything is removed.
+func TestRestoreProblems(t *testing.T) {
+	key := func(name, sum string) etcdv1.BackupKey { return etcdv1.BackupKey{Name: name, SHA256: sum} }
+	has := []etcdv1.BackupKey{key("ca", "1"), key("encryption", "2"), key("sa", "3")}
+	for _, c := range []struct {
+		what   string
+		change func(*controlplanev1.CapstanControlPlane)
+		anew   bool
+		want   string
+	}{
+		{"a backup of its own", func(*controlplanev1.CapstanControlPlane) {}, false, ""},
+		{"an unknown one", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = "b" }, false, "status.backups has no b: copy the keys from b.json"},
+		{"an unknown one, into a new cluster", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = "b" }, true, ""},
+		{"an unknown one with its keys", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name, cp.Spec.Restore.Keys = "b", has }, false, ""},
+		{"one of another cluster", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Folder = "other/demo" }, false, "status.backups has no a"},
+		{"no store", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Backup = controlplanev1.BackupSpec{} }, false, "there is no store"},
+		{"a store of its own", func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Spec.Backup, cp.Spec.Restore.Store = controlplanev1.BackupSpec{}, inDirectory()
+		}, false, ""},
+		{"another encryption key", func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Status.Backups[0].Keys = []etcdv1.BackupKey{key("encryption", "x")}
+		}, false, "it needs the key encryption with the SHA-256 x, and found 2"},
+		{"another authority", func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Status.Backups[0].Keys = []etcdv1.BackupKey{key("ca", "x"), key("encryption", "2")}
+		}, false, "it needs the key ca with the SHA-256 x, and found 1"},
+		{"another authority, allowed", func(cp *controlplanev1.CapstanControlPlane) {
+			cp.Status.Backups[0].Keys = []etcdv1.BackupKey{key("ca", "x"), key("encryption", "2")}
+			cp.Spec.Restore.OtherAuthorities = ptr.To(true)
+		}, false, ""},
+		{"a version before", func(cp *controlplanev1.CapstanControlPlane) { cp.Status.Backups[0].KubernetesVersion = "v1.35.1" }, false, ""},
+		{"a version long before", func(cp *controlplanev1.CapstanControlPlane) { cp.Status.Backups[0].KubernetesVersion = "v1.34.1" }, false, "it was made with Kubernetes v1.34.1"},
+		{"a later version", func(cp *controlplanev1.CapstanControlPlane) { cp.Status.Backups[0].KubernetesVersion = "v1.37.0" }, false, "it was made with Kubernetes v1.37.0"},
+	} {
+		cp := &controlplanev1.CapstanControlPlane{}
+		cp.Spec.Version, cp.Spec.Restore.Name, cp.Spec.Backup.Store = "v1.36.3", "a", inDirectory()
+		cp.Status.Backups = []controlplanev1.BackupStatus{{Name: "a", Keys: slices.Clone(has), KubernetesVersion: "v1.36.3"}}
+		c.change(cp)
+		_, _, problems := restoreSource(cp, "default/demo", has, !c.anew)
+		if got := join(problems); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// TestRestoreID: what makes a restore another one.
+func TestRestoreID(t *testing.T) {
+	ids := map[string]bool{}
+	for _, r := range []controlplanev1.RestoreSpec{{Name: "a"}, {Name: "a", Attempt: "2"}, {Name: "a", Folder: "x/y"}, {Name: "b"}, {Name: "a", Folder: "x/y", Attempt: "2"}} {
+		ids[r.ID()] = true
+		other := r
+		other.OtherAuthorities, other.Store = ptr.To(true), s3()
+		if other.ID() != r.ID() {
+			t.Errorf("%v is another one for how it is done", r)
+		}
+	}
+	if len(ids) != 5 {
+		t.Errorf("%v", ids)
+	}
+}
+
+// TestStaleNodes: Nodes of Machines that are not there go; those that nobody has written anything on, and those of others, stay.
+func TestStaleNodes(t *testing.T) {
+	of := func(namespace, machine string) map[string]string {
+		return map[string]string{clusterv1.ClusterNamespaceAnnotation: namespace, clusterv1.MachineAnnotation: machine}
+	}
+	got := staleNodes(map[string]map[string]string{
+		"new": nil, "worker": of("default", "worker"), "gone": of("default", "gone"), "before-a-move": of("other", "worker"), "pool": {clusterv1.ClusterNamespaceAnnotation: "default"},
+	}, "default", map[string]bool{"worker": true})
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"before-a-move", "gone"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestLostMachines: a majority of machines that do not run is a lost majority of etcd, although nobody answers.
+func TestLostMachines(t *testing.T) {
+	for words, want := range map[string]string{"": "", "up": "", "down": "1 of 1", "up up down": "", "up down down": "2 of 3", "up new new": "", "up up down down": "2 of 4"} {
+		f := fleet{stacked: true}
+		for _, word := range strings.Fields(words) {
+			m := &clusterv1.Machine{}
+			if word != "new" {
+				m.Status.NodeRef.Name = "node"
+			}
+			status := metav1.ConditionFalse
+			if word == "up" {
+				status = metav1.ConditionTrue
+			}
+			m.Status.Conditions = []metav1.Condition{{Type: clusterv1.InfrastructureReadyCondition, Status: status}}
+			f.instances = append(f.instances, instance{machine: m})
+		}
+		if got := f.lostMachines(); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q", words, got)
+		}
+		f.stacked = false
+		if got := f.lostMachines(); got != "" {
+			t.Errorf("%s, an external etcd: %q", words, got)
+		}
+		unknown := etcdHealth(f, &reply{err: errors.New("no")})
+		f.stacked, f.unknown = true, "nobody can be asked"
+		if c := etcdHealth(f, &reply{err: errors.New("no")}); (c.Reason == controlplanev1.QuorumLostReason) != (want != "") || unknown.Status != metav1.ConditionUnknown {
+			t.Errorf("%s: %v", words, c)
+		}
+	}
+}

@@ -1,0 +1,380 @@
+package backup
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start starts a program and ends it with the test.
+func start(t *testing.T, log string, program string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	f, err := os.Create(log)
+	must(t, err)
+	defer f.Close()
+	cmd.Stdout, cmd.Stderr = f, f
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			if text, err := os.ReadFile(log); err == nil {
+				t.Logf("%s:\n%s", filepath.Base(program), text)
+			}
+		}
+	})
+}
+
+// s3Server is a real S3-compatible server on the loopback interface, with a bucket called backups.
+func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
+	t.Helper()
+	program := filepath.Join(testenv.Root(), "bin", "tools", "versitygw")
+	if _, err := os.Stat(program); err != nil {
+		t.Fatalf("%v: run `make versitygw`", err)
+	}
+	dir := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(dir, "data", "backups"), 0o700))
+	address := freeAddress(t)
+	c := nodeconfig.S3{Endpoint: "http://" + address, Bucket: "backups", Region: "us-east-1", AccessKeyID: "someone", SecretAccessKey: "knows-it-well"}
+	// Credentials are not for the arguments of processes.
+	t.Setenv("ROOT_ACCESS_KEY_ID", c.AccessKeyID)
+	t.Setenv("ROOT_SECRET_ACCESS_KEY", c.SecretAccessKey)
+	args := []string{"--port", address, "--region", c.Region, "--quiet"}
+	if tls {
+		c.Endpoint = "https://" + address
+		c.CA = authority(t, dir)
+		leaf := pki.Leaf{Name: "server", CA: "ca", CommonName: "s3", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}
+		_, err := leaf.Ensure(dir, time.Hour, time.Now())
+		must(t, err)
+		args = append(args, "--cert", filepath.Join(dir, "server.crt"), "--key", filepath.Join(dir, "server.key"))
+	}
+	start(t, filepath.Join(dir, "log"), program, append(args, "posix", "--nometa", filepath.Join(dir, "data"))...)
+	for end := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			must(t, conn.Close())
+			return c
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func authority(t *testing.T, dir string) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "ca"}, key)
+	must(t, err)
+	text, err := keyutil.MarshalPrivateKeyToPEM(key)
+	must(t, err)
+	must(t, pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca)))
+	must(t, pki.WriteFile(filepath.Join(dir, "ca.key"), text))
+	return string(pki.EncodeCert(ca))
+}
+
+// TestStores: a directory and a real S3 server, without and with TLS, keep what they are given.
+func TestStores(t *testing.T) {
+	folder := "default/demo"
+	plain, secure := s3Server(t, false), s3Server(t, true)
+	prefixed := plain
+	prefixed.Prefix = "/some/where/"
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		config nodeconfig.BackupStore
+		where  string
+	}{
+		"directory":    {nodeconfig.BackupStore{Directory: dir, Folder: folder}, dir + "/default/demo/a.db"},
+		"s3":           {nodeconfig.BackupStore{S3: &plain, Folder: folder}, "/backups/default/demo/a.db"},
+		"s3, a prefix": {nodeconfig.BackupStore{S3: &prefixed, Folder: folder}, "/backups/some/where/default/demo/a.db"},
+		"s3, TLS":      {nodeconfig.BackupStore{S3: &secure, Folder: folder}, "/backups/default/demo/a.db"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, err := Open(c.config)
+			must(t, err)
+			scratch, ctx := t.TempDir(), t.Context()
+			file := filepath.Join(scratch, "file")
+			content := make([]byte, 6<<20+1) // more than one part of an upload
+			_, _ = rand.Read(content)
+			for range 2 { // again over what is there
+				must(t, os.WriteFile(file, content, 0o600))
+				must(t, store.Put(ctx, "a.db", file))
+			}
+			if got := store.Location("a.db"); !strings.HasSuffix(got, c.where) {
+				t.Errorf("location %s", got)
+			}
+			back := filepath.Join(scratch, "back")
+			must(t, store.Get(ctx, "a.db", back))
+			got, err := os.ReadFile(back)
+			must(t, err)
+			info, err := os.Stat(back)
+			must(t, err)
+			if !slices.Equal(got, content) || info.Mode().Perm() != 0o600 {
+				t.Errorf("%d bytes, mode %s", len(got), info.Mode())
+			}
+			if err := store.Get(ctx, "b.db", back+"2"); !errors.Is(err, errNotFound) {
+				t.Errorf("what is not there: %v", err)
+			}
+			must(t, store.Remove(ctx, "a.db"))
+			must(t, store.Remove(ctx, "a.db"))
+			if err := store.Get(ctx, "a.db", back+"3"); !errors.Is(err, errNotFound) {
+				t.Errorf("what was removed: %v", err)
+			}
+		})
+	}
+}
+
+// TestStoreProblems: what is wrong with a store is told, and no secret.
+func TestStoreProblems(t *testing.T) {
+	plain, secure := s3Server(t, false), s3Server(t, true)
+	closed := httptest.NewServer(http.NotFoundHandler())
+	closed.Close()
+	change := func(c nodeconfig.S3, change func(*nodeconfig.S3)) nodeconfig.BackupStore {
+		change(&c)
+		return nodeconfig.BackupStore{S3: &c, Folder: "default/demo"}
+	}
+	for name, c := range map[string]struct {
+		config nodeconfig.BackupStore
+		want   string
+	}{
+		"a directory that is not there": {nodeconfig.BackupStore{Directory: "/does/not/exist", Folder: "a/b"}, "does not exist on this machine"},
+		"a relative directory":          {nodeconfig.BackupStore{Directory: "here", Folder: "a/b"}, "absolute"},
+		"a folder elsewhere":            {nodeconfig.BackupStore{Directory: t.TempDir(), Folder: "../b"}, "a folder in it"},
+		"nobody listens":                {change(plain, func(c *nodeconfig.S3) { c.Endpoint = closed.URL }), "refused"},
+		"no URL":                        {change(plain, func(c *nodeconfig.S3) { c.Endpoint = "somewhere" }), "not a URL"},
+		"no bucket":                     {change(plain, func(c *nodeconfig.S3) { c.Bucket = "nothing" }), "bucket does not exist"},
+		"a wrong key":                   {change(plain, func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }), "signature"},
+		"an unknown user":               {change(plain, func(c *nodeconfig.S3) { c.AccessKeyID = "nobody" }), "Access Key"},
+		"an authority that is unknown":  {change(secure, func(c *nodeconfig.S3) { c.CA = "" }), "certificate"},
+		"no authority":                  {change(secure, func(c *nodeconfig.S3) { c.CA = "none" }), "no PEM certificate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "file")
+			must(t, os.WriteFile(file, []byte("something"), 0o600))
+			store, err := Open(c.config)
+			if err == nil {
+				err = store.Put(t.Context(), "a.db", file)
+			}
+			if err == nil || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if err != nil && (strings.Contains(err.Error(), "something-secret") || strings.Contains(err.Error(), plain.SecretAccessKey)) {
+				t.Errorf("a secret is told: %v", err)
+			}
+		})
+	}
+	insecure := change(secure, func(c *nodeconfig.S3) { c.CA, c.InsecureSkipTLSVerify = "", true })
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, []byte("something"), 0o600))
+	store, err := Open(insecure)
+	must(t, err)
+	must(t, store.Put(t.Context(), "a.db", file))
+}
+
+// database is an etcd of one member.
+type database struct {
+	client *clientv3.Client
+	member Member
+	peer   string
+}
+
+func startEtcd(t *testing.T, dataDir, name, peer string) *database {
+	t.Helper()
+	assets, err := testenv.Assets()
+	must(t, err)
+	d := &database{member: Member{Endpoint: "http://" + freeAddress(t)}, peer: peer}
+	start(t, dataDir+".log", filepath.Join(assets, "etcd"), "--name="+name, "--data-dir="+dataDir, "--listen-client-urls="+d.member.Endpoint,
+		"--advertise-client-urls="+d.member.Endpoint, "--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer,
+		"--initial-cluster="+name+"="+peer, "--unsafe-no-fsync", "--log-level=warn")
+	d.client, err = clientv3.New(clientv3.Config{Endpoints: []string{d.member.Endpoint}, Logger: zap.NewNop()})
+	must(t, err)
+	t.Cleanup(func() { _ = d.client.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	_, err = d.client.Get(ctx, "x")
+	must(t, err)
+	return d
+}
+
+func (d *database) put(t *testing.T, key string) {
+	t.Helper()
+	_, err := d.client.Put(t.Context(), key, "value")
+	must(t, err)
+}
+
+// save makes a backup.
+func (d *database) save(t *testing.T, store Store, name string, keys map[string]string) Manifest {
+	t.Helper()
+	manifest := Manifest{Name: name, Keys: keys}
+	file := filepath.Join(t.TempDir(), "x.db")
+	must(t, d.member.Snapshot(t.Context(), file, &manifest))
+	must(t, Save(t.Context(), store, file, manifest))
+	return manifest
+}
+
+// TestSaveAndRestore: what was written before a backup is there after it was restored, and what was written later is not;
+// whoever watched learns of it. It is done once.
+func TestSaveAndRestore(t *testing.T) {
+	dir := t.TempDir()
+	old := startEtcd(t, filepath.Join(dir, "old"), "old", "http://"+freeAddress(t))
+	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
+	store, err := Open(config)
+	must(t, err)
+	for n := range 50 {
+		old.put(t, fmt.Sprintf("before-%02d", n))
+	}
+	keys := map[string]string{"encryption": "one", "ca": "two"}
+	manifest := old.save(t, store, "first", keys)
+	if manifest.Revision != 51 || manifest.SizeBytes < 1024 || len(manifest.SHA256) != 64 || !strings.HasPrefix(manifest.EtcdVersion, "3.") {
+		t.Errorf("%+v", manifest)
+	}
+	old.put(t, "after")
+
+	assets, err := testenv.Assets()
+	must(t, err)
+	peer := "http://" + freeAddress(t)
+	r := Restoring{
+		Restore: nodeconfig.Restore{Name: "first", Store: config, SHA256: manifest.SHA256, Keys: keys},
+		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"),
+	}
+	// What a run that was killed has left is of no meaning.
+	must(t, os.MkdirAll(filepath.Join(r.DataDir+".restore", "data", "member"), 0o700))
+	must(t, r.Run(t.Context()))
+	if _, err := os.Stat(r.DataDir + ".restore"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the snapshot is left: %v", err)
+	}
+	restored := startEtcd(t, r.DataDir, "new", peer)
+	answer, err := restored.client.Get(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	must(t, err)
+	if answer.Count != 50 || answer.Header.Revision < revisionBump {
+		t.Errorf("%d keys at revision %d", answer.Count, answer.Header.Revision)
+	}
+	if answer, err := restored.client.Get(t.Context(), "after"); err != nil || answer.Count != 0 {
+		t.Errorf("what was written after the backup: %v, %v", answer, err)
+	}
+	if seen := <-restored.client.Watch(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithRev(manifest.Revision+1)); !errors.Is(seen.Err(), rpctypes.ErrCompacted) {
+		t.Errorf("a watcher of then: %v", seen.Err())
+	}
+	oldMembers, err := old.client.MemberList(t.Context())
+	must(t, err)
+	newMembers, err := restored.client.MemberList(t.Context())
+	must(t, err)
+	if oldMembers.Header.ClusterId == newMembers.Header.ClusterId || len(newMembers.Members) != 1 || newMembers.Members[0].Name != "new" {
+		t.Errorf("members of then are members now: %v", newMembers.Members)
+	}
+	// A second run has nothing to do, and does not even look for the backup.
+	restored.put(t, "newer")
+	must(t, Remove(t.Context(), store, "first"))
+	must(t, r.Run(t.Context()))
+	if answer, err := restored.client.Get(t.Context(), "newer"); err != nil || answer.Count != 1 {
+		t.Errorf("restored over newer data: %v, %v", answer, err)
+	}
+}
+
+// TestRestoreRefused: a backup that is not whole, not the one that is meant, or of no use in this cluster, makes no data.
+func TestRestoreRefused(t *testing.T) {
+	dir := t.TempDir()
+	source := startEtcd(t, filepath.Join(dir, "etcd"), "etcd", "http://"+freeAddress(t))
+	source.put(t, "something")
+	config := nodeconfig.BackupStore{Directory: dir, Folder: "default/demo"}
+	store, err := Open(config)
+	must(t, err)
+	keys := map[string]string{"encryption": "one", "ca": "two"}
+	source.save(t, store, "good", keys)
+	source.save(t, store, "short", keys)
+	source.save(t, store, "damaged", keys)
+	source.save(t, store, "half", keys)
+	file := func(name string) string { return filepath.Join(dir, "default/demo", name) }
+	must(t, os.Truncate(file("short.db"), 4096))
+	must(t, os.Remove(file("half.json")))
+	f, err := os.OpenFile(file("damaged.db"), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("garbage"), 5000)
+	must(t, errors.Join(err, f.Close()))
+	assets, err := testenv.Assets()
+	must(t, err)
+	for what, c := range map[string]struct {
+		name, sum string
+		has       map[string]string
+		other     bool
+		want      string
+	}{
+		"not there":                       {name: "nothing", has: keys, want: "there is no backup"},
+		"half of it":                      {name: "half", has: keys, want: "there is no backup"},
+		"not whole":                       {name: "short", has: keys, want: "checksum"},
+		"damaged":                         {name: "damaged", has: keys, want: "checksum"},
+		"another one":                     {name: "good", sum: "0000", has: keys, want: "another one"},
+		"another encryption key":          {name: "good", has: map[string]string{"encryption": "x", "ca": "two"}, want: "it needs the key encryption with the SHA-256 one, and found x"},
+		"another encryption key, allowed": {name: "good", has: map[string]string{"encryption": "x", "ca": "two"}, other: true, want: "it needs the key encryption"},
+		"no authority":                    {name: "good", has: map[string]string{"encryption": "one"}, want: "it needs the key ca with the SHA-256 two, and there is none"},
+		"another authority, allowed":      {name: "good", has: map[string]string{"encryption": "one", "ca": "x"}, other: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			data := filepath.Join(t.TempDir(), "data")
+			err := Restoring{
+				Restore: nodeconfig.Restore{Name: c.name, Store: config, SHA256: c.sum, Keys: c.has, OtherAuthorities: c.other},
+				Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: "http://127.0.0.1:1", Cluster: "demo", DataDir: data,
+			}.Run(t.Context())
+			_, made := os.Stat(filepath.Join(data, "member"))
+			if c.want == "" {
+				must(t, errors.Join(err, made))
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) || made == nil {
+				t.Errorf("got %v, data %v, want %q", err, made, c.want)
+			}
+		})
+	}
+}
+
+// TestManifest: people and other programs read what a backup is and needs.
+func TestManifest(t *testing.T) {
+	data, err := json.Marshal(Manifest{Name: "etcd-1", Folder: "default/demo", SHA256: "abc", Keys: map[string]string{"ca": "x"}})
+	must(t, err)
+	for _, want := range []string{`"name":"etcd-1"`, `"folder":"default/demo"`, `"sha256":"abc"`, `"keys":{"ca":"x"}`} {
+		if !strings.Contains(string(data), want) {
+			t.Errorf("no %s in %s", want, data)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package backup
+
+import (
+	"encoding/base64"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+func object(t *testing.T, b etcdv1.EtcdBackup) *unstructured.Unstructured {
+	t.Helper()
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&b)
+	must(t, err)
+	return &unstructured.Unstructured{Object: fields}
+}
+
+// TestMine: a machine makes the backups that name it and are not made yet, the oldest first.
+func TestMine(t *testing.T) {
+	b := func(name, member string, phase etcdv1.BackupPhase) *unstructured.Unstructured {
+		return object(t, etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdBackupSpec{Member: member}, Status: etcdv1.EtcdBackupStatus{Phase: phase}})
+	}
+	got := mine([]any{b("c", "me", ""), b("a", "me", ""), b("b", "other", ""), b("d", "me", etcdv1.BackupFailed), b("e", "me", etcdv1.BackupSucceeded), "something"}, "me")
+	if len(got) != 2 || got[0].Name != "a" || got[1].Name != "c" {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestMake: a backup goes to the store with the credentials of the cluster's Secret, what is too much goes, and what fails is
+// told without them.
+func TestMake(t *testing.T) {
+	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
+	source.put(t, "something")
+	c := s3Server(t, false)
+	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
+	secret := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": etcdv1.BackupSecretNamespace, "name": etcdv1.BackupSecretName},
+		"data": map[string]any{etcdv1.S3AccessKeyID: encode(c.AccessKeyID), etcdv1.S3SecretAccessKey: encode(c.SecretAccessKey)},
+	}}
+	r := &Runner{
+		Name: "me", Client: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme(), secret), Member: source.member,
+		Dir: filepath.Join(t.TempDir(), "scratch"), Log: slog.New(slog.DiscardHandler),
+	}
+	spec := etcdv1.EtcdBackupSpec{
+		Member: "me", Trigger: etcdv1.BackupOnDemand, Request: "one", Folder: "default/demo", KubernetesVersion: "v1.36.3",
+		Store: etcdv1.BackupStore{S3: etcdv1.S3Store{Endpoint: c.Endpoint, Bucket: c.Bucket, Region: c.Region}}, Keys: []etcdv1.BackupKey{{Name: "ca", SHA256: "x"}},
+	}
+	first := r.make(t.Context(), etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "first"}, Spec: spec})
+	if first.Phase != etcdv1.BackupSucceeded || !strings.HasSuffix(first.Location, "/backups/default/demo/first.db") || first.SizeBytes == 0 || first.Revision != 2 || len(first.SHA256) != 64 || first.Time == nil {
+		t.Fatalf("%+v", first)
+	}
+	spec.Remove = []string{"first", "never-was"}
+	second := r.make(t.Context(), etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: spec})
+	if second.Phase != etcdv1.BackupSucceeded || len(second.Removed) != 2 {
+		t.Fatalf("%+v", second)
+	}
+	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
+	must(t, err)
+	if _, _, err := Load(t.Context(), store, "first", t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "there is no backup") {
+		t.Errorf("what was to be removed: %v", err)
+	}
+	_, manifest, err := Load(t.Context(), store, "second", t.TempDir(), second.SHA256)
+	must(t, err)
+	if manifest.Keys["ca"] != "x" || manifest.Request != "one" || manifest.KubernetesVersion != "v1.36.3" {
+		t.Errorf("%+v", manifest)
+	}
+	spec.Store.S3.Bucket = "nothing"
+	if failed := r.make(t.Context(), etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "third"}, Spec: spec}); failed.Phase != etcdv1.BackupFailed ||
+		!strings.Contains(failed.Message, "bucket does not exist") || strings.Contains(failed.Message, c.SecretAccessKey) || len(failed.Removed) != 0 {
+		t.Errorf("%+v", failed)
+	}
+	if _, err := os.Stat(r.Dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a snapshot is left on the machine: %v", err)
+	}
+}

@@ -1,0 +1,210 @@
+// Package backup takes snapshots of a cluster's etcd, keeps them in a directory or an S3-compatible store, and begins an
+// etcd with one of them. A backup is two files in the folder of its cluster: <name>.db is etcd's own snapshot, and
+// <name>.json tells what it is. The second is written last and removed first: what has none is no backup.
+package backup
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+const (
+	// s3Retries of one request: who asked for a backup, or for a restore, asks again.
+	s3Retries = 3
+	// s3Answer is how long the store may take to begin an answer.
+	s3Answer = 30 * time.Second
+)
+
+// Store keeps files.
+type Store interface {
+	// Put a local file; it is there completely or not at all.
+	Put(ctx context.Context, name, file string) error
+	// Get a file into a local one, which must not exist.
+	Get(ctx context.Context, name, file string) error
+	// Remove files. One that is not there is no error.
+	Remove(ctx context.Context, name string) error
+	// Location of a file, for people.
+	Location(name string) string
+}
+
+// errNotFound: the store works, and has no such file.
+var errNotFound = errors.New("there is no such file")
+
+// Open opens a store. Nothing is asked of it yet.
+func Open(c nodeconfig.BackupStore) (Store, error) {
+	if c.S3 != nil {
+		return openS3(*c.S3, c.Folder)
+	}
+	if !filepath.IsAbs(c.Directory) || !filepath.IsLocal(c.Folder) {
+		return nil, fmt.Errorf("the backup store needs an absolute directory, and a folder in it: found %q and %q", c.Directory, c.Folder)
+	}
+	return directory{root: c.Directory, folder: c.Folder}, nil
+}
+
+// directory on this machine.
+type directory struct{ root, folder string }
+
+func (d directory) path(name string) string { return filepath.Join(d.root, d.folder, name) }
+
+// Location implements Store.
+func (d directory) Location(name string) string { return d.path(name) }
+
+// exists: what nobody has mounted would be on the machine's own disk, and go with it.
+func (d directory) exists() error {
+	if info, err := os.Stat(d.root); err != nil || !info.IsDir() {
+		return fmt.Errorf("the backup directory %s does not exist on this machine: mount it there, or name another one (Capstan's machines have /var/lib/capstan/backups)", d.root)
+	}
+	return nil
+}
+
+// Put implements Store.
+func (d directory) Put(_ context.Context, name, file string) error {
+	if err := d.exists(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(d.path(name)), 0o700); err != nil {
+		return err
+	}
+	part := d.path("." + name + ".part")
+	defer func() { _ = os.Remove(part) }()
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := copyFile(file, part); err != nil {
+		return err
+	}
+	if err := os.Rename(part, d.path(name)); err != nil {
+		return err
+	}
+	return disk.SyncDir(filepath.Dir(d.path(name)))
+}
+
+// Get implements Store.
+func (d directory) Get(_ context.Context, name, file string) error {
+	if err := d.exists(); err != nil {
+		return err
+	}
+	err := copyFile(d.path(name), file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNotFound
+	}
+	return err
+}
+
+// Remove implements Store.
+func (d directory) Remove(_ context.Context, name string) error {
+	if err := d.exists(); err != nil {
+		return err
+	}
+	if err := os.Remove(d.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// copyFile makes a copy, which is on the disk when it returns.
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Sync(), out.Close())
+}
+
+// bucket of an S3-compatible store.
+type bucket struct {
+	client   *minio.Client
+	endpoint string
+	name     string
+	folder   string
+}
+
+func openS3(c nodeconfig.S3, folder string) (Store, error) {
+	endpoint, err := url.Parse(c.Endpoint)
+	if err != nil || endpoint.Host == "" || endpoint.Scheme != "http" && endpoint.Scheme != "https" {
+		return nil, fmt.Errorf("the endpoint %q of the backup store is not a URL with http or https and a host", c.Endpoint)
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is documented to be one
+	transport.ResponseHeaderTimeout = s3Answer
+	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipTLSVerify} //nolint:gosec // the user's choice
+	if c.CA != "" {
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM([]byte(c.CA)) {
+			return nil, errors.New("ca.crt of the backup store holds no PEM certificate")
+		}
+		transport.TLSClientConfig.RootCAs = pool
+	}
+	client, err := minio.New(endpoint.Host, &minio.Options{
+		Creds:  credentials.NewStaticV4(c.AccessKeyID, c.SecretAccessKey, ""),
+		Secure: endpoint.Scheme == "https", Region: c.Region, Transport: transport, MaxRetries: s3Retries,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the backup store %s: %w", c.Endpoint, err)
+	}
+	return bucket{client: client, endpoint: endpoint.Host, name: c.Bucket, folder: path.Join(strings.Trim(c.Prefix, "/"), folder)}, nil
+}
+
+func (b bucket) key(name string) string { return path.Join(b.folder, name) }
+
+// Location implements Store.
+func (b bucket) Location(name string) string {
+	return "s3://" + b.endpoint + "/" + b.name + "/" + b.key(name)
+}
+
+// Put implements Store.
+func (b bucket) Put(ctx context.Context, name, file string) error {
+	_, err := b.client.FPutObject(ctx, b.name, b.key(name), file, minio.PutObjectOptions{ContentType: "application/octet-stream"})
+	return b.explain("writing", name, err)
+}
+
+// Get implements Store.
+func (b bucket) Get(ctx context.Context, name, file string) error {
+	err := b.client.FGetObject(ctx, b.name, b.key(name), file, minio.GetObjectOptions{})
+	if minio.ToErrorResponse(err).Code == minio.NoSuchKey {
+		return errNotFound
+	}
+	if err == nil {
+		err = os.Chmod(file, 0o600)
+	}
+	return b.explain("reading", name, err)
+}
+
+// Remove implements Store.
+func (b bucket) Remove(ctx context.Context, name string) error {
+	err := b.client.RemoveObject(ctx, b.name, b.key(name), minio.RemoveObjectOptions{})
+	if minio.ToErrorResponse(err).Code == minio.NoSuchKey {
+		return nil
+	}
+	return b.explain("removing", name, err)
+}
+
+func (b bucket) explain(what, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %s: %w", what, b.Location(name), err)
+}

@@ -1,0 +1,261 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// backupsPath is where machines find the backups of their cluster.
+const backupsPath = "/var/lib/capstan/backups"
+
+// TestBackupAndRestore backs a cluster of three machines up, by schedule and on demand, destroys two of them for good, takes
+// the cluster back to the backup, and begins another cluster with it.
+func TestBackupAndRestore(t *testing.T) {
+	s := &subject{Cluster: plane.CreateCluster(t, "default", "bk", "--workers", "1", "--control-plane-machines", "3"), made: map[string]bool{}}
+	s.etcd = memberClient(t, s.Kubeconfig)
+	harness.Eventually(t, "three machines", limit, func(ctx context.Context) error { return s.NodesReady(ctx, 4) })
+	// Not a ConfigMap: a Secret is encrypted in etcd, so the restored cluster needs the key.
+	s.write(t, "before")
+
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: backupsPath}}, Schedule: "@every 5s"}
+	})
+	scheduled := s.backup(t, etcdv1.BackupScheduled, "")
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup.Schedule = ""
+		metav1.SetMetaDataAnnotation(&cp.ObjectMeta, controlplanev1.BackupAnnotation, "before-the-disaster")
+	})
+	demanded := s.backup(t, etcdv1.BackupOnDemand, "before-the-disaster")
+	dir := filepath.Join(plane.Root, "backups", s.Namespace, s.Name)
+	for _, b := range []controlplanev1.BackupStatus{scheduled, demanded} {
+		info, err := os.Stat(filepath.Join(dir, b.Name+".db"))
+		if err != nil || info.Size() != b.SizeBytes || info.Mode().Perm() != 0o600 || b.Location != filepath.Join(backupsPath, s.Namespace, s.Name, b.Name+".db") || len(b.Keys) != 3 {
+			t.Errorf("%+v: %v, %v", b, info, err)
+		}
+	}
+	s.write(t, "after")
+
+	before := s.mustMachines(t)
+	for _, name := range slices.Sorted(maps.Keys(before))[:2] {
+		destroy(t, s, name)
+	}
+	harness.Eventually(t, "the loss of the majority is told", limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if c := conditions.Get(cp, controlplanev1.EtcdClusterHealthyCondition); c == nil || c.Reason != controlplanev1.QuorumLostReason || !strings.Contains(c.Message, "spec.restore") {
+			return errors.New(explain(cp, nil))
+		}
+		return nil
+	})
+
+	start := time.Now()
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = demanded.Name })
+	s.restored(t)
+	t.Logf("the cluster served %.1f s after spec.restore was set", time.Since(start).Seconds())
+	s.holds(t, "before", "after")
+	harness.Eventually(t, "three machines again", limit, func(ctx context.Context) error {
+		now, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		for name := range now {
+			if _, old := before[name]; old {
+				return fmt.Errorf("%s is still there", name)
+			}
+		}
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if len(now) != 3 || !conditions.IsTrue(cp, controlplanev1.EtcdClusterHealthyCondition) {
+			return errors.New(explain(cp, now))
+		}
+		return s.NodesReady(ctx, 4)
+	})
+	t.Logf("three machines %.1f s after spec.restore was set", time.Since(start).Seconds())
+	s.write(t, "later")
+
+	t.Run("a new cluster", func(t *testing.T) { restoreIntoAnother(t, s, demanded) })
+	s.holds(t, "before", "after")
+	s.holds(t, "later", "")
+}
+
+// write makes a Secret in the cluster.
+func (s *subject) write(t *testing.T, name string) {
+	t.Helper()
+	harness.Eventually(t, "writing "+name, limit, func(ctx context.Context) error {
+		err := s.Client.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, StringData: map[string]string{"value": name}})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+}
+
+// holds checks that the cluster has what was written, and not what it has lost.
+func (s *subject) holds(t *testing.T, has, hasNot string) {
+	t.Helper()
+	harness.Eventually(t, "what is in the cluster", limit, func(ctx context.Context) error {
+		found := &corev1.Secret{}
+		if err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: has}, found); err != nil {
+			return err
+		}
+		if string(found.Data["value"]) != has {
+			return fmt.Errorf("%s holds %q", has, found.Data["value"])
+		}
+		if hasNot == "" {
+			return nil
+		}
+		if err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: hasNot}, found); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s, which was written after the backup: %v", hasNot, err)
+		}
+		return nil
+	})
+}
+
+// backup waits until there is a backup.
+func (s *subject) backup(t *testing.T, trigger etcdv1.BackupTrigger, request string) (out controlplanev1.BackupStatus) {
+	t.Helper()
+	harness.Eventually(t, fmt.Sprintf("a backup %s %s", trigger, request), limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		for _, b := range cp.Status.Backups {
+			if b.Trigger == trigger && (request == "" || b.Request == request) {
+				out = b
+				return nil
+			}
+		}
+		return errors.New(explain(cp, nil))
+	})
+	return out
+}
+
+// restored waits until the cluster was restored.
+func (s *subject) restored(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, "it is restored", limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if !conditions.IsTrue(cp, controlplanev1.RestoredCondition) {
+			machines, err := s.machines(ctx)
+			return errors.Join(errors.New(explain(cp, machines)), err)
+		}
+		return nil
+	})
+}
+
+// destroy takes a machine's disk away and kills it: it can never come back.
+func destroy(t *testing.T, s *subject, name string) {
+	t.Helper()
+	infra := &infrav1.CapstanMachine{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: name}, infra); err != nil {
+		t.Fatal(err)
+	}
+	disks, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", infra.Spec.ID, "rootfs"))
+	if err != nil || len(disks) != 1 {
+		t.Fatalf("disks of %s: %v, %v", name, disks, err)
+	}
+	inits := plane.Find(t, name, "capstan-init")
+	if err := os.Rename(disks[0], disks[0]+".lost"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range inits {
+		if len(p.Args) == 1 {
+			harness.Kill(t, p)
+		}
+	}
+}
+
+// restoreIntoAnother begins another cluster with a backup: it waits for the keys of the one that was backed up.
+func restoreIntoAnother(t *testing.T, s *subject, b controlplanev1.BackupStatus) {
+	const name = "bk2"
+	from, to := filepath.Join(plane.Root, "backups", s.Namespace, s.Name), filepath.Join(plane.Root, "backups", s.Namespace, name)
+	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	for purpose, secretName := range map[string]string{"ca": secret.Name(name, secret.ClusterCA), "sa": secret.Name(name, secret.ServiceAccount), "encryption": bootstrap.EncryptionSecretName(name)} {
+		of := map[string]string{"ca": secret.Name(s.Name, secret.ClusterCA), "sa": secret.Name(s.Name, secret.ServiceAccount), "encryption": bootstrap.EncryptionSecretName(s.Name)}[purpose]
+		source := &corev1.Secret{}
+		if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: of}, source); err != nil {
+			t.Fatal(err)
+		}
+		given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: secretName, Labels: map[string]string{clusterv1.ClusterNameLabel: name}}, Type: source.Type, Data: source.Data}
+		if err := plane.Client.Create(t.Context(), given); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(t.Context()), given) })
+	}
+	other := &subject{Cluster: &harness.Cluster{Plane: plane, Namespace: s.Namespace, Name: name}, made: map[string]bool{}}
+	t.Cleanup(func() { other.Delete(t) })
+	for _, object := range objectsOf(t, plane.Must(t, "create", "cluster", name, "--namespace", s.Namespace, "--workers", "0", "--dry-run")) {
+		if object.GetKind() == "CapstanControlPlane" {
+			restore, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&controlplanev1.RestoreSpec{
+				Name: b.Name, Store: etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: backupsPath}}, Keys: b.Keys,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := unstructured.SetNestedMap(object.Object, restore, "spec", "restore"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := plane.Client.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other.restored(t)
+	other.Connect(t)
+	other.holds(t, "before", "after")
+	harness.Eventually(t, "only its own Nodes", limit, func(ctx context.Context) error { return other.NodesReady(ctx, 1) })
+}
+
+// objectsOf reads YAML documents.
+func objectsOf(t *testing.T, text string) []*unstructured.Unstructured {
+	t.Helper()
+	var out []*unstructured.Unstructured
+	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096); ; {
+		object := &unstructured.Unstructured{}
+		switch err := decoder.Decode(object); {
+		case errors.Is(err, io.EOF):
+			return out
+		case err != nil:
+			t.Fatal(err)
+		case len(object.Object) > 0:
+			out = append(out, object)
+		}
+	}
+}
