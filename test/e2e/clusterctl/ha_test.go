@@ -31,9 +31,9 @@ func TestHighAvailability(t *testing.T) {
 	harness.Eventually(t, "four machines that are checked and healthy", 2*time.Minute, func(context.Context) error {
 		out, err := kubectl(t, kubeconfig, "", "-n", namespace, "get", "machinehealthchecks", "--sort-by", ".status.expectedMachines",
 			"-o", "jsonpath={range .items[*]}{.status.currentHealthy} of {.status.expectedMachines}, {end}")
-		if err != nil || out != "1 of 1, 3 of 3, " {
-			return fmt.Errorf("healthy: %s; %v", out, err)
+		if err == nil && out != "1 of 1, 3 of 3, " {
+			err = fmt.Errorf("healthy: %s", out)
 		}
-		return nil
+		return err
 	})
 }
