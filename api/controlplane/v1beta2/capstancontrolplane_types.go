@@ -67,7 +67,9 @@ const (
 	// QuorumLostReason: no majority of etcd's voting members works. The cluster takes no writes.
 	QuorumLostReason = "QuorumLost"
 
-	// Reasons of a Machine's OwnerRemediated condition.
+	// Reasons of a Machine's OwnerRemediated condition: RemediationDeferredReason when it has to wait,
+	// CannotBeRemediatedReason when it would cost the majority or was tried too often, and
+	// RemediationMachineDeletingReason once the Machine goes. The message says more.
 	RemediationDeferredReason        = "RemediationDeferred"
 	CannotBeRemediatedReason         = "CannotBeRemediated"
 	RemediationMachineDeletingReason = "MachineDeleting"
