@@ -175,7 +175,7 @@ func (r *Reconciler) rotate(ctx context.Context, s *scope, state rotation, step 
 	switch step {
 	case rotationSettles:
 		if len(state.everywhere) > 1 && len(state.secret) == 1 {
-			if err := r.dropFromAuthentication(ctx, s); err != nil {
+			if err := r.finishRotation(ctx, s); err != nil {
 				return err
 			}
 		}
@@ -433,18 +433,44 @@ func (r *Reconciler) workersOnTheWay(ctx context.Context, s *scope) ([]holder, e
 	return r.holders(ctx, out)
 }
 
-// dropFromAuthentication takes the old authority out of what API servers publish for other servers: they add
-// theirs to what is there, and never take any away.
-func (r *Reconciler) dropFromAuthentication(ctx context.Context, s *scope) error {
+// finishRotation takes the old authority out of what API servers publish for other servers: they add theirs to
+// what is there, and never take any away. And Nodes forget what they were told: a backup may bring them back
+// when it is not true any more.
+func (r *Reconciler) finishRotation(ctx context.Context, s *scope) error {
 	if s.workload.client == nil {
 		return errors.New("there is no connection to the workload cluster")
 	}
+	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
+	defer cancel()
 	published := &corev1.ConfigMap{}
-	key := client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}
-	if err := s.workload.client.Get(ctx, key, published); err != nil {
-		return client.IgnoreNotFound(err)
+	err := s.workload.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published)
+	if client.IgnoreNotFound(err) != nil {
+		return err
 	}
-	before := published.DeepCopy()
-	published.Data["client-ca-file"] = string(s.authority.Data[secret.TLSCrtDataName])
-	return s.workload.client.Patch(ctx, published, client.MergeFrom(before))
+	if err == nil {
+		before := published.DeepCopy()
+		if published.Data == nil {
+			published.Data = map[string]string{}
+		}
+		published.Data["client-ca-file"] = string(s.authority.Data[secret.TLSCrtDataName])
+		if err := s.workload.client.Patch(ctx, published, client.MergeFrom(before)); err != nil {
+			return err
+		}
+	}
+	nodes := &corev1.NodeList{}
+	if err := s.workload.client.List(ctx, nodes); err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		if _, told := n.Annotations[nodeconfig.AuthoritiesAnnotation]; !told {
+			continue
+		}
+		before := n.DeepCopy()
+		delete(n.Annotations, nodeconfig.AuthoritiesAnnotation)
+		if err := s.workload.client.Patch(ctx, n, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -52,7 +52,7 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte) (AuthoritiesRep
 	if err != nil {
 		return AuthoritiesReport{}, fmt.Errorf("the annotation %s of this Node: %w", nodeconfig.AuthoritiesAnnotation, err)
 	}
-	if err := a.takeOver(bundle); err != nil {
+	if err := a.takeOver(bundle, authorities); err != nil {
 		return AuthoritiesReport{}, err
 	}
 	renewed, err := a.renewAll(ctx, authorities[0])
@@ -75,9 +75,13 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte) (AuthoritiesRep
 	return report, nil
 }
 
-// takeOver writes what a worker trusts.
-func (a *Authorities) takeOver(bundle []byte) error {
+// takeOver writes what a worker trusts. A Node may come back out of a backup with what it was told long ago: what
+// does not know the kubelet's own certificate is not of now.
+func (a *Authorities) takeOver(bundle []byte, authorities []*x509.Certificate) error {
 	if a.Config.Role == nodeconfig.RoleWorker {
+		if !slices.ContainsFunc(authorities, func(c *x509.Certificate) bool { return signedBy(kubeletCurrent, c) }) {
+			return fmt.Errorf("the annotation %s of this Node has no certificate authority that has signed the kubelet's certificate: it is not followed", nodeconfig.AuthoritiesAnnotation)
+		}
 		return pki.WriteFile(caFile, bundle)
 	}
 	own, err := os.ReadFile(caFile)
@@ -145,6 +149,9 @@ func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certific
 	certificate, err := kube.RequestCertificate(ctx, client, r)
 	if err != nil {
 		return false, err
+	}
+	if issued, err := cert.ParseCertsPEM(certificate); err != nil || issued[0].CheckSignatureFrom(authority) != nil {
+		return false, fmt.Errorf("the cluster signs with another certificate authority than the annotation %s of this Node says", nodeconfig.AuthoritiesAnnotation)
 	}
 	key, err := os.ReadFile(r.KeyFile)
 	if err != nil {

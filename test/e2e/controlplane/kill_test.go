@@ -71,7 +71,7 @@ func killOn(cluster, service string, n, least int) (string, error) {
 
 const (
 	// killSoon is shorter than a machine needs to join, so that it is hit on its way.
-	killSoon = 2500 * time.Millisecond
+	killSoon = 4 * time.Second
 	// longPatience: while there are two members, the majority is gone when one of them starts again.
 	longPatience = time.Minute
 )
@@ -101,7 +101,7 @@ func TestKilledWhileScaled(t *testing.T) {
 			// A while of it is enough: what is killed for ever is never done.
 			harness.Eventually(t, "enough is killed", limit, func(ctx context.Context) error {
 				voters, while := s.voters(ctx), time.Since(start)
-				if while < 4*killSoon || while < 10*killSoon && voters != n {
+				if while < 4*killSoon || while < 8*killSoon && voters != n {
 					return fmt.Errorf("%d voters of %d", voters, n)
 				}
 				return nil
