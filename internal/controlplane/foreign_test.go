@@ -95,15 +95,15 @@ func TestForeignInfrastructure(t *testing.T) {
 
 	var made *unstructured.Unstructured
 	testcluster.Eventually(t, "a machine of the other provider, handed over", func() bool {
-		for _, m := range machinesOf(t, cluster) {
-			made = foreign("OtherMachine", cluster.Namespace, m.Name, nil)
-			if cluster.Get(made) != nil || !metav1.IsControlledBy(made, &m) {
-				return false
-			}
-			ref := m.Spec.InfrastructureRef
-			return ref.APIGroup == foreignGroup && ref.Kind == "OtherMachine" && ref.Name == m.Name && m.Spec.FailureDomain == "east"
+		machines := machinesOf(t, cluster)
+		if len(machines) == 0 {
+			return false
 		}
-		return false
+		m := &machines[0]
+		made = foreign("OtherMachine", cluster.Namespace, m.Name, nil)
+		ref := m.Spec.InfrastructureRef
+		return cluster.Get(made) == nil && metav1.IsControlledBy(made, m) &&
+			ref.APIGroup == foreignGroup && ref.Kind == "OtherMachine" && ref.Name == m.Name && m.Spec.FailureDomain == "east"
 	})
 	flavor, _, _ := unstructured.NestedString(made.Object, "spec", "flavor")
 	if flavor != "large" || made.GetLabels()["rack"] != "7" || made.GetLabels()[clusterv1.ClusterNameLabel] != "demo" ||

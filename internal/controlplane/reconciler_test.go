@@ -97,11 +97,13 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 // handedOver says whether the first Machine owns its CapstanConfig and its infrastructure, as core would have it.
 func handedOver(t *testing.T, cluster *testcluster.Cluster) bool {
 	t.Helper()
-	for _, m := range machinesOf(t, cluster) {
-		config, infra := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta(m.Name)}, &infrav1.CapstanMachine{ObjectMeta: cluster.Meta(m.Name)}
-		return cluster.Get(config) == nil && metav1.IsControlledBy(config, &m) && cluster.Get(infra) == nil && metav1.IsControlledBy(infra, &m)
+	machines := machinesOf(t, cluster)
+	if len(machines) == 0 {
+		return false
 	}
-	return false
+	m := &machines[0]
+	config, infra := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta(m.Name)}, &infrav1.CapstanMachine{ObjectMeta: cluster.Meta(m.Name)}
+	return cluster.Get(config) == nil && metav1.IsControlledBy(config, m) && cluster.Get(infra) == nil && metav1.IsControlledBy(infra, m)
 }
 
 func checkSecret(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, name string) {
