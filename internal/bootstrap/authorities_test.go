@@ -1,0 +1,90 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// TestRotatedAuthority_CP15: the data says which certificate authorities are in it. That of a Machine stays as it was
+// made; that of a pool, whose machines come and go, follows under its name and with its token.
+func TestRotatedAuthority_CP15(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	pool := &clusterv1.MachinePool{ObjectMeta: cluster.Meta("pool")}
+	pool.Spec.ClusterName = "demo"
+	pool.Spec.Template.Spec = clusterv1.MachineSpec{ClusterName: "demo", Version: "v1.36.3",
+		Bootstrap:         clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: "pool"}},
+		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachinePool", Name: "pool"},
+	}
+	cluster.Create(pool)
+	ofPool := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("pool")}
+	ofPool.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool, clusterv1.GroupVersion.WithKind("MachinePool"))}
+	cluster.Create(ofPool)
+	_, ofMachine := cluster.Machine("worker", nil, nil)
+	_, before := dataOf(t, cluster, ofPool)
+	dataOf(t, cluster, ofMachine)
+
+	ca := &corev1.Secret{}
+	if err := env.Client.Get(context.Background(), client.ObjectKey{Namespace: cluster.Namespace, Name: secret.Name("demo", secret.ClusterCA)}, ca); err != nil {
+		t.Fatal(err)
+	}
+	old, err := nodeconfig.Fingerprints(ca.Data[secret.TLSCrtDataName])
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(config *bootstrapv1.CapstanConfig) string {
+		return cluster.Secret(config.Status.DataSecretName).Annotations[bootstrapv1.AuthoritiesAnnotation]
+	}
+	for _, config := range []*bootstrapv1.CapstanConfig{ofPool, ofMachine} {
+		if got := named(config); got != old[0] {
+			t.Errorf("%s: %q, want %q", config.Name, got, old[0])
+		}
+	}
+
+	next := Certificates(bootstrapv1.ClusterConfiguration{})
+	if err := next.Generate(); err != nil {
+		t.Fatal(err)
+	}
+	both := bytes.Join([][]byte{ca.Data[secret.TLSCrtDataName], next.GetByPurpose(secret.ClusterCA).KeyPair.Cert}, nil)
+	change(t, ca, func() {
+		ca.Data[secret.TLSCrtDataName] = both
+		ca.Data[CrossCADataName] = []byte("signed by the one before")
+	})
+	names, err := nodeconfig.Fingerprints(both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Join(names, ",")
+	testcluster.Eventually(t, "the pool's data follows", func() bool { return named(ofPool) == want })
+	files, after := dataOf(t, cluster, ofPool)
+	if !bytes.Equal(files[nodeconfig.PKIDir+"/ca.crt"].Content, both) || after.BootstrapToken != before.BootstrapToken {
+		t.Error("other authorities, or another token")
+	}
+	if _, cross := files[nodeconfig.CrossCAPath]; cross {
+		t.Error("a worker signs nothing")
+	}
+	if got := named(ofMachine); got != old[0] {
+		t.Errorf("the data of a Machine has changed to %q", got)
+	}
+	_, ofControlPlane := cluster.Machine("cp", func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Role = bootstrapv1.RoleControlPlane
+	})
+	files, _ = dataOf(t, cluster, ofControlPlane)
+	if string(files[nodeconfig.CrossCAPath].Content) != "signed by the one before" || named(ofControlPlane) != want {
+		t.Errorf("a control plane machine: %q, %s", files[nodeconfig.CrossCAPath].Content, named(ofControlPlane))
+	}
+}
