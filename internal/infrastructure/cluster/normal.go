@@ -75,12 +75,14 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.
 	return nil
 }
 
-// failureDomains of hosts, by name; at most 100, which is all that the contract has room for.
+// failureDomains of hosts, by name; at most 100, which is all that the contract has room for. Control plane machines
+// would wait for ever in one where every host that may have them takes no more machines.
 func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
 	byName := map[string]bool{}
 	for i := range usable {
 		name := placement.FailureDomain(&usable[i])
-		byName[name] = byName[name] || placement.AllowsControlPlane(&usable[i])
+		takes := !ptr.Deref(usable[i].Spec.Unschedulable, false) && usable[i].DeletionTimestamp.IsZero()
+		byName[name] = byName[name] || takes && placement.AllowsControlPlane(&usable[i])
 	}
 	var out []clusterv1.FailureDomain
 	for name, controlPlane := range byName {
