@@ -141,7 +141,7 @@ provider = $(or $(PROVIDER_$(1)),$(1))
 GROUPS_WITH_CODE := $(patsubst internal/%,%,$(wildcard $(API_GROUPS:%=internal/%)))
 
 .PHONY: generate
-generate: generate-api generate-proto ## Everything that is generated from types, markers and protocol buffers.
+generate: setup generate-api generate-proto ## Everything that is generated from types, markers and protocol buffers.
 
 .PHONY: generate-api
 generate-api: tools
@@ -169,7 +169,7 @@ lint: golangci-lint ## golangci-lint over every module with code of ours.
 	@$(GOLANGCI_LINT) run
 
 .PHONY: verify
-verify: tools ## Fail if generated files or a go.mod are not up to date.
+verify: setup tools ## Fail if generated files or a go.mod are not up to date.
 	@hack/verify.sh
 
 ##@ Test

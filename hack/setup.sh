@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(
 	# build
-	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler
+	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler libprotobuf-dev
 	# machines
 	nftables conntrack iproute2 procps util-linux mount kmod ca-certificates
 )
