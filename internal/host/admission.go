@@ -98,7 +98,7 @@ func changed(have, want *hostpb.MachineSpec) error {
 }
 
 func normal(s *hostpb.MachineSpec) *hostpb.MachineSpec {
-	s = clone(s)
+	s = proto.CloneOf(s)
 	s.Network.Gateway, s.Network.Bridge = "", ""
 	subnets, _ := subnets(s.Network)
 	for i, a := range s.Addresses {

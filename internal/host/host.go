@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
@@ -62,7 +63,7 @@ type Host struct {
 	store        store
 	runc         runc.Runc
 	box          network.Box
-	hub          *hub
+	hub          *hub.Hub
 
 	// running counts the goroutines of machines, balancers and the trash.
 	running sync.WaitGroup
@@ -80,7 +81,7 @@ type Host struct {
 // Machines and load balancers go on after that.
 func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	h := &Host{
-		config: config, log: log, ctx: ctx, hub: newHub(), store: store{config.Root},
+		config: config, log: log, ctx: ctx, hub: hub.New(), store: store{config.Root},
 		runc:     runc.Runc{Binary: filepath.Join(config.Assets, "node", "bin", "runc"), Root: filepath.Join(config.Root, "runc")},
 		networks: map[string]*hostpb.Network{}, machines: map[string]*machine{}, balancers: map[string]*loadBalancer{},
 		system: runc.HostSystem(),
@@ -259,7 +260,7 @@ func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInf
 
 // Watch streams everything, then changes.
 func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
-	w, end := h.hub.subscribe()
+	w, end := h.hub.Subscribe()
 	defer end()
 	for _, event := range h.everything() {
 		if err := stream.Send(event); err != nil {
@@ -273,7 +274,7 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
 	for {
-		events, err := w.take(ctx)
+		events, err := w.Take(ctx)
 		if err != nil {
 			return status.Error(codes.Unavailable, "capstand or the client is ending")
 		}
@@ -288,12 +289,12 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 func (h *Host) everything() []*hostpb.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	events := []*hostpb.Event{hostEvent(h.info())}
+	events := []*hostpb.Event{hub.Host(h.info())}
 	for _, lb := range h.balancers {
-		events = append(events, balancerEvent(hostpb.Event_CHANGED, lb.snapshot()))
+		events = append(events, hub.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
 	}
 	for _, m := range h.machines {
-		events = append(events, machineEvent(hostpb.Event_CHANGED, m.snapshot()))
+		events = append(events, hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	}
 	return events
 }
@@ -308,7 +309,7 @@ func (h *Host) EnsureNetwork(ctx context.Context, n *hostpb.Network) (*hostpb.Ne
 	if err := h.ensureNetwork(ctx, n, false); err != nil {
 		return nil, err
 	}
-	return fillNetwork(clone(h.networks[n.Id])), nil
+	return fillNetwork(proto.CloneOf(h.networks[n.Id])), nil
 }
 
 // onDemand marks a network that was made for a machine: it goes with the last one.
@@ -426,11 +427,11 @@ func (h *Host) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachineReque
 	if err := h.store.create(machinesDir, spec.Id, spec, files); err != nil {
 		return nil, status.Errorf(codes.Internal, "recording machine: %v", err)
 	}
-	m := newMachine(h, clone(spec))
+	m := newMachine(h, proto.CloneOf(spec))
 	h.machines[spec.Id] = m
 	m.log.Info("machine", "addresses", spec.Addresses, "cpus", spec.Cpus, "memory MiB", spec.MemoryBytes>>20)
-	h.hub.publish(machineEvent(hostpb.Event_CHANGED, m.snapshot()))
-	h.hub.publish(hostEvent(h.info()))
+	h.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
+	h.hub.Publish(hub.Host(h.info()))
 	h.running.Go(func() { m.run(h.ctx) })
 	return m.snapshot(), nil
 }
@@ -544,8 +545,8 @@ func (h *Host) forget(ctx context.Context, m *machine) error {
 		h.machines[m.spec.Id] = m
 		return err
 	}
-	h.hub.publish(machineEvent(hostpb.Event_DELETED, m.snapshot()))
-	h.hub.publish(hostEvent(h.info()))
+	h.hub.Publish(hub.Machine(hostpb.Event_DELETED, m.snapshot()))
+	h.hub.Publish(hub.Host(h.info()))
 	h.dropCgroup()
 	h.emptyTrash()
 	return nil
@@ -607,7 +608,7 @@ func (h *Host) newBalancer(spec *hostpb.LoadBalancer, listen []string) (*hostpb.
 	lb := newLoadBalancer(h, spec, listen)
 	lb.log.Info("load balancer", "listen", listen)
 	h.balancers[spec.Id] = lb
-	h.hub.publish(balancerEvent(hostpb.Event_CHANGED, lb.snapshot()))
+	h.hub.Publish(hub.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
 	h.running.Go(func() { lb.run(h.ctx) })
 	return lb.snapshot(), nil
 }
@@ -618,7 +619,7 @@ func (h *Host) listenAddresses(spec *hostpb.LoadBalancer) ([]string, error) {
 	if n == nil {
 		return nil, status.Errorf(codes.NotFound, "load balancer %s/%s: no network %q on this host; make it first", spec.Namespace, spec.Name, spec.NetworkId)
 	}
-	listen, err := listenAddresses(spec.Listen, fillNetwork(clone(n)).Gateway)
+	listen, err := listenAddresses(spec.Listen, fillNetwork(proto.CloneOf(n)).Gateway)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "load balancer %s/%s: %v", spec.Namespace, spec.Name, err)
 	}
@@ -679,7 +680,7 @@ func (h *Host) serve(spec *hostpb.LoadBalancer, listen []string) error {
 func (lb *loadBalancer) currentSpec() *hostpb.LoadBalancer {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
-	return clone(lb.spec)
+	return proto.CloneOf(lb.spec)
 }
 
 // DeleteLoadBalancer removes a load balancer; an unknown one is fine.
@@ -709,7 +710,7 @@ func (h *Host) forgetBalancer(lb *loadBalancer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.balancers, lb.spec.Id)
-	h.hub.publish(balancerEvent(hostpb.Event_DELETED, lb.snapshot()))
+	h.hub.Publish(hub.LoadBalancer(hostpb.Event_DELETED, lb.snapshot()))
 	h.dropCgroup()
 	h.emptyTrash()
 }

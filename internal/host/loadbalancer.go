@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -283,7 +284,7 @@ func (lb *loadBalancer) change(f func()) {
 	before := lb.snapshotLocked()
 	f()
 	if after := lb.snapshotLocked(); !proto.Equal(before, after) {
-		lb.host.hub.publish(balancerEvent(hostpb.Event_CHANGED, after))
+		lb.host.hub.Publish(hub.LoadBalancer(hostpb.Event_CHANGED, after))
 	}
 }
 
@@ -294,7 +295,7 @@ func (lb *loadBalancer) snapshot() *hostpb.LoadBalancer {
 }
 
 func (lb *loadBalancer) snapshotLocked() *hostpb.LoadBalancer {
-	out := clone(lb.spec)
+	out := proto.CloneOf(lb.spec)
 	out.Message = lb.message
 	if lb.status.Message != "" {
 		out.Message = lb.status.Message

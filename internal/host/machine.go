@@ -19,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
@@ -483,13 +484,13 @@ func (m *machine) setStatus(change func(*hostpb.MachineStatus)) {
 
 // publish is setStatus with m.mu held.
 func (m *machine) publish(change func(*hostpb.MachineStatus)) {
-	before := clone(m.status)
+	before := proto.CloneOf(m.status)
 	change(m.status)
 	if m.deleted.Err() != nil {
 		m.status.Phase = hostpb.MachineStatus_DELETING
 	}
 	if !proto.Equal(before, m.status) {
-		m.host.hub.publish(machineEvent(hostpb.Event_CHANGED, m.snapshotLocked()))
+		m.host.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshotLocked()))
 	}
 }
 
@@ -501,9 +502,9 @@ func (m *machine) snapshot() *hostpb.Machine {
 }
 
 func (m *machine) snapshotLocked() *hostpb.Machine {
-	spec := clone(m.spec)
+	spec := proto.CloneOf(m.spec)
 	fillNetwork(spec.Network)
-	return &hostpb.Machine{Spec: spec, Status: clone(m.status)}
+	return &hostpb.Machine{Spec: spec, Status: proto.CloneOf(m.status)}
 }
 
 // wakeUp makes run look again.

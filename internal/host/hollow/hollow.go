@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
 )
 
 // Driver is what HostInfo says.
@@ -70,7 +71,7 @@ type Host struct {
 	config  Config
 	log     *slog.Logger
 	store   store
-	hub     *hub
+	hub     *hub.Hub
 	ctx     context.Context
 	running sync.WaitGroup
 
@@ -93,7 +94,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	}
 	slices.Sort(config.Versions)
 	h := &Host{
-		config: config, log: log, store: store{root: config.Root}, hub: newHub(), ctx: ctx,
+		config: config, log: log, store: store{root: config.Root}, hub: hub.New(), ctx: ctx,
 		machines: map[string]*machine{}, holders: map[string]string{}, networks: map[string]*hostpb.Network{},
 	}
 	var err error
@@ -166,12 +167,12 @@ func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInf
 
 // Watch implements hostpb.HostServer.
 func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
-	w, end := h.hub.subscribe()
+	w, end := h.hub.Subscribe()
 	defer end()
 	h.mu.Lock()
-	first := []*hostpb.Event{hostEvent(h.info())}
+	first := []*hostpb.Event{hub.Host(h.info())}
 	for _, m := range h.machines {
-		first = append(first, machineEvent(hostpb.Event_CHANGED, m.snapshot()))
+		first = append(first, hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	}
 	h.mu.Unlock()
 	first = append(first, &hostpb.Event{Type: hostpb.Event_SYNCED})
@@ -182,7 +183,7 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 			}
 		}
 		var err error
-		if events, err = w.take(stream.Context()); err != nil {
+		if events, err = w.Take(stream.Context()); err != nil {
 			return err
 		}
 	}
@@ -248,9 +249,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	}
 	m := newMachine(h, record)
 	answer := m.snapshot()
-	h.hub.publish(machineEvent(hostpb.Event_CHANGED, answer))
+	h.hub.Publish(hub.Machine(hostpb.Event_CHANGED, answer))
 	h.add(m)
-	h.hub.publish(hostEvent(h.info()))
+	h.hub.Publish(hub.Host(h.info()))
 	return answer, nil
 }
 
@@ -320,10 +321,10 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 		return nil, status.Errorf(codes.Internal, "removing machine: %v", err)
 	}
 	h.remove(m)
-	h.hub.publish(hostEvent(h.info()))
+	h.hub.Publish(hub.Host(h.info()))
 	h.mu.Unlock()
 	m.stop()
-	h.hub.publish(machineEvent(hostpb.Event_DELETED, m.snapshot()))
+	h.hub.Publish(hub.Machine(hostpb.Event_DELETED, m.snapshot()))
 	return &hostpb.DeleteMachineResponse{Done: true}, nil
 }
 

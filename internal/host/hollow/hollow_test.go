@@ -42,7 +42,7 @@ func request(id, name string) *hostpb.EnsureMachineRequest {
 
 func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bool) {
 	t.Helper()
-	w, end := h.hub.subscribe()
+	w, end := h.hub.Subscribe()
 	defer end()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -54,7 +54,7 @@ func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bo
 		if ok(m.GetStatus()) {
 			return
 		}
-		if _, err := w.take(ctx); err != nil {
+		if _, err := w.Take(ctx); err != nil {
 			t.Fatalf("machine %s is %v", id, m.GetStatus())
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
 )
 
 // machine is a machine without anything in it.
@@ -54,7 +55,7 @@ func (m *machine) update(change func(*hostpb.MachineStatus)) {
 	m.mu.Lock()
 	m.record = next
 	m.mu.Unlock()
-	m.host.hub.publish(machineEvent(hostpb.Event_CHANGED, proto.CloneOf(next)))
+	m.host.hub.Publish(hub.Machine(hostpb.Event_CHANGED, proto.CloneOf(next)))
 }
 
 // stop ends the machine and waits until nothing of it runs.

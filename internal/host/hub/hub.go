@@ -1,36 +1,36 @@
-package host
+// Package hub tells the watchers of a host what changes on it.
+package hub
 
 import (
 	"context"
 	"sync"
 
-	"google.golang.org/protobuf/proto"
-
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// hub hands changes to watchers. A watcher that is slow gets only the newest state of each object;
+// Hub hands changes to watchers. A watcher that is slow gets only the newest state of each object;
 // nobody waits for it.
-type hub struct {
+type Hub struct {
 	mu       sync.Mutex
-	watchers map[*watcher]struct{}
+	watchers map[*Watcher]struct{}
 }
 
-// watcher holds what its client was not told yet: the newest event of each object, in order of the
+// Watcher holds what its client was not told yet: the newest event of each object, in order of the
 // objects' first change.
-type watcher struct {
+type Watcher struct {
 	mu      sync.Mutex
 	order   []string
 	pending map[string]*hostpb.Event
 	wake    chan struct{}
 }
 
-func newHub() *hub { return &hub{watchers: map[*watcher]struct{}{}} }
+// New hub without watchers.
+func New() *Hub { return &Hub{watchers: map[*Watcher]struct{}{}} }
 
-// subscribe starts a watcher; call the returned function at its end. Events that are published from
-// now on reach it, so a list that is taken after subscribe misses nothing.
-func (h *hub) subscribe() (*watcher, func()) {
-	w := &watcher{pending: map[string]*hostpb.Event{}, wake: make(chan struct{}, 1)}
+// Subscribe starts a watcher; call the returned function at its end. Events that are published from
+// now on reach it, so a list that is taken after Subscribe misses nothing.
+func (h *Hub) Subscribe() (*Watcher, func()) {
+	w := &Watcher{pending: map[string]*hostpb.Event{}, wake: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.watchers[w] = struct{}{}
@@ -41,8 +41,8 @@ func (h *hub) subscribe() (*watcher, func()) {
 	}
 }
 
-// publish tells every watcher. The event must not be changed afterwards.
-func (h *hub) publish(event *hostpb.Event) {
+// Publish tells every watcher. The event must not be changed afterwards.
+func (h *Hub) Publish(event *hostpb.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for w := range h.watchers {
@@ -50,7 +50,7 @@ func (h *hub) publish(event *hostpb.Event) {
 	}
 }
 
-func (w *watcher) put(event *hostpb.Event) {
+func (w *Watcher) put(event *hostpb.Event) {
 	key := eventKey(event)
 	w.mu.Lock()
 	if w.pending[key] == nil {
@@ -64,8 +64,8 @@ func (w *watcher) put(event *hostpb.Event) {
 	}
 }
 
-// take waits for news and returns all of it.
-func (w *watcher) take(ctx context.Context) ([]*hostpb.Event, error) {
+// Take waits for news and returns all of it.
+func (w *Watcher) Take(ctx context.Context) ([]*hostpb.Event, error) {
 	for {
 		w.mu.Lock()
 		var events []*hostpb.Event
@@ -95,16 +95,17 @@ func eventKey(event *hostpb.Event) string {
 	return "host"
 }
 
-func machineEvent(t hostpb.Event_Type, m *hostpb.Machine) *hostpb.Event {
+// Machine is the event of a machine.
+func Machine(t hostpb.Event_Type, m *hostpb.Machine) *hostpb.Event {
 	return &hostpb.Event{Type: t, Object: &hostpb.Event_Machine{Machine: m}}
 }
 
-func balancerEvent(t hostpb.Event_Type, lb *hostpb.LoadBalancer) *hostpb.Event {
+// LoadBalancer is the event of a load balancer.
+func LoadBalancer(t hostpb.Event_Type, lb *hostpb.LoadBalancer) *hostpb.Event {
 	return &hostpb.Event{Type: t, Object: &hostpb.Event_LoadBalancer{LoadBalancer: lb}}
 }
 
-func hostEvent(info *hostpb.HostInfo) *hostpb.Event {
+// Host is the event of the host itself.
+func Host(info *hostpb.HostInfo) *hostpb.Event {
 	return &hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_Host{Host: info}}
 }
-
-func clone[T proto.Message](m T) T { return proto.CloneOf(m) }

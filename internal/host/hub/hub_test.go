@@ -1,4 +1,4 @@
-package host
+package hub
 
 import (
 	"context"
@@ -9,17 +9,17 @@ import (
 
 // A watcher that does not keep up gets the newest state of each object, once, and holds nobody up.
 func TestHubCoalesces(t *testing.T) {
-	h := newHub()
-	w, end := h.subscribe()
+	h := New()
+	w, end := h.Subscribe()
 	event := func(id string, restarts int32, kind hostpb.Event_Type) *hostpb.Event {
-		return machineEvent(kind, &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id}, Status: &hostpb.MachineStatus{Restarts: restarts}})
+		return Machine(kind, &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id}, Status: &hostpb.MachineStatus{Restarts: restarts}})
 	}
 	for i := range int32(1000) {
-		h.publish(event("a", i, hostpb.Event_CHANGED))
-		h.publish(event("b", i, hostpb.Event_CHANGED))
+		h.Publish(event("a", i, hostpb.Event_CHANGED))
+		h.Publish(event("b", i, hostpb.Event_CHANGED))
 	}
-	h.publish(event("b", 1000, hostpb.Event_DELETED))
-	got, err := w.take(context.Background())
+	h.Publish(event("b", 1000, hostpb.Event_DELETED))
+	got, err := w.Take(context.Background())
 	if err != nil || len(got) != 2 {
 		t.Fatalf("got %d events, %v; want 2", len(got), err)
 	}
@@ -31,11 +31,11 @@ func TestHubCoalesces(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if more, err := w.take(ctx); err == nil {
+	if more, err := w.Take(ctx); err == nil {
 		t.Errorf("told again: %v", more)
 	}
 	end()
-	h.publish(event("a", 0, hostpb.Event_CHANGED))
+	h.Publish(event("a", 0, hostpb.Event_CHANGED))
 	if len(w.pending) != 0 {
 		t.Error("told after its end")
 	}
