@@ -89,6 +89,8 @@ func TestMove(t *testing.T) {
 		_, _ = kubectl(t, admin(c.Plane), "", "-n", namespace, "patch", "cluster", name, "--type=merge", "-p", `{"spec":{"paused":null}}`)
 		c.Delete(t)
 	})
+	// Its machines are for others.
+	mustKubectl(t, here, startHost(t, "far", "127.0.0.1", "elsewhere"), "apply", "-f", "-")
 	makeMovable(t, c)
 	serving := probe(t, c)
 	before := look(t, c)
@@ -113,6 +115,9 @@ func TestMove(t *testing.T) {
 	t.Run("there", func(t *testing.T) {
 		move(t, here, there)
 		arrived(t, other, here)
+		// A host over TCP is reached with the credentials that came along.
+		mustKubectl(t, there, "", "wait", "--for=condition=Ready", "capstanhost/far", "--timeout=120s")
+		mustKubectl(t, there, "", "-n", "capstan-infrastructure-system", "get", "secret", "far-credentials")
 	})
 	t.Run("it is managed there", func(t *testing.T) {
 		scale(t, c, 2)
