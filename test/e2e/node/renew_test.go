@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/big"
@@ -75,6 +76,71 @@ func testRenewal(t *testing.T, p *plane) {
 			t.Errorf("%s was restarted", service.Name)
 		}
 	}
+	p.componentsWork(t, "c")
+}
+
+// componentsWork checks that controller manager and scheduler of a machine do their work, and that its API server
+// reaches the kubelet, each with its own client certificate. The others' stand still meanwhile, since only those
+// that lead do anything.
+func (p *plane) componentsWork(t *testing.T, name string) {
+	h := p.hosts[name].with(t)
+	leaders := []string{"kube-controller-manager", "kube-scheduler"}
+	for other := range p.hosts {
+		for _, service := range leaders {
+			if other != name {
+				_, err := p.hosts[other].exec("/opt/capstan/capstan-init", "service", "stop", service)
+				must(t, err)
+				t.Cleanup(func() {
+					_, err := p.hosts[other].exec("/opt/capstan/capstan-init", "service", "start", service)
+					must(t, err)
+				})
+			}
+		}
+	}
+	for _, service := range leaders {
+		eventually(t, time.Minute, func() error {
+			holder, err := h.kubectl("get", "lease", "-n", "kube-system", service, "-o", "jsonpath={.spec.holderIdentity}")
+			if err == nil && !strings.HasPrefix(holder, name+"_") {
+				err = fmt.Errorf("%s leads", holder)
+			}
+			return err
+		})
+	}
+	h.mustKubectl("create", "namespace", "renewed")
+	eventually(t, time.Minute, func() error {
+		_, err := h.kubectl("get", "serviceaccount", "-n", "renewed", "default")
+		return err
+	})
+	h.apply(`apiVersion: v1
+kind: Pod
+metadata: {name: renewed, namespace: renewed}
+spec:
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 0
+  containers: [{name: pause, image: "registry.capstan.dev/pause:v1"}]
+`)
+	eventually(t, time.Minute, func() error {
+		node, err := h.kubectl("get", "pod", "-n", "renewed", "renewed", "-o", "jsonpath={.spec.nodeName}")
+		if err == nil && node == "" {
+			err = errors.New("the pod is on no Node")
+		}
+		return err
+	})
+	// Here nobody approves what kubelets ask for.
+	eventually(t, time.Minute, func() error {
+		requests, err := h.kubectl("get", "csr", "-o", "name")
+		if err != nil {
+			return err
+		}
+		for _, request := range strings.Fields(requests) {
+			if _, err := h.kubectl("certificate", "approve", request); err != nil {
+				return err
+			}
+		}
+		_, err = h.kubectl("get", "--raw", "/api/v1/nodes/"+name+"/proxy/healthz")
+		return err
+	})
+	h.mustKubectl("delete", "namespace", "renewed", "--wait=false")
 }
 
 // shortenCertificates signs all leaf certificates of the machine anew, so that they expire in a moment.
