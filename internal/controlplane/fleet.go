@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -143,6 +144,11 @@ func (i *instance) unidentified() bool {
 // healthy says that everything on the Machine is known to work.
 func (f fleet) healthy(i *instance) bool {
 	return f.joined(i) && i.apiServer == metav1.ConditionTrue && (!f.stacked || i.member.health == metav1.ConditionTrue)
+}
+
+// settling says that a Machine is up to date and not Available yet: it has not been Ready for minReadySeconds (CP-18).
+func (i *instance) settling() bool {
+	return ptr.Deref(i.machine.Spec.MinReadySeconds, 0) > 0 && len(i.outdated) == 0 && !conditions.IsTrue(i.machine, clusterv1.AvailableCondition)
 }
 
 // ailing says that a Machine is not healthy, or that a MachineHealthCheck says so.

@@ -398,7 +398,7 @@ func TestQuorumLost(t *testing.T) {
 	})
 }
 
-// TestInPlace (CP-07, CP-17): what may change without another Machine does, and what is taken away goes.
+// TestInPlace (CP-07, CP-17, CP-18): what may change without another Machine does, and what is taken away goes.
 func TestInPlace(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "a"}}
@@ -428,6 +428,7 @@ func TestInPlace(t *testing.T) {
 		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "new", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
 		cp.Spec.MachineTemplate.Spec.Deletion = controlplanev1.MachineDeletionSpec{NodeDrainTimeoutSeconds: ptr.To[int32](11), NodeVolumeDetachTimeoutSeconds: ptr.To[int32](12), NodeDeletionTimeoutSeconds: ptr.To[int32](13)}
 		cp.Spec.MachineTemplate.Spec.ReadinessGates = []clusterv1.MachineReadinessGate{{ConditionType: "Special"}}
+		cp.Spec.MachineTemplate.Spec.MinReadySeconds = ptr.To[int32](14)
 	})
 	w.until("what is new is there and what is old is gone", everywhere(func(obj client.Object) bool {
 		_, label := obj.GetLabels()["team"]
@@ -438,7 +439,7 @@ func TestInPlace(t *testing.T) {
 		d := machine.Spec.Deletion
 		return w.cluster.Get(&machine) == nil && len(machine.Spec.Taints) == 1 && machine.Spec.Taints[0].Key == "new" &&
 			*d.NodeDrainTimeoutSeconds == 11 && *d.NodeVolumeDetachTimeoutSeconds == 12 && *d.NodeDeletionTimeoutSeconds == 13 &&
-			len(machine.Spec.ReadinessGates) == 3 && machine.Labels["somebody"] == "else"
+			ptr.Deref(machine.Spec.MinReadySeconds, 0) == 14 && len(machine.Spec.ReadinessGates) == 3 && machine.Labels["somebody"] == "else"
 	})
 	w.stubborn[machine.Name] = true
 	deleteMachine(t, w, machine.Name)

@@ -151,10 +151,12 @@ func (f fleet) cannotSpare(victim *instance) string {
 	for _, i := range f.active() {
 		switch {
 		case i == victim:
-		case f.healthy(i):
-			healthy++
-		default:
+		case !f.healthy(i):
 			problems = append(problems, f.problem(i))
+		case i.settling():
+			problems = append(problems, fmt.Sprintf("Machine %s has to be Ready for %d seconds first", i.name(), *i.machine.Spec.MinReadySeconds))
+		default:
+			healthy++
 		}
 	}
 	switch {

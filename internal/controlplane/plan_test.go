@@ -20,6 +20,7 @@ import (
 //	a its API server does not answer
 //	o outdated   d being deleted   h waits for the hook   m marked for deletion   b leaving etcd
 //	f found unhealthy by a MachineHealthCheck   i known by no name yet
+//	r has to be Ready for a while   R has been
 func build(words string) fleet {
 	f := fleet{stacked: true}
 	for n, word := range strings.Fields(words) {
@@ -53,6 +54,12 @@ func anInstance(name, letters string, n int) instance {
 			m.Status.Conditions = append(m.Status.Conditions,
 				metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse},
 				metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse})
+		}
+		if letter == 'r' || letter == 'R' {
+			m.Spec.MinReadySeconds = ptr.To[int32](10)
+		}
+		if letter == 'R' {
+			m.Status.Conditions = append(m.Status.Conditions, metav1.Condition{Type: clusterv1.AvailableCondition, Status: metav1.ConditionTrue})
 		}
 		if letter == 'i' {
 			i.names = nil
@@ -102,7 +109,7 @@ func (p plan) String() string {
 	return "nothing"
 }
 
-// TestPlan (CP-03, CP-04, CP-20): what is done about the number of Machines, and in which order.
+// TestPlan (CP-03, CP-04, CP-18, CP-20): what is done about the number of Machines, and in which order.
 func TestPlan(t *testing.T) {
 	for _, c := range []struct {
 		what     string
@@ -149,6 +156,8 @@ func TestPlan(t *testing.T) {
 		{what: "the new one is joining", replicas: 3, surge: 1, machines: "a:vo b:vo c:vo d:l", want: "wait", why: "d has not joined"},
 		{what: "the new one's API server is not there", replicas: 3, surge: 1, machines: "a:vo b:vo c:vo d:va", want: "wait", why: "API server of Machine d"},
 		{what: "the new one has joined", replicas: 3, surge: 1, machines: "a:vo b:vo c:vo d:v", want: "remove a"},
+		{what: "the new one has not been ready for long", replicas: 3, surge: 1, machines: "a:vor b:vor c:vor d:vr", want: "wait", why: "d has to be Ready for 10 seconds"},
+		{what: "the new one is available, and whether the old ones are does not matter", replicas: 3, surge: 1, machines: "a:vor b:vor c:vor d:vR", want: "remove a"},
 		{what: "the old one goes", replicas: 3, surge: 1, machines: "a:vod b:vo c:vo d:v", want: "wait", why: "a is being deleted"},
 		{what: "the next", replicas: 3, surge: 1, machines: "b:vo c:vo d:v", want: "create 1"},
 		{what: "no surge: first one goes", replicas: 3, surge: 0, machines: "a:vo b:vo c:vo", want: "remove a"},

@@ -26,7 +26,7 @@ import (
 const fieldManager = "capstan-control-plane"
 
 // reconcilePropagation brings what may change without a new Machine to those that are there: labels,
-// annotations, timeouts, readiness gates, taints (CP-07, CP-17).
+// annotations, timeouts, readiness gates, minReadySeconds, taints (CP-07, CP-17, CP-18).
 func (r *Reconciler) reconcilePropagation(ctx context.Context, s *scope) error {
 	f := s.fleet()
 	for n := range f.instances {
@@ -84,6 +84,7 @@ func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 			Bootstrap:         clusterv1.Bootstrap{ConfigRef: stored.Spec.Bootstrap.ConfigRef},
 			InfrastructureRef: stored.Spec.InfrastructureRef,
 			ReadinessGates:    readinessGates(s),
+			MinReadySeconds:   template.Spec.MinReadySeconds,
 			Taints:            template.Spec.Taints,
 			Deletion: clusterv1.MachineDeletionSpec{
 				NodeDrainTimeoutSeconds:        template.Spec.Deletion.NodeDrainTimeoutSeconds,

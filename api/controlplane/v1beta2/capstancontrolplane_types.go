@@ -183,6 +183,12 @@ type MachineTemplateSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	ReadinessGates []clusterv1.MachineReadinessGate `json:"readinessGates,omitempty"`
 
+	// minReadySeconds is how long a Machine must be Ready to be Available. A Machine goes when those that
+	// are up to date are. 0 when not set: at once. A change reaches the Machines in place (CP-18).
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MinReadySeconds *int32 `json:"minReadySeconds,omitempty"`
+
 	// deletion says how Machines are deleted. A change reaches the Machines in place.
 	// +optional
 	Deletion MachineDeletionSpec `json:"deletion,omitempty,omitzero"`

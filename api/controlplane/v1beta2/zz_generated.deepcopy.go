@@ -459,6 +459,11 @@ func (in *MachineTemplateSpec) DeepCopyInto(out *MachineTemplateSpec) {
 		*out = make([]corev1beta2.MachineReadinessGate, len(*in))
 		copy(*out, *in)
 	}
+	if in.MinReadySeconds != nil {
+		in, out := &in.MinReadySeconds, &out.MinReadySeconds
+		*out = new(int32)
+		**out = **in
+	}
 	in.Deletion.DeepCopyInto(&out.Deletion)
 	if in.Taints != nil {
 		in, out := &in.Taints, &out.Taints
@@ -626,6 +631,11 @@ func (in *TemplateMachineTemplateSpec) DeepCopyInto(out *TemplateMachineTemplate
 		in, out := &in.ReadinessGates, &out.ReadinessGates
 		*out = make([]corev1beta2.MachineReadinessGate, len(*in))
 		copy(*out, *in)
+	}
+	if in.MinReadySeconds != nil {
+		in, out := &in.MinReadySeconds, &out.MinReadySeconds
+		*out = new(int32)
+		**out = **in
 	}
 	in.Deletion.DeepCopyInto(&out.Deletion)
 	if in.Taints != nil {
