@@ -11,7 +11,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
-	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
 )
 
@@ -105,14 +104,11 @@ func (w *world) saysPaused(objs []client.Object) {
 	}
 }
 
-// reports says whether a kind has the condition Paused. IP pools and claims obey without a word: the claim is core's
-// kind, and nobody reads more of a pool than its Ready.
+// reports says whether a kind has the condition Paused. Claims obey without a word: the kind is core's, and its contract
+// knows no such condition.
 func reports(obj client.Object) bool {
-	switch obj.(type) {
-	case *ipamv1.CapstanIPPool, *capiipamv1.IPAddressClaim:
-		return false
-	}
-	return true
+	_, claim := obj.(*capiipamv1.IPAddressClaim)
+	return !claim
 }
 
 func (w *world) get(obj client.Object) {

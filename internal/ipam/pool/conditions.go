@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
 )
@@ -26,9 +28,18 @@ func conditionsOf(f facts) []metav1.Condition {
 	available := availableCondition(f)
 	overlapping := overlapCondition(f.overlaps)
 	return []metav1.Condition{
-		valid, available, inRangeCondition(f), overlapping,
+		pausedCondition(false), valid, available, inRangeCondition(f), overlapping,
 		readyCondition(f, valid, available, overlapping),
 	}
+}
+
+// pausedCondition of a pool that has the annotation, or has not (ALL-08).
+func pausedCondition(is bool) metav1.Condition {
+	c := metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason}
+	if is {
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, clusterv1.PausedReason, "the pool has the annotation "+clusterv1.PausedAnnotation
+	}
+	return c
 }
 
 func condition(kind string, ok bool, yes, no, message string) metav1.Condition {

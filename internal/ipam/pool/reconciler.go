@@ -60,10 +60,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	book := r.Ledger.Pool(key)
 	book.Changed(pool)
-	if annotations.HasPaused(pool) {
-		return ctrl.Result{}, nil
+	var res ctrl.Result
+	var err error
+	if annotations.HasPaused(pool) { // ALL-08
+		err = book.Update(ctx, func(doc ipamv1.Pool, _ ledger.View) bool { return setPaused(doc) })
+	} else {
+		res, err = r.reconcile(ctx, pool, book)
 	}
-	res, err := r.reconcile(ctx, pool, book)
 	switch {
 	case errors.Is(err, ledger.ErrPoolGone), apierrors.IsNotFound(err):
 		return ctrl.Result{}, nil
@@ -184,6 +187,16 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	return nil
 }
 
+// setPaused says that the pool is paused, and nothing else: the rest is as it was. It returns whether that is new.
+func setPaused(doc ipamv1.Pool) bool {
+	conditions := slices.Clone(doc.GetConditions())
+	c := pausedCondition(true)
+	c.ObservedGeneration = doc.GetGeneration()
+	changed := meta.SetStatusCondition(&conditions, c)
+	doc.SetConditions(conditions)
+	return changed
+}
+
 func setConditions(doc ipamv1.Pool, wanted []metav1.Condition) []metav1.Condition {
 	var changed []metav1.Condition
 	conditions := slices.Clone(doc.GetConditions())
@@ -219,7 +232,7 @@ func upToDate(seen, wanted ipamv1.Pool, view ledger.View) bool {
 }
 
 func (r *Reconciler) event(pool ipamv1.Pool, c metav1.Condition) {
-	if r.Recorder == nil || c.Type == ipamv1.ReadyCondition {
+	if r.Recorder == nil || c.Type == ipamv1.ReadyCondition || c.Type == clusterv1.PausedCondition {
 		return
 	}
 	kind, message := corev1.EventTypeNormal, c.Type+" again"
