@@ -29,7 +29,7 @@ import (
 )
 
 // hosts that clusterctl believes to talk to.
-var hosts = []string{"github.com", "api.github.com", "proxy.golang.org", "gitlab.example.org"}
+var hosts = []string{"github.com", "api.github.com", "modules.example.org", "gitlab.example.org"}
 
 // internet serves the release as GitHub, a Go module proxy and GitLab would. It returns the environment
 // that makes a program take it for the internet: a proxy, and the authority that signed for the hosts.
@@ -41,7 +41,7 @@ func internet(t *testing.T) []string {
 		http.StripPrefix(strings.TrimSuffix(below, "/"), assets).ServeHTTP(w, r)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("proxy.golang.org/github.com/example/capstan/@v/list", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("modules.example.org/github.com/example/capstan/@v/list", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, releaseVersion)
 	})
 	mux.HandleFunc("github.com/example/capstan/releases/download/", func(w http.ResponseWriter, r *http.Request) {
@@ -71,7 +71,7 @@ func internet(t *testing.T) []string {
 		tunnel(t, w, sites.Listener.Addr().String())
 	}))
 	t.Cleanup(proxy.Close)
-	return []string{"HTTPS_PROXY=" + proxy.URL, "NO_PROXY=", "GOPROXY=", "SSL_CERT_FILE=" + ca, "GITLAB_ACCESS_TOKEN=of-the-test"}
+	return []string{"HTTPS_PROXY=" + proxy.URL, "NO_PROXY=", "GOPROXY=https://modules.example.org", "SSL_CERT_FILE=" + ca, "GITLAB_ACCESS_TOKEN=of-the-test"}
 }
 
 func tunnel(t *testing.T, w http.ResponseWriter, to string) {
