@@ -177,15 +177,20 @@ func pods(t *testing.T, cp *host) {
 	t.Helper()
 	ip := cp.mustKubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}")
 	for _, pod := range []string{"other", "server"} {
+		var out string
+		// A kubelet that has just started refuses until it has learned of its pods.
+		eventually(t, time.Minute, func() (err error) {
+			out, err = cp.kubectl("exec", pod, "--", "/echo", "lookup", "-for", "120s", "kubernetes.default.svc.cluster.local")
+			return err
+		})
+		if !strings.Contains(out, "10.96.0.1") {
+			t.Errorf("pod %s: the API's Service is %q", pod, out)
+		}
 		for _, url := range []string{"http://" + ip + ":8080/", "http://front.default.svc.cluster.local/", "http://front/"} {
 			out, err := cp.kubectl("exec", pod, "--", "/echo", "get", "-for", "120s", url)
 			if err != nil || !strings.Contains(out, "server") {
 				t.Errorf("pod %s, %s: %q, %v", pod, url, out, err)
 			}
-		}
-		out := cp.mustKubectl("exec", pod, "--", "/echo", "lookup", "-for", "120s", "kubernetes.default.svc.cluster.local")
-		if !strings.Contains(out, "10.96.0.1") {
-			t.Errorf("pod %s: the API's Service is %q", pod, out)
 		}
 	}
 	cp.mustKubectl("logs", "server")
