@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestReasonsAreDocumented_IC03: what cannot be mended is a condition with a documented reason, so every condition
+// TestReasonsAreDocumented_IC03 (IC-03): what cannot be mended is a condition with a documented reason, so every condition
 // type and every reason says what it means.
 func TestReasonsAreDocumented_IC03(t *testing.T) {
 	files, err := filepath.Glob("*/v1beta2/*.go")
@@ -61,7 +61,7 @@ func mentioned(decl *ast.GenDecl, name string) bool {
 	return false
 }
 
-// TestNoTerminalFailures_CP08_CP11: failures are conditions, which can pass; and every control plane machine is a Node
+// TestNoTerminalFailures_CP08_CP11 (CP-08, CP-11): failures are conditions, which can pass; and every control plane machine is a Node
 // of its cluster, so that no control plane claims to be managed by others.
 func TestNoTerminalFailures_CP08_CP11(t *testing.T) {
 	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")

@@ -17,14 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/controllers/clustercache"
-	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
@@ -126,7 +122,7 @@ func (r *Reconciler) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBa
 	if out == nil {
 		out = []etcdv1.EtcdBackup{}
 	}
-	return out, r.watchBackups(ctx, s)
+	return out, r.watchWorkload(ctx, s, "etcdbackups", &etcdv1.EtcdBackup{})
 }
 
 // clearBackups deletes the EtcdBackups that nobody needs any more, and returns the others.
@@ -270,22 +266,6 @@ func (r *Reconciler) backupKeys(ctx context.Context, s *scope) ([]etcdv1.BackupK
 	}
 	slices.SortFunc(out, func(a, b etcdv1.BackupKey) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
-}
-
-// watchBackups makes changes of EtcdBackups events of the control plane.
-func (r *Reconciler) watchBackups(ctx context.Context, s *scope) error {
-	if r.controller == nil {
-		return nil // A test without a manager.
-	}
-	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.controlPlane)}
-	return r.ClusterCache.Watch(ctx, util.ObjectKey(s.cluster), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name:    "capstancontrolplane-etcdbackups",
-		Watcher: r.controller,
-		Kind:    &etcdv1.EtcdBackup{},
-		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
-			return []ctrl.Request{request}
-		}),
-	}))
 }
 
 // lastBackup is when the newest backup was complete.

@@ -144,7 +144,7 @@ func (r *Reconciler) read(ctx context.Context, s *scope, w *workload) (err error
 	if w.care, err = readCare(ctx, w.client); err != nil {
 		return fmt.Errorf("cannot read the Lease %s: %w", etcdv1.CareLeaseName, err)
 	}
-	return r.watchMembers(ctx, s)
+	return r.watchWorkload(ctx, s, "etcdmembers", &etcdv1.EtcdMember{})
 }
 
 func readMembers(ctx context.Context, c client.Client) (map[string]etcdv1.EtcdMember, error) {
@@ -187,16 +187,16 @@ func renewed(lease *coordinationv1.Lease) time.Time {
 	return lease.Spec.RenewTime.Time
 }
 
-// watchMembers makes changes of EtcdMembers events of the control plane.
-func (r *Reconciler) watchMembers(ctx context.Context, s *scope) error {
+// watchWorkload makes changes of a kind in the cluster events of the control plane.
+func (r *Reconciler) watchWorkload(ctx context.Context, s *scope, name string, kind client.Object) error {
 	if r.controller == nil {
 		return nil // A test without a manager.
 	}
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.controlPlane)}
 	return r.ClusterCache.Watch(ctx, util.ObjectKey(s.cluster), clustercache.NewWatcher(clustercache.WatcherOptions{
-		Name:    "capstancontrolplane-etcdmembers",
+		Name:    "capstancontrolplane-" + name,
 		Watcher: r.controller,
-		Kind:    &etcdv1.EtcdMember{},
+		Kind:    kind,
 		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
 			return []ctrl.Request{request}
 		}),

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -288,22 +286,6 @@ func killOne(t *testing.T, s *subject) {
 	}
 	t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(t.Context()), check) })
 	victim := slices.Sorted(maps.Keys(s.mustMachines(t)))[0]
-	infra := &infrav1.CapstanMachine{}
-	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: victim}, infra); err != nil {
-		t.Fatal(err)
-	}
-	disks, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", infra.Spec.ID, "rootfs"))
-	if err != nil || len(disks) != 1 {
-		t.Fatalf("disks of %s: %v, %v", victim, disks, err)
-	}
-	inits := plane.Find(t, victim, "capstan-init")
-	if err := os.Rename(disks[0], disks[0]+".lost"); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range inits {
-		if len(p.Args) == 1 {
-			harness.Kill(t, p)
-		}
-	}
+	destroy(t, s, victim)
 	s.replaced(t, victim)
 }
