@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -24,16 +23,7 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
 	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
-	pool := &clusterv1.MachinePool{ObjectMeta: cluster.Meta("pool")}
-	pool.Spec.ClusterName = "demo"
-	pool.Spec.Template.Spec = clusterv1.MachineSpec{ClusterName: "demo", Version: "v1.36.3",
-		Bootstrap:         clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: "pool"}},
-		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachinePool", Name: "pool"},
-	}
-	cluster.Create(pool)
-	ofPool := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("pool")}
-	ofPool.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool, clusterv1.GroupVersion.WithKind("MachinePool"))}
-	cluster.Create(ofPool)
+	_, ofPool := poolOf(cluster)
 	_, ofMachine := cluster.Machine("worker", nil, nil)
 	_, before := dataOf(t, cluster, ofPool)
 	dataOf(t, cluster, ofMachine)

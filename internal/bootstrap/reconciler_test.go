@@ -254,11 +254,8 @@ func TestTokenComesBack(t *testing.T) {
 	})
 }
 
-// TestMachinePool (BC-04): the machines of a pool share the data, and the token lives as long as the pool.
-func TestMachinePool(t *testing.T) {
-	cluster, cp := withControlPlane(t)
-	kubeconfigOf(t, cluster, env.Config.Host)
-	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+// poolOf the cluster: a MachinePool, and the config that it owns.
+func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.CapstanConfig) {
 	pool := &clusterv1.MachinePool{ObjectMeta: cluster.Meta("pool")}
 	pool.Spec.ClusterName = "demo"
 	pool.Spec.Template.Spec = clusterv1.MachineSpec{ClusterName: "demo", Version: "v1.36.3",
@@ -269,6 +266,15 @@ func TestMachinePool(t *testing.T) {
 	config := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("pool")}
 	config.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(pool, clusterv1.GroupVersion.WithKind("MachinePool"))}
 	cluster.Create(config)
+	return pool, config
+}
+
+// TestMachinePool (BC-04): the machines of a pool share the data, and the token lives as long as the pool.
+func TestMachinePool(t *testing.T) {
+	cluster, cp := withControlPlane(t)
+	kubeconfigOf(t, cluster, env.Config.Host)
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	pool, config := poolOf(cluster)
 	_, node := dataOf(t, cluster, config)
 	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
