@@ -16,6 +16,8 @@ import (
 	"github.com/moby/sys/capability"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/thread"
 )
 
 // Gather looks at the box. root is the folder of the installation, which need not exist. What concerns
@@ -197,14 +199,10 @@ func forwardDrop() []string {
 }
 
 // probe tries kernel features in namespaces that are thrown away: the only way to know, and modules
-// are loaded as they would be later. It runs on a thread that ends with it.
-func probe() map[string]string {
-	result := make(chan map[string]string)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread and its namespaces go
-		result <- probeHere()
-	}()
-	return <-result
+// are loaded as they would be later.
+func probe() (found map[string]string) {
+	thread.Throwaway(func() { found = probeHere() })
+	return found
 }
 
 func probeHere() map[string]string {

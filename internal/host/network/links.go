@@ -7,12 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/thread"
 )
 
 // Interface is the machine's end of its cable.
@@ -123,28 +124,25 @@ func ensureNetNS(path string) error {
 		return err
 	}
 	_ = f.Close()
-	done := make(chan error)
-	go func() {
-		// The thread is not given back: it ends with the goroutine.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("making a network namespace: %w", err)
-			return
-		}
-		// An interface that comes up tells its address: whoever asked for it before, in vain, need not
-		// wait a second until he asks again. The load balancer does ask before.
-		if err := os.WriteFile("/proc/sys/net/ipv4/conf/default/arp_notify", []byte("1"), 0); err != nil {
-			done <- err
-			return
-		}
-		if err := setMachineIPv6(procIPv6); err != nil {
-			done <- err
-			return
-		}
-		own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
-		done <- unix.Mount(own, path, "", unix.MS_BIND, "")
-	}()
-	return <-done
+	thread.Throwaway(func() { err = unshareNetNS(path) })
+	return err
+}
+
+// unshareNetNS puts this thread in a new network namespace, and mounts that at path.
+func unshareNetNS(path string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("making a network namespace: %w", err)
+	}
+	// An interface that comes up tells its address: whoever asked for it before, in vain, need not
+	// wait a second until he asks again. The load balancer does ask before.
+	if err := os.WriteFile("/proc/sys/net/ipv4/conf/default/arp_notify", []byte("1"), 0); err != nil {
+		return err
+	}
+	if err := setMachineIPv6(procIPv6); err != nil {
+		return err
+	}
+	own := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+	return unix.Mount(own, path, "", unix.MS_BIND, "")
 }
 
 func isNetNS(path string) bool {

@@ -95,7 +95,8 @@ type world struct{ address, log string }
 func outside(t *testing.T) world {
 	t.Helper()
 	w := world{address: "10.232.0.2", log: t.TempDir() + "/seen"}
-	t.Cleanup(func() { host(t, "ip netns del capstan-e2e") })
+	// The link goes by name: the kernel removes it with the namespace, but that one may live a while longer.
+	t.Cleanup(func() { host(t, "ip link del e2e-out; ip netns del capstan-e2e") })
 	// The loopback is where Go looks whether IPv6 works.
 	host(t, `ip netns add capstan-e2e && ip -n capstan-e2e link set lo up
 		ip link add e2e-out type veth peer name eth0 netns capstan-e2e

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/thread"
 )
 
 // host runs a shell command on the box.
@@ -135,19 +135,13 @@ func startIn(t *testing.T, namespace, log string) (stop func()) {
 	defer func() { _ = ns.Close() }()
 	seen, err := os.Create(log)
 	check(t, err)
-	listening := make(chan net.Listener)
-	go func() {
-		runtime.LockOSThread() // for good: the thread is in the other namespace now
-		if err := netns.Set(ns); err != nil {
-			panic(err)
+	var listener net.Listener
+	thread.Throwaway(func() {
+		if err = netns.Set(ns); err == nil {
+			listener, err = net.Listen("tcp", ":80")
 		}
-		listener, err := net.Listen("tcp", ":80")
-		if err != nil {
-			panic(err)
-		}
-		listening <- listener
-	}()
-	listener := <-listening
+	})
+	check(t, err)
 	go func() {
 		for {
 			conn, err := listener.Accept()
