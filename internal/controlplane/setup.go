@@ -111,11 +111,20 @@ func (r *Reconciler) labelledToControlPlane(ctx context.Context, obj client.Obje
 	return clusterToControlPlane(ctx, cluster)
 }
 
+// workerToControlPlane maps what goes to a control plane that goes, and that is all that it has to do with it.
 func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; ok || obj.GetDeletionTimestamp().IsZero() {
 		return nil
 	}
-	return r.labelledToControlPlane(ctx, obj)
+	out := r.labelledToControlPlane(ctx, obj)
+	if len(out) == 0 {
+		return nil
+	}
+	controlPlane := &controlplanev1.CapstanControlPlane{}
+	if err := r.Client.Get(ctx, out[0].NamespacedName, controlPlane); err == nil && controlPlane.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return out
 }
 
 // secretToControlPlane leaves out bootstrap data.

@@ -94,7 +94,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			// at which its API server answers.
 			predicate.Or(predicate.GenerationChangedPredicate{}, becameInitialized())).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isPreparedControlPlane)).
-		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), manager.IgnoreStatus()).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), manager.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).

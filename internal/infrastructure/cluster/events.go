@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -11,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
@@ -31,6 +33,29 @@ func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.R
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: key.Namespace, Name: cluster.Spec.InfrastructureRef.Name}}}
+}
+
+// ofMachine maps a machine to the CapstanCluster, whose load balancer leads to control planes, and which waits
+// for all of them when it goes. Workers do not matter otherwise, and there may be thousands.
+func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
+	out := r.ofLabel(ctx, o)
+	if len(out) == 0 || !r.isWorker(ctx, o) {
+		return out
+	}
+	c := &infrav1.CapstanCluster{}
+	if err := r.Client.Get(ctx, out[0].NamespacedName, c); err == nil && c.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return out
+}
+
+// isWorker is false as well when nobody knows. A pool's machine has no Machine at first.
+func (r *Reconciler) isWorker(ctx context.Context, o client.Object) bool {
+	if _, ok := o.GetLabels()[infrav1.MachinePoolLabel]; ok {
+		return true
+	}
+	machine, err := util.GetOwnerMachine(ctx, r.Client, metav1.ObjectMeta{Namespace: o.GetNamespace(), OwnerReferences: o.GetOwnerReferences()})
+	return err == nil && machine != nil && !util.IsControlPlaneMachine(machine)
 }
 
 // all maps a change of a host to every cluster: any of them may use it.
