@@ -21,6 +21,8 @@ const (
 	stableAfter = 30 * time.Second
 	// probeInterval: no component tells when it serves, so it is asked.
 	probeInterval = 50 * time.Millisecond
+	// watchInterval: one that serves may stop to, while what it needs is away.
+	watchInterval = 3 * time.Second
 	// stopGrace is how long a process may take to end before it is killed.
 	stopGrace = 15 * time.Second
 )
@@ -31,7 +33,7 @@ type ProcessState string
 const (
 	// ProcessWaiting: what it needs is not there yet.
 	ProcessWaiting ProcessState = "Waiting"
-	// ProcessStarting: it runs and does not serve yet.
+	// ProcessStarting: it runs and does not serve yet, or not any more.
 	ProcessStarting ProcessState = "Starting"
 	// ProcessReady: it serves.
 	ProcessReady ProcessState = "Ready"
@@ -240,7 +242,7 @@ func (p *process) end(process *os.Process, ended <-chan struct{}) {
 	}
 }
 
-// probe asks until the component serves.
+// probe asks the component until it serves, and then now and then whether it still does.
 func (p *process) probe(ended <-chan struct{}) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -251,19 +253,24 @@ func (p *process) probe(ended <-chan struct{}) {
 		case <-ctx.Done():
 		}
 	}()
+	serves, interval := false, probeInterval
 	for {
 		err := p.component.ready(ctx)
-		if err == nil {
+		switch {
+		case err == nil && !serves:
+			serves, interval = true, watchInterval
 			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessReady, "" })
 			p.readyOnce.Do(func() { close(p.ready) })
-			return
+		case err != nil && serves && ctx.Err() == nil:
+			serves, interval = false, probeInterval
+			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessStarting, "does not serve: "+err.Error() })
 		}
 		select {
 		case <-ended:
 			return
 		case <-p.stop:
 			return
-		case <-time.After(probeInterval):
+		case <-time.After(interval):
 		}
 	}
 }

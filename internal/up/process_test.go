@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -68,6 +69,29 @@ func TestProcessIsRestarted(t *testing.T) {
 	await(t, statuses, "stopped", func(s ProcessStatus) bool { return s.State == ProcessStopped })
 	if err := syscall.Kill(second.PID, 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("process %d lives on: %v", second.PID, err)
+	}
+}
+
+// Its state is that of now: an API server without its etcd is not ready.
+func TestProcessThatStopsToServe(t *testing.T) {
+	var away atomic.Bool
+	_, statuses := supervised(t, "exec sleep 1000", func(context.Context) error {
+		if away.Load() {
+			return errors.New("etcd is away")
+		}
+		return nil
+	})
+	is := func(state ProcessState) func(ProcessStatus) bool {
+		return func(s ProcessStatus) bool { return s.State == state }
+	}
+	await(t, statuses, "ready", is(ProcessReady))
+	away.Store(true)
+	if s := await(t, statuses, "not ready", is(ProcessStarting)); !strings.Contains(s.Message, "etcd is away") {
+		t.Errorf("the message is %q", s.Message)
+	}
+	away.Store(false)
+	if s := await(t, statuses, "ready again", is(ProcessReady)); s.Message != "" || s.Restarts != 0 {
+		t.Errorf("it is %+v", s)
 	}
 }
 

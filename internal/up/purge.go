@@ -12,8 +12,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 )
 
 // DialHost connects to a capstand of this box. Who may is decided by the folder of the socket.
@@ -21,8 +23,8 @@ func DialHost(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// inventoryOf is what a host holds, by id.
-type inventoryOf struct{ machines, balancers, networks map[string]bool }
+// inventoryOf is what a host holds and whose it is, by id.
+type inventoryOf struct{ machines, balancers, networks map[string]owner.Object }
 
 // purgeHost removes every machine, load balancer and network of a host, and returns when they are gone.
 func purgeHost(ctx context.Context, l Layout, name string) error {
@@ -38,7 +40,7 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 	if err != nil {
 		return err
 	}
-	have := inventoryOf{map[string]bool{}, map[string]bool{}, map[string]bool{}}
+	have := inventoryOf{map[string]owner.Object{}, map[string]owner.Object{}, map[string]owner.Object{}}
 	for synced := false; !synced || len(have.machines) > 0 || len(have.balancers) > 0; {
 		event, err := events.Recv()
 		if errors.Is(err, io.EOF) {
@@ -59,7 +61,8 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.networks)) {
-		if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id}); err != nil {
+		of := have.networks[id]
+		if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
 			return fmt.Errorf("cannot remove network %s: %w", id, err)
 		}
 	}
@@ -69,42 +72,54 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 // observe keeps the inventory up to date.
 func (h inventoryOf) observe(event *hostpb.Event) {
 	gone := event.Type == hostpb.Event_DELETED
-	if m := event.GetMachine(); m != nil {
-		set(h.machines, m.GetSpec().GetId(), gone)
-		set(h.networks, m.GetSpec().GetNetwork().GetId(), false)
+	if m := event.GetMachine().GetSpec(); m != nil {
+		set(h.machines, m.GetId(), m, gone)
+		set(h.networks, m.GetNetwork().GetId(), m.GetNetwork(), false)
 	}
 	if b := event.GetLoadBalancer(); b != nil {
-		set(h.balancers, b.GetId(), gone)
-		set(h.networks, b.GetNetworkId(), false)
+		set(h.balancers, b.GetId(), b, gone)
 	}
 }
 
-// recordedNetworks adds the networks that nothing uses: Watch does not tell of them, capstand's
+// recordedNetworks adds the networks that no machine uses: Watch does not tell of them, capstand's
 // folder does.
 func (h inventoryOf) recordedNetworks(hostRoot string) error {
 	entries, err := os.ReadDir(filepath.Join(hostRoot, "networks"))
-	for _, e := range entries {
-		h.networks[e.Name()] = true
+	if err != nil {
+		return ignoreMissing(err)
 	}
-	return ignoreMissing(err)
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(hostRoot, "networks", e.Name(), "spec.json"))
+		if ignoreMissing(err) != nil {
+			return err
+		}
+		n := &hostpb.Network{}
+		if err != nil || (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, n) != nil {
+			continue // it went meanwhile, or capstand cannot read it either
+		}
+		set(h.networks, n.GetId(), n, false)
+	}
+	return nil
 }
 
-func set(ids map[string]bool, id string, gone bool) {
+func set(ids map[string]owner.Object, id string, of owner.Object, gone bool) {
 	if gone {
 		delete(ids, id)
 	} else if id != "" {
-		ids[id] = true
+		ids[id] = of
 	}
 }
 
 func deleteAll(ctx context.Context, host hostpb.HostClient, have inventoryOf) error {
 	for _, id := range slices.Sorted(maps.Keys(have.machines)) {
-		if _, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: id}); err != nil {
+		of := have.machines[id]
+		if _, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
 			return fmt.Errorf("cannot remove machine %s: %w", id, err)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.balancers)) {
-		if _, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: id}); err != nil {
+		of := have.balancers[id]
+		if _, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
 			return fmt.Errorf("cannot remove load balancer %s: %w", id, err)
 		}
 	}

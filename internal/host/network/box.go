@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,7 +33,7 @@ import (
 // DefaultRunDir is shared by every capstand of the box.
 const DefaultRunDir = "/run/capstan"
 
-// InUseError says that an address belongs to another machine.
+// InUseError says that an address belongs to another machine, or a network's id to another cluster.
 type InUseError string
 
 // ConflictError says that a network cannot exist on this box as it is asked for.
@@ -55,7 +56,7 @@ type Network struct {
 	CIDR string `json:"cidr"`
 	// IPv6CIDR is empty when the network is not dual stack.
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
-	// Cluster is its namespace and name, for messages.
+	// Cluster is its namespace and name. Nobody else's machines get into the network.
 	Cluster string `json:"cluster"`
 }
 
@@ -165,6 +166,9 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 			for _, subnet := range others {
 				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
 			}
+		case other.Cluster != n.Cluster:
+			return InUseError(fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which must be a copy of that: delete the copy, and make it again without an id",
+				n.ID, other.Cluster, n.Cluster))
 		case !slices.Equal(others, subnets):
 			return ConflictError(fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
 				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR)))
@@ -262,11 +266,32 @@ func (b Box) users(networkID string) ([]owner, error) {
 	return all, nil
 }
 
-// Lease takes addresses for a machine, all or none. InUseError when another machine has one.
+// Lease takes addresses for a machine, all or none. InUseError when another machine has one, or another capstand's
+// machine has the id.
 func (b Box) Lease(networkID, machineID, name string, addresses []string) error {
 	return b.locked(func() error {
+		if err := b.elsewhere(machineID); err != nil {
+			return err
+		}
 		return b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses)
 	})
+}
+
+// elsewhere refuses the id of a machine of another capstand: cables and network namespaces are the box's, and named
+// by it.
+func (b Box) elsewhere(machineID string) error {
+	leases, err := filepath.Glob(filepath.Join(b.Dir, "networks", "*", "leases", "*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range leases {
+		var l Lease
+		if disk.ReadJSON(path, &l) == nil && l.Machine == machineID && !l.Bridge && l.Host != b.HostID && !l.stale() {
+			return InUseError(fmt.Sprintf("machine id %s belongs to %s of the host in %s, of which this one must be a copy: delete the copy, and make it again without an id",
+				machineID, l.holder(), l.Root))
+		}
+	}
+	return nil
 }
 
 // Serve gives the network's bridge the addresses that a load balancer listens on, all or none, and takes
@@ -348,6 +373,12 @@ func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
 	}
 	for _, entry := range entries {
 		l := Lease{address: entry.Name()}
+		if _, err := netip.ParseAddr(l.address); err != nil { // what a crash left of a lease that was being written
+			if err := remove(b.lease(networkID, l.address)); err != nil {
+				return err
+			}
+			continue
+		}
 		if disk.ReadJSON(filepath.Join(dir, l.address), &l) == nil && which(l) {
 			if err := b.drop(networkID, l.address, l); err != nil {
 				return err

@@ -2,9 +2,13 @@ package network
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/host/disk"
 )
 
 func box(t *testing.T, dir, id string) Box {
@@ -60,6 +64,69 @@ func TestLeases(t *testing.T) {
 	}
 	if err := lease(b, "five", "10.0.0.4"); err != nil {
 		t.Errorf("a lease of a capstand that is gone: %v", err)
+	}
+}
+
+// A network's id belongs to one cluster of the box, whichever capstand asks.
+func TestNetworkOfAnotherCluster_ALL18(t *testing.T) {
+	dir := t.TempDir()
+	a, b := box(t, dir, "a"), box(t, dir, "b")
+	own := Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/demo"}
+	if err := os.MkdirAll(a.dir("n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.WriteJSON(filepath.Join(a.dir("n"), "network.json"), own, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	copied := own
+	copied.Cluster = "thief/demo"
+	var inUse InUseError
+	if err := b.Ensure(t.Context(), copied); !errors.As(err, &inUse) || !strings.Contains(err.Error(), own.Cluster) {
+		t.Errorf("another cluster's network: %v", err)
+	}
+}
+
+// So does a machine's, whatever network it asks for: its cable and its network namespace are the box's.
+func TestMachineOfAnotherHost_ALL18(t *testing.T) {
+	dir := t.TempDir()
+	a, b := box(t, dir, "a"), box(t, dir, "b")
+	for _, network := range []string{"n", "other"} {
+		if err := os.MkdirAll(filepath.Join(a.dir(network), "leases"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Lease("n", "one", "default/one", []string{"10.0.0.2"}); err != nil {
+		t.Fatal(err)
+	}
+	var inUse InUseError
+	for _, network := range []string{"n", "other"} {
+		if err := b.Lease(network, "one", "thief/one", []string{"10.0.0.3"}); !errors.As(err, &inUse) || !strings.Contains(err.Error(), "default/one") {
+			t.Errorf("the id of a machine of another host, network %s: %v", network, err)
+		}
+	}
+	if err := os.RemoveAll(a.HostRoot); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Lease("other", "one", "default/one", []string{"10.0.0.3"}); err != nil {
+		t.Errorf("a machine of a capstand that is gone: %v", err)
+	}
+}
+
+// A crash while a lease is written leaves a file that is none.
+func TestHalfWrittenLease(t *testing.T) {
+	a := box(t, t.TempDir(), "a")
+	half := a.lease("n", ".new-1")
+	if err := os.MkdirAll(filepath.Dir(half), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.WriteJSON(half, Lease{Machine: "one", Bridge: true}, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Unlease("n", "one"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
 	}
 }
 

@@ -40,6 +40,7 @@ func TestLifecycle(t *testing.T) {
 		{"pods are reached by Service and DNS", checkWorkload},
 		{"secrets are encrypted at rest", checkEncryption},
 		{"users get certificates of their own", checkUserCertificate},
+		{"private keys stay private", checkPrivateKeys},
 		{"killed services come back", killServices},
 		{"a killed machine comes back", killMachine},
 		{"killed daemons come back and touch nothing", killDaemons},

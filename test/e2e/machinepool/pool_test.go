@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -244,12 +245,7 @@ func (p *pool) pause() {
 	names := p.names()
 	p.patch(`{"spec":{"replicas":2}}`)
 	killManager(p.t)
-	harness.Eventually(p.t, "the manager is back", time.Minute, func(context.Context) error {
-		if len(plane.Find(p.t, "", "manager")) == 0 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	p.managerActs()
 	for range 20 { // 5 s: a pool that is not paused makes its machine within one
 		if now := p.get().Status.Instances; len(now) != len(names) {
 			p.t.Fatalf("a paused pool has %d machines, had %d", len(now), len(names))
@@ -259,6 +255,28 @@ func (p *pool) pause() {
 	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"-")
 	p.paused(metav1.ConditionFalse)
 	p.settled(2)
+}
+
+// managerActs waits until the manager has done something that is not paused.
+func (p *pool) managerActs() {
+	p.t.Helper()
+	template := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: "sign-of-life"}}
+	template.Spec.Template.Spec.CPUs = 1
+	harness.Eventually(p.t, "the manager is back", 3*time.Minute, func(ctx context.Context) error {
+		if err := plane.Client.Create(ctx, template.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err // its webhook
+		}
+		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(template), template); err != nil {
+			return err
+		}
+		if len(template.Status.Capacity) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err := plane.Client.Delete(p.t.Context(), template); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 func (p *pool) paused(status metav1.ConditionStatus) {

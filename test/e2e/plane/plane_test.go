@@ -324,7 +324,11 @@ func (i *installation) testKilledComponents() {
 	eventually(i.t, "all components are ready", time.Minute, func() bool {
 		return !slices.ContainsFunc(i.status().Components, func(c up.ProcessStatus) bool { return c.State != up.ProcessReady })
 	})
-	i.kubectl("get", "capstanhosts", "local")
+	eventually(i.t, "the API server answers", time.Minute, func() bool {
+		kubectl := filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl")
+		_, err := run(kubectl, "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "get", "capstanhosts", "local")
+		return err == nil
+	})
 }
 
 // CTL-08, CTL-15

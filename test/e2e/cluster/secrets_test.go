@@ -1,0 +1,125 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// checkPrivateKeys: CP-23. Private keys are in Secrets of Cluster API's type and in files that only their owner reads, and
+// those of the cluster's authorities nowhere on a worker, in no log and in no argument.
+func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
+	authorities := authorityKeys(t, c)
+	for _, m := range c.Machines(t) {
+		_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
+		root := fmt.Sprintf("/proc/%d/root", plane.FindRunning(t, m.Name, "capstan-init", 1)[0].PID)
+		keys := 0
+		eachFile(t, root, func(path string, mode fs.FileMode, content []byte) {
+			log := strings.HasPrefix(path, "/var/log/")
+			if bytes.Contains(content, []byte("PRIVATE KEY-----")) || bytes.Contains(content, []byte("client-key-data:")) {
+				if keys++; mode&0o077 != 0 || log {
+					t.Errorf("%s: the private key in %s has mode %s", m.Name, path, mode)
+				}
+			}
+			if found := contains(content, authorities); found != "" && (log || !controlPlane) {
+				t.Errorf("%s: the key of Secret %s is in %s", m.Name, found, path)
+			}
+		})
+		if keys == 0 {
+			t.Errorf("%s: no private key was found, not even the kubelet's: the test looks in the wrong place", m.Name)
+		}
+	}
+	for _, p := range plane.Processes(t) {
+		if found := contains([]byte(strings.Join(p.Args, " ")), authorities); found != "" || strings.Contains(strings.Join(p.Args, " "), "PRIVATE KEY") {
+			t.Errorf("the arguments of %s have a key %s", p.Name, found)
+		}
+	}
+	eachFile(t, filepath.Join(plane.Root, "logs"), func(path string, _ fs.FileMode, content []byte) {
+		if found := contains(content, authorities); found != "" {
+			t.Errorf("the key of Secret %s is in the log %s", found, path)
+		}
+	})
+}
+
+// authorityKeys has one line of the private key in each of the cluster's Secrets with certificates, by the Secret's name.
+func authorityKeys(t *testing.T, c *harness.Cluster) map[string][]byte {
+	t.Helper()
+	secrets := &corev1.SecretList{}
+	if err := plane.Client.List(t.Context(), secrets, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name}); err != nil {
+		t.Fatal(err)
+	}
+	lines := map[string][]byte{}
+	for _, s := range secrets.Items {
+		key, ok := s.Data["tls.key"]
+		if !ok {
+			continue
+		}
+		if s.Type != clusterv1.ClusterSecretType {
+			t.Errorf("Secret %s has the type %s", s.Name, s.Type)
+		}
+		if all := bytes.Split(key, []byte("\n")); len(all) > 2 {
+			lines[s.Name] = all[len(all)/2]
+		}
+	}
+	if len(lines) < 3 {
+		t.Fatalf("keys of %d authorities", len(lines))
+	}
+	return lines
+}
+
+func contains(content []byte, lines map[string][]byte) string {
+	for name, line := range lines {
+		if bytes.Contains(content, line) {
+			return name
+		}
+	}
+	return ""
+}
+
+// eachFile reads what a machine's own files hold, but for images and databases.
+func eachFile(t *testing.T, root string, visit func(path string, mode fs.FileMode, content []byte)) {
+	t.Helper()
+	const large = 8 << 20
+	folders := []string{"."}
+	if strings.HasPrefix(root, "/proc/") {
+		folders = []string{"etc", "run", "root", "tmp", "var"}
+	}
+	for _, folder := range folders {
+		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // gone while we looked
+			}
+			if err != nil {
+				return err
+			}
+			if d.IsDir() && (d.Name() == "io.containerd.content.v1.content" || d.Name() == "io.containerd.snapshotter.v1.overlayfs" || d.Name() == "rootfs") {
+				return fs.SkipDir
+			}
+			info, err := d.Info()
+			if err != nil || !info.Mode().IsRegular() || info.Size() > large {
+				return nil
+			}
+			content, err := os.ReadFile(path)
+			if err == nil {
+				visit(strings.TrimPrefix(path, root), info.Mode(), content)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
