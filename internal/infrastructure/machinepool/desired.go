@@ -47,7 +47,7 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	if s.want.hash, err = specHash(pool.Spec.MachineTemplate.Spec, s.want.version, s.want.secret); err != nil {
 		return err
 	}
-	versions, err := r.versions(ctx, c, s)
+	candidates, err := usable(ctx, c, s)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	}
 	s.want.budget, s.invalid = resolveBudget(pool.Spec.RollingUpdate, s.want.replicas)
 	for _, check := range []*invalid{
-		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions), stale,
+		checkReplicas(s.want.replicas), checkDomains(s.want.domains, s.cluster.Status.FailureDomains), checkVersion(s.want.version, versions(candidates)), stale,
 	} {
 		if s.invalid == nil {
 			s.invalid = check
@@ -77,8 +77,8 @@ func replicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) int {
 	return int(n)
 }
 
-// versions are those that the hosts which the pool may use can run.
-func (r *Reconciler) versions(ctx context.Context, c client.Reader, s *scope) ([]string, error) {
+// usable are the hosts that machines of the pool may be placed on.
+func usable(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanHost, error) {
 	selectors := []*metav1.LabelSelector{s.pool.Spec.MachineTemplate.Spec.HostSelector}
 	if ref := s.cluster.Spec.InfrastructureRef; ref.Kind == "CapstanCluster" {
 		cc := &infrav1.CapstanCluster{}
@@ -87,16 +87,17 @@ func (r *Reconciler) versions(ctx context.Context, c client.Reader, s *scope) ([
 		}
 		selectors = append(selectors, cc.Spec.HostSelector)
 	}
-	usable, err := hosts.Usable(ctx, c, s.pool.Namespace, selectors...)
-	if err != nil {
-		return nil, err
-	}
+	return hosts.Usable(ctx, c, s.pool.Namespace, selectors...)
+}
+
+// versions are those that the pool's hosts can run.
+func versions(usable []infrav1.CapstanHost) []string {
 	var out []string
 	for i := range usable {
 		out = append(out, usable[i].Status.Versions...)
 	}
 	slices.Sort(out)
-	return slices.Compact(out), nil
+	return slices.Compact(out)
 }
 
 // checkData says whether the bootstrap data is for another version: after a change of the MachinePool's version

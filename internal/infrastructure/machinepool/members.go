@@ -74,6 +74,11 @@ func (m member) leaving() bool {
 	return !m.capstan.DeletionTimestamp.IsZero() || m.machine != nil && !m.machine.DeletionTimestamp.IsZero()
 }
 
+// stuck says that the machine is to be deleted and that this is not possible now.
+func stuck(m *infrav1.CapstanMachine) bool {
+	return !m.DeletionTimestamp.IsZero() && conditions.GetReason(m, clusterv1.DeletingCondition) == infrav1.DeletionBlockedReason
+}
+
 // availableIn is how long it takes until the machine counts as available, if its Node stays ready; zero if
 // it does already, negative if the Node is not ready. Core gives the Machines of pools no
 // minReadySeconds, so that their Available condition does not say it.
@@ -144,6 +149,7 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 			name:      m.capstan.Name,
 			created:   m.capstan.CreationTimestamp.Time,
 			leaving:   m.leaving(),
+			stuck:     stuck(m.capstan),
 			available: in == 0,
 			failed:    failure(m.capstan) != "",
 			remediate: wantsRemediation(m.machine),

@@ -17,6 +17,8 @@ type instance struct {
 	created time.Time
 	// leaving says that it, or its Machine, is being deleted already.
 	leaving bool
+	// stuck says that it cannot leave: its host does not answer, perhaps for good.
+	stuck bool
 	// available says that its Node has been ready for long enough.
 	available bool
 	// failed says that it will not come back by itself.
@@ -73,7 +75,8 @@ func (p plan) empty() bool { return len(p.create) == 0 && len(p.remove) == 0 }
 // promises (the property test holds it to them):
 //
 //   - what is leaving counts as gone for the replicas, and as there for maxSurge: no machine is
-//     created that would bring the pool above replicas + maxSurge, with those that still drain;
+//     created that would bring the pool above replicas + maxSurge, with those that still drain, but
+//     without those that cannot leave, or a dead host would take its share of the pool with it;
 //   - a machine that is available is deleted only if replicas - maxUnavailable others are, unless it
 //     is one too many and its owner marked it for deletion;
 //   - never more machines are deleted than there are too many, but for those that are replaced;
@@ -113,7 +116,9 @@ func newState(want desired, instances []instance) *state {
 	s := &state{want: want, domains: map[string]int{}, current: map[string]int{}}
 	for _, i := range instances {
 		if i.leaving {
-			s.leaving++
+			if !i.stuck {
+				s.leaving++
+			}
 			continue
 		}
 		// What is broken is not available, whatever its Node says.

@@ -14,7 +14,7 @@ import (
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // pool parses machines: a name, and after a colon one letter for each property: a available, o outdated,
-// l leaving, f failed, r to be remediated, m marked for deletion; after a slash the failure domain.
+// l leaving, s leaving and stuck, f failed, r to be remediated, m marked for deletion; after a slash the failure domain.
 // Each machine is older than the next.
 func pool(machines ...string) []instance {
 	var out []instance
@@ -24,7 +24,7 @@ func pool(machines ...string) []instance {
 		has := func(flag string) bool { return strings.Contains(flags, flag) }
 		out = append(out, instance{
 			name: name, created: epoch.Add(time.Duration(n) * time.Minute), domain: domain,
-			available: has("a"), outdated: has("o"), leaving: has("l"), failed: has("f"), remediate: has("r"), marked: has("m"),
+			available: has("a"), outdated: has("o"), leaving: has("l") || has("s"), stuck: has("s"), failed: has("f"), remediate: has("r"), marked: has("m"),
 		})
 	}
 	return out
@@ -53,6 +53,8 @@ func TestMakePlan(t *testing.T) {
 		{name: "n to more, while the first ones still come up", replicas: 5, budget: surge, pool: pool("a:a", "b"), create: 3},
 		{name: "what leaves is replaced within maxSurge", replicas: 3, budget: surge, pool: pool("a:a", "b:l", "c:l"), create: 1},
 		{name: "without a surge what leaves is replaced when it is gone", replicas: 3, budget: inPlace, pool: pool("a:a", "b:a", "c:l")},
+		{name: "what cannot leave is replaced at once", replicas: 3, budget: surge, pool: pool("a:a", "b:s", "c:s"), create: 2},
+		{name: "a dead host holds no remediation back", replicas: 4, budget: surge, pool: pool("a:a", "b:a", "c:r", "d:s", "e:a"), remove: []string{"c"}, create: 1},
 		{name: "failed machines are reported, not replaced", replicas: 2, budget: surge, pool: pool("a:a", "b:f")},
 
 		// Failure domains.

@@ -16,18 +16,16 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 )
 
 // describe says what a machine of the pool has, for autoscalers that scale from zero.
 func (r *Reconciler) describe(ctx context.Context, s *scope) error {
-	spec := s.pool.Spec.MachineTemplate.Spec
-	usable, err := hosts.Usable(ctx, r.Client, s.pool.Namespace, spec.HostSelector)
+	candidates, err := usable(ctx, r.Client, s)
 	if err != nil {
 		return err
 	}
-	described := machinetemplate.Describe(spec, usable)
+	described := machinetemplate.Describe(s.pool.Spec.MachineTemplate.Spec, candidates)
 	s.pool.Status.Capacity, s.pool.Status.NodeInfo = described.Capacity, described.NodeInfo
 	return nil
 }
@@ -86,12 +84,15 @@ func setStatus(s *scope, now time.Time) {
 	setConditions(s, c)
 }
 
-// numbers of machines. All but total leave out those that are being deleted.
-type numbers struct{ total, active, provisioned, settled, available, outdated, failed int }
+// numbers of machines. All but total and stuck leave out those that are being deleted.
+type numbers struct{ total, stuck, active, provisioned, settled, available, outdated, failed int }
 
 func census(members []member, want desired, now time.Time) numbers {
 	n := numbers{total: len(members)}
 	for _, m := range members {
+		if stuck(m.capstan) {
+			n.stuck++
+		}
 		if m.leaving() {
 			continue
 		}
@@ -147,6 +148,9 @@ func notReady(s *scope, n numbers) string {
 	}
 	if n.failed > 0 {
 		parts = append(parts, fmt.Sprintf("%d failed", n.failed))
+	}
+	if n.stuck > 0 {
+		parts = append(parts, fmt.Sprintf("%d cannot be removed: see their condition %s", n.stuck, clusterv1.DeletingCondition))
 	}
 	for _, m := range s.members {
 		if why := failure(m.capstan); why != "" && !m.leaving() {

@@ -223,6 +223,37 @@ func TestRemediation(t *testing.T) {
 	w.Expect(most).To(BeNumerically("<=", 4))
 }
 
+// The machines of a host that is dead cannot be removed, and are replaced on the others all the same: more than one
+// of them at a time, although the budget has room for one.
+func TestDeadHost(t *testing.T) {
+	w := newWorld(t, "one", "two")
+	w.addPool(4, nil)
+	w.settled(4)
+	dead := w.hosts[1].Name
+	w.die[1]()
+	w.Eventually(func() bool {
+		w.get(w.hosts[1])
+		return conditions.IsTrue(w.hosts[1], clusterv1.ReadyCondition)
+	}).Should(BeFalse())
+	lost := 0
+	for _, m := range w.capstanMachines() {
+		if m.Spec.HostName == dead {
+			lost++
+			w.Expect(env.Client.Delete(ctx, &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: m.Name}})).To(Succeed())
+		}
+	}
+	w.Expect(lost).To(BeNumerically(">", 1), "machines are spread over the hosts")
+	w.Eventually(func() int32 {
+		w.get(w.pool)
+		return ptr.Deref(w.pool.Status.ReadyReplicas, 0)
+	}).Should(Equal(int32(4)))
+	w.Expect(w.capstanMachines()).To(HaveLen(4+lost), "those of the dead host are still there")
+	w.Expect(testenv.Change(ctx, env.Client, w.hosts[1], func(h *infrav1.CapstanHost) {
+		metav1.SetMetaDataAnnotation(&h.ObjectMeta, infrav1.HostAbandonedAnnotation, "")
+	})).To(Succeed())
+	w.settled(4)
+}
+
 // MP-06 ALL-08: a paused pool, or one of a paused cluster, does nothing.
 func TestPaused(t *testing.T) {
 	w := newWorld(t)

@@ -45,9 +45,11 @@ type world struct {
 	t         *testing.T
 	namespace string
 	hosts     []*infrav1.CapstanHost
-	cluster   *clusterv1.Cluster
-	pool      *infrav1.CapstanMachinePool
-	mp        *clusterv1.MachinePool
+	// die ends the capstand of each host.
+	die     []func()
+	cluster *clusterv1.Cluster
+	pool    *infrav1.CapstanMachinePool
+	mp      *clusterv1.MachinePool
 }
 
 // newWorld returns a cluster on one hollow host, or on one for each failure domain.
@@ -102,7 +104,7 @@ func (w *world) addHost(domain string, b hollow.Behaviour) {
 		AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{w.namespace}},
 	}}
 	w.create(host)
-	w.hosts = append(w.hosts, host)
+	w.hosts, w.die = append(w.hosts, host), append(w.die, server.Stop)
 	w.Eventually(func() bool {
 		w.get(host)
 		return conditions.IsTrue(host, clusterv1.ReadyCondition)
