@@ -46,6 +46,8 @@ type instance struct {
 	member *member
 	// apiServer says whether the API server on the Machine works.
 	apiServer metav1.ConditionStatus
+	// served says that it has worked before, or that nobody can tell.
+	served bool
 }
 
 // member of etcd.
@@ -106,7 +108,8 @@ func newFleet(machines collections.Machines, outdated map[string][]string, stack
 	f := fleet{stacked: stacked, unknown: w.unknown(stacked, now)}
 	claimed := map[string]bool{}
 	for _, m := range machines.SortedByCreationTimestamp() {
-		i := instance{machine: m, outdated: outdated[m.Name], names: namesOf(m), apiServer: w.apiServer(namesOf(m), now)}
+		names := namesOf(m)
+		i := instance{machine: m, outdated: outdated[m.Name], names: names, apiServer: w.apiServer(names, now), served: w.served(names)}
 		for _, name := range i.names {
 			if found, ok := w.members[name]; ok && stacked {
 				known := newMember(&found, f.unknown == "", now)
@@ -130,7 +133,7 @@ func (i *instance) deleting() bool { return !i.machine.DeletionTimestamp.IsZero(
 // joined says that the Machine has a vote in etcd; with an external etcd, that its API server has been seen.
 func (f fleet) joined(i *instance) bool {
 	if !f.stacked {
-		return i.apiServer == metav1.ConditionTrue
+		return i.served
 	}
 	return i.member != nil && i.member.voting
 }
@@ -159,7 +162,7 @@ func (f fleet) ailing(i *instance) bool {
 // problem says in words what is wrong with a Machine that is not healthy.
 func (f fleet) problem(i *instance) string {
 	switch {
-	case f.stacked && f.unknown != "":
+	case f.unknown != "":
 		return f.unknown
 	case f.stacked && i.member == nil:
 		return fmt.Sprintf("Machine %s has not joined etcd yet", i.name())
@@ -167,6 +170,8 @@ func (f fleet) problem(i *instance) string {
 		return fmt.Sprintf("Machine %s has not joined etcd yet: %s", i.name(), i.member.what)
 	case f.stacked && i.member.health != metav1.ConditionTrue:
 		return fmt.Sprintf("the etcd member of Machine %s is not healthy: %s", i.name(), i.member.what)
+	case i.apiServer == metav1.ConditionUnknown:
+		return fmt.Sprintf("it is not known yet whether the API server of Machine %s works", i.name())
 	}
 	return fmt.Sprintf("the API server of Machine %s does not answer", i.name())
 }

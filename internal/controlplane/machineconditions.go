@@ -19,18 +19,28 @@ func (r *Reconciler) reconcileMachineConditions(ctx context.Context, s *scope) e
 	f := s.fleet()
 	for n := range f.instances {
 		i := &f.instances[n]
-		wanted := []metav1.Condition{upToDate(i.outdated), apiServerHealthy(i, f)}
-		if f.stacked {
-			wanted = append(wanted, memberCondition(i, f))
-		}
-		if s.blink {
-			wanted = wanted[:1] // What was known a moment ago stands.
+		wanted := []metav1.Condition{upToDate(i.outdated)}
+		// What was known a moment ago stands.
+		if !s.blink {
+			wanted = append(wanted, machineHealth(i, f)...)
 		}
 		if err := r.setMachineConditions(ctx, i.machine, wanted...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// machineHealth is how it is what runs on a Machine. Until an API server's Lease that is new to us is renewed nothing is said of it.
+func machineHealth(i *instance, f fleet) []metav1.Condition {
+	var out []metav1.Condition
+	if i.apiServer != metav1.ConditionUnknown || f.unknown != "" {
+		out = append(out, apiServerHealthy(i, f))
+	}
+	if f.stacked {
+		out = append(out, memberCondition(i, f))
+	}
+	return out
 }
 
 func upToDate(reasons []string) metav1.Condition {

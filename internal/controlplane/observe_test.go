@@ -20,17 +20,20 @@ import (
 func TestUnknown(t *testing.T) {
 	now := time.Unix(1000, 0)
 	some := map[string]etcdv1.EtcdMember{"a": {}}
+	care := func(ago time.Duration) renewal { return renewal{at: now.Add(-ago), seen: true} }
 	for _, c := range []struct {
 		what    string
 		w       workload
 		outside bool
 		want    string
 	}{
-		{"fresh", workload{members: some, care: now.Add(-40 * time.Second)}, false, ""},
-		{"old", workload{members: some, care: now.Add(-41 * time.Second)}, false, "nobody has looked after etcd since"},
+		{"fresh", workload{members: some, care: care(40 * time.Second)}, false, ""},
+		{"old", workload{members: some, care: care(41 * time.Second)}, false, "nobody has looked after etcd since"},
+		{"not seen yet", workload{members: some, care: renewal{at: now.Add(-40 * time.Second)}}, false, "it is not known yet"},
+		{"never seen", workload{members: some, care: renewal{at: now.Add(-41 * time.Second)}}, false, "nobody has looked after etcd since"},
 		{"nobody yet", workload{members: some}, false, "nobody looks after etcd yet"},
 		{"no kind", workload{missing: true}, false, "do not report"},
-		{"no members", workload{care: now}, false, "do not report"},
+		{"no members", workload{care: care(0)}, false, "do not report"},
 		{"no connection", workload{err: errors.New("there is none")}, false, "cannot be asked"},
 		{"external etcd", workload{}, true, ""},
 		{"external etcd, no connection", workload{err: errors.New("there is none")}, true, "cannot be asked"},
@@ -52,9 +55,9 @@ func TestStale(t *testing.T) {
 		{0, nil, 41 * time.Second}, {10 * time.Second, nil, 31 * time.Second}, {0, []time.Duration{0, 25 * time.Second}, 16 * time.Second},
 		{0, []time.Duration{time.Hour}, 41 * time.Second}, {50 * time.Second, nil, 0},
 	} {
-		w := workload{care: now.Add(-c.care), apiServers: map[string]time.Time{}}
+		w := workload{care: renewal{now.Add(-c.care), true}, apiServers: map[string]renewal{"new to us": {at: now.Add(-30 * time.Second)}}}
 		for n, age := range c.apis {
-			w.apiServers[string(rune('a'+n))] = now.Add(-age)
+			w.apiServers[string(rune('a'+n))] = renewal{now.Add(-age), true}
 		}
 		if got := w.stale(now); got != c.want {
 			t.Errorf("%v: got %s", c, got)
@@ -75,6 +78,8 @@ func TestLookAgain(t *testing.T) {
 		{"a:v b:va", time.Hour, 30 * time.Second, 30 * time.Second},
 		{"a:v b:vad", time.Second, 30 * time.Second, 30 * time.Second},
 		{"a:v", time.Hour, 0, unhealthyRetry},
+		{"a:v b:vA", time.Hour, 30 * time.Second, firstRetry},
+		{"a:v b:vAd", time.Hour, 30 * time.Second, 30 * time.Second},
 	} {
 		if got := build(c.machines).lookAgain(c.stale, time.Unix(1, 0).Add(c.at)); got != c.want {
 			t.Errorf("%s after %s: %s", c.machines, c.at, got)
@@ -106,7 +111,7 @@ func TestNewFleet(t *testing.T) {
 		}
 		return m
 	}
-	w := &workload{care: now, apiServers: map[string]time.Time{"node-a": now, "host-b": now.Add(-time.Hour)}, members: map[string]etcdv1.EtcdMember{
+	w := &workload{care: renewal{now, true}, apiServers: map[string]renewal{"node-a": {now, true}, "host-b": {now.Add(-time.Hour), true}}, members: map[string]etcdv1.EtcdMember{
 		"node-a": member("node-a", time.Hour, metav1.ConditionTrue), "host-b": member("host-b", 2*time.Minute, metav1.ConditionFalse), "x": member("x", time.Second, metav1.ConditionFalse),
 	}}
 	f := newFleet(machines, map[string][]string{"b": {"old"}}, true, w, now)
@@ -125,12 +130,19 @@ func TestNewFleet(t *testing.T) {
 	if len(f.orphans()) != 0 {
 		t.Error("x may be c's member")
 	}
-	w.care = now.Add(-time.Hour)
+	w.care.at = now.Add(-time.Hour)
 	if f = newFleet(machines, nil, true, w, now); f.healthy(f.find("a")) || f.votes().healthy != 0 {
 		t.Error("healthy long ago is not healthy")
 	}
 	if f = newFleet(machines, nil, false, w, now); len(f.members()) != 0 || !f.healthy(f.find("a")) {
 		t.Error("an external etcd has members on Machines")
+	}
+	if f.healthy(f.find("b")) || !f.joined(f.find("b")) || f.joined(f.find("c")) {
+		t.Error("an API server that has served is not one that never came")
+	}
+	w.apiServers["node-a"] = renewal{at: now}
+	if f = newFleet(machines, nil, false, w, now); f.healthy(f.find("a")) || !f.joined(f.find("a")) || len(machineHealth(f.find("a"), f)) != 0 {
+		t.Error("something is known of an API server whose Lease was never seen renewed")
 	}
 }
 

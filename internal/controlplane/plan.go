@@ -101,8 +101,9 @@ func (f fleet) rollOut(active, outdated []*instance, w wish) plan {
 
 // hopeless is a Machine without a vote that will not get one: an outdated one that has never joined, which
 // may wait for something that the new spec has mended, or one whose member has left. Nothing is lost with it.
+// While nobody can be asked no Machine is known to be one.
 func (f fleet) hopeless(active []*instance) *instance {
-	if len(active) < 2 || f.stacked && f.unknown != "" {
+	if len(active) < 2 || f.unknown != "" {
 		return nil
 	}
 	for _, i := range active {
@@ -160,7 +161,7 @@ func (f fleet) cannotSpare(victim *instance) string {
 		}
 	}
 	switch {
-	case f.stacked && f.unknown != "":
+	case f.unknown != "":
 		return f.unknown
 	case healthy == 0:
 		return join(append([]string{fmt.Sprintf("Machine %s cannot go, because no other one is healthy", victim.name())}, problems...))

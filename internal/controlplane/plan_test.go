@@ -17,7 +17,7 @@ import (
 //
 //	v voting and healthy    u voting, unhealthy   s voting, unhealthy for long   ? voting, health unknown
 //	l learner               n member not started  - no member                    x its member has left
-//	a its API server does not answer
+//	a its API server does not answer any more   A nobody knows whether it does
 //	o outdated   d being deleted   h waits for the hook   m marked for deletion   b leaving etcd
 //	f found unhealthy by a MachineHealthCheck   i known by no name yet
 //	r has to be Ready for a while   R has been
@@ -39,11 +39,13 @@ func anInstance(name, letters string, n int) instance {
 		controlplanev1.PreTerminateHookAnnotation: "",
 	}}}
 	m.Spec.Bootstrap.DataSecretName = ptr.To(name)
-	i := instance{machine: m, names: []string{name}, apiServer: metav1.ConditionTrue, member: memberOf(name, letters)}
+	i := instance{machine: m, names: []string{name}, apiServer: metav1.ConditionTrue, member: memberOf(name, letters), served: !strings.ContainsAny(letters, "ln-i")}
 	for _, letter := range letters {
 		switch letter {
 		case 'a', 'l', 'n', '-', 'i':
 			i.apiServer = metav1.ConditionFalse
+		case 'A':
+			i.apiServer = metav1.ConditionUnknown
 		case 'o':
 			i.outdated = []string{"it is old"}
 		case 'd', 'h':
@@ -198,19 +200,36 @@ func TestPlanUnknown(t *testing.T) {
 	}
 }
 
-// TestPlanExternalEtcd: no quorum to keep, but an API server.
+// TestPlanExternalEtcd: no quorum to keep, but an API server, and what is not known to be there may be.
 func TestPlanExternalEtcd(t *testing.T) {
 	for _, c := range []struct {
+		what     string
 		replicas int
+		unknown  string
 		machines string
 		want     string
 	}{
-		{2, "a:-v", "create 1"}, {2, "a:-o b:-o", "remove a"}, {1, "a: b:", "remove a"}, {1, "a: b:a", "remove b"}, {3, "a:o b:o", "create 2"}, {2, "a:o b:o c:", "remove a"}, {2, "a:o b:o c:a", "wait"},
+		{"one is missing", 2, "", "a:-v", "create 1"},
+		{"none has ever served", 2, "", "a:-o b:-o", "remove a"},
+		{"one too many", 1, "", "a: b:", "remove a"},
+		{"one too many, one is dead", 1, "", "a: b:a", "remove b"},
+		{"surge and one is missing", 3, "", "a:o b:o", "create 2"},
+		{"the new one serves", 2, "", "a:o b:o c:", "remove a"},
+		{"the new one is dead", 2, "", "a:o b:o c:a", "wait"},
+		{"the new one hung and the spec is mended", 1, "", "a:o b:-o", "remove b"},
+		{"rollout, nobody can be asked", 1, "there is no connection", "a:Ao b:A", "wait"},
+		{"rollout of three, nobody can be asked", 3, "there is no connection", "a:Ao b:Ao c:Ao d:A", "wait"},
+		{"rollout, nothing is known of the old ones yet", 2, "", "a:Ao b:Ao c:", "wait"},
+		{"rollout, nothing is known of an old one yet, and the others are enough", 2, "", "a:o b:Ao c:", "remove b"},
+		{"rollout, nobody can be asked, and none has served before", 2, "there is no connection", "a:-o b:-o", "create 1"},
+		{"rollout, all have been away with their etcd", 2, "", "a:ao b:ao c:a", "wait"},
+		{"rollout, an old one is dead", 2, "", "a:o b:ao c:", "remove b"},
+		{"one too many, nothing is known of the others yet", 2, "", "a:A b: c:A", "wait"},
 	} {
 		f := build(c.machines)
-		f.stacked, f.unknown = false, ""
+		f.stacked, f.unknown = false, c.unknown
 		if got := makePlan(f, wish{replicas: c.replicas, maxSurge: 1, initialized: true}); got.String() != c.want {
-			t.Errorf("%d of %q: got %s (%s), want %s", c.replicas, c.machines, got, got.why, c.want)
+			t.Errorf("%s, %d of %q: got %s (%s), want %s", c.what, c.replicas, c.machines, got, got.why, c.want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,6 +64,7 @@ type Reconciler struct {
 	controller controller.Controller
 	recorder   events.EventRecorder
 	applied    memory
+	renewals   renewals
 	known      sightings
 }
 
@@ -122,6 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if err := r.Client.Get(ctx, req.NamespacedName, controlPlane); err != nil {
 		r.prober.forget(req.NamespacedName)
 		forgetMetrics(req.NamespacedName)
+		r.renewals.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.Options.Watches(controlPlane) {
@@ -244,11 +247,17 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) (again time.Duration
 		return f.lookAgain(s.workload.stale(now()), now()), nil
 	}
 	s.blink = now().Sub(r.known.last(s.controlPlane.UID, now())) < grace
-	if s.workload.client == nil {
+	switch {
+	case s.workload.client == nil:
 		return 0, nil // A connection that is made is an event.
+	case s.workload.care.alive(now()) == metav1.ConditionUnknown:
+		return firstRetry, nil
 	}
 	return silentRetry(s.controlPlane, now()), nil
 }
+
+// firstRetry is how often Leases are read that we met a moment ago: their next renewal tells, and is no event.
+const firstRetry = 2 * time.Second
 
 // joiningRetry is how often a Machine that is joining is looked at: when its API server begins to serve
 // that is no event. After joiningTime it is no more urgent than others.
@@ -263,6 +272,9 @@ func (f fleet) lookAgain(stale time.Duration, now time.Time) time.Duration {
 		if i.apiServer != metav1.ConditionTrue && now.Sub(i.machine.CreationTimestamp.Time) < joiningTime {
 			return joiningRetry
 		}
+	}
+	if slices.ContainsFunc(f.active(), func(i *instance) bool { return i.apiServer == metav1.ConditionUnknown }) {
+		return firstRetry
 	}
 	return max(stale, unhealthyRetry)
 }
@@ -369,6 +381,7 @@ func (r *Reconciler) reconcileHealth(ctx context.Context, s *scope) (retry time.
 		if err != nil || !answered {
 			return 0, err
 		}
+		r.renewals.begin(client.ObjectKeyFromObject(s.controlPlane), now())
 	}
 	if err := r.annotate(ctx, s, controlplanev1.InitializedAnnotation, "true"); err != nil {
 		return 0, err

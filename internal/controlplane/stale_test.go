@@ -2,9 +2,12 @@ package controlplane
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -13,6 +16,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 )
 
@@ -22,6 +26,7 @@ type delayed struct {
 	mu       sync.Mutex
 	machines *clusterv1.MachineList
 	objects  map[client.ObjectKey]client.Object
+	deletes  []string
 }
 
 func (d *delayed) freeze(t *testing.T, w *world, cp *controlplanev1.CapstanControlPlane) {
@@ -58,84 +63,204 @@ func (d *delayed) Get(ctx context.Context, key client.ObjectKey, obj client.Obje
 	return d.Client.Get(ctx, key, obj, opts...)
 }
 
-// straight is a way to the workload cluster without a manager.
-type straight struct{ clustercache.ClusterCache }
-
-func (straight) GetUncachedClient(context.Context, client.ObjectKey) (client.Client, error) {
-	return env.Client, nil
+// Delete notes which Machines are deleted.
+func (d *delayed) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	if _, ok := obj.(*clusterv1.Machine); ok {
+		d.deletes = append(d.deletes, obj.GetName())
+	}
+	return d.Client.Delete(ctx, obj, opts...)
 }
 
-// TestStaleCache: a cache that stands still causes no second create, no second delete and no second leave.
-// The manager's own reconciler is kept away by pausing; one with a frozen cache runs in its place, again and
-// again.
-func TestStaleCache(t *testing.T) {
+// straight is a way to the workload cluster without a manager. It notes which members of etcd are asked to leave.
+type straight struct {
+	clustercache.ClusterCache
+	client.Client
+	leaves []string
+}
+
+func (s *straight) GetUncachedClient(context.Context, client.ObjectKey) (client.Client, error) {
+	return s, nil
+}
+
+func (s *straight) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+	if m, ok := obj.(*etcdv1.EtcdMember); ok && m.Spec.Leave {
+		s.leaves = append(s.leaves, m.Name)
+	}
+	return s.Client.Patch(ctx, obj, patch, opts...)
+}
+
+// stale is a control plane whose own reconciler is kept away by pausing. One with a frozen cache runs in its place.
+type stale struct {
+	*world
+	cp         *controlplanev1.CapstanControlPlane
+	cache      *delayed
+	workload   *straight
+	reconciler *Reconciler
+}
+
+func newStale(t *testing.T) *stale {
 	w, cp, _ := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
+	s := &stale{world: w, cp: cp, cache: &delayed{Client: env.Client}, workload: &straight{Client: env.Client}}
+	s.reconciler = &Reconciler{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client, ClusterCache: s.workload, prober: newProber()}
+	s.frozen(1)
+	s.run(1)
+	s.beat() // It has met all Leases just now.
+	return s
+}
 
-	cache := &delayed{Client: env.Client}
-	r := &Reconciler{Client: cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client, ClusterCache: straight{}, prober: newProber()}
-	run := func(times int) {
-		t.Helper()
-		for range times {
-			w.lookAfterEtcd()
-			if _, err := r.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}); err != nil {
-				t.Fatal(err)
-			}
+// frozen makes the cache stand still with what there is once the spec wants so many replicas.
+func (s *stale) frozen(replicas int32) {
+	s.t.Helper()
+	s.cache.machines, s.cache.objects = nil, nil
+	s.cluster.Change(s.cp, func() { s.cp.Spec.Replicas = &replicas })
+	s.cache.freeze(s.t, s.world, s.cp)
+	for _, o := range s.cache.objects {
+		delete(o.GetAnnotations(), clusterv1.PausedAnnotation)
+	}
+}
+
+func (s *stale) run(times int) {
+	s.t.Helper()
+	for range times {
+		s.lookAfterEtcd()
+		if _, err := s.reconciler.Reconcile(context.Background(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.cp)}); err != nil {
+			s.t.Fatal(err)
 		}
 	}
-	frozen := func(replicas int32) {
-		t.Helper()
-		w.cluster.Change(cp, func() { cp.Spec.Replicas = ptr.To(replicas) })
-		cache.freeze(t, w, cp)
-		for _, o := range cache.objects {
-			o.SetAnnotations(map[string]string{controlplanev1.InitializedAnnotation: "true"})
+}
+
+// thaw lets time go on, with a cache that knows what there is, until a condition holds.
+func (s *stale) thaw(what string, replicas int32, holds func() bool) {
+	s.t.Helper()
+	testcluster.Eventually(s.t, what, func() bool {
+		s.step()
+		s.frozen(replicas)
+		s.run(1)
+		return holds()
+	})
+}
+
+// beat renews every Lease.
+func (s *stale) beat() {
+	s.t.Helper()
+	list := &coordinationv1.LeaseList{}
+	if err := env.Client.List(context.Background(), list, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
+		s.t.Fatal(err)
+	}
+	for i := range list.Items {
+		before := list.Items[i].DeepCopy()
+		list.Items[i].Spec.RenewTime = ptr.To(metav1.NowMicro())
+		if err := env.Client.Patch(context.Background(), &list.Items[i], client.MergeFrom(before)); err != nil {
+			s.t.Fatal(err)
 		}
 	}
+}
 
-	frozen(3)
-	run(5)
-	if n := len(machinesOf(t, w.cluster)); n != 3 {
-		t.Fatalf("%d Machines were made instead of 3", n)
+func (s *stale) deleting() (names []string) {
+	for _, m := range machinesOf(s.t, s.cluster) {
+		if !m.DeletionTimestamp.IsZero() {
+			names = append(names, m.Name)
+		}
+	}
+	return names
+}
+
+// TestStaleCache: a cache that stands still, while reconciliations come again and again, causes no second create, no
+// second delete and no second leave.
+func TestStaleCache(t *testing.T) {
+	s := newStale(t)
+	s.staleCreate()
+	s.staleRemediation()
+	s.staleDelete()
+	s.staleSpec()
+}
+
+func (s *stale) staleCreate() {
+	s.t.Helper()
+	s.frozen(3)
+	s.run(5)
+	if n := len(machinesOf(s.t, s.cluster)); n != 3 {
+		s.t.Fatalf("%d Machines were made instead of 3", n)
 	}
 	configs := &bootstrapv1.CapstanConfigList{}
-	if err := env.Client.List(context.Background(), configs, client.InNamespace(w.cluster.Namespace)); err != nil || len(configs.Items) != 3 {
-		t.Errorf("%d CapstanConfigs, %v", len(configs.Items), err)
+	if err := env.Client.List(context.Background(), configs, client.InNamespace(s.cluster.Namespace)); err != nil || len(configs.Items) != 3 {
+		s.t.Errorf("%d CapstanConfigs, %v", len(configs.Items), err)
 	}
-	testcluster.Eventually(t, "all vote", func() bool {
-		w.step()
-		return w.voting() == 3
+	testcluster.Eventually(s.t, "all vote", func() bool {
+		s.step()
+		return s.voting() == 3
 	})
+}
 
-	deleting := func() (n int) {
-		for _, m := range machinesOf(t, w.cluster) {
-			if !m.DeletionTimestamp.IsZero() {
-				n++
-			}
+// staleRemediation: one that a MachineHealthCheck has marked is deleted once, and replaced once.
+func (s *stale) staleRemediation() {
+	s.t.Helper()
+	dead := machinesOf(s.t, s.cluster)[0]
+	s.dead[dead.Name] = true
+	s.lookAfterEtcd()
+	unhealthy(s.world, &dead)
+	s.cache.deletes = nil
+	s.frozen(3)
+	s.run(5)
+	if want := []string{dead.Name}; !slices.Equal(s.cache.deletes, want) || !slices.Equal(s.deleting(), want) {
+		s.t.Fatalf("%v are being deleted, by %v; want %v", s.deleting(), s.cache.deletes, want)
+	}
+	s.thaw("it is replaced", 3, func() bool { return s.member(dead.Name) == nil && s.voting() == 3 })
+	if len(s.made) != 4 || len(s.cache.deletes) != 1 || !slices.Equal(s.workload.leaves, []string{dead.Name}) {
+		s.t.Errorf("made %v, deleted %v, left %v", s.made, s.cache.deletes, s.workload.leaves)
+	}
+}
+
+// staleDelete: one Machine goes and leaves etcd, once each, also when the cache still has it after it is gone.
+func (s *stale) staleDelete() {
+	s.t.Helper()
+	s.cache.deletes, s.workload.leaves = nil, nil
+	s.frozen(1)
+	s.run(5)
+	goes := s.deleting()
+	if len(goes) != 1 || !slices.Equal(s.cache.deletes, goes) {
+		s.t.Fatalf("%v are being deleted, by %v", goes, s.cache.deletes)
+	}
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: s.cluster.Namespace, Name: goes[0]}}
+	testcluster.Eventually(s.t, "it waits for the hook", func() bool {
+		s.step()
+		return s.cluster.Get(m) == nil && waitsForHook(m)
+	})
+	left := func(when string) {
+		s.t.Helper()
+		if !slices.Equal(s.workload.leaves, goes) || !slices.Equal(s.cache.deletes, goes) || s.voting() != 2 {
+			s.t.Fatalf("%s: %v were asked to leave, %v deleted, %d vote; want %v", when, s.workload.leaves, s.cache.deletes, s.voting(), goes)
 		}
-		return n
 	}
-	frozen(1)
-	run(5)
-	if n := deleting(); n != 1 {
-		t.Fatalf("%d Machines were deleted instead of 1", n)
+	s.careful[goes[0]] = true // The agent takes its time.
+	s.frozen(1)
+	s.run(5)
+	if !slices.Equal(s.workload.leaves, goes) || s.voting() != 3 {
+		s.t.Fatalf("%v were asked to leave, %d vote; want %v", s.workload.leaves, s.voting(), goes)
 	}
-
-	// The spec that the cache has is not the one that is stored: nothing is done.
-	testcluster.Eventually(t, "one is gone", func() bool {
-		cache.machines, cache.objects = nil, map[client.ObjectKey]client.Object{}
-		frozen(1)
-		w.step()
-		run(1)
-		return len(machinesOf(t, w.cluster)) == 2
+	delete(s.careful, goes[0])
+	s.run(5)
+	left("it has left")
+	testcluster.Eventually(s.t, "it is gone", func() bool {
+		s.step()
+		return len(machinesOf(s.t, s.cluster)) == 2
 	})
-	frozen(1)
-	w.cluster.Change(cp, func() { cp.Spec.Replicas = ptr.To[int32](3) })
-	before := deleting()
-	run(5)
-	if n := deleting(); n != before || len(machinesOf(t, w.cluster)) != 2 {
-		t.Errorf("acted on a spec that has changed: %d deleted, before %d", n, before)
+	s.run(5)
+	left("it is gone")
+}
+
+// staleSpec: the spec that the cache has is not the one that is stored, so that nothing is done.
+func (s *stale) staleSpec() {
+	s.t.Helper()
+	s.cache.deletes = nil
+	s.frozen(1)
+	s.cluster.Change(s.cp, func() { s.cp.Spec.Replicas = ptr.To[int32](3) })
+	s.run(5)
+	if len(s.cache.deletes) != 0 || len(s.deleting()) != 0 || len(machinesOf(s.t, s.cluster)) != 2 {
+		s.t.Errorf("acted on a spec that has changed: deleted %v", s.cache.deletes)
 	}
 }
 

@@ -45,8 +45,8 @@ type workload struct {
 	missing bool
 	// care is when the Lease of whoever looks after etcd was renewed; apiServers when those of the API
 	// servers were, by host name.
-	care       time.Time
-	apiServers map[string]time.Time
+	care       renewal
+	apiServers map[string]renewal
 }
 
 // unknown is why nothing that is of now is known of etcd; "" when it is known.
@@ -58,10 +58,14 @@ func (w *workload) unknown(stacked bool, now time.Time) string {
 		return ""
 	case w.missing || len(w.members) == 0:
 		return "the machines do not report their etcd members yet"
-	case w.care.IsZero():
+	case w.care.at.IsZero():
 		return "nobody looks after etcd yet"
-	case now.Sub(w.care) > leaseDuration:
-		return fmt.Sprintf("nobody has looked after etcd since %s", w.care.UTC().Format(time.RFC3339))
+	}
+	switch w.care.alive(now) {
+	case metav1.ConditionFalse:
+		return fmt.Sprintf("nobody has looked after etcd since %s", w.care.at.UTC().Format(time.RFC3339))
+	case metav1.ConditionUnknown:
+		return fmt.Sprintf("it is not known yet whether anybody looks after etcd: the Lease %s has not been renewed since it was read first", etcdv1.CareLeaseName)
 	}
 	return ""
 }
@@ -71,21 +75,30 @@ func (w *workload) apiServer(names []string, now time.Time) metav1.ConditionStat
 	if w.err != nil {
 		return metav1.ConditionUnknown
 	}
+	out := metav1.ConditionFalse
 	for _, name := range names {
-		if renewed, ok := w.apiServers[name]; ok && now.Sub(renewed) <= leaseDuration {
+		switch w.apiServers[name].alive(now) {
+		case metav1.ConditionTrue:
 			return metav1.ConditionTrue
+		case metav1.ConditionUnknown:
+			out = metav1.ConditionUnknown
 		}
 	}
-	return metav1.ConditionFalse
+	return out
+}
+
+// served says that the API server on the machine with one of the names has worked, or that nobody can tell.
+func (w *workload) served(names []string) bool {
+	return w.err != nil || slices.ContainsFunc(names, func(name string) bool { return !w.apiServers[name].at.IsZero() })
 }
 
 // stale is how long what was read can be taken for true; 0 when it already cannot. It is no event when a
 // Lease is not renewed, so we have to look.
 func (w *workload) stale(now time.Time) time.Duration {
-	oldest := w.care
+	oldest := w.care.at
 	for _, renewed := range w.apiServers {
-		if now.Sub(renewed) <= leaseDuration && (oldest.IsZero() || renewed.Before(oldest)) {
-			oldest = renewed
+		if renewed.alive(now) == metav1.ConditionTrue && (oldest.IsZero() || renewed.at.Before(oldest)) {
+			oldest = renewed.at
 		}
 	}
 	return max(0, leaseDuration+time.Second-now.Sub(oldest))
@@ -119,11 +132,11 @@ func (r *Reconciler) read(ctx context.Context, s *scope, w *workload) (err error
 	if r.ClusterCache == nil {
 		return clustercache.ErrClusterNotConnected
 	}
-	key := util.ObjectKey(s.cluster)
-	if w.client, err = r.ClusterCache.GetUncachedClient(ctx, key); err != nil {
+	if w.client, err = r.ClusterCache.GetUncachedClient(ctx, util.ObjectKey(s.cluster)); err != nil {
 		return err
 	}
-	if w.apiServers, err = readAPIServers(ctx, w.client); err != nil {
+	controlPlane := client.ObjectKeyFromObject(s.controlPlane)
+	if w.apiServers, err = r.readAPIServers(ctx, w.client, controlPlane); err != nil {
 		return fmt.Errorf("cannot read the Leases of its API servers: %w", err)
 	}
 	if !s.stacked() {
@@ -141,7 +154,7 @@ func (r *Reconciler) read(ctx context.Context, s *scope, w *workload) (err error
 	case err != nil:
 		return fmt.Errorf("cannot read its EtcdMembers: %w", err)
 	}
-	if w.care, err = readCare(ctx, w.client); err != nil {
+	if w.care, err = r.readCare(ctx, w.client, controlPlane); err != nil {
 		return fmt.Errorf("cannot read the Lease %s: %w", etcdv1.CareLeaseName, err)
 	}
 	return r.watchWorkload(ctx, s, "etcdmembers", &etcdv1.EtcdMember{})
@@ -159,32 +172,32 @@ func readMembers(ctx context.Context, c client.Client) (map[string]etcdv1.EtcdMe
 	return out, nil
 }
 
-func readCare(ctx context.Context, c client.Client) (time.Time, error) {
-	lease := &coordinationv1.Lease{}
-	err := c.Get(ctx, client.ObjectKey{Namespace: etcdv1.CareLeaseNamespace, Name: etcdv1.CareLeaseName}, lease)
-	return renewed(lease), client.IgnoreNotFound(err)
+func (r *Reconciler) readCare(ctx context.Context, c client.Client, controlPlane client.ObjectKey) (renewal, error) {
+	lease := coordinationv1.Lease{}
+	var found []coordinationv1.Lease
+	switch err := c.Get(ctx, client.ObjectKey{Namespace: etcdv1.CareLeaseNamespace, Name: etcdv1.CareLeaseName}, &lease); {
+	case err == nil:
+		found = append(found, lease)
+	case !apierrors.IsNotFound(err):
+		return renewal{}, err
+	}
+	return r.renewals.saw(lookKey{controlPlane, ofCare}, found, now())[lease.UID], nil
 }
 
-func readAPIServers(ctx context.Context, c client.Client) (map[string]time.Time, error) {
+func (r *Reconciler) readAPIServers(ctx context.Context, c client.Client, controlPlane client.ObjectKey) (map[string]renewal, error) {
 	list := &coordinationv1.LeaseList{}
 	if err := c.List(ctx, list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{apiServerIdentityLabel: apiServerIdentity}); err != nil {
 		return nil, err
 	}
-	out := map[string]time.Time{}
-	for i := range list.Items {
-		name := list.Items[i].Labels[corev1.LabelHostname]
-		if at := renewed(&list.Items[i]); at.After(out[name]) {
+	renewed := r.renewals.saw(lookKey{controlPlane, ofAPIServers}, list.Items, now())
+	out := map[string]renewal{}
+	for _, lease := range list.Items {
+		name := lease.Labels[corev1.LabelHostname]
+		if at := renewed[lease.UID]; at.at.After(out[name].at) {
 			out[name] = at
 		}
 	}
 	return out, nil
-}
-
-func renewed(lease *coordinationv1.Lease) time.Time {
-	if lease.Spec.RenewTime == nil {
-		return time.Time{}
-	}
-	return lease.Spec.RenewTime.Time
 }
 
 // watchWorkload makes changes of a kind in the cluster events of the control plane.
