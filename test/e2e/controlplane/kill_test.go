@@ -46,6 +46,47 @@ func startKiller(t *testing.T, every time.Duration, kill func(n int) (string, er
 	return k
 }
 
+// startInTurn kills whole machines, API servers and members of etcd in turn, as many rounds as told: what is killed for
+// ever is never done. The next one is killed when all is well again, so that a slow box gets somewhere, too.
+func (s *subject) startInTurn(t *testing.T, rounds int) *killer {
+	t.Helper()
+	services := []string{"capstan-init", "kube-apiserver", "etcd"}
+	killed := 0
+	return startKiller(t, killEvery, func(int) (string, error) {
+		switch {
+		case killed == rounds*len(services):
+			return "", errors.New("enough is killed")
+		case !s.well(context.WithoutCancel(t.Context())):
+			return "", errors.New("the last one is not back yet")
+		}
+		// Another machine in each round.
+		what, err := killOn(s.Name, services[killed%len(services)], killed+killed/len(services), 3)
+		if err == nil {
+			killed++
+		}
+		return what, err
+	})
+}
+
+// well says that there are three voting members at least, and that all of them are healthy.
+func (s *subject) well(ctx context.Context) bool {
+	members := &etcdv1.EtcdMemberList{}
+	if err := s.etcd.List(ctx, members); err != nil {
+		return false
+	}
+	voting := 0
+	for _, m := range members.Items {
+		switch {
+		case !apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.JoinedCondition):
+		case !apimeta.IsStatusConditionTrue(m.Status.Conditions, etcdv1.HealthyCondition):
+			return false
+		default:
+			voting++
+		}
+	}
+	return voting >= 3
+}
+
 func (k *killer) end() { k.stop(); k.done.Wait() }
 
 // killOn kills the service on the n-th of the machines that run it, if there are enough of them.

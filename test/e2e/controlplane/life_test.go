@@ -189,7 +189,8 @@ func explain(cp *controlplanev1.CapstanControlPlane, machines map[string]cluster
 	return out.String()
 }
 
-// rollOut makes the machines a little bigger: that takes another template, and other machines.
+// rollOut gives the machines another template, which takes other machines, while API servers, members of etcd and whole
+// machines are killed.
 func rollOut(t *testing.T, s *subject) {
 	before := s.mustMachines(t)
 	cp, err := s.controlPlane(t.Context())
@@ -204,6 +205,7 @@ func rollOut(t *testing.T, s *subject) {
 	if err := plane.Client.Create(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
+	k := s.startInTurn(t, 1)
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = other.Name
 	})
@@ -225,32 +227,41 @@ func rollOut(t *testing.T, s *subject) {
 		}
 		return nil
 	})
+	k.end()
 	s.settled(t, 3)
+	t.Logf("killed meanwhile: %s", strings.Join(k.killed, ", "))
 	if most != 4 {
 		t.Errorf("%d Machines at once", most)
+	}
+	if len(k.killed) == 0 {
+		t.Error("nothing was killed")
 	}
 }
 
 // deleteOne deletes the Machine that has etcd's leader.
 func deleteOne(t *testing.T, s *subject) {
-	members := &etcdv1.EtcdMemberList{}
-	if err := s.etcd.List(t.Context(), members); err != nil {
-		t.Fatal(err)
-	}
-	var leader string
-	for _, m := range members.Items {
-		if ptr.Deref(m.Status.Leader, false) {
-			leader = m.Name
+	var leader clusterv1.Machine
+	harness.Eventually(t, "a Machine has etcd's leader", limit, func(ctx context.Context) error {
+		members := &etcdv1.EtcdMemberList{}
+		if err := s.etcd.List(ctx, members); err != nil {
+			return err
 		}
-	}
-	machine, ok := s.mustMachines(t)[leader]
-	if !ok {
-		t.Fatalf("no Machine has the leader %q: %v", leader, members.Items)
-	}
-	if err := plane.Client.Delete(t.Context(), &machine); err != nil {
+		machines, err := s.machines(ctx)
+		if err != nil {
+			return err
+		}
+		for _, m := range members.Items {
+			if machine, ok := machines[m.Name]; ok && ptr.Deref(m.Status.Leader, false) {
+				leader = machine
+				return nil
+			}
+		}
+		return fmt.Errorf("the members are %v", members.Items)
+	})
+	if err := plane.Client.Delete(t.Context(), &leader); err != nil {
 		t.Fatal(err)
 	}
-	s.replaced(t, leader)
+	s.replaced(t, leader.Name)
 }
 
 // replaced waits until another Machine stands for one that is gone.

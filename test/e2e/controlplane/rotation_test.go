@@ -58,15 +58,16 @@ func TestRotation_CP15(t *testing.T) {
 	if len(now) != 1 || now[0] == old[0] {
 		t.Errorf("the certificate authorities are %v, they were %v", now, old)
 	}
-	s.refused(t, before)
+	s.worthless(t, before)
 	s.Connect(t)
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.ready(t)
 	s.stillAsks(t)
 	s.nodesHave(t, now[0])
-	if _, err := s.Kubectl(t, "exec", "asks", "--", "/kube/kubectl", "version", "--client"); err != nil {
-		t.Errorf("the API server does not reach the worker's kubelet: %v", err)
-	}
+	harness.Eventually(t, "the API server reaches the worker's kubelet", limit, func(context.Context) error {
+		_, err := s.Kubectl(t, "exec", "asks", "--", "/kube/kubectl", "version", "--client")
+		return err
+	})
 	w.check(t)
 
 	// Done once and for all: the same wish begins nothing.
@@ -189,14 +190,13 @@ func (s *subject) asksSince(ctx context.Context) (time.Time, error) {
 // stillAsks checks that the pod has the new authority alone in the end, and that its questions are answered.
 func (s *subject) stillAsks(t *testing.T) {
 	t.Helper()
-	harness.Eventually(t, "the pod's questions are answered in the end", limit, func(ctx context.Context) error {
-		_, err := s.asksSince(ctx)
-		return err
-	})
 	pod := &corev1.Pod{}
-	if err := s.Client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "asks"}, pod); err != nil {
-		t.Fatal(err)
-	}
+	harness.Eventually(t, "the pod's questions are answered in the end", limit, func(ctx context.Context) error {
+		if _, err := s.asksSince(ctx); err != nil {
+			return err
+		}
+		return s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod)
+	})
 	if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
 		t.Errorf("the pod was started again %d times", n)
 	}
@@ -225,8 +225,8 @@ func (s *subject) withToken(t *testing.T) *harness.Cluster {
 	return &out
 }
 
-// refused checks that an administrator's kubeconfig of before is worth nothing.
-func (s *subject) refused(t *testing.T, kubeconfig string) {
+// worthless checks that an administrator's kubeconfig of before is worth nothing.
+func (s *subject) worthless(t *testing.T, kubeconfig string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -236,18 +236,22 @@ func (s *subject) refused(t *testing.T, kubeconfig string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
-		t.Errorf("the kubeconfig of before: want it refused, found %v", err)
-	}
+	harness.Eventually(t, "the kubeconfig of before is refused", limit, func(ctx context.Context) error {
+		if _, err := c.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
+			return fmt.Errorf("found %w", err)
+		}
+		return nil
+	})
 }
 
 // nodesHave checks that every machine has nothing but the new authority, in its files too.
 func (s *subject) nodesHave(t *testing.T, want string) {
 	t.Helper()
 	nodes := &corev1.NodeList{}
-	if err := s.Client.List(t.Context(), nodes); err != nil {
-		t.Fatal(err)
-	}
+	published := &corev1.ConfigMap{}
+	harness.Eventually(t, "Nodes and what the API server publishes are read", limit, func(ctx context.Context) error {
+		return errors.Join(s.Client.List(ctx, nodes), s.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published))
+	})
 	for _, n := range nodes.Items {
 		if n.Annotations[nodeconfig.TrustedAuthoritiesAnnotation] != want || n.Annotations[nodeconfig.KubeletAuthorityAnnotation] != want {
 			t.Errorf("Node %s: %v", n.Name, n.Annotations)
@@ -269,10 +273,6 @@ func (s *subject) nodesHave(t *testing.T, want string) {
 		if has, err := nodeconfig.Fingerprints(data); err != nil || !slices.Equal(has, []string{want}) {
 			t.Errorf("%s: %v, %v", strings.TrimSpace(string(name)), has, err)
 		}
-	}
-	published := &corev1.ConfigMap{}
-	if err := s.Client.Get(t.Context(), client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published); err != nil {
-		t.Fatal(err)
 	}
 	if has, err := nodeconfig.Fingerprints([]byte(published.Data["client-ca-file"])); err != nil || !slices.Equal(has, []string{want}) {
 		t.Errorf("extension-apiserver-authentication: %v, %v", has, err)

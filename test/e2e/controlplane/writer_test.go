@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"capstan.dev/capstan/test/e2e/harness"
@@ -24,6 +25,8 @@ const patience = time.Minute
 // writer writes all the while, as a client with ordinary retries does, and remembers what was acknowledged.
 type writer struct {
 	client *kubernetes.Clientset
+	// reader asks in the end, when there is much to read and a cluster may just have come back.
+	reader *kubernetes.Clientset
 	// patience is for how long one write is tried again.
 	patience time.Duration
 	stop     context.CancelFunc
@@ -47,10 +50,15 @@ func startPatientWriter(t *testing.T, c *harness.Cluster, patience time.Duration
 	if err != nil {
 		t.Fatal(err)
 	}
+	slow := rest.CopyConfig(config)
 	config.QPS, config.Timeout = -1, 3*time.Second
+	slow.Timeout = 30 * time.Second
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	w := &writer{patience: patience, stop: cancel, last: time.Now()}
 	if w.client, err = kubernetes.NewForConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	if w.reader, err = kubernetes.NewForConfig(slow); err != nil {
 		t.Fatal(err)
 	}
 	w.done.Go(func() {
@@ -110,10 +118,11 @@ func (w *writer) check(t *testing.T) {
 	t.Helper()
 	w.stop()
 	w.done.Wait()
-	list, err := w.client.CoreV1().ConfigMaps("default").List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var list *corev1.ConfigMapList
+	harness.Eventually(t, "what was written is read", limit, func(ctx context.Context) (err error) {
+		list, err = w.reader.CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
+		return err
+	})
 	there := map[string]bool{}
 	for _, m := range list.Items {
 		there[m.Name] = true
