@@ -19,8 +19,8 @@ import (
 // Name is the name of the claim for an owner's n-th address, counted from 0.
 func Name(owner string, n int) string { return fmt.Sprintf("%s-%d", owner, n) }
 
-// EnsureClaim returns the claim of this name, and creates it if it does not
-// exist. The owner becomes its controller and, with blockOwnerDeletion, cannot
+// EnsureClaim returns the claim of this name, which may be one that is being
+// deleted, and creates it if it does not exist. The owner becomes its controller and, with blockOwnerDeletion, cannot
 // go before it in a foreground deletion; clusterctl moves it along with the
 // owner.
 func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
@@ -63,8 +63,12 @@ func create(ctx context.Context, c client.Client, owner client.Object, clusterNa
 }
 
 // FetchAddress returns the address of a claim, or nil and the reason why there
-// is none yet. Watch IPAddressClaims to know when to ask again.
+// is none yet. Watch IPAddressClaims to know when to ask again. What a claim has
+// that is being deleted is about to be another's, however long it takes.
 func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddressClaim) (address *capiipamv1.IPAddress, waiting string, err error) {
+	if !claim.DeletionTimestamp.IsZero() {
+		return nil, fmt.Sprintf("IPAddressClaim %s is being deleted: it is made again when it has gone", claim.Name), nil
+	}
 	if claim.Status.AddressRef.Name == "" {
 		if ready := apimeta.FindStatusCondition(claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition); ready != nil && ready.Status == metav1.ConditionFalse {
 			return nil, fmt.Sprintf("IPAddressClaim %s: %s: %s", claim.Name, ready.Reason, ready.Message), nil

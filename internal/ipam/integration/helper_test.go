@@ -14,10 +14,10 @@ import (
 // IPAM-07: what an infrastructure provider does, with the helper for it. A
 // Cluster stands for the machine that owns the claim.
 func TestInfrastructureHelper(t *testing.T) {
-	startManager(t, env.Config, options())
+	stop := startManager(t, env.Config, options())
 	ns := env.Namespace(t)
 	owner := newCluster(ns, "m", false)
-	pool := newPool(ns, "p", subnet("10.5.0.0/24"))
+	pool := newPool(ns, "p", subnet("10.5.0.0/24", "10.5.0.10"))
 	create(t, owner, pool)
 	name := claims.Name(owner.Name, 0)
 	claim, err := claims.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name)
@@ -26,8 +26,8 @@ func TestInfrastructureHelper(t *testing.T) {
 	if ref.UID != owner.UID || !ptr.Deref(ref.Controller, false) || !ptr.Deref(ref.BlockOwnerDeletion, false) || claim.Spec.ClusterName != "m" || claim.Name != "m-0" {
 		t.Errorf("IPAM-07: the claim is %+v", claim)
 	}
-	eventually(t, "the address", func() error {
-		claim, err := claims.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name) // again
+	served := func() error {
+		claim, err = claims.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name) // again
 		if err != nil {
 			return err
 		}
@@ -35,11 +35,22 @@ func TestInfrastructureHelper(t *testing.T) {
 		if err != nil || ip == nil {
 			return errOr(err, "waiting: %s", waiting)
 		}
-		if ip.Spec.Address != "10.5.0.1" {
+		if ip.Spec.Address != "10.5.0.10" {
 			return fmt.Errorf("got %s", ip.Spec.Address)
 		}
 		return nil
-	})
+	}
+	eventually(t, "the address", served)
+	// Somebody deletes the claim while the IPAM provider is away: it still has its
+	// address, which nobody may begin to use any more.
+	stop()
+	must(t, env.Client.Delete(ctx, claim))
+	if err := served(); err == nil || !strings.Contains(err.Error(), "is being deleted") {
+		t.Errorf("the address of a claim that is going was given out: %v", err)
+	}
+	startManager(t, env.Config, options())
+	wantGone(t, claim)
+	eventually(t, "the address of the claim that is made again", served)
 	other := refTo(newPool(ns, "q"))
 	if _, err := claims.EnsureClaim(ctx, env.Client, owner, "m", other, name); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
 		t.Errorf("the pool was changed: %v", err)
