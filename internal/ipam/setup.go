@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -104,19 +105,17 @@ func (o *Options) setDefaults(mgr ctrl.Manager) {
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/finalizers,verbs=update
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch
 
 // SetupWithManager adds the provider's controllers to a manager.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts Options) error {
 	opts.setDefaults(mgr)
-	registry := ledger.NewRegistry(mgr.GetClient(), mgr.GetAPIReader(), ledger.Options{
-		Namespace:  opts.WatchNamespace,
-		Quarantine: opts.Quarantine,
-		MoveSettle: opts.MoveSettle,
-		Observe:    metrics.Observe,
-	})
-	s := &setup{mgr: mgr, opts: opts, registry: registry}
+	s := &setup{mgr: mgr, opts: opts}
+	if err := s.ledgers(ctx); err != nil {
+		return err
+	}
 	return errors.Join(
 		s.claims(),
 		s.pools(&ipamv1.CapstanIPPool{}),
@@ -133,12 +132,33 @@ type setup struct {
 	queues   queues
 }
 
+func (s *setup) ledgers(ctx context.Context) error {
+	o := ledger.Options{
+		Namespace:  s.opts.WatchNamespace,
+		Quarantine: s.opts.Quarantine,
+		MoveSettle: s.opts.MoveSettle,
+		Observe:    metrics.Observe,
+	}
+	if s.opts.WatchNamespace == "" {
+		s.registry = ledger.NewRegistry(s.mgr.GetClient(), s.mgr.GetAPIReader(), o)
+		return nil
+	}
+	f, err := newFollower(s.mgr)
+	if err != nil {
+		return err
+	}
+	o.FollowAll = f.follow
+	s.registry = ledger.NewRegistry(s.mgr.GetClient(), s.mgr.GetAPIReader(), o)
+	return f.tell(ctx, s.registry)
+}
+
 func (s *setup) claims() error {
 	r := &claim.Reconciler{
 		Client:    s.mgr.GetClient(),
 		Live:      s.mgr.GetAPIReader(),
 		Ledger:    s.registry,
 		Recorder:  s.opts.Recorder,
+		Serves:    s.serves,
 		OrphanAge: s.opts.OrphanAge,
 	}
 	s.exists = r.Exists
@@ -152,6 +172,7 @@ func (s *setup) claims() error {
 		Watches(&ipamv1.CapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
 		Watches(&ipamv1.GlobalCapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(events.ofCluster), builder.WithPredicates(clusterChanged())).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(events.ofNamespace), builder.WithPredicates(namespaceChanged())).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			s.queues.setClaims(q)
 			return nil

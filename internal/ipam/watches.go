@@ -7,9 +7,10 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
@@ -17,6 +18,7 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -78,10 +80,16 @@ func (q *queues) poolChanged(key ledger.Key) {
 // follow lets the ledger's index follow the watch.
 func (s *setup) follow(ctx context.Context) error {
 	s.registry.SetHooks(s.queues.wakeClaim, s.queues.poolChanged)
-	if err := followKind(ctx, s.mgr, s.registry.AddressSeen, s.registry.AddressGone); err != nil {
+	if err := s.mgr.Add(everywhere(func(ctx context.Context) error {
+		wait.UntilWithContext(ctx, func(context.Context) { s.registry.Prune() }, pruneEvery)
+		return nil
+	})); err != nil {
 		return err
 	}
-	return followKind(ctx, s.mgr,
+	if err := followKind(ctx, s.mgr.GetCache(), s.registry.AddressSeen, s.registry.AddressGone); err != nil {
+		return err
+	}
+	return followKind(ctx, s.mgr.GetCache(),
 		func(c *capiipamv1.IPAddressClaim) {
 			if s.serves(c) {
 				s.registry.ClaimSeen(c)
@@ -93,8 +101,8 @@ func (s *setup) follow(ctx context.Context) error {
 func followKind[T any, O interface {
 	*T
 	client.Object
-}](ctx context.Context, mgr ctrl.Manager, seen, gone func(O)) error {
-	informer, err := mgr.GetCache().GetInformer(ctx, O(new(T)))
+}](ctx context.Context, from cache.Cache, seen, gone func(O)) error {
+	informer, err := from.GetInformer(ctx, O(new(T)))
 	if err != nil {
 		return fmt.Errorf("following %T: %w", O(new(T)), err)
 	}
@@ -127,17 +135,10 @@ type claimEvents struct {
 	serves func(client.Object) bool
 }
 
-// ofAddress looks at the claim of an IPAddress.
+// ofAddress looks at the claim of an IPAddress's name, whoever's the IPAddress
+// is: one of another pool may have been in the claim's way.
 func (e *claimEvents) ofAddress(_ context.Context, obj client.Object) []reconcile.Request {
-	ip, ok := obj.(*capiipamv1.IPAddress)
-	if !ok {
-		return nil
-	}
-	if _, isOurs := ledger.KeyOf(ip.Spec.PoolRef, ip.Namespace); !isOurs {
-		return nil
-	}
-	name := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.ClaimRef.Name}
-	return []reconcile.Request{{NamespacedName: name}}
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 }
 
 // ofPool looks at the claims of a pool that have no address or are being
@@ -159,6 +160,22 @@ func (e *claimEvents) ofPool(ctx context.Context, obj client.Object) []reconcile
 func (e *claimEvents) ofCluster(ctx context.Context, obj client.Object) []reconcile.Request {
 	return e.open(ctx, obj.GetNamespace(), func(c *capiipamv1.IPAddressClaim) bool {
 		return claim.ClusterNameOf(c) == obj.GetName()
+	})
+}
+
+// ofNamespace looks at the claims of a Namespace that wait for a pool which
+// chooses Namespaces by their labels.
+func (e *claimEvents) ofNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
+	return e.open(ctx, obj.GetName(), func(c *capiipamv1.IPAddressClaim) bool {
+		return c.Spec.PoolRef.Kind == ipamv1.GlobalCapstanIPPoolKind
+	})
+}
+
+// namespaceChanged passes other labels: the claims come after their Namespace.
+func namespaceChanged() predicate.Predicate {
+	return predicate.And(predicate.LabelChangedPredicate{}, predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	})
 }
 
@@ -257,12 +274,13 @@ func (e *claimEvents) addressChanged() predicate.Funcs {
 		UpdateFunc: func(ev event.UpdateEvent) bool {
 			return !ev.ObjectNew.GetDeletionTimestamp().IsZero() ||
 				!slices.Equal(ev.ObjectOld.GetFinalizers(), ev.ObjectNew.GetFinalizers()) ||
-				len(ev.ObjectOld.GetOwnerReferences()) != len(ev.ObjectNew.GetOwnerReferences())
+				!equality.Semantic.DeepEqual(ev.ObjectOld.GetOwnerReferences(), ev.ObjectNew.GetOwnerReferences())
 		},
 	}
 }
 
-// echo says whether an IPAddress belongs to a claim that exists.
+// echo says whether an IPAddress belongs to a claim that exists, and did not come
+// after it from another management cluster.
 func (e *claimEvents) echo(obj client.Object) bool {
 	owner := metav1.GetControllerOf(obj)
 	if owner == nil || !obj.GetDeletionTimestamp().IsZero() {
@@ -270,7 +288,7 @@ func (e *claimEvents) echo(obj client.Object) bool {
 	}
 	c := &capiipamv1.IPAddressClaim{}
 	err := e.client.Get(context.Background(), client.ObjectKeyFromObject(obj), c)
-	return err == nil && c.UID == owner.UID && c.DeletionTimestamp.IsZero()
+	return err == nil && c.UID == owner.UID && c.DeletionTimestamp.IsZero() && !ledger.Copied(c)
 }
 
 // poolChanged drops the pool's own status.
@@ -285,23 +303,16 @@ func poolChanged() predicate.Predicate {
 }
 
 // poolChangedForClaims passes what lets a claim be served that was not before.
-// That an address is free, or the spec has changed, the ledger tells.
+// That an address is free, or the spec or its overlaps have changed, the ledger
+// tells.
 func poolChangedForClaims() predicate.Funcs {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool) //nolint:forcetypeassert // the watch is typed.
 		return len(before.GetFinalizers()) != len(after.GetFinalizers()) ||
 			before.GetUID() != after.GetUID() ||
 			annotations.HasPaused(before) != annotations.HasPaused(after) ||
-			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
-			reason(before, ipamv1.NotOverlappingCondition) != reason(after, ipamv1.NotOverlappingCondition)
+			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero()
 	}}
-}
-
-func reason(p ipamv1.Pool, condition string) string {
-	if c := meta.FindStatusCondition(p.GetConditions(), condition); c != nil {
-		return c.Reason
-	}
-	return ""
 }
 
 // clusterChanged passes what opens the gate for a Cluster's claims.

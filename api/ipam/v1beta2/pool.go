@@ -16,6 +16,9 @@ type Pool interface {
 	PoolKind() string
 	PoolSpec() *CapstanIPPoolSpec
 	PoolStatus() *CapstanIPPoolStatus
+	// PoolAllowedNamespaces selects the namespaces whose claims the pool
+	// serves. Nil is all that can name it.
+	PoolAllowedNamespaces() *AllowedNamespaces
 	GetConditions() []metav1.Condition
 	SetConditions([]metav1.Condition)
 }
@@ -34,6 +37,10 @@ func (p *CapstanIPPool) PoolSpec() *CapstanIPPoolSpec { return &p.Spec }
 // PoolStatus implements Pool.
 func (p *CapstanIPPool) PoolStatus() *CapstanIPPoolStatus { return &p.Status }
 
+// PoolAllowedNamespaces implements Pool: only claims of its own namespace can
+// name it.
+func (p *CapstanIPPool) PoolAllowedNamespaces() *AllowedNamespaces { return nil }
+
 // GetConditions returns the conditions of the pool.
 func (p *CapstanIPPool) GetConditions() []metav1.Condition { return p.Status.Conditions }
 
@@ -44,10 +51,15 @@ func (p *CapstanIPPool) SetConditions(c []metav1.Condition) { p.Status.Condition
 func (p *GlobalCapstanIPPool) PoolKind() string { return GlobalCapstanIPPoolKind }
 
 // PoolSpec implements Pool.
-func (p *GlobalCapstanIPPool) PoolSpec() *CapstanIPPoolSpec { return &p.Spec }
+func (p *GlobalCapstanIPPool) PoolSpec() *CapstanIPPoolSpec { return &p.Spec.CapstanIPPoolSpec }
 
 // PoolStatus implements Pool.
 func (p *GlobalCapstanIPPool) PoolStatus() *CapstanIPPoolStatus { return &p.Status }
+
+// PoolAllowedNamespaces implements Pool.
+func (p *GlobalCapstanIPPool) PoolAllowedNamespaces() *AllowedNamespaces {
+	return p.Spec.AllowedNamespaces
+}
 
 // GetConditions returns the conditions of the pool.
 func (p *GlobalCapstanIPPool) GetConditions() []metav1.Condition { return p.Status.Conditions }

@@ -48,7 +48,8 @@ const (
 // +kubebuilder:validation:MaxLength=80
 type AddressRange string
 
-// CapstanIPPoolSpec is the desired state of both kinds of pool. A pool has one
+// CapstanIPPoolSpec is the desired state of a CapstanIPPool, and what both kinds
+// of pool have in common. A pool has one
 // address family; dual stack takes two pools and two claims (row IPAM-08).
 // +kubebuilder:validation:XValidation:rule="self.subnets.all(s, !isCIDR(s.cidr) || !isCIDR(self.subnets[0].cidr) || cidr(s.cidr).ip().family() == cidr(self.subnets[0].cidr).ip().family())",message="a pool has one address family, but its subnets mix IPv4 and IPv6: make one pool for each family"
 // +kubebuilder:validation:XValidation:rule="!has(self.prefixLength) || self.subnets.all(s, !isCIDR(s.cidr) || cidr(s.cidr).prefixLength() <= self.prefixLength)",message="prefixLength must be at least the prefix length of every subnet: a block cannot be larger than its subnet"
@@ -179,6 +180,34 @@ type Reservation struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
+}
+
+// GlobalCapstanIPPoolSpec is the desired state of a GlobalCapstanIPPool.
+type GlobalCapstanIPPoolSpec struct {
+	CapstanIPPoolSpec `json:",inline"`
+
+	// allowedNamespaces selects the namespaces whose claims get addresses. All
+	// of them when not set; none when it selects none (row ALL-18). Addresses
+	// that are out stay with their claims.
+	// +optional
+	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
+}
+
+// AllowedNamespaces selects namespaces by name or by label; a namespace that
+// either selects is allowed.
+// +kubebuilder:validation:MinProperties=1
+type AllowedNamespaces struct {
+	// names of namespaces.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	Names []string `json:"names,omitempty"`
+
+	// selector of namespaces by label.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
 // CapstanIPPoolStatus is the observed state of both kinds of pool.
@@ -348,7 +377,7 @@ type CapstanIPPoolList struct {
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since the pool was made"
 
 // GlobalCapstanIPPool hands out IP addresses to the IPAddressClaims of every
-// namespace (rows IPAM-01 and IPAM-03).
+// namespace that it allows (rows IPAM-01 and IPAM-03).
 type GlobalCapstanIPPool struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -356,7 +385,7 @@ type GlobalCapstanIPPool struct {
 
 	// spec is the desired state.
 	// +required
-	Spec CapstanIPPoolSpec `json:"spec,omitempty,omitzero"`
+	Spec GlobalCapstanIPPoolSpec `json:"spec,omitempty,omitzero"`
 	// status is the observed state.
 	// +optional
 	Status CapstanIPPoolStatus `json:"status,omitempty,omitzero"`

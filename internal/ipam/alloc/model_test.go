@@ -62,7 +62,7 @@ func (m *model) free() []U128 {
 func (m *model) counts() (used, outOfRange int) {
 	regular := map[Range]bool{}
 	for r, n := range m.used {
-		isBlock := m.plan.Aligned(r.First) && r.Last.Sub(r.First) == m.plan.Block().Sub(One)
+		isBlock := m.plan.IsBlock(r)
 		if isBlock && regular[r] {
 			continue
 		}
@@ -191,10 +191,10 @@ func play(plan *Plan, ops []byte) error {
 			}
 			use(Range{spot, last})
 		case 6:
-			a := spot.Shr(plan.Bits).Shl(plan.Bits)
+			a := spot.Add(U128{Lo: uint64(n % 3)}) // of what was made by hand, too
 			until := now.Add(time.Duration(n) * time.Second)
 			set.Rest(a, until)
-			if old, ok := m.resting[a]; !ok || !old.After(until) {
+			if old, ok := m.resting[a]; plan.Aligned(a) && (!ok || !old.After(until)) {
 				m.resting[a] = until
 			}
 		case 7:

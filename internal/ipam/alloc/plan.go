@@ -64,6 +64,11 @@ func (p *Plan) Addr(a U128) netip.Addr { return a.Addr(p.V6) }
 // Aligned says whether a block can begin at this address.
 func (p *Plan) Aligned(a U128) bool { return a.And(p.Block().Sub(One)).IsZero() }
 
+// IsBlock says whether a range is just what one claim gets.
+func (p *Plan) IsBlock(r Range) bool {
+	return p.Aligned(r.First) && r.Last.Sub(r.First) == p.Block().Sub(One)
+}
+
 // Place returns the prefix and gateway for an address of the pool.
 func (p *Plan) Place(a U128) Placement {
 	place := Placement{Prefix: p.length}

@@ -124,9 +124,7 @@ func (s *Set) count(r Range, by int) {
 	}
 }
 
-func (s *Set) regular(r Range) bool {
-	return s.plan.Aligned(r.First) && r.Last.Sub(r.First) == s.plan.Block().Sub(One)
-}
+func (s *Set) regular(r Range) bool { return s.plan.IsBlock(r) }
 
 // rebuild works the free ranges out afresh, in O(n log n).
 func (s *Set) rebuild() {
@@ -146,9 +144,10 @@ func (s *Set) rebuild() {
 	}
 }
 
-// Rest keeps an address from new claims until the given time.
+// Rest keeps the block that begins here from new claims until the given time.
+// Where no block can begin, nothing rests.
 func (s *Set) Rest(a U128, until time.Time) {
-	if old, ok := s.resting[a]; ok && old.After(until) {
+	if old, ok := s.resting[a]; ok && old.After(until) || !s.plan.Aligned(a) {
 		return
 	}
 	s.resting[a] = until

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"fmt"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,7 +57,7 @@ const (
 	ours                     // made for this claim
 	adoptive                 // made beforehand: to be taken over
 	leftover                 // made for an earlier claim of this name: to be removed
-	foreign                  // of another pool: in the way
+	foreign                  // of another pool or for something else: in the way
 )
 
 // relationOf decides whose an IPAddress is. An owner of another UID is an
@@ -75,6 +76,8 @@ func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) rela
 		return adoptive
 	case owner.UID == claim.UID:
 		return ours
+	case !isClaim(owner):
+		return foreign
 	case string(owner.UID) == claim.Annotations[ipamv1.OriginUIDAnnotation]:
 		return adoptive
 	default:
@@ -82,11 +85,24 @@ func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) rela
 	}
 }
 
-// copied says whether the claim came from another management cluster with our
-// finalizer on it.
-func copied(claim *capiipamv1.IPAddressClaim) bool {
-	origin := claim.Annotations[ipamv1.OriginUIDAnnotation]
-	return origin != "" && origin != string(claim.UID)
+// isClaim says whether an owner is an IPAddressClaim.
+func isClaim(owner *metav1.OwnerReference) bool {
+	return owner.Kind == "IPAddressClaim" && groupOf(owner.APIVersion) == capiipamv1.GroupVersion.Group
+}
+
+// inTheWay says why a foreign IPAddress of the claim's name is not the claim's.
+func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string {
+	if ip.Spec.PoolRef != claim.Spec.PoolRef {
+		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or name this claim differently", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
+	}
+	owner := metav1.GetControllerOf(ip)
+	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: take that controlling owner off it, delete it, or name this claim differently", ip.Name, owner.Kind, owner.Name)
+}
+
+// isOut says whether the claim's address was handed out before: the pool chose it
+// for the claim, here or on the management cluster that both came from.
+func isOut(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
+	return claim.Status.AddressRef.Name != "" || ip != nil && metav1.GetControllerOf(ip) != nil
 }
 
 // marked says whether the claim carries what marks it as served by us: the

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -62,12 +63,17 @@ func TestRelationOf(t *testing.T) {
 	owned := func(uid types.UID) *capiipamv1.IPAddress {
 		ip := &capiipamv1.IPAddress{Spec: capiipamv1.IPAddressSpec{PoolRef: ref}}
 		if uid != "" {
-			ip.OwnerReferences = []metav1.OwnerReference{{Kind: "IPAddressClaim", UID: uid, Controller: ptr.To(true)}}
+			ip.OwnerReferences = []metav1.OwnerReference{{APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim", UID: uid, Controller: ptr.To(true)}}
 		}
 		return ip
 	}
 	other := owned("new")
 	other.Spec.PoolRef.Name = "q"
+	controlled := func(apiVersion, kind string) *capiipamv1.IPAddress {
+		ip := owned("earlier")
+		ip.OwnerReferences[0].APIVersion, ip.OwnerReferences[0].Kind = apiVersion, kind
+		return ip
+	}
 	tests := map[string]struct {
 		ip   *capiipamv1.IPAddress
 		want relation
@@ -77,11 +83,18 @@ func TestRelationOf(t *testing.T) {
 		"made beforehand":        {owned(""), adoptive},
 		"restored along with it": {owned("before-move"), adoptive},
 		"of an earlier namesake": {owned("earlier"), leftover},
+		"of another version":     {controlled("ipam.cluster.x-k8s.io/v1alpha1", "IPAddressClaim"), leftover},
 		"of another pool":        {other, foreign},
+		"of another kind":        {controlled("v1", "ConfigMap"), foreign},
+		"of another group":       {controlled("example.com/v1", "IPAddressClaim"), foreign},
 	}
 	for name, tt := range tests {
-		if got := relationOf(claim, tt.ip); got != tt.want {
+		got := relationOf(claim, tt.ip)
+		if got != tt.want {
 			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+		if got == foreign && !strings.Contains(inTheWay(claim, tt.ip), "name this claim differently") {
+			t.Errorf("%s: unclear message %q", name, inTheWay(claim, tt.ip))
 		}
 	}
 }

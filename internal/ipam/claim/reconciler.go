@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -31,6 +32,9 @@ type Reconciler struct {
 	Live     client.Reader
 	Ledger   *ledger.Registry
 	Recorder events.EventRecorder
+	// Serves says whether a claim is for this provider (rows IPAM-03 and
+	// IPAM-04a): an event of another object may have led to it.
+	Serves func(client.Object) bool
 	// OrphanAge is how old an IPAddress without its claim must be before it is
 	// removed: a restored backup may bring the claim after the address.
 	OrphanAge time.Duration
@@ -54,7 +58,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	key, isOurs := ledger.KeyOf(claim.Spec.PoolRef, claim.Namespace)
-	if !isOurs { // IPAM-04a
+	if !isOurs || !r.Serves(claim) { // IPAM-04a
 		return ctrl.Result{}, nil
 	}
 	g, err := r.gate(ctx, claim)
@@ -129,8 +133,10 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	}
 	switch relationOf(s.claim, s.ip) {
 	case foreign:
-		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, fmt.Sprintf(
-			"IPAddress %s exists and is from %s %q: delete it, or name this claim differently", s.ip.Name, s.ip.Spec.PoolRef.Kind, s.ip.Spec.PoolRef.Name))
+		// Until it goes or changes, which brings the claim back, it must not
+		// hold up those behind it.
+		r.Ledger.Pool(s.key).Park(s.claim.UID)
+		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip))
 	case leftover:
 		// Its going brings the claim back.
 		return ctrl.Result{}, r.removeAddress(ctx, s.ip)
@@ -164,9 +170,14 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 	case !controllerutil.ContainsFinalizer(s.pool, ipamv1.PoolFinalizer):
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
 			fmt.Sprintf("%s is not ready yet", s.key))
-	case overlapRefused(s.pool):
-		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
-			fmt.Sprintf("%s overlaps another pool, which is refused: see its NotOverlapping condition", s.key))
+	}
+	labels, err := r.namespaceLabels(ctx, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if s.ip != nil {
+		// The ledger hears of it after the cache, and is to decide on it.
+		r.Ledger.AddressSeen(s.ip)
 	}
 	book := r.Ledger.Pool(s.key)
 	res, err := book.Allocate(ctx, ledger.Request{
@@ -174,7 +185,9 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		Ask:    s.claim.Annotations[ipamv1.AddressAnnotation],
 		// A claim of a Cluster cannot overtake its address: clusterctl keeps
 		// the Cluster paused until everything has arrived.
-		Copied: s.ip == nil && copied(s.claim) && ClusterNameOf(s.claim) == "",
+		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
+		Out:             isOut(s.claim, s.ip),
+		NamespaceLabels: labels,
 	})
 	if errors.Is(err, ledger.ErrPoolGone) {
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
@@ -199,13 +212,16 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 	return ctrl.Result{}, err
 }
 
-func overlapRefused(pool ipamv1.Pool) bool {
-	for _, c := range pool.GetConditions() {
-		if c.Type == ipamv1.NotOverlappingCondition {
-			return c.Status == metav1.ConditionFalse && c.Reason == ipamv1.OverlapRefusedReason
-		}
+// namespaceLabels returns what a GlobalCapstanIPPool may choose its claims by.
+func (r *Reconciler) namespaceLabels(ctx context.Context, s *state) (map[string]string, error) {
+	if s.pool.GetNamespace() != "" {
+		return nil, nil
 	}
-	return false
+	namespace := &corev1.Namespace{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.claim.Namespace}, namespace); err != nil {
+		return nil, fmt.Errorf("reading Namespace %s: %w", s.claim.Namespace, err)
+	}
+	return namespace.Labels, nil
 }
 
 func reasonOf(o ledger.Outcome) string {
@@ -222,6 +238,9 @@ func reasonOf(o ledger.Outcome) string {
 // ensureAddress creates the IPAddress, or completes the one that exists (row
 // IPAM-04e).
 func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Result) error {
+	if s.ip != nil && s.ip.Spec.Address != res.Address {
+		return r.lookAgain(s, s.ip, res)
+	}
 	if s.ip != nil {
 		return r.completeAddress(ctx, s)
 	}
@@ -249,12 +268,18 @@ func (r *Reconciler) useExisting(ctx context.Context, s *state, res ledger.Resul
 		return fmt.Errorf("reading IPAddress %s, which exists already: %w", s.claim.Name, err)
 	}
 	if ip.Spec.Address != res.Address || relationOf(s.claim, ip) == leftover || relationOf(s.claim, ip) == foreign {
-		r.Ledger.AddressSeen(ip)
-		r.Ledger.Pool(s.key).Retract(s.claim.UID)
-		return fmt.Errorf("IPAddress %s exists with %s, wanted %s: looking at it again", ip.Name, ip.Spec.Address, res.Address)
+		return r.lookAgain(s, ip, res)
 	}
 	s.ip = ip
 	return r.completeAddress(ctx, s)
+}
+
+// lookAgain gives back what was chosen for the claim because there is an
+// IPAddress of its name that has something else.
+func (r *Reconciler) lookAgain(s *state, ip *capiipamv1.IPAddress, res ledger.Result) error {
+	r.Ledger.AddressSeen(ip)
+	r.Ledger.Pool(s.key).Retract(s.claim.UID)
+	return fmt.Errorf("IPAddress %s exists with %s, wanted %s: looking at it again", ip.Name, ip.Spec.Address, res.Address)
 }
 
 func newAddress(claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool, res ledger.Result) *capiipamv1.IPAddress {

@@ -77,7 +77,7 @@ func (r *Reconciler) addressToRelease(ctx context.Context, s *state) (*capiipamv
 // kept whatever happens to this process.
 func (r *Reconciler) giveBack(ctx context.Context, s *state, ip *capiipamv1.IPAddress) error {
 	book := r.Ledger.Pool(s.key)
-	if err := book.Rest(ctx, ip.Spec.Address); err != nil {
+	if err := book.Rest(ctx, ip.Spec); err != nil {
 		return err
 	}
 	book.Releasing(ip.UID)
@@ -125,7 +125,7 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 		return ctrl.Result{}, nil
 	}
 	owner := metav1.GetControllerOf(ip)
-	if owner == nil || owner.Kind != "IPAddressClaim" {
+	if owner == nil || !isClaim(owner) {
 		return ctrl.Result{}, nil // made beforehand, for a claim to come
 	}
 	if left := r.OrphanAge - metav1.Now().Sub(ip.CreationTimestamp.Time); left > 0 && ip.DeletionTimestamp.IsZero() {

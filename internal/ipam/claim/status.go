@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
 // addressLabels are the labels of an IPAddress. The move label makes clusterctl
@@ -40,7 +41,7 @@ func (r *Reconciler) succeed(ctx context.Context, s *state) error {
 	if changed && waited && err == nil {
 		r.event(s.claim, corev1.EventTypeNormal, ipamv1.ClaimAddressReadyReason, "got "+s.ip.Spec.Address+" from "+s.key.String())
 	}
-	if err == nil && copied(s.claim) {
+	if err == nil && ledger.Copied(s.claim) {
 		// From now on a copy of this claim is a copy of this one.
 		err = r.patch(ctx, s.claim, map[string]any{"metadata": map[string]any{
 			"uid":         s.claim.UID,

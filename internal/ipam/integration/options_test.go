@@ -1,12 +1,17 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -39,6 +44,82 @@ func TestNamespaceOption(t *testing.T) {
 	if _, err := get(otherPool); err != nil || len(otherPool.Finalizers) > 0 || len(otherPool.Status.Conditions) > 0 {
 		t.Errorf("the pool of another namespace was touched: %v %+v", err, otherPool)
 	}
+}
+
+// Never twice, and nothing lost: two managers with --namespace hand out from one
+// GlobalCapstanIPPool. What the one releases the other hears of, and lets the pool
+// go when all has gone.
+func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
+	w := startWitness(t)
+	a, b := env.Namespace(t), env.Namespace(t)
+	for _, ns := range []string{a, b} {
+		opts := options()
+		opts.WatchNamespace = ns
+		startManager(t, env.Config, opts)
+	}
+	pool := newGlobal("shared-"+a, subnet("10.6.5.0/24", "10.6.5.10"))
+	create(t, pool)
+	before := newClaim(b, "first", pool)
+	create(t, before)
+	wantAddress(t, before, "10.6.5.10")
+	for i, ns := range []string{a, b, a} { // each waits for the other's
+		next := newClaim(ns, fmt.Sprint("next-", i), pool)
+		create(t, next)
+		wantReason(t, next, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+		must(t, env.Client.Delete(ctx, before))
+		wantAddress(t, next, "10.6.5.10")
+		before = next
+	}
+	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { // so that admission lets it pass
+		p.Annotations[clusterctlv1.DeleteForMoveAnnotation] = ""
+	})
+	must(t, env.Client.Delete(ctx, pool))
+	must(t, env.Client.Delete(ctx, before))
+	wantGone(t, pool)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range w.duplicates {
+		t.Errorf("handed out twice: %s", d)
+	}
+}
+
+// ALL-18: a GlobalCapstanIPPool serves the namespaces that it allows, by name or by
+// label; what is out stays out.
+func TestAllowedNamespaces_ALL18(t *testing.T) {
+	startManager(t, env.Config, options())
+	a, b := env.Namespace(t), env.Namespace(t)
+	pool := newGlobal("tenants-"+a, subnet("10.6.6.0/24"))
+	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{a}}
+	create(t, pool)
+	mine, theirs := newClaim(a, "mine", pool), newClaim(b, "theirs", pool)
+	create(t, theirs)
+	if m := wantReason(t, theirs, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "allowedNamespaces") {
+		t.Errorf("unclear message %q", m)
+	}
+	create(t, mine)
+	ip := wantAddress(t, mine, "10.6.6.1")
+
+	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) {
+		p.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "b"}}}
+	})
+	late := newClaim(a, "late", pool)
+	create(t, late)
+	wantReason(t, late, capiipamv1.IPAddressClaimReadyAllocationFailedReason)
+	update(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b}}, func(n *corev1.Namespace) { n.Labels = map[string]string{"team": "b"} })
+	wantAddress(t, theirs, "10.6.6.2")
+
+	// It is made again, although a new one would be refused.
+	old := ip.UID
+	must(t, env.Client.Delete(ctx, ip))
+	strip(t, ip)
+	eventually(t, "the address to be made again", func() error {
+		if again := wantAddress(t, mine, "10.6.6.1"); again.UID == old {
+			return errors.New("it is the old one still")
+		}
+		return nil
+	})
+	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { p.Spec.AllowedNamespaces = nil })
+	wantAddress(t, late, "10.6.6.3")
 }
 
 // IPAM-03 with --watch-filter: only claims with the label's value are served,

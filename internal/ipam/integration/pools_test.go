@@ -231,6 +231,73 @@ func TestAdoption(t *testing.T) {
 	wantAddress(t, b, "10.2.4.1")
 }
 
+// An IPAddress of the claim's name that belongs to something else is no claim's,
+// and stays: the claim says so, holds up nobody, and goes on when it is mended.
+func TestAddressOfSomethingElse(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.7.0/24", "10.2.7.10-10.2.7.11"))
+	create(t, pool)
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a", OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "ConfigMap", Name: "router", UID: "router", Controller: ptr.To(true)},
+		}},
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: "a"}, PoolRef: refTo(pool), Address: "10.2.7.10", Prefix: ptr.To[int32](24),
+		},
+	}
+	create(t, ip)
+	claim, behind := newClaim(ns, "a", pool), newClaim(ns, "b", pool)
+	create(t, claim)
+	if m := wantReason(t, claim, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, `belongs to ConfigMap "router"`) {
+		t.Errorf("unclear message %q", m)
+	}
+	create(t, behind)
+	wantAddress(t, behind, "10.2.7.11")
+	uid := ip.UID
+	update(t, ip, func(ip *capiipamv1.IPAddress) { ip.OwnerReferences = nil })
+	if got := wantAddress(t, claim, "10.2.7.10"); got.UID != uid {
+		t.Error("it was removed and made again")
+	}
+}
+
+// In a pool of prefixes an IPAddress that is not one of its prefixes is not taken
+// over, and what it has is nobody's until it goes.
+func TestAdoptionOfAnOddPrefix(t *testing.T) {
+	startManager(t, env.Config, options())
+	ns := env.Namespace(t)
+	pool := newPool(ns, "p", subnet("10.2.11.0/26"))
+	pool.Spec.PrefixLength, pool.Spec.RestSeconds = ptr.To[int32](28), ptr.To[int32](3600)
+	create(t, pool)
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "a"},
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: "a"}, PoolRef: refTo(pool), Address: "10.2.11.8", Prefix: ptr.To[int32](32),
+		},
+	}
+	create(t, ip)
+	claim := newClaim(ns, "a", pool)
+	create(t, claim)
+	if m := wantReason(t, claim, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "10.2.11.8/32, which is not one prefix") {
+		t.Errorf("unclear message %q", m)
+	}
+	var others []*capiipamv1.IPAddressClaim
+	for i, want := range []string{"10.2.11.16", "10.2.11.32", "10.2.11.48"} {
+		c := newClaim(ns, fmt.Sprint("c", i), pool)
+		create(t, c)
+		wantAddress(t, c, want)
+		others = append(others, c)
+	}
+	must(t, env.Client.Delete(ctx, ip))
+	wantAddress(t, claim, "10.2.11.0")
+	last := newClaim(ns, "last", pool)
+	create(t, last)
+	wantReason(t, last, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+	for i, c := range others {
+		wantAddress(t, c, fmt.Sprintf("10.2.11.%d", 16*(i+1)))
+	}
+}
+
 // Reservations by claim name, and one address by annotation.
 func TestExactAddresses(t *testing.T) {
 	startManager(t, env.Config, options())

@@ -211,7 +211,7 @@ func newPool(ns, name string, subnets ...ipamv1.Subnet) *ipamv1.CapstanIPPool {
 func newGlobal(name string, subnets ...ipamv1.Subnet) *ipamv1.GlobalCapstanIPPool {
 	return &ipamv1.GlobalCapstanIPPool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: subnets},
+		Spec:       ipamv1.GlobalCapstanIPPoolSpec{CapstanIPPoolSpec: ipamv1.CapstanIPPoolSpec{Subnets: subnets}},
 	}
 }
 

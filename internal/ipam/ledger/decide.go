@@ -2,13 +2,22 @@ package ledger
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
+
+// LongestArrival is how long what came from another management cluster waits for
+// the rest, where something else than its coming may keep it waiting.
+const LongestArrival = 10 * time.Minute
 
 // Outcome says what became of a request for an address.
 type Outcome int
@@ -33,6 +42,11 @@ type Request struct {
 	// Copied: the claim came from another management cluster, so its address
 	// may be on its way.
 	Copied bool
+	// Out: the claim has its address already, or had it until just now, so
+	// that it does not matter whether the pool still serves its namespace.
+	Out bool
+	// NamespaceLabels are the labels of the claim's namespace.
+	NamespaceLabels map[string]string
 }
 
 // Result is the answer to a Request.
@@ -53,12 +67,17 @@ type Result struct {
 // has to be written before the answer is given away.
 func (p *Pool) decide(r *Request) (res Result, wrote bool) {
 	if e, ok := p.pending[r.UID]; ok && p.set != nil {
-		return p.again(r, e)
+		return p.decidePending(r, e)
 	}
 	line := p.queue.add(r.Ticket)
 	p.queue.unpark(line)
 	if res, stop := p.notReady(r); stop {
 		return p.wait(line, res), false
+	}
+	if !r.Out && !admits(p.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
+		p.park(line)
+		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
+			"%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it", p.key, r.Namespace)}), false
 	}
 	if e, ok := p.byClaim[r.NamespacedName]; ok {
 		return p.decideExisting(r, line, e)
@@ -79,17 +98,32 @@ func (p *Pool) decide(r *Request) (res Result, wrote bool) {
 	return p.decideAny(r, line)
 }
 
-// again answers for a claim that an address is chosen for already. If that was
-// some time ago, or by another process, it has to go on record again that an
-// IPAddress may be created now.
-func (p *Pool) again(r *Request, e *pendingEntry) (Result, bool) {
+// decidePending answers for a claim that an address is chosen for already.
+func (p *Pool) decidePending(r *Request, e *pendingEntry) (Result, bool) {
+	has, exists := p.byClaim[r.NamespacedName]
+	switch {
+	case !exists:
+		return p.again(r, e, p.grant(e.span.First))
+	case has.counted && has.span == e.span:
+		return p.again(r, e, has.result())
+	default:
+		return Result{Outcome: Failed, RetryAfter: max(e.until.Sub(p.now()), time.Second), Message: fmt.Sprintf(
+			"an IPAddress of the claim's name was made with %s while it was being given %s: waiting until that cannot happen any more",
+			has.spec.Address, p.plan.Addr(e.span.First))}, false
+	}
+}
+
+// again gives an address that is chosen already. If that was some time ago, or by
+// another process, it has to go on record again that an IPAddress may be created
+// now.
+func (p *Pool) again(r *Request, e *pendingEntry, res Result) (Result, bool) {
 	p.leave(r.UID)
 	now := p.now()
 	if !e.marked.IsZero() && now.Sub(e.marked) < p.reg.opts.grantLife() {
-		return p.grant(e.span.First), false
+		return res, false
 	}
 	e.marked, e.until, e.done = now, now.Add(p.reg.opts.Quarantine), false
-	return p.grant(e.span.First), true
+	return res, true
 }
 
 func (p *Pool) notReady(r *Request) (Result, bool) {
@@ -101,7 +135,37 @@ func (p *Pool) notReady(r *Request) (Result, bool) {
 	case p.last[r.UID].moved:
 		return Result{Outcome: NotReady, Message: "clusterctl is moving this claim to another management cluster"}, true
 	}
+	if why := p.unjudged(); why != "" {
+		return Result{Outcome: NotReady, Message: fmt.Sprintf("%s %s", p.key, why)}, true
+	}
 	return Result{}, false
+}
+
+// unjudged says why the pool may not hand out anything as far as other pools are
+// concerned, or nothing. A spec that has not been compared with theirs may overlap
+// one that refuses that.
+func (p *Pool) unjudged() string {
+	c := meta.FindStatusCondition(p.doc.GetConditions(), ipamv1.NotOverlappingCondition)
+	switch {
+	case c == nil, c.ObservedGeneration < p.doc.GetGeneration():
+		return "is not ready yet: it is being compared with other pools"
+	case c.Status == metav1.ConditionFalse && c.Reason == ipamv1.OverlapRefusedReason:
+		return "overlaps another pool, which is refused: see its NotOverlapping condition"
+	}
+	return ""
+}
+
+// admits says whether a pool serves claims of a namespace (row ALL-18). An invalid
+// selector admits nothing.
+func admits(allowed *ipamv1.AllowedNamespaces, namespace string, namespaceLabels map[string]string) bool {
+	if allowed == nil || slices.Contains(allowed.Names, namespace) {
+		return true
+	}
+	if allowed.Selector == nil {
+		return false
+	}
+	s, err := metav1.LabelSelectorAsSelector(allowed.Selector)
+	return err == nil && s.Matches(labels.Set(namespaceLabels))
 }
 
 func (p *Pool) wait(line *entry, res Result) Result {
@@ -132,6 +196,12 @@ func (p *Pool) decideExisting(r *Request, line *entry, e *addressEntry) (Result,
 		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
 			"the IPAddress of the claim's name has %q, which is no address of the family of %s: delete it", e.spec.Address, p.key)}), false
 	}
+	if !p.plan.IsBlock(e.span) { // two of these could have addresses in common without being the same
+		p.park(line)
+		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
+			"the IPAddress of the claim's name has %s, which is not one prefix of the length %d that %s hands out: delete it, or make it again with that prefix",
+			spell(e), p.plan.Place(e.span.First).Prefix, p.key)}), false
+	}
 	if p.set.InUse(e.span.First) > 1 {
 		p.park(line)
 		p.queue.setWant(line, true, e.span.First)
@@ -139,27 +209,33 @@ func (p *Pool) decideExisting(r *Request, line *entry, e *addressEntry) (Result,
 			"the IPAddress of the claim's name has %s, which %s has too: delete one of them", e.spec.Address, p.holder(e.span, r.NamespacedName))}), false
 	}
 	p.mark(r, e.span)
-	prefix := int32(0)
-	if e.spec.Prefix != nil {
-		prefix = *e.spec.Prefix
+	return e.result(), true
+}
+
+// result is what an IPAddress says.
+func (e *addressEntry) result() Result {
+	return Result{Address: e.spec.Address, Prefix: ptr.Deref(e.spec.Prefix, 0), Gateway: e.spec.Gateway}
+}
+
+// spell writes what an IPAddress has.
+func spell(e *addressEntry) string {
+	if e.spec.Prefix == nil {
+		return e.spec.Address + " without a prefix"
 	}
-	return Result{Address: e.spec.Address, Prefix: prefix, Gateway: e.spec.Gateway}, true
+	return fmt.Sprintf("%s/%d", e.spec.Address, *e.spec.Prefix)
 }
 
 // arriving says whether new addresses must wait because older ones may still
 // arrive from another management cluster.
 func (p *Pool) arriving(r *Request) (bool, time.Duration) {
-	settle := p.reg.opts.MoveSettle
-	if r.Copied {
-		if left := settle - p.now().Sub(p.arrived); left > 0 {
-			return true, left
-		}
+	now := p.now()
+	left := p.reg.opts.MoveSettle - now.Sub(p.arrived)
+	if Copied(p.doc) {
+		return true, max(left, time.Second)
 	}
-	origin := p.doc.GetAnnotations()[ipamv1.OriginUIDAnnotation]
-	if origin != "" && origin != string(p.doc.GetUID()) {
-		return true, max(settle-p.now().Sub(p.arrived), time.Second)
-	}
-	return false, 0
+	// The pool may have been here before the claim, and be busy for ever.
+	left = min(left, LongestArrival-now.Sub(r.Created))
+	return r.Copied && left > 0, left
 }
 
 // exact returns the one address that a claim is to get, if there is one.
@@ -212,7 +288,7 @@ func (p *Pool) decideAny(r *Request, line *entry) (Result, bool) {
 	if !p.queue.turn(line, p.set.Free()) {
 		return p.wait(line, Result{Outcome: Exhausted, Message: p.exhaustedMessage()}), false
 	}
-	if before, ok := p.last[r.UID]; ok && p.set.IsFree(before.span.First) {
+	if before, ok := p.last[r.UID]; ok && p.plan.IsBlock(before.span) && p.set.IsFree(before.span.First) {
 		p.mark(r, before.span)
 		return p.grant(before.span.First), true
 	}

@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
@@ -70,9 +71,9 @@ func (p *Pool) Allocate(ctx context.Context, r Request) (Result, error) {
 	return res, err
 }
 
-// Rest keeps an address from new claims for the pool's resting period. It does
-// nothing when the pool has none or the address is not the pool's.
-func (p *Pool) Rest(ctx context.Context, address string) error {
+// Rest keeps what an IPAddress has from new claims for the pool's resting
+// period. It does nothing when the pool has none, or could not hand just that out.
+func (p *Pool) Rest(ctx context.Context, ip capiipamv1.IPAddressSpec) error {
 	p.mu.Lock()
 	needed := p.doc != nil && p.doc.PoolSpec().RestSeconds != nil && *p.doc.PoolSpec().RestSeconds > 0
 	unknown := p.doc == nil
@@ -85,12 +86,15 @@ func (p *Pool) Rest(ctx context.Context, address string) error {
 	err := p.submit(ctx, &request{
 		apply: func(p *Pool) bool {
 			rested = false
-			addr, err := alloc.ParseAddr(address)
-			if p.plan == nil || p.plan.Rest == 0 || err != nil || addr.Is6() != p.plan.V6 {
+			if p.plan == nil || p.plan.Rest == 0 {
 				return false
 			}
-			a = alloc.FromAddr(addr)
-			if _, already := p.set.RestsUntil(a); already || !p.plan.Pool.Contains(a) {
+			span, ok := p.plan.Span(ip.Address, ip.Prefix)
+			if !ok || !p.plan.IsBlock(span) || !p.plan.Contains(span) {
+				return false
+			}
+			a = span.First
+			if _, already := p.set.RestsUntil(a); already {
 				return false
 			}
 			until := restUntil(p.now(), p.plan.Rest)
@@ -117,8 +121,15 @@ func (p *Pool) Rest(ctx context.Context, address string) error {
 // writes its status if change says that it must be.
 func (p *Pool) Update(ctx context.Context, change func(ipamv1.Pool, View) bool) error {
 	return p.submit(ctx, &request{
-		apply: func(p *Pool) bool { return change(p.doc, p.view()) },
-		undo:  func(*Pool) {},
+		apply: func(p *Pool) bool {
+			before := p.unjudged()
+			must := change(p.doc, p.view())
+			if p.unjudged() != before {
+				p.wakeAll()
+			}
+			return must
+		},
+		undo: func(*Pool) {},
 	})
 }
 
@@ -324,8 +335,14 @@ func (p *Pool) stillOurs(doc ipamv1.Pool) bool {
 
 // takeOver writes our name into the record, and only then reads all addresses:
 // whatever its last holder made known before is there to be read, and it can
-// add nothing after.
+// add nothing after. What is read is followed from before on, or its going
+// would never be seen.
 func (p *Pool) takeOver(ctx context.Context, doc ipamv1.Pool) error {
+	if p.key.Namespace == "" {
+		if err := p.reg.opts.FollowAll(ctx); err != nil {
+			return err
+		}
+	}
 	status := doc.PoolStatus()
 	if status.Allocator == nil {
 		status.Allocator = &ipamv1.AllocatorStatus{}
@@ -339,20 +356,37 @@ func (p *Pool) takeOver(ctx context.Context, doc ipamv1.Pool) error {
 	if p.key.Namespace != "" {
 		lister = p.reg.namespaced
 	}
+	p.mu.Lock()
+	known := slices.Collect(maps.Keys(p.addresses))
+	p.mu.Unlock()
 	items, err := lister.list(ctx, p.key)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, ip := range items {
-		p.learn(ip)
-	}
+	p.compare(known, items)
 	p.adopt(doc, true)
 	p.held = true
 	p.write = status.Allocator.Write
 	p.reg.opts.Observe("takeover", p.key, 0)
 	return nil
+}
+
+// compare brings the index up to date with a read of all addresses. What was known
+// before that began and is not in it has gone; what was learned meanwhile may be
+// newer than it.
+func (p *Pool) compare(known []types.UID, items []*capiipamv1.IPAddress) {
+	listed := make(map[types.UID]bool, len(items))
+	for _, ip := range items {
+		listed[ip.UID] = true
+		p.learn(ip)
+	}
+	for _, uid := range known {
+		if !listed[uid] {
+			p.unlearn(uid, false)
+		}
+	}
 }
 
 // tick does what only the passing of time asks for.
@@ -370,8 +404,7 @@ func (p *Pool) tick() {
 }
 
 // Sweep settles the pending allocations whose claims nobody works on any more,
-// forgets what need not be remembered, and says when to call it again. A zero
-// duration means that nothing waits for time. It takes the record over first:
+// and says when to call it again. A zero duration means that nothing waits for time. It takes the record over first:
 // what a process has left behind that died is settled at once.
 func (p *Pool) Sweep(ctx context.Context, exists func(context.Context, types.NamespacedName, types.UID) (bool, error)) (time.Duration, error) {
 	if err := p.submit(ctx, &request{apply: func(*Pool) bool { return false }, undo: func(*Pool) {}}); err != nil {
@@ -380,7 +413,6 @@ func (p *Pool) Sweep(ctx context.Context, exists func(context.Context, types.Nam
 	p.mu.Lock()
 	now := p.now()
 	p.tick()
-	p.forgetOld(now)
 	var ask []*pendingEntry
 	next := p.nextWake
 	for _, e := range p.pending {
@@ -416,6 +448,15 @@ func (p *Pool) settleAndWake(e *pendingEntry) {
 	if p.pending[e.uid] == e && p.settlePending(e) {
 		p.wakeFor(e.span)
 	}
+}
+
+// prune forgets what happened long ago and says whether nothing is left to know.
+func (p *Pool) prune(now time.Time) (empty bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgetOld(now)
+	return p.doc == nil && !p.flushing && len(p.queue.tickets) == 0 &&
+		len(p.addresses)+len(p.pending)+len(p.gone)+len(p.dead)+len(p.last) == 0
 }
 
 func (p *Pool) forgetOld(now time.Time) {

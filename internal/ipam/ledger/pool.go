@@ -50,8 +50,12 @@ type Pool struct {
 	loaded bool
 	// aliens is the number of addresses that are not of the pool's family.
 	aliens int
-	// arrived is when an address or claim of this pool last appeared.
+	// arrived is when something of this pool last appeared that was not made
+	// here: an address or a claim that may have come with others.
 	arrived time.Time
+	// used is when the registry was last asked for this ledger; its lock
+	// guards it.
+	used time.Time
 
 	requests []*request
 	flushing bool
@@ -275,7 +279,7 @@ func (p *Pool) learn(ip *capiipamv1.IPAddress) {
 	if _, gone := p.gone[ip.UID]; gone {
 		return
 	}
-	claim := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.ClaimRef.Name}
+	claim := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Name} // IPAM-04e: the claim's name
 	var claimUID types.UID
 	if owner := metav1.GetControllerOf(ip); owner != nil {
 		claimUID = owner.UID
@@ -288,13 +292,20 @@ func (p *Pool) learn(ip *capiipamv1.IPAddress) {
 	p.addresses[ip.UID] = e
 	p.byClaim[claim] = e
 	p.countAddress(e)
-	p.arrived = p.now()
+	if _, chosenHere := p.pending[claimUID]; !chosenHere {
+		p.arrived = p.now()
+	}
 	p.reg.opts.PoolChanged(p.key)
 }
 
 func (p *Pool) addressGone(uid types.UID, moved bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.unlearn(uid, moved)
+}
+
+// unlearn takes an IPAddress out of the index that has gone.
+func (p *Pool) unlearn(uid types.UID, moved bool) {
 	if _, seen := p.gone[uid]; seen {
 		return
 	}
@@ -388,7 +399,9 @@ func (p *Pool) settlePending(e *pendingEntry) bool {
 	return true
 }
 
-func (p *Pool) enqueue(t Ticket) {
+// enqueue puts a claim in line. One that came from another management cluster has
+// an address that may be on its way; one that was made here tells nothing.
+func (p *Pool) enqueue(t Ticket, copied bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, served := p.pending[t.UID]; served {
@@ -399,7 +412,9 @@ func (p *Pool) enqueue(t Ticket) {
 	}
 	if _, known := p.queue.tickets[t.UID]; !known {
 		p.queue.add(t)
-		p.arrived = p.now()
+		if copied {
+			p.arrived = p.now()
+		}
 	}
 }
 

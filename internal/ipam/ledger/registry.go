@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -64,6 +65,13 @@ func KeyOf(ref capiipamv1.IPPoolReference, namespace string) (Key, bool) {
 // KeyOfPool returns the key of a pool.
 func KeyOfPool(p ipamv1.Pool) Key { return Key{p.PoolKind(), p.GetNamespace(), p.GetName()} }
 
+// Copied says whether a claim or pool came from another management cluster, where
+// the provider had marked it.
+func Copied(obj metav1.Object) bool {
+	origin := obj.GetAnnotations()[ipamv1.OriginUIDAnnotation]
+	return origin != "" && origin != string(obj.GetUID())
+}
+
 // Options of a Registry.
 type Options struct {
 	// Namespace restricts the IPAddresses that are read for namespaced pools.
@@ -85,6 +93,9 @@ type Options struct {
 	// WakeClaim is called when a claim that waits should be looked at again.
 	// It must not block.
 	WakeClaim func(types.NamespacedName)
+	// FollowAll makes sure, before a GlobalCapstanIPPool is used, that the
+	// IPAddresses of all namespaces are followed. It may be nil when they are.
+	FollowAll func(context.Context) error
 	// PoolChanged is called when the counts of a pool have changed. It must
 	// not block.
 	PoolChanged func(Key)
@@ -132,6 +143,9 @@ func NewRegistry(c client.Client, live client.Reader, opts Options) *Registry {
 	if opts.Observe == nil {
 		opts.Observe = func(string, Key, int) {}
 	}
+	if opts.FollowAll == nil {
+		opts.FollowAll = func(context.Context) error { return nil }
+	}
 	if opts.WakeClaim == nil {
 		opts.WakeClaim = func(types.NamespacedName) {}
 	}
@@ -177,6 +191,7 @@ func (r *Registry) Pool(key Key) *Pool {
 		p = newPool(r, key)
 		r.pools[key] = p
 	}
+	p.used = r.opts.Now()
 	return p
 }
 
@@ -187,6 +202,21 @@ func (r *Registry) Drop(key Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forgetDoc()
+}
+
+// Prune forgets what need not be kept in mind any more, and the ledgers in which
+// there is nothing: a claim can name whatever pool it likes. Call it now and then,
+// also in a process that does not lead and only follows.
+func (r *Registry) Prune() {
+	now := r.opts.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for key, p := range r.pools {
+		// Whoever works with a ledger has asked for it a moment ago.
+		if empty := p.prune(now); empty && now.Sub(p.used) > remember {
+			delete(r.pools, key)
+		}
+	}
 }
 
 // AddressSeen tells the ledger of an IPAddress that exists.
@@ -211,7 +241,7 @@ func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
 		return
 	}
 	if claim.DeletionTimestamp.IsZero() && claim.Status.AddressRef.Name == "" {
-		r.Pool(key).enqueue(TicketOf(claim))
+		r.Pool(key).enqueue(TicketOf(claim), Copied(claim))
 	} else {
 		r.Pool(key).dequeue(claim.UID)
 	}

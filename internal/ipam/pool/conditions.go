@@ -116,17 +116,13 @@ func readyCondition(f facts, valid, available, overlapping metav1.Condition) met
 	return c
 }
 
-// longestArrival is how long a moved pool waits for paused Clusters. A Cluster
-// may be paused for other reasons, for ever.
-const longestArrival = 10 * time.Minute
-
 // arrivalLeft says how long a pool that came from another management cluster
 // must still wait before it may hand out new addresses. clusterctl makes the
 // pool first and its addresses last, and keeps every Cluster paused until the
-// end.
+// end; but a Cluster may be paused for other reasons, for ever.
 func arrivalLeft(settle, quiet, age time.Duration, clusterPaused bool) time.Duration {
-	if clusterPaused && age < longestArrival {
-		return min(settle, longestArrival-age)
+	if clusterPaused && age < ledger.LongestArrival {
+		return min(settle, ledger.LongestArrival-age)
 	}
 	return settle - min(quiet, age)
 }

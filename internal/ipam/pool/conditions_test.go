@@ -54,8 +54,8 @@ func TestArrivalLeft(t *testing.T) {
 		"addresses come":      {5 * time.Second, time.Minute, false, 25 * time.Second},
 		"quiet":               {settle, time.Minute, false, 0},
 		"a Cluster is paused": {time.Minute, time.Minute, true, settle},
-		"nearly long enough":  {time.Minute, longestArrival - time.Second, true, time.Second},
-		"paused for ever":     {time.Minute, longestArrival, true, -30 * time.Second},
+		"nearly long enough":  {time.Minute, ledger.LongestArrival - time.Second, true, time.Second},
+		"paused for ever":     {time.Minute, ledger.LongestArrival, true, -30 * time.Second},
 	}
 	for name, tt := range tests {
 		if got := arrivalLeft(settle, tt.quiet, tt.age, tt.paused); got != tt.want {

@@ -137,8 +137,7 @@ func (r *Reconciler) patch(ctx context.Context, pool ipamv1.Pool, metadata map[s
 // arrival returns how long a moved pool must still wait, and ends the wait when
 // it is over (row IPAM-06).
 func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (time.Duration, error) {
-	origin := pool.GetAnnotations()[ipamv1.OriginUIDAnnotation]
-	if origin == "" || origin == string(pool.GetUID()) {
+	if !ledger.Copied(pool) {
 		return 0, nil
 	}
 	paused, err := r.anyClusterPaused(ctx, pool.GetNamespace())
@@ -173,6 +172,9 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	var changed []metav1.Condition
 	err = book.Update(ctx, func(doc ipamv1.Pool, view ledger.View) bool {
 		metrics.SetPool(ledger.KeyOfPool(pool), view)
+		if doc.GetGeneration() != pool.GetGeneration() {
+			return false // the watch is about to bring the spec that this would be said of
+		}
 		wanted := conditionsOf(facts{view: view, overlaps: overlaps, deleting: !doc.GetDeletionTimestamp().IsZero(), arriving: arriving})
 		changed = setConditions(doc, wanted)
 		doc.PoolStatus().ObservedGeneration = doc.GetGeneration()
@@ -283,23 +285,26 @@ func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	if !controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) {
 		return ctrl.Result{}, nil
 	}
-	if v := book.View(); v.Addresses > 0 || v.Pending > 0 {
-		return ctrl.Result{RequeueAfter: pendingRetry(v)}, nil
+	if chosen(pool, book.View()) {
+		// That the request to create an IPAddress cannot arrive any more is no event.
+		return ctrl.Result{RequeueAfter: time.Second}, nil
 	}
-	used, err := Uses(ctx, r.Live, pool)
-	if err != nil || len(used) > 0 {
-		return ctrl.Result{}, err
+	// What the cache shows, its watch will take away. What it does not, because it is
+	// of another namespace or of this moment, only the API server can tell.
+	for _, c := range []client.Reader{r.Client, r.Live} {
+		if used, err := Uses(ctx, c, pool); err != nil || len(used) > 0 {
+			return ctrl.Result{}, err
+		}
 	}
 	finalizers := slices.DeleteFunc(slices.Clone(pool.GetFinalizers()), func(f string) bool { return f == ipamv1.PoolFinalizer })
 	return ctrl.Result{}, r.patch(ctx, pool, map[string]any{"finalizers": finalizers})
 }
 
-// pendingRetry: that a quarantine ends is no event.
-func pendingRetry(v ledger.View) time.Duration {
-	if v.Pending > 0 {
-		return time.Second
-	}
-	return 0
+// chosen says whether an IPAddress may still be made from a pool that is being
+// deleted, by this process or by one that has written the pool's record since.
+func chosen(pool ipamv1.Pool, v ledger.View) bool {
+	record := pool.PoolStatus().Allocator
+	return v.Pending > 0 || record != nil && len(record.Pending) > 0
 }
 
 // Uses returns the IPAddresses that refer to a pool.
