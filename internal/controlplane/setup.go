@@ -37,6 +37,7 @@ var Provider = manager.Provider{
 	Name:              "control-plane",
 	Kinds:             []string{kind},
 	NeedsClusterCache: true,
+	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	AddToScheme: func(s *runtime.Scheme) error {
 		return errors.Join(controlplanev1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
 	},

@@ -130,6 +130,10 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Pro
 	for kind, n := range flags.Concurrency {
 		opts.Concurrency[kind] = *n
 	}
+	var indexes []clustercache.CacheOptionsIndex
+	for _, p := range providers {
+		indexes = append(indexes, p.ClusterIndexes...)
+	}
 	for _, p := range providers {
 		if !p.NeedsClusterCache || opts.ClusterCache != nil {
 			continue
@@ -143,7 +147,7 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Pro
 			ClusterFilter:    worthConnecting,
 			Cache: clustercache.CacheOptions{
 				DefaultTransform: ctrlcache.TransformStripManagedFields(),
-				Indexes:          []clustercache.CacheOptionsIndex{clustercache.NodeProviderIDIndex},
+				Indexes:          indexes,
 			},
 			Client: clustercache.ClientOptions{
 				QPS: flags.ClusterCacheQPS, Burst: flags.ClusterCacheBurst,

@@ -64,6 +64,9 @@ type Provider struct {
 	// NeedsClusterCache says that the provider talks to workload clusters.
 	NeedsClusterCache bool
 
+	// ClusterIndexes are what the provider looks up in the cache of each workload cluster.
+	ClusterIndexes []clustercache.CacheOptionsIndex
+
 	// AddToScheme adds the provider's own API types. Cluster API's and Kubernetes' are always there.
 	AddToScheme func(*runtime.Scheme) error
 

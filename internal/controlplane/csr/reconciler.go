@@ -78,6 +78,17 @@ func resumed() predicate.Predicate {
 	}
 }
 
+// OpenIndex finds the requests that nobody has decided on: there are two decided ones for each node.
+var OpenIndex = clustercache.CacheOptionsIndex{
+	Object: &certificatesv1.CertificateSigningRequest{}, Field: "open",
+	ExtractValue: func(o client.Object) []string {
+		if decided(o.(*certificatesv1.CertificateSigningRequest)) {
+			return nil
+		}
+		return []string{"true"}
+	},
+}
+
 // open passes requests that nobody has decided on.
 func open() predicate.TypedPredicate[client.Object] {
 	return predicate.NewPredicateFuncs(func(o client.Object) bool {
@@ -118,23 +129,22 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	if err != nil {
 		return err
 	}
-	// Both lists are as long as the cluster is large, and only read: they are not copied.
 	requests := &certificatesv1.CertificateSigningRequestList{}
-	if err := workload.List(ctx, requests, client.UnsafeDisableDeepCopy); err != nil {
+	if err := workload.List(ctx, requests, client.MatchingFields{OpenIndex.Field: "true"}); err != nil {
 		return err
 	}
-	undecided := slices.DeleteFunc(requests.Items, func(c certificatesv1.CertificateSigningRequest) bool { return decided(&c) })
-	if len(undecided) == 0 {
+	if len(requests.Items) == 0 {
 		return nil
 	}
+	// The list is as long as the cluster is large, and only read: it is not copied.
 	machines := &clusterv1.MachineList{}
 	if err := r.Client.List(ctx, machines, client.InNamespace(cluster.Namespace),
 		client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	var errs []error
-	for i := range undecided {
-		errs = append(errs, r.answer(ctx, workload, undecided[i].DeepCopy(), machines.Items))
+	for i := range requests.Items {
+		errs = append(errs, r.answer(ctx, workload, &requests.Items[i], machines.Items))
 	}
 	return errors.Join(errs...)
 }

@@ -2,8 +2,12 @@ package machine
 
 import (
 	"context"
+	"slices"
 
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -58,7 +62,7 @@ func (r *Reconciler) onHost(ctx context.Context, name string) []reconcile.Reques
 	return out
 }
 
-// ofMachinePool maps a MachinePool to its machines, which wait for its bootstrap data (IM-05).
+// ofMachinePool maps a MachinePool to those of its machines that wait for its bootstrap data (IM-05).
 func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []reconcile.Request {
 	list := &infrav1.CapstanMachineList{}
 	if r.Client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingLabels{
@@ -67,7 +71,17 @@ func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []recon
 	}) != nil {
 		return nil
 	}
+	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool { return m.Spec.ProviderID != "" })
 	return requests(list)
+}
+
+// dataSecretChanged leaves out that core writes the providerIDs of all machines into the spec of their MachinePool, time and
+// again while it scales.
+func dataSecretChanged() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
+		return ptr.Deref(before.Spec.Template.Spec.Bootstrap.DataSecretName, "") != ptr.Deref(after.Spec.Template.Spec.Bootstrap.DataSecretName, "")
+	}}
 }
 
 func requests(list *infrav1.CapstanMachineList) []reconcile.Request {

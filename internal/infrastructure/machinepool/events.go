@@ -64,9 +64,10 @@ func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Reque
 // machinePoolChanged drops what core itself writes to a MachinePool.
 func machinePoolChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := e.ObjectOld.(*clusterv1.MachinePool).DeepCopy(), e.ObjectNew.(*clusterv1.MachinePool).DeepCopy()
-		before.Spec.ProviderIDList, after.Spec.ProviderIDList = nil, nil
-		return !equality.Semantic.DeepEqual(before.Spec, after.Spec) ||
+		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
+		was, is := before.Spec, after.Spec
+		was.ProviderIDList, is.ProviderIDList = nil, nil
+		return !equality.Semantic.DeepEqual(was, is) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!before.DeletionTimestamp.Equal(after.DeletionTimestamp)
 	}}
