@@ -15,6 +15,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/owner"
 )
 
 // HostImage is the machine image that is the host's own /usr.
@@ -42,6 +43,9 @@ func checkMachine(s *hostpb.MachineSpec) error {
 		return invalid("machine %s/%s wants %d bytes of memory, the least is %d", s.Namespace, s.Name, s.MemoryBytes, minMemory)
 	case len(s.Addresses) == 0:
 		return invalid("machine %s/%s has no address", s.Namespace, s.Name)
+	}
+	if err := owner.Given("machine", s.Id, s); err != nil {
+		return err
 	}
 	if err := checkNetwork(s.Network); err != nil {
 		return err
@@ -83,7 +87,7 @@ func checkNetwork(n *hostpb.Network) error {
 	if _, err := subnets(n); err != nil {
 		return status.Errorf(codes.InvalidArgument, "cluster %s/%s: %v", n.Namespace, n.Name, err)
 	}
-	return nil
+	return owner.Given("network", n.Id, n)
 }
 
 // changed names the field in which a machine that exists differs from what is asked for. The network's

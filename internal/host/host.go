@@ -1,9 +1,10 @@
 // Package host is capstand, the root daemon of a host: it makes machines, networks and load balancers
 // and keeps them, through its own restarts and those of the host.
 //
-// Everything is keyed by the id that its owner gave it. What is asked for is on disk before it is done,
-// and everything that is done can be done again: at its start capstand goes through its disk and
-// carries on from wherever it, or the host, was stopped.
+// Everything is keyed by the id that its owner gave it, and belongs to its owner's namespace and name alone
+// (package owner). What is asked for is on disk before it is done, and everything that is done can be done
+// again: at its start capstand goes through its disk and carries on from wherever it, or the host,
+// was stopped.
 package host
 
 import (
@@ -28,6 +29,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -317,6 +319,11 @@ const onDemand = "on-demand"
 
 // ensureNetwork makes and records a network; h.mu is held.
 func (h *Host) ensureNetwork(ctx context.Context, n *hostpb.Network, demanded bool) error {
+	if have := h.networks[n.Id]; have != nil {
+		if err := owner.Ensure("network", n.Id, have, n); err != nil {
+			return err
+		}
+	}
 	for _, other := range h.networks {
 		if other.Id != n.Id && other.Namespace == n.Namespace && other.Name == n.Name {
 			return status.Errorf(codes.AlreadyExists, "cluster %s/%s has network %s on this host, not %s: it belongs to another cluster of that name, delete that first",
@@ -357,8 +364,16 @@ func ignoreNotExist(err error) error {
 
 // DeleteNetwork removes a cluster's network from this host.
 func (h *Host) DeleteNetwork(ctx context.Context, req *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
+	if err := owner.Given("network", req.Id, req); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if n := h.networks[req.Id]; n != nil {
+		if err := owner.Delete("network", req.Id, n, req); err != nil {
+			return nil, err
+		}
+	}
 	if err := h.networkUnused(req.Id); err != nil {
 		return nil, err
 	}
@@ -456,6 +471,9 @@ func (h *Host) admit(spec *hostpb.MachineSpec) error {
 
 // machineAgain answers for a machine that exists. Bootstrap data is taken if it was missing.
 func (h *Host) machineAgain(m *machine, req *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Ensure("machine", m.spec.Id, m.spec, req.Spec); err != nil {
+		return nil, err
+	}
 	if m.deleted.Err() != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "machine %s is being deleted; make one with a new id", m.spec.Id)
 	}
@@ -512,16 +530,13 @@ func (h *Host) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineReque
 	if !idForm.MatchString(req.Id) {
 		return nil, status.Errorf(codes.InvalidArgument, "machine id %q is not valid", req.Id)
 	}
-	h.mu.Lock()
-	h.store.buryOld(time.Now())
-	m := h.machines[req.Id]
-	if !h.store.buried(req.Id, time.Now()) {
-		if err := h.store.bury(req.Id); err != nil {
-			h.mu.Unlock()
-			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
-		}
+	if err := owner.Given("machine", req.Id, req); err != nil {
+		return nil, err
 	}
-	h.mu.Unlock()
+	m, err := h.bury(req)
+	if err != nil {
+		return nil, err
+	}
 	if m == nil {
 		return &hostpb.DeleteMachineResponse{Done: true}, nil
 	}
@@ -534,6 +549,25 @@ func (h *Host) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineReque
 	case <-time.After(deleteWait):
 	}
 	return &hostpb.DeleteMachineResponse{Done: false}, nil
+}
+
+// bury notes that a machine is to be gone, and returns it if it is there.
+func (h *Host) bury(req *hostpb.DeleteMachineRequest) (*machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.store.buryOld(time.Now())
+	m := h.machines[req.Id]
+	if m != nil {
+		if err := owner.Delete("machine", req.Id, m.spec, req); err != nil {
+			return nil, err
+		}
+	}
+	if !h.store.buried(req.Id, time.Now()) {
+		if err := h.store.bury(req.Id); err != nil {
+			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
+		}
+	}
+	return m, nil
 }
 
 // forget drops a machine of which nothing is left, and its network if that was made for machines.
@@ -572,6 +606,9 @@ func (h *Host) dropCgroup() {
 func (h *Host) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
 	if !idForm.MatchString(want.Id) || len(want.Listen) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "load balancer %q needs a valid id and a listen address", want.Id)
+	}
+	if err := owner.Given("load balancer", want.Id, want); err != nil {
+		return nil, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -629,6 +666,11 @@ func (h *Host) listenAddresses(spec *hostpb.LoadBalancer) ([]string, error) {
 // admitBalancer decides whether a load balancer may be as asked for, and returns its listen addresses;
 // h.mu is held.
 func (h *Host) admitBalancer(want *hostpb.LoadBalancer) ([]string, error) {
+	if lb := h.balancers[want.Id]; lb != nil {
+		if err := owner.Ensure("load balancer", want.Id, lb.spec, want); err != nil {
+			return nil, err
+		}
+	}
 	listen, err := h.listenAddresses(want)
 	if err != nil {
 		return nil, err
@@ -685,11 +727,17 @@ func (lb *loadBalancer) currentSpec() *hostpb.LoadBalancer {
 
 // DeleteLoadBalancer removes a load balancer; an unknown one is fine.
 func (h *Host) DeleteLoadBalancer(ctx context.Context, req *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
+	if err := owner.Given("load balancer", req.Id, req); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	lb := h.balancers[req.Id]
 	h.mu.Unlock()
 	if lb == nil {
 		return &hostpb.DeleteLoadBalancerResponse{}, nil
+	}
+	if err := owner.Delete("load balancer", req.Id, lb.currentSpec(), req); err != nil {
+		return nil, err
 	}
 	// The mark makes the deletion go on after a crash.
 	if err := disk.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {

@@ -24,6 +24,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/owner"
 )
 
 // Driver is what HostInfo says.
@@ -196,8 +197,22 @@ func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Netw
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err := h.ownNetwork(n); err != nil {
+		return nil, err
+	}
 	h.networks[n.GetId()] = described(n)
 	return h.networks[n.GetId()], nil
+}
+
+// ownNetwork refuses the network of another cluster, or of nobody; h.mu is held.
+func (h *Host) ownNetwork(n *hostpb.Network) error {
+	if err := owner.Given("network", n.GetId(), n); err != nil {
+		return err
+	}
+	if have := h.networks[n.GetId()]; have != nil {
+		return owner.Ensure("network", n.GetId(), have, n)
+	}
+	return nil
 }
 
 func described(n *hostpb.Network) *hostpb.Network {
@@ -210,8 +225,16 @@ func described(n *hostpb.Network) *hostpb.Network {
 
 // DeleteNetwork implements hostpb.HostServer.
 func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
+	if err := owner.Given("network", r.GetId(), r); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if n := h.networks[r.GetId()]; n != nil {
+		if err := owner.Delete("network", r.GetId(), n, r); err != nil {
+			return nil, err
+		}
+	}
 	for _, m := range h.machines {
 		if spec := m.record.GetSpec(); spec.GetNetwork().GetId() == r.GetId() {
 			return nil, status.Errorf(codes.FailedPrecondition, "network %s has machine %s/%s; delete its machines first", r.GetId(), spec.GetNamespace(), spec.GetName())
@@ -238,6 +261,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if m := h.machines[spec.GetId()]; m != nil {
+		if err := owner.Ensure("machine", spec.GetId(), m.record.GetSpec(), spec); err != nil {
+			return nil, err
+		}
 		return m.snapshot(), nil
 	}
 	if err := h.admit(spec); err != nil {
@@ -259,6 +285,12 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 func (h *Host) admit(spec *hostpb.MachineSpec) error {
 	if spec.GetId() == "" || filepath.Base(spec.GetId()) != spec.GetId() || spec.GetName() == "" {
 		return status.Errorf(codes.InvalidArgument, "id %q and name %q: both are needed, and the id must be a file's name", spec.GetId(), spec.GetName())
+	}
+	if err := owner.Given("machine", spec.GetId(), spec); err != nil {
+		return err
+	}
+	if err := h.ownNetwork(spec.GetNetwork()); err != nil {
+		return err
 	}
 	if h.store.buried(spec.GetId()) {
 		return status.Errorf(codes.FailedPrecondition, "machine %s was deleted; make one with a new id", spec.GetId())
@@ -309,11 +341,18 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 	if filepath.Base(r.GetId()) != r.GetId() {
 		return nil, status.Errorf(codes.InvalidArgument, "id %q is no machine's", r.GetId())
 	}
+	if err := owner.Given("machine", r.GetId(), r); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	m := h.machines[r.GetId()]
 	if m == nil {
 		h.mu.Unlock()
 		return &hostpb.DeleteMachineResponse{Done: true}, h.store.bury(r.GetId())
+	}
+	if err := owner.Delete("machine", r.GetId(), m.record.GetSpec(), r); err != nil {
+		h.mu.Unlock()
+		return nil, err
 	}
 	m.cancel()
 	if err := h.store.bury(r.GetId()); err != nil {

@@ -35,9 +35,17 @@ func start(t *testing.T, root string, b Behaviour) (*Host, func()) {
 
 func request(id, name string) *hostpb.EnsureMachineRequest {
 	return &hostpb.EnsureMachineRequest{BootstrapData: []byte("secret"), Spec: &hostpb.MachineSpec{
-		Id: id, Namespace: "n", Name: name, KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30, Network: &hostpb.Network{Id: "net", Cidr: "10.0.0.0/24"},
+		Id: id, Namespace: "n", Name: name, KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30, Network: network(),
 		Addresses: []*hostpb.Address{{Address: "10.0.0." + strconv.Itoa(len(name)), Prefix: 24}},
 	}}
+}
+
+func network() *hostpb.Network {
+	return &hostpb.Network{Id: "net", Namespace: "n", Name: "c", Cidr: "10.0.0.0/24"}
+}
+
+func deletion(id, name string) *hostpb.DeleteMachineRequest {
+	return &hostpb.DeleteMachineRequest{Id: id, Namespace: "n", Name: name}
 }
 
 func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bool) {
@@ -78,7 +86,7 @@ func TestLife(t *testing.T) {
 
 	h, _ = start(t, root, Behaviour{StartDelay: time.Hour})
 	becomes(t, h, "a", isRunning)
-	if res, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "a"}); err != nil || !res.GetDone() {
+	if res, err := h.DeleteMachine(ctx, deletion("a", "one")); err != nil || !res.GetDone() {
 		t.Fatal(res, err)
 	}
 	if _, err := h.EnsureMachine(ctx, request("a", "one")); status.Code(err) != codes.FailedPrecondition {
@@ -87,7 +95,7 @@ func TestLife(t *testing.T) {
 	if _, err := h.EnsureMachine(ctx, request("b", "one")); err != nil {
 		t.Errorf("its name and address are free again: %v", err)
 	}
-	if _, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "b"}); err != nil {
+	if _, err := h.DeleteMachine(ctx, deletion("b", "one")); err != nil {
 		t.Error(err)
 	}
 	if info, _ := h.GetInfo(ctx, nil); info.GetMachines() != 0 || info.GetAllocatedMemoryBytes() != 0 {
@@ -119,9 +127,44 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, tc.want)
 		}
 	}
-	if _, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net"}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net", Namespace: "n", Name: "c"}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("network in use: %v", err)
 	}
+}
+
+// A copy in another namespace gets and removes nothing of what it was copied from.
+func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
+	root, ctx := t.TempDir(), context.Background()
+	h, stop := start(t, root, Behaviour{})
+	if _, err := h.EnsureMachine(ctx, request("a", "one")); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, h, "a", isRunning)
+	stop()
+	h, _ = start(t, root, Behaviour{})
+
+	copied, guest := request("a", "one"), request("b", "three")
+	copied.Spec.Namespace, guest.Spec.Namespace, guest.Spec.Network.Namespace = "thief", "thief", "thief"
+	for name, tc := range map[string]struct {
+		call func() error
+		want codes.Code
+	}{
+		"make it":                 {func() error { _, err := h.EnsureMachine(ctx, copied); return err }, codes.AlreadyExists},
+		"make one in its network": {func() error { _, err := h.EnsureMachine(ctx, guest); return err }, codes.AlreadyExists},
+		"make its network":        {func() error { _, err := h.EnsureNetwork(ctx, guest.GetSpec().GetNetwork()); return err }, codes.AlreadyExists},
+		"delete it":               {func() error { _, err := h.DeleteMachine(ctx, deletion("a", "other")); return err }, codes.PermissionDenied},
+		"delete it for nobody":    {func() error { _, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "a"}); return err }, codes.InvalidArgument},
+		"delete its network": {func() error {
+			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net", Namespace: "thief", Name: "c"})
+			return err
+		}, codes.PermissionDenied},
+		"delete network for nobody": {func() error { _, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net"}); return err }, codes.InvalidArgument},
+	} {
+		if err := tc.call(); status.Code(err) != tc.want {
+			t.Errorf("%s: %v, want %v", name, err, tc.want)
+		}
+	}
+	becomes(t, h, "a", isRunning)
 }
 
 func TestFailures(t *testing.T) {

@@ -1,10 +1,12 @@
 // The interface between the infrastructure provider and capstand, the daemon of a host.
 //
-// Every call is idempotent by id: calling it again with the same content changes nothing, and a
-// known name that comes with another id is refused with ALREADY_EXISTS. Errors carry what was
-// wanted, what was found and what to do in their message, with these codes:
+// Every call is idempotent by id: calling it again with the same content changes nothing. An id and a namespace and
+// name belong together for as long as the object is there: a known name that comes with another id, and a known
+// id that comes with another name, are refused, so that a copy of an object never gets at what
+// the original has. Errors carry what was wanted, what was found and what to do in their message, with these codes:
 //   INVALID_ARGUMENT     the request can never work as it is
-//   ALREADY_EXISTS       the name, address or port belongs to another id
+//   ALREADY_EXISTS       the name, address or port belongs to another id, or the id to another name
+//   PERMISSION_DENIED    what is to be deleted belongs to another name: nothing of the caller's is there
 //   RESOURCE_EXHAUSTED   not enough memory is left on the host
 //   FAILED_PRECONDITION  the host lacks something: a Kubernetes version, an image, a free network; or the
 //                        object is being deleted, or a machine of that id was within the last day
@@ -616,8 +618,11 @@ func (x *Network) GetIpv6Cidr() string {
 }
 
 type DeleteNetworkRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the Cluster: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -655,6 +660,20 @@ func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
 func (x *DeleteNetworkRequest) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteNetworkRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteNetworkRequest) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -697,9 +716,9 @@ func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
 
 type LoadBalancer struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // the CapstanCluster's spec.id
-	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`               // the CapstanCluster's spec.id
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the Cluster
+	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`           // of the Cluster
 	NetworkId string                 `protobuf:"bytes,4,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
 	// listen addresses, host:port. The host part of the first one is the network's gateway address
 	// when it is empty (":6443"). Another address of the network's becomes the host's as long as the
@@ -861,8 +880,11 @@ func (x *Backend) GetHealthy() bool {
 }
 
 type DeleteLoadBalancerRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the Cluster: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -900,6 +922,20 @@ func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
 func (x *DeleteLoadBalancerRequest) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteLoadBalancerRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteLoadBalancerRequest) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -1548,8 +1584,11 @@ func (x *ListMachinesResponse) GetMachines() []*Machine {
 }
 
 type DeleteMachineRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the CapstanMachine: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1587,6 +1626,20 @@ func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
 func (x *DeleteMachineRequest) GetId() string {
 	if x != nil {
 		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteMachineRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteMachineRequest) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -1887,9 +1940,11 @@ const file_host_proto_rawDesc = "" +
 	"\x04cidr\x18\x04 \x01(\tR\x04cidr\x12\x18\n" +
 	"\agateway\x18\x05 \x01(\tR\agateway\x12\x16\n" +
 	"\x06bridge\x18\x06 \x01(\tR\x06bridge\x12\x1b\n" +
-	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\"&\n" +
+	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\"X\n" +
 	"\x14DeleteNetworkRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x17\n" +
 	"\x15DeleteNetworkResponse\"\xf1\x01\n" +
 	"\fLoadBalancer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
@@ -1904,9 +1959,11 @@ const file_host_proto_rawDesc = "" +
 	"\aBackend\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
-	"\ahealthy\x18\x03 \x01(\bR\ahealthy\"+\n" +
+	"\ahealthy\x18\x03 \x01(\bR\ahealthy\"]\n" +
 	"\x19DeleteLoadBalancerRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x1c\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x1c\n" +
 	"\x1aDeleteLoadBalancerResponse\"\xbe\x03\n" +
 	"\vMachineSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
@@ -1969,9 +2026,11 @@ const file_host_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
 	"\x13ListMachinesRequest\"L\n" +
 	"\x14ListMachinesResponse\x124\n" +
-	"\bmachines\x18\x01 \x03(\v2\x18.capstan.host.v1.MachineR\bmachines\"&\n" +
+	"\bmachines\x18\x01 \x03(\v2\x18.capstan.host.v1.MachineR\bmachines\"X\n" +
 	"\x14DeleteMachineRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"+\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"+\n" +
 	"\x15DeleteMachineResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\"D\n" +
 	"\x10LoadImageRequest\x12\x1a\n" +

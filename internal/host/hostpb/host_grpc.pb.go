@@ -1,10 +1,12 @@
 // The interface between the infrastructure provider and capstand, the daemon of a host.
 //
-// Every call is idempotent by id: calling it again with the same content changes nothing, and a
-// known name that comes with another id is refused with ALREADY_EXISTS. Errors carry what was
-// wanted, what was found and what to do in their message, with these codes:
+// Every call is idempotent by id: calling it again with the same content changes nothing. An id and a namespace and
+// name belong together for as long as the object is there: a known name that comes with another id, and a known
+// id that comes with another name, are refused, so that a copy of an object never gets at what
+// the original has. Errors carry what was wanted, what was found and what to do in their message, with these codes:
 //   INVALID_ARGUMENT     the request can never work as it is
-//   ALREADY_EXISTS       the name, address or port belongs to another id
+//   ALREADY_EXISTS       the name, address or port belongs to another id, or the id to another name
+//   PERMISSION_DENIED    what is to be deleted belongs to another name: nothing of the caller's is there
 //   RESOURCE_EXHAUSTED   not enough memory is left on the host
 //   FAILED_PRECONDITION  the host lacks something: a Kubernetes version, an image, a free network; or the
 //                        object is being deleted, or a machine of that id was within the last day

@@ -3,8 +3,10 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,6 +74,17 @@ type scope struct {
 }
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }
+
+// clusterName is known also when the Cluster is gone, so that hosts can be told whose things are to go: core has
+// written it down twice.
+func (s *scope) clusterName() string {
+	for _, ref := range s.capstan.OwnerReferences {
+		if ref.Kind == clusterGroupKind.Kind && strings.HasPrefix(ref.APIVersion, clusterGroupKind.Group+"/") {
+			return ref.Name
+		}
+	}
+	return cmp.Or(s.capstan.Labels[clusterv1.ClusterNameLabel], s.capstan.Name)
+}
 
 // SetupWithManager adds the reconciler and the indexes of this package. It uses those of package host.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 )
@@ -50,14 +52,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 
 func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	list := &infrav1.CapstanMachineList{}
-	name := s.capstan.Labels[clusterv1.ClusterNameLabel]
-	if s.cluster != nil {
-		name = s.cluster.Name
-	}
-	if name == "" {
-		return 0, nil
-	}
-	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: name})
+	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.clusterName()})
 	return len(list.Items), err
 }
 
@@ -83,7 +78,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		if conn == nil {
 			continue
 		}
-		if e := remove(ctx, conn, s.capstan.Spec.ID); e != nil && err == nil {
+		if e := remove(ctx, conn, s); e != nil && err == nil {
 			err = fmt.Errorf("host %s: %w", h.Name, e)
 		}
 	}
@@ -100,12 +95,24 @@ func unreachable(c *infrav1.CapstanCluster, conn *hostclient.Host) string {
 	return hosts.Mismatch(lb.HostName, lb.HostID, conn.ID())
 }
 
-func remove(ctx context.Context, host *hostclient.Host, id string) error {
-	if _, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: id}); err != nil && hostclient.Code(err) != codes.NotFound {
+// remove takes what is the cluster's from a host. What another cluster has there under its id is not: this one is a
+// copy of that then, and has nothing there.
+func remove(ctx context.Context, host *hostclient.Host, s *scope) error {
+	id, namespace, name := s.capstan.Spec.ID, s.capstan.Namespace, s.clusterName()
+	req := &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: namespace, Name: name}
+	if other := host.LoadBalancer(id); other != nil && !owner.Same(other, req) {
+		return nil
+	}
+	if _, err := host.DeleteLoadBalancer(ctx, req); !absent(err) {
 		return fmt.Errorf("delete the load balancer: %s", hostclient.Message(err))
 	}
-	if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id}); err != nil && hostclient.Code(err) != codes.NotFound {
+	if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: namespace, Name: name}); !absent(err) {
 		return fmt.Errorf("delete the network: %s", hostclient.Message(err))
 	}
 	return nil
+}
+
+// absent says that a deletion left nothing of the cluster.
+func absent(err error) bool {
+	return slices.Contains([]codes.Code{codes.OK, codes.NotFound, codes.PermissionDenied}, hostclient.Code(err))
 }

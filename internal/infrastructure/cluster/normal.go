@@ -22,6 +22,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
@@ -195,19 +196,26 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 
 // ensureNetwork makes the network on the load balancer's host. Every host makes it by itself with its
 // first machine of the cluster, and removes it with the last one.
-func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
+func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
 	if external(s.capstan) {
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
 	}
 	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		// The load balancer is a process of its own: it may well serve while capstand does not answer.
-		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
+		setNetworkAndBalancer(s.capstan, metav1.ConditionUnknown, reason, why)
 		return errWaiting
 	}
-	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && host.LoadBalancer(s.capstan.Spec.ID) != nil {
+	made := owner.Same(host.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+	// Whoever wrote the host to spec (ALL-18). What runs goes on, also when its host would not be chosen any more.
+	if !made && len(hosts.Named(usable, host.Name())) == 0 {
+		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
+			"spec.loadBalancer.hostName names CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: name another one, or see its spec.allowedNamespaces and labels",
+			host.Name(), s.capstan.Namespace))
+		return errWaiting // A change of the CapstanHost is the event.
+	}
+	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && made {
 		return nil
 	}
 	_, err := host.EnsureNetwork(ctx, &hostpb.Network{
@@ -324,6 +332,11 @@ func externalEndpoint(s *scope) error {
 	}
 	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerExternalReason, "")
 	return nil
+}
+
+func setNetworkAndBalancer(c *infrav1.CapstanCluster, status metav1.ConditionStatus, reason, message string) {
+	set(c, infrav1.NetworkReadyCondition, status, reason, "%s", message)
+	set(c, infrav1.LoadBalancerReadyCondition, status, reason, "%s", message)
 }
 
 func external(c *infrav1.CapstanCluster) bool {

@@ -38,6 +38,11 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 	return usable, nil
 }
 
+// Named is the part of a list that has the name: one host or none.
+func Named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
+	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return h.Name != name })
+}
+
 func selectsNamespaces(h infrav1.CapstanHost) bool {
 	return h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
 }

@@ -76,7 +76,9 @@ func Ensure(ctx context.Context, host *hostclient.Host, desired *hostpb.LoadBala
 
 // wanted is the part of a load balancer that the host does not fill in.
 func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
-	out := &hostpb.LoadBalancer{Id: lb.GetId(), NetworkId: lb.GetNetworkId(), Listen: slices.Clone(lb.GetListen())}
+	out := &hostpb.LoadBalancer{
+		Id: lb.GetId(), Namespace: lb.GetNamespace(), Name: lb.GetName(), NetworkId: lb.GetNetworkId(), Listen: slices.Clone(lb.GetListen()),
+	}
 	if len(out.Listen) > 0 {
 		// The host may fill in the gateway address where the host part was empty.
 		_, port, _ := net.SplitHostPort(out.Listen[0])

@@ -14,6 +14,8 @@ import (
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -35,8 +37,35 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 		s.recorded = true
 		return errWaiting
 	}
+	if err := r.checkHost(ctx, s); err != nil {
+		return err
+	}
 	set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionTrue, infrav1.HostAssignedReason, "")
 	set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionTrue, infrav1.AddressesAssignedReason, "")
+	return nil
+}
+
+// checkHost refuses a host that spec names and that the machine may not have, whoever wrote it there (ALL-18), as
+// long as the machine is not made. What runs goes on, also when its host would not be chosen any more.
+func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
+	m := s.capstan
+	if m.Spec.ProviderID != "" || owner.Same(r.onItsHost(m).GetSpec(), m) {
+		return nil
+	}
+	capstanCluster, err := r.capstanCluster(ctx, s)
+	if err != nil {
+		return err
+	}
+	_, err = r.usable(ctx, s, capstanCluster)
+	return err
+}
+
+// onItsHost is what its host has under the machine's id, as it last said, or nil. It may be another's: see
+// package owner.
+func (r *Reconciler) onItsHost(m *infrav1.CapstanMachine) *hostpb.Machine {
+	if host := r.Pool.Get(m.Spec.HostName); host != nil {
+		return host.Machine(m.Spec.ID)
+	}
 	return nil
 }
 
@@ -104,20 +133,28 @@ func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
 	r.WaitForCache(r.controller, m, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
 }
 
+// usable are the hosts that the machine may have; only the one that spec names, if it names one.
+func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.CapstanHost, error) {
+	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
+	wanted := s.capstan.Spec.HostName
+	if err != nil || wanted == "" {
+		return usable, err
+	}
+	if usable = hosts.Named(usable, wanted); len(usable) == 0 {
+		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
+			"spec.hostName names CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: name another one, or see its spec.allowedNamespaces and labels",
+			wanted, s.capstan.Namespace)
+		return nil, errWaiting // A change of the CapstanHost is the event.
+	}
+	return usable, nil
+}
+
 // chooseHost places the machine (IM-02), or checks the host that spec names.
 func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) (*hostclient.Host, error) {
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
-	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
+	usable, err := r.usable(ctx, s, capstanCluster)
 	if err != nil {
 		return nil, err
-	}
-	if wanted := s.capstan.Spec.HostName; wanted != "" {
-		usable = named(usable, wanted)
-		if len(usable) == 0 {
-			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
-				"spec.hostName names CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors", wanted, s.capstan.Namespace)
-			return nil, errWaiting
-		}
 	}
 	name, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{
 		FailureDomain: wantedFailureDomain(s),
@@ -136,15 +173,6 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 		return nil, fmt.Errorf("host %s was disconnected in between", name)
 	}
 	return host, nil
-}
-
-func named(list []infrav1.CapstanHost, name string) []infrav1.CapstanHost {
-	for i := range list {
-		if list[i].Name == name {
-			return list[i : i+1]
-		}
-	}
-	return nil
 }
 
 // failureDomain of the machine's host.

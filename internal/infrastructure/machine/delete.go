@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/grpc/codes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +16,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
@@ -64,7 +66,7 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 		return err
 	}
 	host := r.Pool.Get(capstanCluster.Spec.LoadBalancer.HostName)
-	if host == nil || host.Connected() != nil || host.LoadBalancer(capstanCluster.Spec.ID) == nil {
+	if host == nil || host.Connected() != nil || !owner.Same(host.LoadBalancer(capstanCluster.Spec.ID), s.cluster) {
 		return nil
 	}
 	key := client.ObjectKeyFromObject(s.cluster)
@@ -104,7 +106,13 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		blocked(s, "%s", why)
 		return errWaiting
 	}
-	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID})
+	if other := host.Machine(spec.ID).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
+		return nil // This is a copy of that one, and has nothing there.
+	}
+	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
+	if hostclient.Code(err) == codes.PermissionDenied {
+		return nil // The same, and the host has not told of the other one yet.
+	}
 	if err != nil {
 		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, hostclient.Message(err))
 	}

@@ -18,6 +18,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 )
@@ -97,6 +98,12 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 
 // ensureMachine has the host make the machine, once, and shows what became of it.
 func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
+	if other := r.onItsHost(s.capstan).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
+			"On host %s the id %s is that of machine %s/%s, of which this must be a copy: nothing is done. Delete this one; one that is to run must be made without spec.id and spec.providerID",
+			s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
+		return errWaiting // A deleted id is not made again: there is nothing to wait for but its own deletion.
+	}
 	if s.capstan.Spec.ProviderID != "" {
 		// Known from spec alone, also after a move (ALL-12).
 		markProvisioned(s, "")

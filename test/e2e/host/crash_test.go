@@ -154,7 +154,7 @@ func TestKilledWhileBusy(t *testing.T) {
 	}
 	for n := 10; n < 14; n++ {
 		id := blue.machine(n).Id
-		go func() { _, _ = c.HostClient.DeleteMachine(c.ctx(), &hostpb.DeleteMachineRequest{Id: id}) }()
+		go func() { _, _ = c.HostClient.DeleteMachine(c.ctx(), deletion(blue.machine(n))) }()
 		eventually(t, "tombstone", func() error { _, err := os.Stat(filepath.Join(c.root, "tombstones", id)); return err })
 		c.kill()
 		c.start()

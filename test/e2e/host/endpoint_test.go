@@ -82,7 +82,7 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id}); err != nil {
+	if _, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id, Namespace: lb.Namespace, Name: lb.Name}); err != nil {
 		t.Fatal(err)
 	}
 	if bridgeHas(t, blue, second) {

@@ -23,6 +23,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -166,24 +168,33 @@ func (c *capstand) cleanUp() {
 	}
 	machines, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
 	check(c.t, err)
-	networks := map[string]bool{}
 	for _, m := range machines.Machines {
-		networks[m.Spec.Network.Id] = true
-		c.deleteMachine(m.Spec.Id)
+		c.deleteMachine(m.Spec)
 	}
-	entries, err := os.ReadDir(filepath.Join(c.root, "balancers"))
-	check(c.t, err)
-	for _, entry := range entries {
-		_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: entry.Name()})
+	for _, lb := range recorded(c, "balancers", func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} }) {
+		_, err := c.DeleteLoadBalancer(c.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: lb.Id, Namespace: lb.Namespace, Name: lb.Name})
 		check(c.t, err)
 	}
-	entries, err = os.ReadDir(filepath.Join(c.root, "networks"))
-	check(c.t, err)
-	for _, entry := range entries {
-		_, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: entry.Name()})
+	for _, n := range recorded(c, "networks", func() *hostpb.Network { return &hostpb.Network{} }) {
+		_, err := c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
 		check(c.t, err)
 	}
 	c.end(syscall.SIGTERM)
+}
+
+// recorded reads what a capstand has of a kind.
+func recorded[T proto.Message](c *capstand, kind string, empty func() T) (all []T) {
+	c.t.Helper()
+	files, err := filepath.Glob(filepath.Join(c.root, kind, "*", "spec.json"))
+	check(c.t, err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		check(c.t, err)
+		object := empty()
+		check(c.t, protojson.Unmarshal(data, object))
+		all = append(all, object)
+	}
+	return all
 }
 
 func (c *capstand) ctx() context.Context {
@@ -248,13 +259,17 @@ func (c *capstand) await(id string, wanted func(*hostpb.Machine) bool) *hostpb.M
 	}
 }
 
-func (c *capstand) deleteMachine(id string) {
+func (c *capstand) deleteMachine(spec *hostpb.MachineSpec) {
 	c.t.Helper()
-	res, err := c.DeleteMachine(c.ctx(), &hostpb.DeleteMachineRequest{Id: id})
+	res, err := c.DeleteMachine(c.ctx(), deletion(spec))
 	check(c.t, err)
 	if !res.Done {
-		c.t.Fatalf("machine %s is not gone: %v\n%s", id, res, c.output)
+		c.t.Fatalf("machine %s is not gone: %v\n%s", spec.Id, res, c.output)
 	}
+}
+
+func deletion(spec *hostpb.MachineSpec) *hostpb.DeleteMachineRequest {
+	return &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: spec.Namespace, Name: spec.Name}
 }
 
 // web is an HTTPS client for testinit; each request has a connection of its own.

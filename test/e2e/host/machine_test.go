@@ -41,7 +41,7 @@ func TestMachine(t *testing.T) {
 	if info.Machines != 1 || info.AllocatedMemoryBytes != m.Spec.MemoryBytes || info.KubernetesVersions[0] != version || info.Driver != "runc" {
 		t.Errorf("host: %v", info)
 	}
-	c.deleteMachine(m.Spec.Id)
+	c.deleteMachine(m.Spec)
 	if _, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: blue.machine(10)}); err == nil {
 		t.Error("a deleted id was made again")
 	}

@@ -128,12 +128,12 @@ func TestTwoHosts(t *testing.T) {
 	_, err := b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: twin})
 	refused(t, err, codes.AlreadyExists, blue.address(10))
 
-	a.deleteMachine(blue.machine(10).Id)
+	a.deleteMachine(blue.machine(10))
 	check(t, answers(blue.address(11), "blue-11")) // the network is still there
 	_, err = b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: twin})
 	check(t, err) // the address is free now
-	b.deleteMachine(twin.Id)
-	b.deleteMachine(blue.machine(11).Id)
+	b.deleteMachine(twin)
+	b.deleteMachine(blue.machine(11))
 	check(t, tryHost("! ip link show "+bridge(blue)))
 }
 
@@ -197,11 +197,71 @@ func TestRefusals(t *testing.T) {
 		t.Log(name, "→", err)
 		refused(t, err, test.code, test.says)
 	}
-	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id})
+	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: "default", Name: blue.name})
 	refused(t, err, codes.FailedPrecondition, "blue-10")
 	if list, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{}); err != nil || len(list.Machines) != 1 {
 		t.Errorf("refusals left %v %v", list, err)
 	}
+}
+
+// What a copy in another namespace has the id of is not the copy's: it is neither changed nor removed for it, and
+// nobody gets into the network, also not on another capstand of the box.
+func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
+	leavesNothing(t)
+	a, b := newCapstand(t), newCapstand(t)
+	m := a.make(blue.machine(10))
+	a.balancer(blue, 10)
+	lb := a.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving })
+
+	copied := blue.machine(10)
+	copied.Namespace, copied.Network.Namespace = "thief", "thief"
+	guest := proto.CloneOf(copied)
+	guest.Id, guest.Addresses[0].Address = "e2e-guest", blue.address(20)
+	neighbour := green.machine(10)
+	neighbour.Id, neighbour.Namespace, neighbour.Network.Namespace = m.Spec.Id, "thief", "thief"
+	balancer := proto.CloneOf(lb)
+	balancer.Namespace, balancer.Backends = "thief", nil
+	for name, call := range map[string]func() error{
+		"machine": func() error {
+			_, err := a.EnsureMachine(a.ctx(), &hostpb.EnsureMachineRequest{Spec: copied})
+			return err
+		},
+		"machine in its network": func() error {
+			_, err := a.EnsureMachine(a.ctx(), &hostpb.EnsureMachineRequest{Spec: guest})
+			return err
+		},
+		"machine in its network, another capstand": func() error {
+			_, err := b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: guest})
+			return err
+		},
+		"machine in a network of its own, another capstand": func() error {
+			_, err := b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: neighbour})
+			return err
+		},
+		"network":       func() error { _, err := a.EnsureNetwork(a.ctx(), copied.Network); return err },
+		"load balancer": func() error { _, err := a.EnsureLoadBalancer(a.ctx(), balancer); return err },
+	} {
+		err := call()
+		t.Log(name, "→", err)
+		refused(t, err, codes.AlreadyExists, "default/blue")
+	}
+	_, err := a.DeleteMachine(a.ctx(), deletion(copied))
+	refused(t, err, codes.PermissionDenied, "default/blue-10")
+	_, err = a.DeleteLoadBalancer(a.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: blue.id, Namespace: "thief", Name: blue.name})
+	refused(t, err, codes.PermissionDenied, "default/blue")
+	_, err = a.DeleteNetwork(a.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: "thief", Name: blue.name})
+	refused(t, err, codes.PermissionDenied, "default/blue")
+	_, err = a.DeleteMachine(a.ctx(), &hostpb.DeleteMachineRequest{Id: m.Spec.Id})
+	refused(t, err, codes.InvalidArgument, "upgrade")
+
+	a.kill()
+	a.start() // no tombstone, and whose it is is remembered
+	a.await(m.Spec.Id, func(now *hostpb.Machine) bool {
+		return now.Status.Phase == hostpb.MachineStatus_RUNNING && now.Status.Pid == m.Status.Pid
+	})
+	_, err = a.DeleteMachine(a.ctx(), deletion(copied))
+	refused(t, err, codes.PermissionDenied, "default/blue-10")
+	check(t, answers(blue.address(1), "blue-10"))
 }
 
 func refused(t *testing.T, err error, code codes.Code, says string) {

@@ -68,7 +68,7 @@ func TestKubeletAndImages(t *testing.T) {
 	if log := inside(t, address, "grep -i 'failed to set.*sysctl\\|read-only file system' /var/log/capstan/kubelet.log || true"); log != "" {
 		t.Errorf("kubelet complains: %s", log)
 	}
-	c.deleteMachine(m.Spec.Id)
+	c.deleteMachine(m.Spec)
 }
 
 // loadImage sends an archive to machines.

@@ -18,6 +18,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
 )
 
 // Host is a fake capstand.
@@ -251,6 +252,11 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "network %q is no CIDR", n.GetCidr())
 	}
+	if have := h.networks[n.GetId()]; have != nil {
+		if err := owner.Ensure("network", n.GetId(), have, n); err != nil {
+			return nil, err
+		}
+	}
 	for id, other := range h.networks {
 		if id != n.GetId() && other.GetNamespace() == n.GetNamespace() && other.GetName() == n.GetName() {
 			return nil, status.Errorf(codes.AlreadyExists, "cluster %s/%s has id %s here, not %s", n.GetNamespace(), n.GetName(), id, n.GetId())
@@ -270,6 +276,9 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err := mayDelete("network", r, h.networks[r.GetId()]); err != nil {
+		return nil, err
+	}
 	for _, m := range h.machines {
 		if m.GetSpec().GetNetwork().GetId() == r.GetId() {
 			return nil, status.Errorf(codes.FailedPrecondition, "machine %s is attached to network %s", m.GetSpec().GetName(), r.GetId())
@@ -286,6 +295,11 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*
 	if h.networks[lb.GetNetworkId()] == nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "network %s does not exist", lb.GetNetworkId())
 	}
+	if have := h.loadBalancers[lb.GetId()]; have != nil {
+		if err := owner.Ensure("load balancer", lb.GetId(), have, lb); err != nil {
+			return nil, err
+		}
+	}
 	out := proto.CloneOf(lb)
 	out.Serving = true
 	h.loadBalancers[lb.GetId()] = out
@@ -297,6 +311,9 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*
 func (h *Host) DeleteLoadBalancer(_ context.Context, r *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err := mayDelete("load balancer", r, h.loadBalancers[r.GetId()]); err != nil {
+		return nil, err
+	}
 	if lb := h.loadBalancers[r.GetId()]; lb != nil {
 		delete(h.loadBalancers, r.GetId())
 		h.broadcast(loadBalancerEvent(hostpb.Event_DELETED, lb))
@@ -310,6 +327,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	defer h.mu.Unlock()
 	spec := r.GetSpec()
 	if m := h.machines[spec.GetId()]; m != nil {
+		if err := owner.Ensure("machine", spec.GetId(), m.GetSpec(), spec); err != nil {
+			return nil, err
+		}
 		return proto.CloneOf(m), nil
 	}
 	if h.deleted[spec.GetId()] {
@@ -362,8 +382,11 @@ func (h *Host) run(m *hostpb.Machine) {
 func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.deleted[r.GetId()] = true
 	m := h.machines[r.GetId()]
+	if err := mayDelete("machine", r, m.GetSpec()); err != nil {
+		return nil, err
+	}
+	h.deleted[r.GetId()] = true
 	if m == nil {
 		return &hostpb.DeleteMachineResponse{Done: true}, nil
 	}
@@ -376,6 +399,17 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 	h.account()
 	h.send(hostpb.Event_DELETED, m)
 	return &hostpb.DeleteMachineResponse{Done: true}, nil
+}
+
+// mayDelete refuses what is another's; have is nil, or without a name, when there is nothing.
+func mayDelete(what string, req interface {
+	owner.Object
+	GetId() string
+}, have owner.Object) error {
+	if err := owner.Given(what, req.GetId(), req); err != nil || have.GetName() == "" {
+		return err
+	}
+	return owner.Delete(what, req.GetId(), have, req)
 }
 
 // account brings the host's own account of its machines up to date.

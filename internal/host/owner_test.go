@@ -1,0 +1,103 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
+)
+
+// recorded returns a capstand that has a machine, its network and a load balancer, and looks after none of them.
+func recorded(t *testing.T) *Host {
+	t.Helper()
+	h := &Host{
+		log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, hub: hub.New(),
+		networks: map[string]*hostpb.Network{}, machines: map[string]*machine{}, balancers: map[string]*loadBalancer{},
+	}
+	if _, err := h.store.open(); err != nil {
+		t.Fatal(err)
+	}
+	spec := goodSpec()
+	h.networks[spec.Network.Id] = spec.Network
+	h.machines[spec.Id] = newMachine(h, spec)
+	h.balancers[spec.Network.Id] = newLoadBalancer(h, goodBalancer(), []string{"10.1.0.1:6443"})
+	return h
+}
+
+func goodBalancer() *hostpb.LoadBalancer {
+	return &hostpb.LoadBalancer{Id: "n-1", Namespace: "default", Name: "demo", NetworkId: "n-1", Listen: []string{":6443"}}
+}
+
+// ALL-18: ids are public, and a copy of an object has its id. Nothing that belongs to another namespace or name is
+// found, changed or removed by id, and the answer says whose it is.
+func TestIDOfAnother_ALL18(t *testing.T) {
+	ctx, h := context.Background(), recorded(t)
+	stranger := goodSpec()
+	stranger.Namespace, stranger.Network.Namespace = "thief", "thief"
+	renamed := goodSpec()
+	renamed.Name = "other"
+	guest := proto.CloneOf(stranger)
+	guest.Id, guest.Addresses[0].Address = "m-2", "10.1.0.11"
+	balancer := goodBalancer()
+	balancer.Namespace = "thief"
+
+	for name, test := range map[string]struct {
+		call func() error
+		code codes.Code
+		says string
+	}{
+		"machine": {func() error {
+			_, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: stranger})
+			return err
+		}, codes.AlreadyExists, "default/one"},
+		"renamed machine": {func() error {
+			_, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: renamed})
+			return err
+		}, codes.AlreadyExists, "default/one"},
+		"network":              {func() error { _, err := h.EnsureNetwork(ctx, stranger.Network); return err }, codes.AlreadyExists, "default/demo"},
+		"network of a machine": {func() error { return h.ensureNetwork(ctx, guest.Network, true) }, codes.AlreadyExists, "default/demo"},
+		"load balancer":        {func() error { _, err := h.EnsureLoadBalancer(ctx, balancer); return err }, codes.AlreadyExists, "default/demo"},
+		"delete machine": {func() error {
+			_, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "m-1", Namespace: "thief", Name: "one"})
+			return err
+		}, codes.PermissionDenied, "default/one"},
+		"delete network": {func() error {
+			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "n-1", Namespace: "default", Name: "other"})
+			return err
+		}, codes.PermissionDenied, "default/demo"},
+		"delete load balancer": {func() error {
+			_, err := h.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: "n-1", Namespace: "thief", Name: "demo"})
+			return err
+		}, codes.PermissionDenied, "default/demo"},
+		"delete machine, old client": {func() error {
+			_, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "m-1"})
+			return err
+		}, codes.InvalidArgument, "upgrade"},
+		"delete network, old client": {func() error {
+			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "n-1"})
+			return err
+		}, codes.InvalidArgument, "upgrade"},
+		"delete load balancer, old client": {func() error {
+			_, err := h.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: "n-1"})
+			return err
+		}, codes.InvalidArgument, "upgrade"},
+	} {
+		if err := test.call(); status.Code(err) != test.code || !strings.Contains(status.Convert(err).Message(), test.says) {
+			t.Errorf("%s: %v, want %s with %q", name, err, test.code, test.says)
+		}
+	}
+	if disk.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines["m-1"].deleted.Err() != nil || h.balancers["n-1"].deleted.Err() != nil {
+		t.Error("a refused deletion was begun")
+	}
+	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {
+		t.Errorf("its own: %v", err)
+	}
+}

@@ -1,0 +1,170 @@
+package infrastructure_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// admits changes who may use a host.
+func (b *box) admits(host *infrav1.CapstanHost, namespaces ...string) {
+	b.t.Helper()
+	update(b, host, func(h *infrav1.CapstanHost) { h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: namespaces} })
+}
+
+// notAsked checks that nothing was made on a host.
+func (b *box) notAsked(fake *fakehost.Host) {
+	b.t.Helper()
+	for _, call := range []string{"EnsureNetwork", "EnsureLoadBalancer", "EnsureMachine"} {
+		b.Expect(fake.Calls(call)).To(BeZero(), call)
+	}
+}
+
+// ALL-18: a machine whose spec says everything, host and id and address, gets nothing on a host that does not admit
+// its namespace. What was made before a host stopped to admit the namespace goes on, also after a move, which leaves the
+// status behind, and can be deleted.
+func TestMachineThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	b := newBox(t).provisioned()
+	owner := newNamespace(t)
+	foreign, fake := owner.addHost(nil)
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.ID, m.Spec.HostName = unique("known"), foreign.Name
+		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: b.address(100), Prefix: 21}}
+	})
+	b.Expect(b.condition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason)).
+		To(And(ContainSubstring(foreign.Name), ContainSubstring("does not admit namespace "+b.namespace), ContainSubstring("spec.allowedNamespaces")))
+	b.notAsked(fake)
+
+	b.admits(foreign, owner.namespace, b.namespace)
+	b.running(m)
+	b.admits(foreign, owner.namespace)
+	before := m.DeepCopy()
+	m.Status = infrav1.CapstanMachineStatus{}
+	b.Expect(env.Client.Status().Patch(ctx, m, client.MergeFrom(before))).To(Succeed())
+	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = map[string]string{"moved": ""} })
+	b.running(m)
+	b.Expect(fake.Calls("EnsureMachine")).To(Equal(1))
+	b.delete(m)
+	b.gone(m)
+	made, _ := fake.Machine(m.Spec.ID)
+	b.Expect(made).To(BeNil())
+}
+
+// ALL-18: the same for a cluster, its network and its load balancer.
+func TestClusterThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	owner := newNamespace(t)
+	foreign, fake := owner.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Spec.ID, c.Spec.Network.MachineCIDR = unique("known"), "10.220.0.0/21"
+		c.Spec.LoadBalancer.HostName = foreign.Name
+	})
+	for _, condition := range []string{infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition} {
+		b.Expect(b.condition(b.capstan, condition, metav1.ConditionFalse, infrav1.HostNotAllowedReason)).
+			To(And(ContainSubstring(foreign.Name), ContainSubstring("does not admit namespace "+b.namespace), ContainSubstring("spec.allowedNamespaces")))
+	}
+	b.notAsked(fake)
+
+	b.admits(foreign, owner.namespace, b.namespace)
+	b.provisioned()
+	b.admits(foreign, owner.namespace)
+	before := b.capstan.DeepCopy()
+	b.capstan.Status = infrav1.CapstanClusterStatus{}
+	b.Expect(env.Client.Status().Patch(ctx, b.capstan, client.MergeFrom(before))).To(Succeed())
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Annotations = map[string]string{"moved": ""} })
+	b.waitProvisioned()
+	_, m := b.addMachine(controlPlane, nil)
+	b.running(m)
+	b.Eventually(func() int { return len(fake.LoadBalancer(b.capstan.Spec.ID).GetBackends()) }).Should(Equal(1), "its load balancer is kept up to date")
+	b.delete(m)
+	b.gone(m)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.Expect(fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil())
+	b.Expect(fake.Network(b.capstan.Spec.ID)).To(BeNil())
+}
+
+// ALL-18: copies of a cluster's objects in another namespace, which carry its ids, neither adopt nor change nor
+// remove what the originals have on hosts that both may use. They say why, and can be deleted.
+func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
+	b, thief := newNamespace(t), newNamespace(t)
+	both := func(h *infrav1.CapstanHost) {
+		h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: []string{b.namespace, thief.namespace}}
+	}
+	b.host, b.fake = b.addHost(both)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = b.host.Name })
+	b.provisioned()
+	_, m := b.addMachine(controlPlane, func(m *infrav1.CapstanMachine) { m.Spec.HostName = b.host.Name })
+	b.running(m)
+	elsewhere, fake := b.addHost(both) // has the network of the cluster, and no load balancer
+	_, worker := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.HostName = elsewhere.Name })
+	b.running(worker)
+	b.get(b.capstan)
+	id := b.capstan.Spec.ID
+	b.Eventually(func() int { return len(b.fake.LoadBalancer(id).GetBackends()) }).Should(Equal(1))
+
+	thief.addCluster(nil, func(c *infrav1.CapstanCluster) { b.capstan.Spec.DeepCopyInto(&c.Spec) })
+	thief.Expect(thief.condition(thief.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason)).
+		To(ContainSubstring("belongs to " + b.namespace + "/" + b.cluster.Name))
+	cluster := thief.cluster.DeepCopy()
+	thief.cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	thief.Expect(env.Client.Status().Patch(ctx, thief.cluster, client.MergeFrom(cluster))).To(Succeed())
+	_, copied := thief.addMachine(controlPlane, func(c *infrav1.CapstanMachine) { m.Spec.DeepCopyInto(&c.Spec) })
+	_, unmade := thief.addMachine(nil, func(c *infrav1.CapstanMachine) {
+		m.Spec.DeepCopyInto(&c.Spec)
+		c.Spec.ProviderID = ""
+	})
+	_, guest := thief.addMachine(nil, func(c *infrav1.CapstanMachine) { c.Spec.HostName = b.host.Name })
+	for _, c := range []*infrav1.CapstanMachine{copied, unmade} {
+		thief.Expect(thief.condition(c, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)).
+			To(And(ContainSubstring("that of machine "+b.namespace+"/"+m.Name), ContainSubstring("Delete this one")))
+		thief.Expect(c.Status.Initialization.Provisioned).To(BeNil())
+	}
+	thief.Eventually(func() string { // addresses that are taken are refused first
+		return thief.condition(guest, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)
+	}).Should(ContainSubstring("network "+id+" belongs to "+b.namespace+"/"+b.cluster.Name), "a machine of its own, in the network of the other cluster")
+
+	for _, c := range []*infrav1.CapstanMachine{copied, unmade, guest} {
+		thief.delete(c)
+		thief.gone(c)
+	}
+	thief.delete(thief.capstan)
+	thief.gone(thief.capstan)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(made.GetSpec().GetName()).To(Equal(m.Name))
+	b.Expect(b.fake.LoadBalancer(id)).To(HaveField("Backends", HaveLen(1)))
+	b.Expect(b.fake.LoadBalancer(id).GetNamespace()).To(Equal(b.namespace))
+	b.Expect(fake.Network(id).GetNamespace()).To(Equal(b.namespace))
+	b.Expect(b.fake.Calls("DeleteLoadBalancer")).To(BeZero())
+	b.running(m)
+
+	b.delete(m)
+	b.delete(worker)
+	b.gone(m)
+	b.gone(worker)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.Expect(b.fake.LoadBalancer(id)).To(BeNil())
+	b.Expect(fake.Network(id)).To(BeNil())
+}
+
+// A host that says that the id is another's has nothing of the machine: its deletion is done.
+func TestDeletionOfTheIDOfAnother_ALL18(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.fake.Lose(m.Spec.ID)
+	b.condition(m, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason)
+	b.fake.Refuse("DeleteMachine", status.Error(codes.PermissionDenied, "belongs to another"))
+	b.delete(m)
+	b.gone(m)
+}
