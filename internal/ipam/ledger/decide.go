@@ -191,25 +191,28 @@ func (p *Pool) grant(a alloc.U128) Result {
 // process made which died before it said so. That goes through the record too,
 // so that nobody else is given the address meanwhile.
 func (p *Pool) decideExisting(r *Request, line *entry, e *addressEntry) (Result, bool) {
-	if !e.counted {
-		p.park(line)
-		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
-			"the IPAddress of the claim's name has %q, which is no address of the family of %s: delete it", e.spec.Address, p.key)}), false
-	}
-	if !p.plan.IsBlock(e.span) { // two of these could have addresses in common without being the same
-		p.park(line)
-		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
-			"the IPAddress of the claim's name has %s, which is not one prefix of the length %d that %s hands out: delete it, or make it again with that prefix",
-			spell(e), p.plan.Place(e.span.First).Prefix, p.key)}), false
-	}
-	if p.set.InUse(e.span.First) > 1 {
+	if why := p.unfit(r, e); why != "" {
 		p.park(line)
 		p.queue.setWant(line, true, e.span.First)
-		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
-			"the IPAddress of the claim's name has %s, which %s has too: delete one of them", e.spec.Address, p.holder(e.span, r.NamespacedName))}), false
+		return p.wait(line, Result{Outcome: Failed, Message: "the IPAddress of the claim's name has " + why}), false
 	}
 	p.mark(r, e.span)
 	return e.result(), true
+}
+
+// unfit says why an IPAddress that was made beforehand cannot be taken over, or
+// nothing.
+func (p *Pool) unfit(r *Request, e *addressEntry) string {
+	switch {
+	case !e.counted:
+		return fmt.Sprintf("%q, which is no address of the family of %s: delete it", e.spec.Address, p.key)
+	case !p.plan.IsBlock(e.span): // two of these could have addresses in common without being the same
+		return fmt.Sprintf("%s, which is not one prefix of the length %d that %s hands out: delete it, or make it again with that prefix",
+			spell(e), p.plan.Place(e.span.First).Prefix, p.key)
+	case p.set.InUse(e.span.First) > 1:
+		return fmt.Sprintf("%s, which %s has too: delete one of them", e.spec.Address, p.holder(e.span, r.NamespacedName))
+	}
+	return ""
 }
 
 // result is what an IPAddress says.

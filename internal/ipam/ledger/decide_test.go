@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 type world struct {
 	*Pool
 	clock time.Time
+	woken []string
 }
 
 func newWorld(spec ipamv1.CapstanIPPoolSpec) *world {
@@ -27,7 +29,10 @@ func newWorld(spec ipamv1.CapstanIPPoolSpec) *world {
 		Spec:       spec,
 	}
 	doc.Status.Conditions = []metav1.Condition{{Type: ipamv1.NotOverlappingCondition, Status: metav1.ConditionTrue, ObservedGeneration: 1}}
-	w.Pool = NewRegistry(nil, nil, Options{Now: func() time.Time { return w.clock }}).Pool(KeyOfPool(doc))
+	w.Pool = NewRegistry(nil, nil, Options{
+		Now:       func() time.Time { return w.clock },
+		WakeClaim: func(claim types.NamespacedName) { w.woken = append(w.woken, claim.Name) },
+	}).Pool(KeyOfPool(doc))
 	w.adopt(doc, true)
 	return w
 }
@@ -60,36 +65,50 @@ func prefixes() ipamv1.CapstanIPPoolSpec {
 }
 
 // An IPAddress that was made beforehand is taken over when it is just what a claim
-// gets, and nobody else has any of it.
+// gets, and nobody else has any of it. Otherwise the claim waits until one of them
+// has gone.
 func TestAdoption(t *testing.T) {
+	const mine, other = "ip-a", "ip-other"
+	p28 := ptr.To[int32](28)
 	tests := map[string]struct {
 		address string
 		prefix  *int32
-		others  []string
+		other   string
 		want    string
+		// going is what has to go before the claim is served.
+		going types.UID
 	}{
-		"one prefix":          {"10.0.0.16", ptr.To[int32](28), nil, ""},
-		"not its first":       {"10.0.0.24", ptr.To[int32](28), nil, ""},
-		"out of the pool":     {"10.9.0.0", ptr.To[int32](28), nil, ""},
-		"a part":              {"10.0.0.8", ptr.To[int32](32), nil, "has 10.0.0.8/32, which is not one prefix of the length 28"},
-		"an address":          {"10.0.0.16", nil, nil, "has 10.0.0.16 without a prefix"},
-		"several":             {"10.0.0.0", ptr.To[int32](24), []string{"10.0.0.16"}, "not one prefix"},
-		"somebody's":          {"10.0.0.16", ptr.To[int32](28), []string{"10.0.0.16"}, "which claim ns/other0 has too"},
-		"beside somebody's":   {"10.0.0.16", ptr.To[int32](28), []string{"10.0.0.0", "10.0.0.32"}, ""},
-		"of the wrong family": {"fd00::", ptr.To[int32](64), nil, "no address of the family"},
+		"one prefix":          {"10.0.0.16", p28, "", "", ""},
+		"not its first":       {"10.0.0.24", p28, "", "", ""},
+		"out of the pool":     {"10.9.0.0", p28, "", "", ""},
+		"beside somebody's":   {"10.0.0.16", p28, "10.0.0.0/28", "", ""},
+		"a part":              {"10.0.0.8", ptr.To[int32](32), "", "has 10.0.0.8/32, which is not one prefix of the length 28", mine},
+		"an address":          {"10.0.0.16", nil, "", "has 10.0.0.16 without a prefix", mine},
+		"several":             {"10.0.0.0", ptr.To[int32](24), "10.0.0.16/28", "not one prefix", mine},
+		"of the wrong family": {"fd00::", ptr.To[int32](64), "", "no address of the family", mine},
+		"somebody's":          {"10.0.0.16", p28, "10.0.0.16/28", "which claim ns/other has too", other},
+		"partly somebody's":   {"10.0.0.16", p28, "10.0.0.24/29", "which claim ns/other has too", other},
 	}
 	for name, tt := range tests {
 		w := newWorld(prefixes())
-		for i, o := range tt.others {
-			w.learn(w.address(fmt.Sprint("other", i), o, ptr.To[int32](28)))
+		if tt.other != "" {
+			o := netip.MustParsePrefix(tt.other)
+			w.learn(w.address("other", o.Addr().String(), ptr.To(int32(o.Bits()))))
 		}
 		w.learn(w.address("a", tt.address, tt.prefix))
 		got := w.ask("a")
 		if (got.Outcome == Granted) != (tt.want == "") || !strings.Contains(got.Message, tt.want) {
 			t.Errorf("%s: got %+v, want %q", name, got, tt.want)
 		}
-		if got.Outcome == Granted && got.Address != tt.address {
-			t.Errorf("%s: became %s", name, got.Address)
+		if tt.want == "" {
+			if got.Address != tt.address {
+				t.Errorf("%s: became %s", name, got.Address)
+			}
+			continue
+		}
+		w.addressGone(tt.going, false)
+		if again := w.ask("a"); len(w.woken) != 1 || again.Outcome != Granted {
+			t.Errorf("%s: %v were woken, and then %+v", name, w.woken, again)
 		}
 	}
 }

@@ -454,11 +454,11 @@ func (p *Pool) wakeNext() {
 	}
 }
 
-// wakeFor wakes those in line, and those who wait for just this address.
+// wakeFor wakes those in line, and those who wait for just this address or prefix.
 func (p *Pool) wakeFor(span alloc.Range) {
 	p.wakeNext()
-	if p.queue.wanting > 0 {
-		p.call(p.queue.wakeIf(func(e *entry) bool { return e.waiting && e.want && span.Contains(e.exact) }))
+	if p.plan != nil && p.queue.wanting > 0 {
+		p.call(p.queue.wakeIf(func(e *entry) bool { return e.waiting && e.want && span.Overlaps(p.block(e.exact)) }))
 	}
 }
 
