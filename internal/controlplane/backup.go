@@ -19,6 +19,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -31,9 +32,20 @@ import (
 // secretRetry is when Secrets that the user names are looked for again: those without the cluster's label are no events.
 const secretRetry = 30 * time.Second
 
-// reconcileBackups has the backups made that are due, and tells of those that there are. s.held says then why no other version
+// reconcileBackups sees to the backups. What goes wrong with them is told, and tried again: machines are repaired all the same.
+func (r *Reconciler) reconcileBackups(ctx context.Context, s *scope) (again time.Duration) {
+	again, err := r.backUp(ctx, s)
+	if err == nil {
+		return again
+	}
+	ctrl.LoggerFrom(ctx).Error(err, "The backups could not be seen to")
+	r.tellBackups(s, nil, err.Error())
+	return secretRetry
+}
+
+// backUp has the backups made that are due, and tells of those that there are. s.held says then why no other version
 // can be rolled out yet.
-func (r *Reconciler) reconcileBackups(ctx context.Context, s *scope) (again time.Duration, err error) {
+func (r *Reconciler) backUp(ctx context.Context, s *scope) (again time.Duration, err error) {
 	spec := s.controlPlane.Spec.Backup
 	if !spec.IsDefined() || !s.stacked() {
 		conditions.Delete(s.controlPlane, controlplanev1.BackupSucceededCondition)
@@ -54,7 +66,7 @@ func (r *Reconciler) reconcileBackups(ctx context.Context, s *scope) (again time
 	}
 	found, err := r.readBackups(ctx, s)
 	if err != nil || found == nil {
-		return 0, err
+		return unhealthyRetry, err
 	}
 	if found, err = r.clearBackups(ctx, s, f, found); err != nil {
 		return 0, err
@@ -101,7 +113,8 @@ func (r *Reconciler) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBa
 	list := &etcdv1.EtcdBackupList{}
 	err := s.workload.client.List(ctx, list)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		r.tellBackups(s, nil, "the cluster does not know the kind EtcdBackup: its first machine was made by an older version of Capstan")
+		r.reinstall(s)
+		r.tellBackups(s, nil, "the cluster does not know the kind EtcdBackup yet")
 		return nil, nil
 	}
 	if err != nil {
@@ -146,8 +159,8 @@ func (r *Reconciler) clearBackups(ctx context.Context, s *scope, f fleet, found 
 // makeBackup has a machine make a backup; problem says why that is not possible now.
 func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wanted) (problem string, err error) {
 	spec := s.controlPlane.Spec.Backup
-	member := backupMember(f, s.workload.members)
-	if member == "" {
+	members := backupMembers(f, s.workload.members)
+	if len(members) == 0 {
 		return "no member of etcd is healthy", nil
 	}
 	credentials, problem, err := r.storeSecret(ctx, s, spec.Store)
@@ -155,7 +168,7 @@ func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wan
 		return problem, err
 	}
 	if credentials != nil {
-		if err := r.bringSecret(ctx, s, credentials); err != nil {
+		if err := r.bringSecret(ctx, s, etcdv1.BackupSecretName, credentials); err != nil {
 			return "", err
 		}
 	}
@@ -164,9 +177,9 @@ func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wan
 		return "", err
 	}
 	b := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-" + now().UTC().Format("20060102-150405")}, Spec: etcdv1.EtcdBackupSpec{
-		Member: member, Trigger: want.trigger, Request: want.request, Store: spec.Store, Folder: backupFolder(s.cluster),
+		Member: members[0], Trigger: want.trigger, Request: want.request, Store: spec.Store, Folder: backupFolder(s.cluster),
 		KubernetesVersion: lowestVersion(s), Keys: keys,
-		Remove: expired(s.controlPlane.Status.Backups, int(ptr.Deref(spec.Retention, controlplanev1.DefaultBackupRetention))),
+		Remove: expired(s.controlPlane.Status.Backups, int(ptr.Deref(spec.Retention, controlplanev1.DefaultBackupRetention)), want.trigger),
 	}}
 	if err := s.workload.client.Create(ctx, b); err != nil {
 		return "", fmt.Errorf("cannot make the EtcdBackup %s: %w", b.Name, err)
@@ -218,9 +231,9 @@ func (r *Reconciler) storeSecret(ctx context.Context, s *scope, store etcdv1.Bac
 	return data, problem, take(store.S3.CASecretRef.Name, etcdv1.S3CA)
 }
 
-// bringSecret gives the machines the credentials of the store: in a Secret that their agents may read.
-func (r *Reconciler) bringSecret(ctx context.Context, s *scope, data map[string][]byte) error {
-	out := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.BackupSecretName}}
+// bringSecret gives the machines the credentials of a store: in a Secret that their agents may read.
+func (r *Reconciler) bringSecret(ctx context.Context, s *scope, name string, data map[string][]byte) error {
+	out := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: name}}
 	_, err := controllerutil.CreateOrPatch(ctx, s.workload.client, out, func() error {
 		out.Data = data
 		return nil

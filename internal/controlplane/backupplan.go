@@ -158,12 +158,17 @@ func upgradeHeld(w backupWish, attempts []attempt, now time.Time) bool {
 	return true
 }
 
-// expired are the backups that go once another one is there, with the oldest first.
-func expired(backups []controlplanev1.BackupStatus, keep int) []string {
+// expired are the backups that go once another one is there, with the oldest first. The last one of each other trigger stays,
+// however old: that it is there says that what asked for it was served, and it would be made again.
+func expired(backups []controlplanev1.BackupStatus, keep int, next etcdv1.BackupTrigger) []string {
 	sorted := slices.SortedFunc(slices.Values(backups), newestFirst)
+	last := map[etcdv1.BackupTrigger]bool{next: true}
 	var out []string
-	for _, b := range sorted[min(max(keep-1, 0), len(sorted)):] {
-		out = append([]string{b.Name}, out...)
+	for i, b := range sorted {
+		if i >= keep-1 && last[b.Trigger] {
+			out = append([]string{b.Name}, out...)
+		}
+		last[b.Trigger] = true
 	}
 	return out
 }
@@ -267,20 +272,22 @@ func superseded(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) 
 	return out
 }
 
-// backupMember is the member whose machine makes a backup: a healthy one, and rather not the leader, which has enough to do.
-func backupMember(f fleet, members map[string]etcdv1.EtcdMember) string {
-	best, bestLeads := "", false
+// backupMembers are the members whose machines can make a backup, or look at one: the healthy ones. The leader comes last: it
+// has enough to do.
+func backupMembers(f fleet, members map[string]etcdv1.EtcdMember) []string {
+	var followers, leaders []string
 	for _, i := range f.active() {
 		if i.member == nil || !i.member.voting || i.member.leave || i.member.health != metav1.ConditionTrue {
 			continue
 		}
-		m := members[i.member.name]
-		leads := ptr.Deref(m.Status.Leader, false)
-		if best == "" || bestLeads && !leads || bestLeads == leads && i.member.name < best {
-			best, bestLeads = i.member.name, leads
+		if m := members[i.member.name]; ptr.Deref(m.Status.Leader, false) {
+			leaders = append(leaders, i.member.name)
+		} else {
+			followers = append(followers, i.member.name)
 		}
 	}
-	return best
+	slices.Sort(followers)
+	return append(followers, leaders...)
 }
 
 // rolling says whether there are Machines of another one than is wanted,

@@ -152,8 +152,19 @@ func TestExpired(t *testing.T) {
 	}{
 		{nil, 3, ""}, {[]int{0, 1}, 3, ""}, {[]int{0, 1, 2}, 3, "a"}, {[]int{2, 0, 4, 1, 3}, 3, "abc"}, {[]int{0}, 1, "a"},
 	} {
-		if got := strings.Join(expired(kept(c.backups...), c.keep), ""); got != c.want {
+		if got := strings.Join(expired(kept(c.backups...), c.keep, ""), ""); got != c.want {
 			t.Errorf("%v keep %d: got %q, want %q", c.backups, c.keep, got, c.want)
+		}
+	}
+}
+
+// With a small retention a schedule and an old demand would otherwise take turns for ever.
+func TestExpiredKeepsTheLastOfEachTrigger(t *testing.T) {
+	backups := kept(0, 1, 2)
+	backups[0].Trigger, backups[1].Trigger, backups[2].Trigger = etcdv1.BackupOnDemand, etcdv1.BackupScheduled, etcdv1.BackupScheduled
+	for next, want := range map[etcdv1.BackupTrigger]string{etcdv1.BackupScheduled: "bc", etcdv1.BackupOnDemand: "ab", etcdv1.BackupBeforeUpgrade: "b"} {
+		if got := strings.Join(expired(backups, 1, next), ""); got != want {
+			t.Errorf("before one that is %s: got %q, want %q", next, got, want)
 		}
 	}
 }
@@ -213,8 +224,8 @@ func TestLostBackup(t *testing.T) {
 	}
 }
 
-// TestBackupMember: a healthy follower makes the backup; the leader if there is none.
-func TestBackupMember(t *testing.T) {
+// TestBackupMembers: healthy followers come first, and then the leader.
+func TestBackupMembers(t *testing.T) {
 	members := map[string]etcdv1.EtcdMember{}
 	add := func(f *fleet, name string, health metav1.ConditionStatus, leads bool) {
 		f.instances = append(f.instances, instance{machine: &clusterv1.Machine{}, member: &member{name: name, voting: true, health: health}})
@@ -223,18 +234,18 @@ func TestBackupMember(t *testing.T) {
 		members[name] = m
 	}
 	var f fleet
-	if got := backupMember(f, members); got != "" {
+	if got := backupMembers(f, members); len(got) != 0 {
 		t.Errorf("got %q of nobody", got)
 	}
 	add(&f, "a", metav1.ConditionTrue, true)
-	if got := backupMember(f, members); got != "a" {
+	if got := backupMembers(f, members); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("got %q, want the leader", got)
 	}
 	add(&f, "b", metav1.ConditionFalse, false)
 	add(&f, "d", metav1.ConditionTrue, false)
 	add(&f, "c", metav1.ConditionTrue, false)
-	if got := backupMember(f, members); got != "c" {
-		t.Errorf("got %q, want the first healthy follower", got)
+	if got := backupMembers(f, members); !slices.Equal(got, []string{"c", "d", "a"}) {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -65,7 +65,10 @@ type Reconciler struct {
 	recorder   events.EventRecorder
 	applied    memory
 	renewals   renewals
-	known      sightings
+	// installed is what was brought into workload clusters.
+	installed memory
+	// known is when a workload cluster could last be asked, and answered when its API server could last use etcd.
+	known, answered sightings
 }
 
 // scope is what one reconciliation works on, and what its steps have found.
@@ -95,6 +98,8 @@ type scope struct {
 	held string
 	// restoreSource is the backup that the first machine begins with.
 	restoreSource *bootstrapv1.RestoreSource
+	// unchecked is why no machine has looked at it before the restore began.
+	unchecked string
 	// departing says what keeps Machines and etcd members that are to go; remediating what is repaired.
 	departing, remediating []string
 	// deletingReason and deletingMessage say how far the deletion is.
@@ -196,18 +201,17 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	r.reconcileInstalled(ctx, s)
 	rotate := r.reconcileRotation(ctx, s)
-	if busy, again, err := r.reconcileRestore(ctx, s); err != nil || busy {
-		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: again}, ctrl.Result{RequeueAfter: retry}), err
+	busy, restore, err := r.reconcileRestore(ctx, s)
+	if err != nil || busy {
+		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: restore}, ctrl.Result{RequeueAfter: retry}), err
 	}
-	backup, err := r.reconcileBackups(ctx, s)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
+	backup := r.reconcileBackups(ctx, s)
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, rotate, backup, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err
@@ -390,6 +394,9 @@ func (r *Reconciler) reconcileHealth(ctx context.Context, s *scope) (retry time.
 	r.prober.forget(client.ObjectKeyFromObject(s.controlPlane))
 	s.answer = &reply{}
 	s.answer.ready, s.answer.failed, s.answer.err = health(ctx, s.kubeconfig)
+	if s.answer.usesEtcd() {
+		r.answered.saw(s.controlPlane.UID, now())
+	}
 	if !s.answer.ready {
 		return unhealthyRetry, nil
 	}

@@ -29,7 +29,10 @@ const restoredMarker = "capstan-restored"
 func (r *Reconciler) reconcileRestore(ctx context.Context, s *scope) (busy bool, again time.Duration, err error) {
 	spec := s.controlPlane.Spec.Restore
 	if !spec.IsDefined() || !s.stacked() {
-		conditions.Delete(s.controlPlane, controlplanev1.RestoredCondition)
+		if conditions.Has(s.controlPlane, controlplanev1.RestoredCondition) {
+			r.clearChecks(ctx, s)
+			conditions.Delete(s.controlPlane, controlplanev1.RestoredCondition)
+		}
 		return false, 0, r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
 	}
 	step, machines := s.restoring().next()
@@ -46,7 +49,16 @@ func (r *Reconciler) reconcileRestore(ctx context.Context, s *scope) (busy bool,
 			return true, 0, nil // The cache is about to tell.
 		}
 	}
-	if problems, err := r.prepareRestore(ctx, s); err != nil {
+	var way checkWay
+	var why string
+	if step == restoreBegin {
+		if id, err := r.readMarker(ctx, s); err != nil || id == spec.ID() {
+			return true, unhealthyRetry, r.finishRestore(ctx, s, err)
+		}
+		way, why = whoChecks(s.fleet(), s.answer, s.initialized(), now().Sub(r.answered.last(s.controlPlane.UID, now())))
+	}
+	// What a machine looks at tells its keys itself.
+	if problems, err := r.prepareRestore(ctx, s, way == checkByNobody && s.initialized()); err != nil {
 		return true, 0, err
 	} else if len(problems) > 0 && (step == restoreBegin || step == restoreCreate) {
 		s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, fmt.Sprintf("The backup %s cannot be restored: %s", spec.Name, strings.Join(problems, "; ")))
@@ -56,6 +68,11 @@ func (r *Reconciler) reconcileRestore(ctx context.Context, s *scope) (busy bool,
 		s.blocked = "the backup that spec.restore names cannot be restored; see the condition " + controlplanev1.RestoredCondition
 		return true, secretRetry, nil
 	}
+	if step == restoreBegin {
+		if ready, again, err := r.checkRestore(ctx, s, way, why); err != nil || !ready {
+			return false, again, err // A cluster that runs goes on.
+		}
+	}
 	again, err = r.restoreOn(ctx, s, step, machines)
 	return true, again, err
 }
@@ -63,21 +80,26 @@ func (r *Reconciler) reconcileRestore(ctx context.Context, s *scope) (busy bool,
 // restoreOn does one step.
 func (r *Reconciler) restoreOn(ctx context.Context, s *scope, step restoreStep, machines []*clusterv1.Machine) (again time.Duration, err error) {
 	spec := s.controlPlane.Spec.Restore
+	unchecked := step != restoreBegin && s.controlPlane.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID()
 	tell := func(format string, args ...any) {
-		s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoringReason, fmt.Sprintf(format, args...))
+		s.tellRestored(restoringCondition(fmt.Sprintf(format, args...), unchecked, s.unchecked))
 	}
 	s.blocked = "the cluster is being restored"
 	switch step {
 	case restoreNone:
 	case restoreBegin:
 		tell("It begins")
-		if id, err := r.readMarker(ctx, s); err != nil || id == spec.ID() {
-			return unhealthyRetry, r.finishRestore(ctx, s, err)
-		}
 		if err := r.annotate(ctx, s, controlplanev1.RestoreAnnotation, spec.ID()); err != nil {
 			return 0, err
 		}
-		r.event(s, corev1.EventTypeNormal, "RestoreBegins", "Restore", "The cluster goes back to the backup %s: every control plane machine is replaced", spec.Name)
+		note := ""
+		if s.unchecked != "" {
+			note = spec.ID()
+		}
+		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, note); err != nil {
+			return 0, err
+		}
+		r.event(s, corev1.EventTypeNormal, "RestoreBegins", "Restore", "The cluster goes back to the backup %s: every control plane machine is replaced%s", spec.Name, notChecked(s.unchecked))
 		return joiningRetry, nil
 	case restoreRemove:
 		tell("%d control plane machines of before are removed", len(machines))
@@ -103,6 +125,7 @@ func (r *Reconciler) restoreOn(ctx context.Context, s *scope, step restoreStep, 
 		if err := r.markRestored(ctx, s); err != nil {
 			return 0, err
 		}
+		r.clearChecks(ctx, s)
 		return joiningRetry, r.finishRestore(ctx, s, nil)
 	}
 	return 0, nil
@@ -127,7 +150,7 @@ func (r *Reconciler) readRestoring(ctx context.Context, s *scope) (current bool,
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.controlPlane), live); err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
-	for _, name := range []string{controlplanev1.RestoreAnnotation, controlplanev1.RestoredAnnotation} {
+	for _, name := range []string{controlplanev1.RestoreAnnotation, controlplanev1.RestoredAnnotation, controlplanev1.RestoreUncheckedAnnotation} {
 		if live.Annotations[name] != s.controlPlane.Annotations[name] {
 			return false, nil // An event follows.
 		}
@@ -135,14 +158,15 @@ func (r *Reconciler) readRestoring(ctx context.Context, s *scope) (current bool,
 	return r.readLive(ctx, s)
 }
 
-// prepareRestore finds out what the first machine needs, and what is wrong with it.
-func (r *Reconciler) prepareRestore(ctx context.Context, s *scope) (problems []string, err error) {
+// prepareRestore finds out what the first machine needs, and what is wrong with it. blind says that nobody can look into the
+// backup before machines are removed.
+func (r *Reconciler) prepareRestore(ctx context.Context, s *scope, blind bool) (problems []string, err error) {
 	spec := s.controlPlane.Spec.Restore
 	keys, err := r.backupKeys(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	known, store, problems := restoreSource(s.controlPlane, backupFolder(s.cluster), keys, s.initialized())
+	known, store, problems := restoreSource(s.controlPlane, backupFolder(s.cluster), keys, blind)
 	if _, problem, err := r.storeSecret(ctx, s, store); err != nil {
 		return nil, err
 	} else if problem != "" {

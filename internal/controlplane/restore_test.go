@@ -3,22 +3,55 @@ package controlplane
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestRestoreSameCluster: nothing happens as long as the keys do not fit; then every machine of before goes before the first of
-// the restored cluster is made, and the others join it. It is done once.
+// checkFor waits until a machine is asked to look at a backup.
+func (w *world) checkFor(backup string) *etcdv1.EtcdBackupCheck {
+	w.t.Helper()
+	var found *etcdv1.EtcdBackupCheck
+	w.until("a machine is asked to look at "+backup, func() bool {
+		list := &etcdv1.EtcdBackupCheckList{}
+		if err := env.Client.List(context.Background(), list); err != nil {
+			w.t.Fatal(err)
+		}
+		for i := range list.Items {
+			if c := &list.Items[i]; len(list.Items) == 1 && c.Spec.Backup == backup && c.Status.Phase == "" {
+				found = c
+			}
+		}
+		return found != nil
+	})
+	return found
+}
+
+// finds plays the machine that has looked at a backup.
+func (w *world) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCheckStatus) {
+	w.t.Helper()
+	before := c.DeepCopy()
+	c.Status = status
+	if err := env.Client.Status().Patch(context.Background(), c, client.MergeFrom(before)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// TestRestoreSameCluster: nothing happens as long as the keys do not fit, or a machine finds that the backup cannot be used;
+// then every machine of before goes before the first of the restored cluster is made, and the others join it. It is done once.
 func TestRestoreSameCluster(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
@@ -46,8 +79,30 @@ func TestRestoreSameCluster(t *testing.T) {
 		t.Fatalf("%v became %v, although the backup cannot be used", before, now)
 	}
 
-	w.restoring = true
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Keys = nil })
+	check := w.checkFor(b.Name)
+	if c := check.Spec; !slices.Contains(before, c.Member) || c.SHA256 != b.Status.SHA256 || c.Folder != w.cluster.Namespace+"/demo" || c.Store.Directory.Path == "" {
+		t.Errorf("%+v", c)
+	}
+	untouched := func(what string) {
+		t.Helper()
+		w.until("it is told: "+what, func() bool {
+			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, what)
+		})
+		w.still("nothing is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
+	}
+	untouched("the machine of " + check.Spec.Member)
+	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
+	untouched("checks the backup " + b.Name)
+	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: "there is no backup at s3://x"})
+	untouched("the machine of " + check.Spec.Member + " has looked at it: there is no backup at s3://x. Nothing was changed")
+	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "2" })
+	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: wrong})
+	untouched("it needs the key encryption")
+
+	w.restoring = true
+	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "3" })
+	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: keys})
 	w.until("all machines of before are gone, and another one is made", func() bool {
 		now := namesOfMachines(t, w)
 		old := slices.ContainsFunc(now, func(name string) bool { return slices.Contains(before, name) })
@@ -65,9 +120,12 @@ func TestRestoreSameCluster(t *testing.T) {
 		t.Errorf("%+v", config.Spec)
 	}
 	w.until("restored", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionTrue, "") && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
 	})
 	w.until("three again", w.settled(cp, 3))
+	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(check), check); !apierrors.IsNotFound(err) {
+		t.Errorf("a check is left: %v", err)
+	}
 	after := namesOfMachines(t, w)
 	if after[0] != first || len(w.made) != 6 {
 		t.Errorf("%v were made, %v are there", w.made, after)
@@ -77,10 +135,49 @@ func TestRestoreSameCluster(t *testing.T) {
 	w.restoring = false
 	w.cluster.Change(cp, func() { delete(cp.Annotations, controlplanev1.RestoredAnnotation) })
 	w.until("it is written down again", func() bool {
-		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name
+		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
 	})
 	w.still("nothing is restored twice", func() bool { return slices.Equal(namesOfMachines(t, w), after) })
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
+}
+
+// TestRestoreUnchecked: a cluster that does not answer is not touched before it is known that it will not; what was restored
+// without a look at the backup says so.
+func TestRestoreUnchecked(t *testing.T) {
+	w, cp, endpoint := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
+	})
+	before := namesOfMachines(t, w)
+	endpoint.Close()
+	w.cluster.Change(cp, func() { cp.Spec.Restore = controlplanev1.RestoreSpec{Name: "etcd-1"} })
+	told := func(reason, message string) {
+		t.Helper()
+		w.until("it is told: "+message, func() bool {
+			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, message) &&
+				conditions.GetReason(cp, controlplanev1.RestoredCondition) == reason
+		})
+	}
+	told(controlplanev1.CheckingReason, "the API server does not answer through the endpoint. When that lasts 2m0s, the cluster is restored without a check")
+	w.still("nothing is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
+
+	w.restoring = true
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: before[0]}}
+	if err := testenv.ChangeStatus(t.Context(), env.Client, m, func(m *clusterv1.Machine) {
+		conditions.Set(m, metav1.Condition{Type: clusterv1.InfrastructureReadyCondition, Status: metav1.ConditionFalse, Reason: "Gone"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	told(controlplanev1.RestoreImpossibleReason, "copy the keys from etcd-1.json in the store into spec.restore.keys")
+	w.cluster.Change(cp, func() {
+		cp.Spec.Restore.Keys = []etcdv1.BackupKey{{Name: etcdv1.KeyCA, SHA256: strings.Repeat("0", 64)}}
+		cp.Spec.Restore.OtherAuthorities = ptr.To(true)
+	})
+	told(controlplanev1.RestoringUncheckedReason, "No machine could check the backup before")
+	w.until("another machine is made", func() bool {
+		now := namesOfMachines(t, w)
+		return len(now) == 1 && now[0] != before[0]
+	})
+	told(controlplanev1.RestoringUncheckedReason, "begins with the backup etcd-1. No machine could check the backup before the restore began")
 }
 
 // TestRestoreNewCluster: a new cluster begins with the backup of another one, and with its keys, which nobody makes anew.

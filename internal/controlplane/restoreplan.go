@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/blang/semver/v4"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -71,8 +72,8 @@ func (r restoring) next() (restoreStep, []*clusterv1.Machine) {
 }
 
 // restoreSource is what spec.restore names, put together with what is known of the backup. problems are why it cannot be
-// restored: they are found before anything is removed.
-func restoreSource(cp *controlplanev1.CapstanControlPlane, folder string, keys []etcdv1.BackupKey, initialized bool) (known *controlplanev1.BackupStatus, store etcdv1.BackupStore, problems []string) {
+// restored: they are found before anything is removed. blind says that nobody can look into the backup before that.
+func restoreSource(cp *controlplanev1.CapstanControlPlane, folder string, keys []etcdv1.BackupKey, blind bool) (known *controlplanev1.BackupStatus, store etcdv1.BackupStore, problems []string) {
 	spec := cp.Spec.Restore
 	store = spec.Store
 	if !store.IsDefined() {
@@ -92,14 +93,45 @@ func restoreSource(cp *controlplanev1.CapstanControlPlane, folder string, keys [
 	if known != nil && len(needs) == 0 {
 		needs = known.Keys
 	}
-	if known == nil && len(needs) == 0 && initialized {
+	if known == nil && len(needs) == 0 && blind {
 		problems = append(problems, fmt.Sprintf("status.backups has no %s: copy the keys from %s.json in the store into spec.restore.keys, so that they can be compared before anything is removed", spec.Name, spec.Name))
 	}
-	problems = append(problems, nodeconfig.DifferentKeys(keyMap(needs), keyMap(keys), ptr.Deref(spec.OtherAuthorities, false))...)
-	if known != nil && !canRun(known.KubernetesVersion, cp.Spec.Version) {
-		problems = append(problems, fmt.Sprintf("it was made with Kubernetes %s, and %s cannot use its data: it takes the same minor version, or the next one", known.KubernetesVersion, cp.Spec.Version))
+	problems = append(problems, nodeconfig.DifferentKeys(keyMap(needs), keyMap(keys), otherAuthorities(cp))...)
+	if known != nil {
+		problems = append(problems, wrongVersion(known.KubernetesVersion, cp.Spec.Version)...)
 	}
 	return known, store, problems
+}
+
+func otherAuthorities(cp *controlplanev1.CapstanControlPlane) bool {
+	return ptr.Deref(cp.Spec.Restore.OtherAuthorities, false)
+}
+
+// wrongVersion says when a version of Kubernetes cannot use the data of another one.
+func wrongVersion(made, version string) []string {
+	if canRun(made, version) {
+		return nil
+	}
+	return []string{fmt.Sprintf("it was made with Kubernetes %s, and %s cannot use its data: it takes the same minor version, or the next one", made, version)}
+}
+
+// restoringCondition says how far a restore is. why is why no machine could look at the backup before it began; later steps
+// only know that none could.
+func restoringCondition(message string, unchecked bool, why string) (status metav1.ConditionStatus, reason, text string) {
+	switch {
+	case why != "":
+		return metav1.ConditionFalse, controlplanev1.RestoringUncheckedReason, message + notChecked(why)
+	case unchecked:
+		return metav1.ConditionFalse, controlplanev1.RestoringUncheckedReason, message + ". No machine could check the backup before the restore began"
+	}
+	return metav1.ConditionFalse, controlplanev1.RestoringReason, message
+}
+
+func notChecked(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ". No machine could check the backup before, because " + why
 }
 
 func keyMap(keys []etcdv1.BackupKey) map[string]string {

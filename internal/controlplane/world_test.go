@@ -59,23 +59,28 @@ func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
 	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdBackup{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdBackupCheck{}); err != nil {
+		t.Fatal(err)
+	}
 	if err := env.Client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
 		t.Fatal(err)
 	}
 	return &world{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
 }
 
-// installMembers installs the kinds EtcdMember and EtcdBackup, as the first control plane machine does.
+// installMembers installs the kinds EtcdMember, EtcdBackup and EtcdBackupCheck, as the first control plane machine does.
 func installMembers() error {
-	for kind, list := range map[string]client.ObjectList{"etcdmembers": &etcdv1.EtcdMemberList{}, "etcdbackups": &etcdv1.EtcdBackupList{}} {
-		if err := install(kind, list); err != nil {
+	for kind, list := range map[string]client.ObjectList{
+		"etcdmembers": &etcdv1.EtcdMemberList{}, "etcdbackups": &etcdv1.EtcdBackupList{}, "etcdbackupchecks": &etcdv1.EtcdBackupCheckList{},
+	} {
+		if err := installKind(kind, list); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func install(kind string, list client.ObjectList) error {
+func installKind(kind string, list client.ObjectList) error {
 	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_"+kind+".yaml"))
 	if err != nil {
 		return err

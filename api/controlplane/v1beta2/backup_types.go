@@ -16,6 +16,10 @@ const (
 	RestoreAnnotation  = "controlplane.capstan.dev/restore"
 	RestoredAnnotation = "controlplane.capstan.dev/restored"
 
+	// RestoreUncheckedAnnotation names a restore that no machine has checked the backup for before it began. We set it when
+	// the cluster does not answer; users set it to restore a cluster that serves without a check, when no machine can do it.
+	RestoreUncheckedAnnotation = "controlplane.capstan.dev/restore-unchecked"
+
 	// DefaultBackupRetention is how many backups are kept.
 	DefaultBackupRetention = 7
 
@@ -29,10 +33,13 @@ const (
 
 	// RestoredCondition: what spec.restore asks for was done. Only with spec.restore.
 	RestoredCondition = "Restored"
-	// RestoredReason, RestoringReason and RestoreImpossibleReason are its reasons.
-	RestoredReason          = "Restored"
-	RestoringReason         = "Restoring"
-	RestoreImpossibleReason = "NotPossible"
+	// RestoredReason, CheckingReason (a machine looks at the backup before anything is removed), RestoringReason,
+	// RestoringUncheckedReason (no machine could look) and RestoreImpossibleReason are its reasons.
+	RestoredReason           = "Restored"
+	CheckingReason           = "Checking"
+	RestoringReason          = "Restoring"
+	RestoringUncheckedReason = "RestoringUnchecked"
+	RestoreImpossibleReason  = "NotPossible"
 )
 
 // BackupSpec says when etcd is backed up, and where the backups go.
@@ -50,7 +57,7 @@ type BackupSpec struct {
 	Schedule string `json:"schedule,omitempty"`
 
 	// retention is how many backups are kept, whatever they were made for. The oldest are removed once another one is
-	// complete. 7 when not set.
+	// complete, but the last one of each kind (scheduled, on demand, before an upgrade) stays. 7 when not set.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=60

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/dynamic"
@@ -10,6 +11,7 @@ import (
 	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -57,7 +59,7 @@ func (a *agent) careForOwnMember(ctx context.Context, expires <-chan time.Time) 
 // backupDir holds a snapshot on its way to the store.
 const backupDir = "/var/lib/capstan/etcd-backup"
 
-// makeBackups makes the backups that name this machine's member.
+// makeBackups makes the backups, and the checks of backups, that name this machine's member.
 func (a *agent) makeBackups(ctx context.Context) error {
 	client, err := a.endpointClient(ctx)
 	if err != nil {
@@ -69,6 +71,7 @@ func (a *agent) makeBackups(ctx context.Context) error {
 	}
 	runner := &backup.Runner{
 		Name: a.name, Client: client, Member: backup.Member{Endpoint: etcd.LocalEndpoint, TLS: tls}, Dir: backupDir, Log: a.log,
+		Etcdutl: filepath.Join(machine.AssetsDir, "kubernetes", a.config.KubernetesVersion, "etcdutl"),
 	}
 	return runner.Run(ctx)
 }

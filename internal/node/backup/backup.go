@@ -141,34 +141,65 @@ func Remove(ctx context.Context, store Store, name string) error {
 // Load brings a backup from the store to the folder dir, checked, and returns where the snapshot is. sum is the checksum
 // that it must have; "" for the one in its manifest.
 func Load(ctx context.Context, store Store, name, dir, sum string) (string, Manifest, error) {
-	var manifest Manifest
-	text, file := filepath.Join(dir, manifestFile(name)), filepath.Join(dir, snapshotFile(name))
-	for from, to := range map[string]string{manifestFile(name): text, snapshotFile(name): file} {
-		if err := os.RemoveAll(to); err != nil {
-			return "", manifest, err
-		}
-		if err := store.Get(ctx, from, to); errors.Is(err, errNotFound) {
-			return "", manifest, fmt.Errorf("there is no backup at %s", store.Location(from))
-		} else if err != nil {
-			return "", manifest, err
-		}
-	}
-	data, err := os.ReadFile(text)
+	manifest, err := loadManifest(ctx, store, name, dir)
 	if err != nil {
 		return "", manifest, err
 	}
+	file, err := loadSnapshot(ctx, store, manifest, name, dir, sum)
+	return file, manifest, err
+}
+
+// loadManifest comes first: it is small, and without it there is no backup.
+func loadManifest(ctx context.Context, store Store, name, dir string) (manifest Manifest, err error) {
+	file, err := fetch(ctx, store, manifestFile(name), dir)
+	if err != nil {
+		return manifest, err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return manifest, err
+	}
 	if err := json.Unmarshal(data, &manifest); err != nil {
-		return "", manifest, fmt.Errorf("%s is not what a backup has: %w", store.Location(manifestFile(name)), err)
+		return manifest, fmt.Errorf("%s is not what a backup has: %w", store.Location(manifestFile(name)), err)
+	}
+	return manifest, nil
+}
+
+func loadSnapshot(ctx context.Context, store Store, manifest Manifest, name, dir, sum string) (string, error) {
+	file, err := fetch(ctx, store, snapshotFile(name), dir)
+	if err != nil {
+		return "", err
+	}
+	location := store.Location(snapshotFile(name))
+	info, err := os.Stat(file)
+	if err != nil {
+		return "", err
+	}
+	if info.Size() != manifest.SizeBytes {
+		return "", fmt.Errorf("the snapshot at %s is not whole: it has %d bytes, wanted %d", location, info.Size(), manifest.SizeBytes)
 	}
 	found, _, err := check(file)
 	if err != nil {
-		return "", manifest, err
+		return "", fmt.Errorf("%s: %w", location, err)
 	}
 	if sum == "" {
 		sum = manifest.SHA256
 	}
 	if found != sum {
-		return "", manifest, fmt.Errorf("the snapshot at %s is another one: its SHA-256 is %s, wanted %s", store.Location(snapshotFile(name)), found, sum)
+		return "", fmt.Errorf("the snapshot at %s is another one: its SHA-256 is %s, wanted %s", location, found, sum)
 	}
-	return file, manifest, nil
+	return file, nil
+}
+
+// fetch brings a file of a backup from the store.
+func fetch(ctx context.Context, store Store, name, dir string) (string, error) {
+	to := filepath.Join(dir, name)
+	if err := os.RemoveAll(to); err != nil {
+		return "", err
+	}
+	err := store.Get(ctx, name, to)
+	if errors.Is(err, errNotFound) {
+		return "", fmt.Errorf("there is no backup at %s", store.Location(name))
+	}
+	return to, err
 }

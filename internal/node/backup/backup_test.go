@@ -342,7 +342,7 @@ func TestRestoreRefused(t *testing.T) {
 	}{
 		"not there":                       {name: "nothing", has: keys, want: "there is no backup"},
 		"half of it":                      {name: "half", has: keys, want: "there is no backup"},
-		"not whole":                       {name: "short", has: keys, want: "checksum"},
+		"not whole":                       {name: "short", has: keys, want: "is not whole: it has 4096 bytes, wanted"},
 		"damaged":                         {name: "damaged", has: keys, want: "checksum"},
 		"another one":                     {name: "good", sum: "0000", has: keys, want: "another one"},
 		"another encryption key":          {name: "good", has: map[string]string{"encryption": "x", "ca": "two"}, want: "it needs the key encryption with the SHA-256 one, and found x"},

@@ -11,10 +11,13 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
@@ -32,22 +35,35 @@ const (
 	maxMessage   = 1024
 )
 
-// Runner makes the backups that name this machine's member of etcd.
+// Runner makes the backups, and the checks of backups, that name this machine's member of etcd.
 type Runner struct {
 	// Name of the member.
 	Name   string
 	Client dynamic.Interface
 	Member Member
-	// Dir holds a snapshot on its way.
+	// Etcdutl is the program.
+	Etcdutl string
+	// Dir holds a snapshot on its way. One that is checked is in Dir.check: both may be there at once.
 	Dir string
 	Log *slog.Logger
 }
 
 // Run runs until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
-	// A cluster that an older version has made does not know the kind.
-	err := kube.Retry(ctx, "watching EtcdBackups", func(ctx context.Context) error {
-		_, err := r.Client.Resource(kube.EtcdBackups).List(ctx, metav1.ListOptions{Limit: 1})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return follow(ctx, r.Client, kube.EtcdBackups, r.makeMine) })
+	group.Go(func() error { return follow(ctx, r.Client, kube.EtcdBackupChecks, r.checkMine) })
+	return group.Wait()
+}
+
+// done are the objects that were worked on, by UID: the watch may tell late of what was written.
+type done map[types.UID]bool
+
+// follow calls work with all objects of a kind whenever one of them has changed. It waits for a kind that is not there: the
+// control plane provider brings it.
+func follow(ctx context.Context, client dynamic.Interface, kind schema.GroupVersionResource, work func(context.Context, []any, done)) error {
+	err := kube.Retry(ctx, "watching "+kind.Resource, func(ctx context.Context) error {
+		_, err := client.Resource(kind).List(ctx, metav1.ListOptions{Limit: 1})
 		return err
 	})
 	if err != nil {
@@ -61,7 +77,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		}
 	}
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: kube.ListWatch(ctx, r.Client, kube.EtcdBackups, ""),
+		ListerWatcher: kube.ListWatch(ctx, client, kind, ""),
 		ObjectType:    &unstructured.Unstructured{},
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { notify() },
@@ -72,47 +88,53 @@ func (r *Runner) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
 		return ctx.Err()
 	}
-	done := map[string]bool{} // by UID: the watch may tell late of what was written
+	known := done{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-wake:
+			work(ctx, store.List(), known)
 		}
-		for _, o := range mine(store.List(), r.Name) {
-			if done[string(o.UID)] {
-				continue
-			}
-			if err := r.tell(ctx, o.Name, r.make(ctx, o)); err != nil {
-				r.Log.Error("telling of a backup", "backup", o.Name, "error", err)
-			}
-			done[string(o.UID)] = true
+	}
+}
+
+// makeMine makes the backups that this machine has to make.
+func (r *Runner) makeMine(ctx context.Context, objects []any, known done) {
+	for _, o := range mine(objects, r.Name) {
+		if known[o.UID] {
+			continue
 		}
+		if err := r.tell(ctx, kube.EtcdBackups, "EtcdBackup", o.Name, r.make(ctx, o)); err != nil {
+			r.Log.Error("telling of a backup", "backup", o.Name, "error", err)
+		}
+		known[o.UID] = true
 	}
 }
 
 // mine are the backups that a member has to make, in the order of their names.
 func mine(objects []any, member string) []etcdv1.EtcdBackup {
-	var out []etcdv1.EtcdBackup
-	for _, item := range objects {
-		o, ok := item.(*unstructured.Unstructured)
-		if !ok {
-			continue
-		}
-		var b etcdv1.EtcdBackup
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &b); err != nil {
-			continue
-		}
-		if b.Spec.Member == member && b.Status.Phase == "" && b.DeletionTimestamp.IsZero() {
-			out = append(out, b)
-		}
-	}
+	out := slices.DeleteFunc(decode[etcdv1.EtcdBackup](objects), func(b etcdv1.EtcdBackup) bool {
+		return b.Spec.Member != member || b.Status.Phase != "" || !b.DeletionTimestamp.IsZero()
+	})
 	slices.SortFunc(out, func(a, b etcdv1.EtcdBackup) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
+// decode reads the objects of a store.
+func decode[T any](objects []any) []T {
+	var out []T
+	for _, item := range objects {
+		var typed T
+		if o, ok := item.(*unstructured.Unstructured); ok && runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &typed) == nil {
+			out = append(out, typed)
+		}
+	}
+	return out
+}
+
 // make makes a backup and says what has become of it. Done again, it makes it again, under the same name.
-func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) etcdv1.EtcdBackupStatus {
+func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) *etcdv1.EtcdBackupStatus {
 	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 	defer cancel()
 	status, store, err := r.save(ctx, o)
@@ -120,7 +142,7 @@ func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) etcdv1.EtcdBacku
 	if err != nil {
 		r.Log.Warn("backup failed", "backup", o.Name, "error", err)
 		status.Phase, status.Message = etcdv1.BackupFailed, shorten(err.Error())
-		return status
+		return &status
 	}
 	status.Phase = etcdv1.BackupSucceeded
 	r.Log.Info("backup made", "backup", o.Name, "location", status.Location, "bytes", status.SizeBytes, "revision", status.Revision)
@@ -133,24 +155,16 @@ func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) etcdv1.EtcdBacku
 		}
 		status.Removed = append(status.Removed, name)
 	}
-	return status
+	return &status
 }
 
 func (r *Runner) save(ctx context.Context, o etcdv1.EtcdBackup) (etcdv1.EtcdBackupStatus, Store, error) {
 	var status etcdv1.EtcdBackupStatus
-	config, err := r.config(ctx, o.Spec)
+	store, err := r.open(ctx, o.Spec.Store, o.Spec.Folder, etcdv1.BackupSecretName)
 	if err != nil {
 		return status, nil, err
 	}
-	store, err := Open(config)
-	if err != nil {
-		return status, nil, err
-	}
-	// What a former run has left.
-	if err := os.RemoveAll(r.Dir); err != nil {
-		return status, store, err
-	}
-	if err := os.MkdirAll(r.Dir, 0o700); err != nil {
+	if err := empty(r.Dir); err != nil {
 		return status, store, err
 	}
 	defer func() { _ = os.RemoveAll(r.Dir) }()
@@ -173,41 +187,50 @@ func (r *Runner) save(ctx context.Context, o etcdv1.EtcdBackup) (etcdv1.EtcdBack
 	return status, store, nil
 }
 
-// config is the store with its credentials, which are in a Secret of the cluster.
-func (r *Runner) config(ctx context.Context, spec etcdv1.EtcdBackupSpec) (nodeconfig.BackupStore, error) {
-	if spec.Store.S3.Bucket == "" {
-		return nodeconfig.StoreOf(spec.Store, spec.Folder, nil), nil
+// empty makes an empty folder: a former run may have left something.
+func empty(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
 	}
-	secret, err := r.Client.Resource(kube.Secrets).Namespace(etcdv1.BackupSecretNamespace).Get(ctx, etcdv1.BackupSecretName, metav1.GetOptions{})
+	return os.MkdirAll(dir, 0o700)
+}
+
+// open opens a store, with its credentials from a Secret of the cluster.
+func (r *Runner) open(ctx context.Context, store etcdv1.BackupStore, folder, secretName string) (Store, error) {
+	if store.S3.Bucket == "" {
+		return Open(nodeconfig.StoreOf(store, folder, nil))
+	}
+	where := etcdv1.BackupSecretNamespace + "/" + secretName
+	secret, err := r.Client.Resource(kube.Secrets).Namespace(etcdv1.BackupSecretNamespace).Get(ctx, secretName, metav1.GetOptions{})
 	if err != nil {
-		return nodeconfig.BackupStore{}, fmt.Errorf("the Secret %s/%s with the credentials of the backup store: %w", etcdv1.BackupSecretNamespace, etcdv1.BackupSecretName, err)
+		return nil, fmt.Errorf("the Secret %s with the credentials of the backup store: %w", where, err)
 	}
 	content := map[string]string{}
 	encoded, _, err := unstructured.NestedStringMap(secret.Object, "data")
 	if err != nil {
-		return nodeconfig.BackupStore{}, err
+		return nil, err
 	}
 	for key, value := range encoded {
 		text, err := base64.StdEncoding.DecodeString(value)
 		if err != nil {
-			return nodeconfig.BackupStore{}, fmt.Errorf("the key %s of the Secret %s/%s is not base64", key, etcdv1.BackupSecretNamespace, etcdv1.BackupSecretName)
+			return nil, fmt.Errorf("the key %s of the Secret %s is not base64", key, where)
 		}
 		content[key] = string(text)
 	}
-	return nodeconfig.StoreOf(spec.Store, spec.Folder, content), nil
+	return Open(nodeconfig.StoreOf(store, folder, content))
 }
 
-// tell writes the status.
-func (r *Runner) tell(ctx context.Context, name string, status etcdv1.EtcdBackupStatus) error {
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+// tell writes the status of an object.
+func (r *Runner) tell(ctx context.Context, resource schema.GroupVersionResource, kind, name string, status any) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
 	if err != nil {
 		return err
 	}
 	object := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": etcdv1.GroupVersion.String(), "kind": "EtcdBackup", "metadata": map[string]any{"name": name}, "status": fields,
+		"apiVersion": etcdv1.GroupVersion.String(), "kind": kind, "metadata": map[string]any{"name": name}, "status": fields,
 	}}
-	return kube.Retry(ctx, "status of EtcdBackup "+name, func(ctx context.Context) error {
-		_, err := r.Client.Resource(kube.EtcdBackups).ApplyStatus(ctx, name, object, metav1.ApplyOptions{FieldManager: manager, Force: true})
+	return kube.Retry(ctx, "status of "+kind+" "+name, func(ctx context.Context) error {
+		_, err := r.Client.Resource(resource).ApplyStatus(ctx, name, object, metav1.ApplyOptions{FieldManager: manager, Force: true})
 		switch {
 		case apierrors.IsNotFound(err): // nobody wants to know any more
 			return nil

@@ -36,6 +36,21 @@ func TestMine(t *testing.T) {
 	}
 }
 
+// TestMyChecks: a machine makes the checks that name it, and those that it has begun.
+func TestMyChecks(t *testing.T) {
+	c := func(name, member string, phase etcdv1.CheckPhase) *unstructured.Unstructured {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&etcdv1.EtcdBackupCheck{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdBackupCheckSpec{Member: member}, Status: etcdv1.EtcdBackupCheckStatus{Phase: phase},
+		})
+		must(t, err)
+		return &unstructured.Unstructured{Object: fields}
+	}
+	got := myChecks([]any{c("c", "me", ""), c("a", "me", etcdv1.CheckBegun), c("b", "other", ""), c("d", "me", etcdv1.CheckFailed), c("e", "me", etcdv1.CheckSucceeded)}, "me")
+	if len(got) != 2 || got[0].Name != "a" || got[1].Name != "c" {
+		t.Errorf("%v", got)
+	}
+}
+
 // TestMake: a backup goes to the store with the credentials of the cluster's Secret, what is too much goes, and what fails is
 // told without them.
 func TestMake(t *testing.T) {

@@ -32,13 +32,14 @@ const FieldManager = "capstan-init"
 
 // Resources that are used.
 var (
-	Nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	CSRs           = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
-	EndpointSlices = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
-	EtcdMembers    = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdmembers"}
-	EtcdBackups    = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackups"}
-	Secrets        = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
-	Leases         = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	Nodes            = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	CSRs             = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+	EndpointSlices   = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	EtcdMembers      = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdmembers"}
+	EtcdBackups      = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackups"}
+	EtcdBackupChecks = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackupchecks"}
+	Secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	Leases           = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 
 // Credential is how a client proves who it is: certificate files or a token.

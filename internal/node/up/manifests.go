@@ -1,67 +1,35 @@
 package up
 
 import (
-	"bytes"
 	"context"
-	"embed"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"text/template"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/up/manifests"
 )
-
-//go:embed manifests
-var manifestFiles embed.FS
 
 // applyConcurrency of the manifests: each is a round trip to an API server that has just begun.
 const applyConcurrency = 6
 
-// manifests are the basic objects of the cluster: what kubeadm's phases and add-ons are elsewhere.
+// manifests are the basic objects of the cluster.
 func (n *node) manifests() ([]*unstructured.Unstructured, error) {
-	names := []string{"rbac.yaml"}
+	names := manifests.ForAgents(n.ControlPlane.ExternalEtcd == nil)
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
-		names = append(names, "kube-proxy.yaml")
+		names = append(names, manifests.KubeProxy)
 	}
 	if n.Network.DNS == nodeconfig.DNSCoreDNS {
-		names = append(names, "coredns.yaml")
+		names = append(names, manifests.CoreDNS)
 	}
-	if n.ControlPlane.ExternalEtcd == nil {
-		names = append([]string{"etcd.capstan.dev_etcdmembers.yaml", "etcd.capstan.dev_etcdbackups.yaml", "etcd.yaml"}, names...)
-	}
-	var objects []*unstructured.Unstructured
-	for _, name := range names {
-		parsed, err := template.ParseFS(manifestFiles, "manifests/"+name)
-		if err != nil {
-			return nil, err
-		}
-		var b bytes.Buffer
-		if err := parsed.Execute(&b, n.Network); err != nil {
-			return nil, err
-		}
-		decoder := yaml.NewYAMLOrJSONDecoder(&b, 4096)
-		for {
-			object := &unstructured.Unstructured{}
-			if err := decoder.Decode(object); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
-			objects = append(objects, object)
-		}
-	}
-	return objects, nil
+	return manifests.Parse(n.Network, names...)
 }
 
 // applyManifests applies the basic objects. The namespace of some appears a moment after the API

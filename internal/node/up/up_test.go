@@ -128,6 +128,7 @@ func TestManifests(t *testing.T) {
 	want := []string{
 		"CustomResourceDefinition etcdmembers.etcd.capstan.dev",
 		"CustomResourceDefinition etcdbackups.etcd.capstan.dev",
+		"CustomResourceDefinition etcdbackupchecks.etcd.capstan.dev",
 		"ClusterRole capstan:etcd-care", "ClusterRoleBinding capstan:etcd-care", "Role capstan:etcd-care", "RoleBinding capstan:etcd-care",
 		"ClusterRoleBinding capstan:node-bootstrappers", "ClusterRoleBinding capstan:approve-kubelet-clients",
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",

@@ -1,0 +1,62 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"time"
+
+	"sigs.k8s.io/cluster-api/util/conditions"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/up/manifests"
+)
+
+const (
+	// installAfter is how long a cluster has been initialized when we begin to look after what its first machine applies.
+	installAfter   = 2 * time.Minute
+	installTimeout = 30 * time.Second
+)
+
+// reconcileInstalled keeps the kinds and roles current that the agents of machines need in the workload cluster: it has those
+// of the Capstan that made its first machine, or those that a backup has brought back. No machine is replaced for it. Each
+// manager does it once, and again when the cluster does not know a kind. What goes wrong holds nothing else up.
+func (r *Reconciler) reconcileInstalled(ctx context.Context, s *scope) {
+	sum := sha256.Sum256([]byte("installed " + s.controlPlane.Annotations[controlplanev1.RestoredAnnotation]))
+	if s.workload.client == nil || !installDue(s.controlPlane, now()) || r.installed.is(s.controlPlane.UID, sum) && !s.workload.missing {
+		return
+	}
+	if err := install(ctx, s.workload.client, s.stacked()); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot bring the kinds and roles of the machines' agents up to date")
+		return
+	}
+	r.installed.set(s.controlPlane.UID, sum)
+}
+
+// reinstall has what the agents need brought again: the cluster does not know a kind.
+func (r *Reconciler) reinstall(s *scope) { r.installed.set(s.controlPlane.UID, [sha256.Size]byte{}) }
+
+// installDue: at first the first machine applies the same, and has enough to do.
+func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time) bool {
+	c := conditions.Get(controlPlane, controlplanev1.InitializedCondition)
+	return c != nil && conditions.IsTrue(controlPlane, controlplanev1.InitializedCondition) && now.Sub(c.LastTransitionTime.Time) >= installAfter
+}
+
+// install applies what the agents need, as the first machine does: what is current already is not written.
+func install(ctx context.Context, c client.Client, stackedEtcd bool) error {
+	ctx, cancel := context.WithTimeout(ctx, installTimeout)
+	defer cancel()
+	objects, err := manifests.Parse(nil, manifests.ForAgents(stackedEtcd)...)
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
+			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	return nil
+}

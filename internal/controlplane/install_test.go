@@ -1,0 +1,103 @@
+package controlplane
+
+import (
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+func initializedFor(age time.Duration) *controlplanev1.CapstanControlPlane {
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{UID: "x"}}
+	conditions.Set(cp, metav1.Condition{
+		Type: controlplanev1.InitializedCondition, Status: metav1.ConditionTrue, Reason: "Initialized", LastTransitionTime: metav1.NewTime(now().Add(-age)),
+	})
+	return cp
+}
+
+// TestInstallDue: the first machine of a cluster is left alone while it does the same.
+func TestInstallDue(t *testing.T) {
+	if installDue(&controlplanev1.CapstanControlPlane{}, now()) || installDue(initializedFor(time.Minute), now()) || !installDue(initializedFor(time.Hour), now()) {
+		t.Error("it is not for clusters that have begun a while ago")
+	}
+	starting := initializedFor(0)
+	starting.Status.Conditions[0].Status = metav1.ConditionFalse
+	if installDue(starting, now().Add(time.Hour)) {
+		t.Error("nothing answers yet")
+	}
+}
+
+// TestInstalled: a live cluster of an older Capstan gets the kinds and the roles of this one, also when somebody has taken them
+// away; what is current is not written again.
+func TestInstalled(t *testing.T) {
+	s := &scope{controlPlane: initializedFor(time.Hour), workload: &workload{client: env.Client}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "capstan:etcd-care"}}
+	knows := func(resource string) bool {
+		if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
+			return false
+		}
+		for _, rule := range role.Rules {
+			for _, r := range rule.Resources {
+				if r == resource {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	older := func() {
+		t.Helper()
+		crd := &unstructured.Unstructured{}
+		crd.SetAPIVersion("apiextensions.k8s.io/v1")
+		crd.SetKind("CustomResourceDefinition")
+		crd.SetName("etcdbackupchecks.etcd.capstan.dev")
+		if err := env.Client.Delete(t.Context(), crd); err != nil {
+			t.Fatal(err)
+		}
+		testcluster.Eventually(t, "the kind is gone", func() bool {
+			return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
+		})
+		if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(role), role); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		} else if err == nil {
+			before := role.DeepCopy()
+			role.Rules = role.Rules[:1]
+			if err := env.Client.Patch(t.Context(), role, client.MergeFrom(before)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	current := func(what string, r *Reconciler) {
+		t.Helper()
+		testcluster.Eventually(t, what, func() bool {
+			r.reconcileInstalled(t.Context(), s)
+			return knows("etcdbackupchecks/status") && knows("etcdbackups") && env.Client.List(t.Context(), &etcdv1.EtcdBackupCheckList{}) == nil
+		})
+	}
+	older()
+	first := &Reconciler{}
+	current("this Capstan brings them", first)
+	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "capstan:etcd-care"}, &rbacv1.Role{}); err != nil {
+		t.Errorf("agents may not read the credentials of a store: %v", err)
+	}
+	was := role.ResourceVersion
+	current("another manager finds them", &Reconciler{})
+	if role.ResourceVersion != was {
+		t.Error("what was current was written again")
+	}
+	older()
+	first.reinstall(s)
+	current("a kind that the cluster does not know is brought again", first)
+	older()
+	s.workload.missing = true
+	current("etcd's members are not told of", first)
+}

@@ -1,0 +1,167 @@
+package controlplane
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+// TestWhoChecks: as long as the cluster serves, or may in a moment, nothing is removed before a machine has looked.
+func TestWhoChecks(t *testing.T) {
+	serves, silent := &reply{ready: true}, &reply{err: errors.New("nobody is there")}
+	ailing, lost := &reply{failed: []string{"poststarthook/x"}}, &reply{failed: []string{"poststarthook/x", "etcd-readiness"}}
+	for _, c := range []struct {
+		what     string
+		machines string // up or down
+		answer   *reply
+		anew     bool
+		silent   time.Duration
+		want     checkWay
+		why      string
+	}{
+		{"it serves", "up up up", serves, false, 0, checkByMachine, ""},
+		{"it serves, after long silence", "up up up", serves, false, time.Hour, checkByMachine, ""},
+		{"it serves, whatever its infrastructure says", "down down down", serves, false, 0, checkByMachine, ""},
+		{"something else ails", "up up up", ailing, false, 0, checkByMachine, ""},
+		{"a new cluster", "", nil, true, 0, checkByNobody, ""},
+		{"a new cluster whose machine is there", "up", nil, true, 0, checkByNobody, ""},
+		{"all machines are gone", "", silent, false, 0, checkByNobody, ""},
+		{"a connection that blinks", "up up up", silent, false, time.Second, checkLater, "does not answer"},
+		{"a long silence", "up up up", silent, false, grace, checkByNobody, "does not answer"},
+		{"a majority that blinks", "up up up", lost, false, time.Second, checkLater, "etcd-readiness"},
+		{"a majority that is lost", "up up up", lost, false, grace, checkByNobody, "etcd-readiness"},
+		{"one machine of three", "up up down", silent, false, time.Second, checkLater, "does not answer"},
+		{"machines that do not run, and one that does", "up down down", lost, false, 0, checkByNobody, "2 of 3 machines do not run"},
+		{"the only machine", "down", silent, false, 0, checkByNobody, "1 of 1 machines do not run"},
+	} {
+		f := fleet{stacked: true}
+		for _, word := range strings.Fields(c.machines) {
+			m := &clusterv1.Machine{}
+			m.Status.NodeRef.Name = "node"
+			m.Status.Conditions = []metav1.Condition{{Type: clusterv1.InfrastructureReadyCondition, Status: map[bool]metav1.ConditionStatus{true: "True", false: "False"}[word == "up"]}}
+			f.instances = append(f.instances, instance{machine: m})
+		}
+		if way, why := whoChecks(f, c.answer, !c.anew, c.silent); way != c.want || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
+			t.Errorf("%s: got %s, %q", c.what, way, why)
+		}
+	}
+}
+
+// TestNextCheck: one machine looks, another one if it does not; what was found stands.
+func TestNextCheck(t *testing.T) {
+	at := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+	all := []string{"a", "b", "c"}
+	for _, c := range []struct {
+		what    string
+		member  string // of the check that is there
+		phase   etcdv1.CheckPhase
+		age     time.Duration
+		members []string
+		want    string
+	}{
+		{"the first", "", "", 0, all, "a"},
+		{"nobody can", "", "", 0, nil, ""},
+		{"asked", "a", "", time.Second, all, ""},
+		{"asked for long", "a", "", checkPatience, all, "b"},
+		{"asked for long, the last", "c", "", checkPatience, all, "a"},
+		{"asked for long, the only one", "a", "", checkPatience, []string{"a"}, "a"},
+		{"asked for long, and gone", "x", "", checkPatience, all, "a"},
+		{"nobody can any more", "a", "", time.Hour, nil, ""},
+		{"begun", "a", etcdv1.CheckBegun, time.Hour, all, ""},
+		{"begun, and ill for a moment", "x", etcdv1.CheckBegun, time.Second, all, ""},
+		{"begun, and gone", "x", etcdv1.CheckBegun, checkPatience, all, "a"},
+		{"begun, and never done", "b", etcdv1.CheckBegun, checkLimit, all, "c"},
+		{"succeeded", "x", etcdv1.CheckSucceeded, 24 * time.Hour, all, ""},
+		{"failed", "x", etcdv1.CheckFailed, 24 * time.Hour, all, ""},
+	} {
+		var found *etcdv1.EtcdBackupCheck
+		if c.member != "" {
+			found = &etcdv1.EtcdBackupCheck{Spec: etcdv1.EtcdBackupCheckSpec{Member: c.member}, Status: etcdv1.EtcdBackupCheckStatus{Phase: c.phase}}
+			found.CreationTimestamp = metav1.NewTime(at)
+		}
+		if got := nextCheck(found, c.members, at.Add(c.age)); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// TestChecking: what is said while a machine looks, and how to go on when none can.
+func TestChecking(t *testing.T) {
+	begun := &etcdv1.EtcdBackupCheck{Spec: etcdv1.EtcdBackupCheckSpec{Member: "m"}, Status: etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun}}
+	asked := &etcdv1.EtcdBackupCheck{Spec: begun.Spec}
+	for _, c := range []struct {
+		found           *etcdv1.EtcdBackupCheck
+		member, problem string
+		want            string
+		hint            bool
+	}{
+		{nil, "m", "", "the machine of m checks the backup b", false},
+		{asked, "n", "", "the machine of n checks the backup b", false},
+		{asked, "", "", "the machine of m has to check the backup b, and has not begun yet", true},
+		{begun, "", "", "the machine of m checks the backup b", false},
+		{nil, "", "nobody reports", "none can: nobody reports", true},
+	} {
+		got := checking("b", c.found, c.member, c.problem, "the-annotation", "the-id")
+		if !strings.Contains(got, c.want) || strings.Contains(got, `the-annotation to "the-id"`) != c.hint {
+			t.Errorf("%q", got)
+		}
+	}
+}
+
+// TestUnfit: a backup that is whole may be of no use in this cluster.
+func TestUnfit(t *testing.T) {
+	key := func(name, sum string) etcdv1.BackupKey { return etcdv1.BackupKey{Name: name, SHA256: sum} }
+	has := []etcdv1.BackupKey{key("ca", "1"), key("encryption", "2")}
+	for _, c := range []struct {
+		needs   []etcdv1.BackupKey
+		version string
+		other   bool
+		want    string
+	}{
+		{has, "v1.36.3", false, ""},
+		{nil, "", false, ""},
+		{[]etcdv1.BackupKey{key("ca", "x")}, "v1.36.3", false, "it needs the key ca"},
+		{[]etcdv1.BackupKey{key("ca", "x")}, "v1.36.3", true, ""},
+		{[]etcdv1.BackupKey{key("encryption", "x")}, "v1.36.3", true, "it needs the key encryption"},
+		{has, "v1.34.0", false, "it was made with Kubernetes v1.34.0"},
+	} {
+		cp := &controlplanev1.CapstanControlPlane{}
+		cp.Spec.Version, cp.Spec.Restore.OtherAuthorities = "v1.36.3", ptr.To(c.other)
+		if got := join(unfit(etcdv1.EtcdBackupCheckStatus{Keys: c.needs, KubernetesVersion: c.version}, has, cp)); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%v %s: %q", c.needs, c.version, got)
+		}
+	}
+}
+
+// TestCheckName: what was found for another spec, or another cluster, is no answer.
+func TestCheckName(t *testing.T) {
+	if a, b, c := checkName("x", 1), checkName("x", 2), checkName("y", 1); a == b || a == c || a != checkName("x", 1) || !strings.HasPrefix(a, "restore-") {
+		t.Error(a, b, c)
+	}
+}
+
+// TestRestoringCondition: a restore that no machine could check first says so to its end.
+func TestRestoringCondition(t *testing.T) {
+	for _, c := range []struct {
+		unchecked bool
+		why       string
+		reason    string
+		want      string
+	}{
+		{false, "", controlplanev1.RestoringReason, "It begins"},
+		{false, "nobody answers", controlplanev1.RestoringUncheckedReason, "It begins. No machine could check the backup before, because nobody answers"},
+		{true, "", controlplanev1.RestoringUncheckedReason, "It begins. No machine could check the backup before the restore began"},
+	} {
+		if status, reason, text := restoringCondition("It begins", c.unchecked, c.why); status != metav1.ConditionFalse || reason != c.reason || text != c.want {
+			t.Errorf("%s %s %s", status, reason, text)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package backup
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// TestCheck: a machine that looks at a backup in a real S3 store tells what it needs, or what is wrong with it, and no secret;
+// nothing is left on it.
+func TestCheck(t *testing.T) {
+	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
+	source.put(t, "something")
+	c := s3Server(t, true)
+	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
+	must(t, err)
+	keys := map[string]string{"ca": strings.Repeat("1", 64), "encryption": strings.Repeat("2", 64)}
+	good := source.save(t, store, "good", keys)
+	put := func(name string, content []byte) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), "file")
+		must(t, os.WriteFile(file, content, 0o600))
+		must(t, store.Put(t.Context(), name, file))
+	}
+	for _, name := range []string{"half", "short", "scrawl"} {
+		source.save(t, store, name, keys)
+	}
+	must(t, store.Remove(t.Context(), "half.db"))
+	put("short.db", make([]byte, 4096))
+	put("scrawl.json", []byte("not JSON"))
+	// All checksums are right, and it is no database.
+	content := bytes.Repeat([]byte("capstan "), 1024)
+	trailer := sha256.Sum256(content)
+	content = append(content, trailer[:]...)
+	whole := sha256.Sum256(content)
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, content, 0o600))
+	must(t, Save(t.Context(), store, file, Manifest{Name: "forged", SizeBytes: int64(len(content)), SHA256: hex.EncodeToString(whole[:])}))
+
+	assets, err := testenv.Assets()
+	must(t, err)
+	for what, o := range map[string]struct {
+		name, sum string
+		change    func(*nodeconfig.S3)
+		want      string // "" when it can be used
+	}{
+		"good":                  {name: "good"},
+		"the one that is meant": {name: "good", sum: good.SHA256},
+		"another one":           {name: "good", sum: strings.Repeat("0", 64), want: "is another one: its SHA-256 is"},
+		"not there":             {name: "nothing", want: "there is no backup at s3://"},
+		"no snapshot":           {name: "half", want: "there is no backup at s3://"},
+		"not whole":             {name: "short", want: "is not whole: it has 4096 bytes"},
+		"no description":        {name: "scrawl", want: "is not what a backup has"},
+		"no database":           {name: "forged", want: "is damaged: etcdutl snapshot status"},
+		"a wrong key":           {name: "good", change: func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }, want: "Access Denied"},
+		"an unknown authority":  {name: "good", change: func(c *nodeconfig.S3) { c.CA = "" }, want: "certificate"},
+		"nobody listens":        {name: "good", change: func(c *nodeconfig.S3) { c.Endpoint = "https://" + freeAddress(t) }, want: "refused"},
+		"no such bucket":        {name: "good", change: func(c *nodeconfig.S3) { c.Bucket = "nothing" }, want: "there is no backup at s3://"},
+		"no credentials at all": {name: "good", change: func(c *nodeconfig.S3) { c.AccessKeyID = "" }, want: "s3://"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := c
+			if o.change != nil {
+				o.change(&c)
+			}
+			encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
+			secret := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": etcdv1.BackupSecretNamespace, "name": etcdv1.RestoreSecretName},
+				"data": map[string]any{etcdv1.S3AccessKeyID: encode(c.AccessKeyID), etcdv1.S3SecretAccessKey: encode(c.SecretAccessKey), etcdv1.S3CA: encode(c.CA)},
+			}}
+			r := &Runner{
+				Name: "me", Client: dynamicfake.NewSimpleDynamicClient(runtime.NewScheme(), secret), Etcdutl: filepath.Join(assets, "etcdutl"),
+				Dir: filepath.Join(t.TempDir(), "scratch"), Log: slog.New(slog.DiscardHandler),
+			}
+			got := r.check(t.Context(), etcdv1.EtcdBackupCheck{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: etcdv1.EtcdBackupCheckSpec{
+				Member: "me", Backup: o.name, SHA256: o.sum, Folder: "default/demo",
+				Store: etcdv1.BackupStore{S3: etcdv1.S3Store{Endpoint: c.Endpoint, Bucket: c.Bucket, Region: c.Region}},
+			}})
+			if o.want == "" {
+				if got.Phase != etcdv1.CheckSucceeded || got.Message != "" || got.SizeBytes != good.SizeBytes || len(got.Keys) != 2 || got.Keys[0].Name != "ca" ||
+					!strings.HasSuffix(got.Location, "/backups/default/demo/good.db") {
+					t.Errorf("%+v", got)
+				}
+			} else if got.Phase != etcdv1.CheckFailed || !strings.Contains(got.Message, o.want) {
+				t.Errorf("got %+v, want %q", got, o.want)
+			}
+			if strings.Contains(got.Message, c.SecretAccessKey) {
+				t.Errorf("a secret is told: %s", got.Message)
+			}
+			if _, err := os.Stat(r.Dir + ".check"); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the backup is left on the machine: %v", err)
+			}
+		})
+	}
+}
+
+// TestRoom: a look at a backup never fills the disk that etcd writes to.
+func TestRoom(t *testing.T) {
+	must(t, room(t.TempDir(), 1))
+	if err := room(t.TempDir(), 1<<60); err == nil || !strings.Contains(err.Error(), "no room") {
+		t.Error(err)
+	}
+}
