@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -113,6 +114,10 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 	startManager(t, env.Config, options())
 	a, b := env.Namespace(t), env.Namespace(t)
 	pool := newGlobal("tenants-"+a, subnet("10.6.6.0/24"))
+	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{}
+	if err := env.Client.Create(ctx, pool.DeepCopy()); !apierrors.IsInvalid(err) {
+		t.Errorf("a pool for nobody: %v", err)
+	}
 	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{a}}
 	create(t, pool)
 	mine, theirs := newClaim(a, "mine", pool), newClaim(b, "theirs", pool)
