@@ -82,7 +82,8 @@ func (r *Reconciler) restoreOn(ctx context.Context, s *scope, step restoreStep, 
 	spec := s.controlPlane.Spec.Restore
 	unchecked := step != restoreBegin && s.controlPlane.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID()
 	tell := func(format string, args ...any) {
-		s.tellRestored(restoringCondition(fmt.Sprintf(format, args...), unchecked, s.unchecked))
+		reason, text := restoringCondition(fmt.Sprintf(format, args...), unchecked, s.unchecked)
+		s.tellRestored(metav1.ConditionFalse, reason, text)
 	}
 	s.blocked = "the cluster is being restored"
 	switch step {

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/blang/semver/v4"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -117,14 +116,14 @@ func wrongVersion(made, version string) []string {
 
 // restoringCondition says how far a restore is. why is why no machine could look at the backup before it began; later steps
 // only know that none could.
-func restoringCondition(message string, unchecked bool, why string) (status metav1.ConditionStatus, reason, text string) {
+func restoringCondition(message string, unchecked bool, why string) (reason, text string) {
 	switch {
 	case why != "":
-		return metav1.ConditionFalse, controlplanev1.RestoringUncheckedReason, message + notChecked(why)
+		return controlplanev1.RestoringUncheckedReason, message + notChecked(why)
 	case unchecked:
-		return metav1.ConditionFalse, controlplanev1.RestoringUncheckedReason, message + ". No machine could check the backup before the restore began"
+		return controlplanev1.RestoringUncheckedReason, message + ". No machine could check the backup before the restore began"
 	}
-	return metav1.ConditionFalse, controlplanev1.RestoringReason, message
+	return controlplanev1.RestoringReason, message
 }
 
 func notChecked(why string) string {
