@@ -34,7 +34,7 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 					t.Errorf("%s: the private key in %s has mode %s", m.Name, path, mode)
 				}
 			}
-			if found := contains(content, authorities); found != "" && (log || !controlPlane) {
+			if found := keyIn(content, authorities); found != "" && (log || !controlPlane) {
 				t.Errorf("%s: the key of Secret %s is in %s", m.Name, found, path)
 			}
 		})
@@ -43,12 +43,12 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	for _, p := range plane.Processes(t) {
-		if found := contains([]byte(strings.Join(p.Args, " ")), authorities); found != "" || strings.Contains(strings.Join(p.Args, " "), "PRIVATE KEY") {
+		if found := keyIn([]byte(strings.Join(p.Args, " ")), authorities); found != "" || strings.Contains(strings.Join(p.Args, " "), "PRIVATE KEY") {
 			t.Errorf("the arguments of %s have a key %s", p.Name, found)
 		}
 	}
 	eachFile(t, filepath.Join(plane.Root, "logs"), func(path string, _ fs.FileMode, content []byte) {
-		if found := contains(content, authorities); found != "" {
+		if found := keyIn(content, authorities); found != "" {
 			t.Errorf("the key of Secret %s is in the log %s", found, path)
 		}
 	})
@@ -80,7 +80,7 @@ func authorityKeys(t *testing.T, c *harness.Cluster) map[string][]byte {
 	return lines
 }
 
-func contains(content []byte, lines map[string][]byte) string {
+func keyIn(content []byte, lines map[string][]byte) string {
 	for name, line := range lines {
 		if bytes.Contains(content, line) {
 			return name
