@@ -199,7 +199,7 @@ test: setup build ## Set up, build and run all tests.
 test-e2e: setup build build-capi-kubeadm run-e2e ## Only the tests with real machines, clusterctl and everything.
 
 .PHONY: run-e2e
-run-e2e: gotestsum
+run-e2e: gotestsum versitygw
 	$(call gotest,./test/...) -tags e2e -count=1 -p 1 -timeout 60m
 
 .PHONY: test-unit

@@ -3,12 +3,15 @@
 package controlplane
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -36,8 +40,9 @@ import (
 // backupsPath is where machines find the backups of their cluster.
 const backupsPath = "/var/lib/capstan/backups"
 
-// TestBackupAndRestore backs a cluster of three machines up, by schedule and on demand, destroys two of them for good, takes
-// the cluster back to the backup, and begins another cluster with it.
+// TestBackupAndRestore backs a cluster of three machines up, by schedule to a directory and on demand to an S3 store. It asks
+// for a backup that does not exist, destroys two machines for good, takes the cluster back to the backup in the S3 store, and
+// begins another cluster with the one in the directory.
 func TestBackupAndRestore(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "bk", "--workers", "1", "--control-plane-machines", "3"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
@@ -49,21 +54,30 @@ func TestBackupAndRestore(t *testing.T) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: backupsPath}}, Schedule: "@every 5s"}
 	})
 	scheduled := s.backup(t, etcdv1.BackupScheduled, "")
+	store, data := s3Store(t, s)
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
-		cp.Spec.Backup.Schedule = ""
+		cp.Spec.Backup.Schedule, cp.Spec.Backup.Store = "", store
 		metav1.SetMetaDataAnnotation(&cp.ObjectMeta, controlplanev1.BackupAnnotation, "before-the-disaster")
 	})
 	demanded := s.backup(t, etcdv1.BackupOnDemand, "before-the-disaster")
-	dir := filepath.Join(plane.Root, "backups", s.Namespace, s.Name)
-	for _, b := range []controlplanev1.BackupStatus{scheduled, demanded} {
-		info, err := os.Stat(filepath.Join(dir, b.Name+".db"))
-		if err != nil || info.Size() != b.SizeBytes || info.Mode().Perm() != 0o600 || b.Location != filepath.Join(backupsPath, s.Namespace, s.Name, b.Name+".db") || len(b.Keys) != 3 {
-			t.Errorf("%+v: %v, %v", b, info, err)
-		}
+	file := filepath.Join(s.Namespace, s.Name, scheduled.Name+".db")
+	info, err := os.Stat(filepath.Join(plane.Root, "backups", file))
+	if err != nil || info.Size() != scheduled.SizeBytes || info.Mode().Perm() != 0o600 || scheduled.Location != filepath.Join(backupsPath, file) || len(scheduled.Keys) != 3 {
+		t.Errorf("%+v: %v, %v", scheduled, info, err)
+	}
+	file = filepath.Join(s.Namespace, s.Name, demanded.Name+".db")
+	info, err = os.Stat(filepath.Join(data, store.S3.Bucket, file))
+	if err != nil || info.Size() != demanded.SizeBytes || !strings.HasPrefix(demanded.Location, "s3://") || !strings.HasSuffix(demanded.Location, "/"+store.S3.Bucket+"/"+file) || len(demanded.Keys) != 3 {
+		t.Errorf("%+v: %v, %v", demanded, info, err)
 	}
 	s.write(t, "after")
 
 	before := s.mustMachines(t)
+	s.refused(t, "etcd-never-made", "there is no backup at s3://")
+	if now := s.mustMachines(t); !maps.EqualFunc(now, before, func(a, b clusterv1.Machine) bool { return a.UID == b.UID && a.DeletionTimestamp.IsZero() }) {
+		t.Fatalf("%v became %v, although the backup does not exist", slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(now)))
+	}
+	s.holds(t, "after", "")
 	for _, name := range slices.Sorted(maps.Keys(before))[:2] {
 		destroy(t, s, name)
 	}
@@ -105,9 +119,88 @@ func TestBackupAndRestore(t *testing.T) {
 	t.Logf("three machines %.1f s after spec.restore was set", time.Since(start).Seconds())
 	s.write(t, "later")
 
-	t.Run("a new cluster", func(t *testing.T) { restoreIntoAnother(t, s, demanded) })
+	t.Run("a new cluster", func(t *testing.T) { restoreIntoAnother(t, s, scheduled) })
 	s.holds(t, "before", "after")
 	s.holds(t, "later", "")
+}
+
+// s3Store starts a real S3-compatible server on the box, at the address of the box that the cluster's machines know, and makes
+// the Secrets that users make for it. data is its folder.
+func s3Store(t *testing.T, s *subject) (store etcdv1.BackupStore, data string) {
+	t.Helper()
+	cluster := &clusterv1.Cluster{}
+	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: s.Name}, cluster); err != nil {
+		t.Fatal(err)
+	}
+	host := cluster.Spec.ControlPlaneEndpoint.Host
+	free, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	certificate, key, err := cert.GenerateSelfSignedCertKey(host, nil, nil)
+	if err := errors.Join(err, free.Close()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	data = filepath.Join(dir, "data")
+	if err := errors.Join(os.MkdirAll(filepath.Join(data, "clusters"), 0o700), os.WriteFile(filepath.Join(dir, "crt"), certificate, 0o600),
+		os.WriteFile(filepath.Join(dir, "key"), key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	const user, password = "someone", "knows-it-well"
+	server := exec.Command(filepath.Join(harness.Bin(), "tools", "versitygw"), "--port", address, "--region", "us-east-1", "--quiet",
+		"--cert", filepath.Join(dir, "crt"), "--key", filepath.Join(dir, "key"), "posix", "--nometa", data)
+	server.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+user, "ROOT_SECRET_ACCESS_KEY="+password)
+	var log bytes.Buffer
+	server.Stdout, server.Stderr = &log, &log
+	if err := server.Start(); err != nil {
+		t.Fatalf("%v: run `make versitygw`", err)
+	}
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+		if t.Failed() {
+			t.Logf("versitygw:\n%s", log.String())
+		}
+	})
+	for name, content := range map[string]map[string]string{
+		"backup-store": {etcdv1.S3AccessKeyID: user, etcdv1.S3SecretAccessKey: password}, "backup-store-ca": {etcdv1.S3CA: string(certificate)},
+	} {
+		given := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: name}, StringData: content}
+		if err := plane.Client.Create(t.Context(), given); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(t.Context()), given) })
+	}
+	harness.Eventually(t, "the S3 store listens", limit, func(ctx context.Context) error {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+	return etcdv1.BackupStore{S3: etcdv1.S3Store{
+		Endpoint: "https://" + address, Bucket: "clusters", Region: "us-east-1",
+		CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "backup-store"}, CASecretRef: etcdv1.BackupSecretReference{Name: "backup-store-ca"},
+	}}, data
+}
+
+// refused asks for a restore that cannot be, waits until one of the machines has found that out, and takes the wish back.
+func (s *subject) refused(t *testing.T, backup, why string) {
+	t.Helper()
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = backup })
+	harness.Eventually(t, "the restore is refused", limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		if c := conditions.Get(cp, controlplanev1.RestoredCondition); c == nil || c.Reason != controlplanev1.RestoreImpossibleReason || !strings.Contains(c.Message, why) {
+			return errors.New(explain(cp, nil))
+		}
+		return nil
+	})
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore = controlplanev1.RestoreSpec{} })
 }
 
 // write makes a Secret in the cluster.
@@ -242,6 +335,35 @@ func restoreIntoAnother(t *testing.T, s *subject, b controlplanev1.BackupStatus)
 	other.Connect(t)
 	other.holds(t, "before", "after")
 	harness.Eventually(t, "only its own Nodes", limit, func(ctx context.Context) error { return other.NodesReady(ctx, 1) })
+	restoreAgain(t, other)
+}
+
+// restoreAgain takes a cluster that serves back to the backup that it comes from, once its machine has looked at that.
+func restoreAgain(t *testing.T, s *subject) {
+	before := s.mustMachines(t)
+	s.write(t, "lost")
+	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Attempt = "2" })
+	reasons := map[string]bool{}
+	harness.Eventually(t, "it is restored again", limit, func(ctx context.Context) error {
+		cp, err := s.controlPlane(ctx)
+		if err != nil {
+			return err
+		}
+		reasons[conditions.GetReason(cp, controlplanev1.RestoredCondition)] = true
+		if cp.Annotations[controlplanev1.RestoredAnnotation] != cp.Spec.Restore.ID() {
+			return errors.New(explain(cp, nil))
+		}
+		return nil
+	})
+	if !reasons[controlplanev1.RestoringReason] || reasons[controlplanev1.RestoringUncheckedReason] {
+		t.Errorf("no machine has looked at the backup: %v", slices.Sorted(maps.Keys(reasons)))
+	}
+	for name := range s.mustMachines(t) {
+		if _, old := before[name]; old {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	s.holds(t, "before", "lost")
 }
 
 // objectsOf reads YAML documents.
