@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -14,6 +15,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
 )
 
 func s3() etcdv1.BackupStore {
@@ -227,4 +229,56 @@ func withExternalEtcd(change func(*controlplanev1.CapstanControlPlane)) func(*co
 
 func bootstrapSource() bootstrapv1.RestoreSource {
 	return bootstrapv1.RestoreSource{Name: "a", Folder: "b/c", Store: s3()}
+}
+
+// TestBackupNotAdmitted: that no backup can be asked for is told, and keeps nothing from being made or repaired.
+func TestBackupNotAdmitted(t *testing.T) {
+	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
+	})
+	refuseBackups(w)
+	demand(w, cp, "one")
+	w.until("it is told", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "no backups today")
+	})
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+}
+
+// refuseBackups has the API server refuse EtcdBackups, as an admission webhook of the user's may.
+func refuseBackups(w *world) {
+	w.t.Helper()
+	ctx := context.Background()
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-backups"},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy: ptr.To(admissionv1.Fail),
+			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{etcdv1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"etcdbackups"}},
+			}}}},
+			Validations: []admissionv1.Validation{{Expression: "false", Message: "no backups today"}},
+		},
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: policy.ObjectMeta,
+		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: policy.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+	}
+	for _, o := range []client.Object{policy, binding} {
+		if err := env.Client.Create(ctx, o); err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() {
+			if err := env.Client.Delete(ctx, o); err != nil {
+				w.t.Error(err)
+			}
+		})
+	}
+	probe := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: etcdv1.EtcdBackupSpec{
+		Member: "m", Trigger: etcdv1.BackupOnDemand, Request: "probe", Store: inDirectory(), Folder: "a/b", KubernetesVersion: "v1.36.3",
+	}}
+	testcluster.Eventually(w.t, "the policy holds", func() bool {
+		err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll)
+		return err != nil && strings.Contains(err.Error(), "no backups today")
+	})
 }

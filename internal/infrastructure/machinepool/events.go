@@ -79,7 +79,7 @@ func capstanMachineChanged() predicate.Predicate {
 		before, after := e.ObjectOld.(*infrav1.CapstanMachine), e.ObjectNew.(*infrav1.CapstanMachine)
 		return !before.DeletionTimestamp.Equal(after.DeletionTimestamp) ||
 			before.Spec.ProviderID != after.Spec.ProviderID ||
-			failure(before) != failure(after) || stuck(before) != stuck(after) ||
+			failure(before) != failure(after) || blocked(before) != blocked(after) ||
 			before.Status.FailureDomain != after.Status.FailureDomain ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||

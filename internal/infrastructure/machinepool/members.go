@@ -74,9 +74,22 @@ func (m member) leaving() bool {
 	return !m.capstan.DeletionTimestamp.IsZero() || m.machine != nil && !m.machine.DeletionTimestamp.IsZero()
 }
 
-// stuck says that the machine is to be deleted and that this is not possible now.
-func stuck(m *infrav1.CapstanMachine) bool {
+// stuckAfter is for how long a machine has been removed in vain before it counts as stuck: a manager or a capstand
+// that is restarted is back long before.
+const stuckAfter = 30 * time.Second
+
+// blocked says that the machine is to be deleted and that this is not possible now.
+func blocked(m *infrav1.CapstanMachine) bool {
 	return !m.DeletionTimestamp.IsZero() && conditions.GetReason(m, clusterv1.DeletingCondition) == infrav1.DeletionBlockedReason
+}
+
+// stuckIn is how long it takes until a machine whose deletion is blocked counts as stuck, if that does not change; zero
+// if it does already, negative if it is not blocked.
+func stuckIn(m *infrav1.CapstanMachine, now time.Time) time.Duration {
+	if !blocked(m) {
+		return -1
+	}
+	return max(0, stuckAfter-now.Sub(m.DeletionTimestamp.Time))
 }
 
 // availableIn is how long it takes until the machine counts as available, if its Node stays ready; zero if
@@ -137,20 +150,22 @@ func (m member) provisioned() bool {
 	return m.capstan.Spec.ProviderID != "" && ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
 }
 
-// instances describes the members to the plan. It returns when the next of them becomes available by
+// instances describes the members to the plan. It returns when the next of them becomes available, or counts as stuck, by
 // the passing of time alone; zero if none does.
 func instances(members []member, want desired, now time.Time) (out []instance, next time.Duration) {
 	for _, m := range members {
-		in := m.availableIn(want.minReady, now)
-		if in > 0 && (next == 0 || in < next) {
-			next = in
+		available, stuck := m.availableIn(want.minReady, now), stuckIn(m.capstan, now)
+		for _, in := range []time.Duration{available, stuck} {
+			if in > 0 && (next == 0 || in < next) {
+				next = in
+			}
 		}
 		out = append(out, instance{
 			name:      m.capstan.Name,
 			created:   m.capstan.CreationTimestamp.Time,
 			leaving:   m.leaving(),
-			stuck:     stuck(m.capstan),
-			available: in == 0,
+			stuck:     stuck == 0,
+			available: available == 0,
 			failed:    failure(m.capstan) != "",
 			remediate: wantsRemediation(m.machine),
 			outdated:  want.outdated(m),

@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
@@ -357,5 +361,29 @@ func TestPlanIsQuick(t *testing.T) {
 	}
 	if took := time.Since(start); took > time.Minute {
 		t.Errorf("it took %s", took)
+	}
+}
+
+// A machine is stuck when it has been removed in vain for a while, and not while a manager or its host restarts.
+func TestStuckIn(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		since  time.Duration
+		reason string
+		want   time.Duration
+	}{
+		{"not being deleted", 0, "", -1},
+		{"being removed", time.Hour, clusterv1.DeletingReason, -1},
+		{"its host does not answer", 10 * time.Second, infrav1.DeletionBlockedReason, stuckAfter - 10*time.Second},
+		{"its host has not answered for long", time.Hour, infrav1.DeletionBlockedReason, 0},
+	} {
+		m := &infrav1.CapstanMachine{}
+		if tc.since > 0 {
+			m.DeletionTimestamp = &metav1.Time{Time: epoch.Add(-tc.since)}
+			conditions.Set(m, metav1.Condition{Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: tc.reason})
+		}
+		if got := stuckIn(m, epoch); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
+		}
 	}
 }

@@ -90,7 +90,7 @@ type numbers struct{ total, stuck, active, provisioned, settled, available, outd
 func census(members []member, want desired, now time.Time) numbers {
 	n := numbers{total: len(members)}
 	for _, m := range members {
-		if stuck(m.capstan) {
+		if stuckIn(m.capstan, now) == 0 {
 			n.stuck++
 		}
 		if m.leaving() {
