@@ -33,6 +33,10 @@ func (r *Reconciler) reconcileRestore(ctx context.Context, s *scope) (busy bool,
 			r.clearChecks(ctx, s)
 			conditions.Delete(s.controlPlane, controlplanev1.RestoredCondition)
 		}
+		// The next restore is another one, whatever was said of this.
+		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, ""); err != nil {
+			return false, 0, err
+		}
 		return false, 0, r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
 	}
 	step, machines := s.restoring().next()
