@@ -243,11 +243,11 @@ func TestDeadHost(t *testing.T) {
 		}
 	}
 	w.Expect(lost).To(BeNumerically(">", 1), "machines are spread over the hosts")
-	w.Eventually(func() int32 {
+	w.Eventually(func(g Gomega) {
 		w.get(w.pool)
-		return ptr.Deref(w.pool.Status.ReadyReplicas, 0)
-	}).Should(Equal(int32(4)))
-	w.Expect(w.capstanMachines()).To(HaveLen(4+lost), "those of the dead host are still there")
+		g.Expect(w.pool.Status.ReadyReplicas).To(HaveValue(BeEquivalentTo(4)))
+		g.Expect(w.machineNames()).To(HaveLen(4+lost), "those of the dead host are still there")
+	}).Should(Succeed())
 	w.Expect(testenv.Change(ctx, env.Client, w.hosts[1], func(h *infrav1.CapstanHost) {
 		metav1.SetMetaDataAnnotation(&h.ObjectMeta, infrav1.HostAbandonedAnnotation, "")
 	})).To(Succeed())
