@@ -127,7 +127,7 @@ func TestRestoreSameCluster(t *testing.T) {
 		t.Errorf("a check is left: %v", err)
 	}
 	after := namesOfMachines(t, w)
-	if after[0] != first || len(w.made) != 6 {
+	if !slices.Contains(after, first) || len(w.made) != 6 { // Creation times have whole seconds.
 		t.Errorf("%v were made, %v are there", w.made, after)
 	}
 

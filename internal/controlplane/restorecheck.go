@@ -59,7 +59,7 @@ func (r *Reconciler) checkRestore(ctx context.Context, s *scope, way checkWay, w
 	return false, unhealthyRetry, r.makeCheck(ctx, s, found)
 }
 
-// readCheck is the check of what the spec says now; nil when there is none. It removes those of before.
+// readCheck is the check of what spec.restore says now; nil when there is none. It removes those of before.
 func (r *Reconciler) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
 	list := &etcdv1.EtcdBackupCheckList{}
 	if err := s.workload.client.List(ctx, list); err != nil {
@@ -67,7 +67,7 @@ func (r *Reconciler) readCheck(ctx context.Context, s *scope) (found *etcdv1.Etc
 	}
 	for i := range list.Items {
 		c := &list.Items[i]
-		if c.Name == checkName(s.controlPlane.UID, s.controlPlane.Generation) {
+		if c.Name == checkName(s.controlPlane) && !outOfDate(c, now()) {
 			found = c
 		} else if err := r.removeCheck(ctx, s, c); err != nil {
 			return nil, err
@@ -114,7 +114,7 @@ func (r *Reconciler) makeCheck(ctx context.Context, s *scope, found *etcdv1.Etcd
 		}
 	}
 	check := &etcdv1.EtcdBackupCheck{
-		ObjectMeta: metav1.ObjectMeta{Name: checkName(s.controlPlane.UID, s.controlPlane.Generation)},
+		ObjectMeta: metav1.ObjectMeta{Name: checkName(s.controlPlane)},
 		Spec:       etcdv1.EtcdBackupCheckSpec{Member: member, Backup: source.Name, Store: source.Store, Folder: source.Folder, SHA256: source.SHA256},
 	}
 	if err := s.workload.client.Create(ctx, check); err != nil && !apierrors.IsAlreadyExists(err) {

@@ -3,11 +3,10 @@ package controlplane
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
@@ -52,11 +51,17 @@ func whoChecks(f fleet, a *reply, initialized bool, silent time.Duration) (way c
 	return checkByNobody, a.problem()
 }
 
-// checkName is that of the check of what the spec says now: every change of the spec is another one, so that what a machine
-// has found once is never taken for an answer to something else.
-func checkName(uid types.UID, generation int64) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", uid, generation))
+// checkName is that of the check of what spec.restore says now. A change of anything else in the spec begins no restore that
+// was refused.
+func checkName(cp *controlplanev1.CapstanControlPlane) string {
+	data, _ := json.Marshal([]any{cp.UID, cp.Spec.Restore, cp.Spec.Backup.Store}) // plain data
+	sum := sha256.Sum256(data)
 	return "restore-" + hex.EncodeToString(sum[:5])
+}
+
+// outOfDate says that a machine has found a backup good so long ago that another one has to look again.
+func outOfDate(c *etcdv1.EtcdBackupCheck, now time.Time) bool {
+	return c.Status.Phase == etcdv1.CheckSucceeded && now.Sub(c.CreationTimestamp.Time) >= checkLimit
 }
 
 // nextCheck decides whether a check has to be made, and by which of the members that could; "" when it is under way, or

@@ -141,10 +141,41 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestCheckName: what was found for another spec, or another cluster, is no answer.
+// TestCheckName: what was found for another restore, or another cluster, is no answer; what else changes asks nothing anew.
 func TestCheckName(t *testing.T) {
-	if a, b, c := checkName("x", 1), checkName("x", 2), checkName("y", 1); a == b || a == c || a != checkName("x", 1) || !strings.HasPrefix(a, "restore-") {
-		t.Error(a, b, c)
+	name := func(change func(*controlplanev1.CapstanControlPlane)) string {
+		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{UID: "x"}}
+		cp.Spec.Restore.Name, cp.Spec.Backup.Store = "a", inDirectory()
+		change(cp)
+		return checkName(cp)
+	}
+	was := name(func(*controlplanev1.CapstanControlPlane) {})
+	for what, c := range map[string]struct {
+		change func(*controlplanev1.CapstanControlPlane)
+		same   bool
+	}{
+		"replicas":        {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Replicas, cp.Generation = ptr.To[int32](5), 7 }, true},
+		"another backup":  {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = "b" }, false},
+		"another attempt": {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Attempt = "2" }, false},
+		"another store":   {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Backup.Store = s3() }, false},
+		"another cluster": {func(cp *controlplanev1.CapstanControlPlane) { cp.UID = "y" }, false},
+	} {
+		if now := name(c.change); (now == was) != c.same || !strings.HasPrefix(now, "restore-") {
+			t.Errorf("%s: %s became %s", what, was, now)
+		}
+	}
+}
+
+// TestOutOfDate: what a machine has found good long ago may not be there any more.
+func TestOutOfDate(t *testing.T) {
+	c := &etcdv1.EtcdBackupCheck{Status: etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded}}
+	c.CreationTimestamp = metav1.NewTime(now())
+	if outOfDate(c, now()) || !outOfDate(c, now().Add(checkLimit)) {
+		t.Error("of a backup that was found good")
+	}
+	c.Status.Phase = etcdv1.CheckFailed
+	if outOfDate(c, now().Add(24*time.Hour)) {
+		t.Error("a refusal stands")
 	}
 }
 

@@ -57,7 +57,7 @@ func TestTopology(t *testing.T) {
 			`CapstanControlPlane/topo-\S+ Available: False`,
 		}, []string{`capstancluster\S*/topo-\S+ .*False +NoHost`})
 	})
-	t.Run("every variable of the class does what it says", func(t *testing.T) { variables(t, namespace) })
+	t.Run("every variable of the class does what it says", func(t *testing.T) { setVariables(t, namespace) })
 	local.patch(t, `{"spec":{"unschedulable":null}}`)
 	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
 		_, err := plane.Capstan(ctx, "get", "kubeconfig", name, "--namespace", namespace)

@@ -27,9 +27,9 @@ const everyVariable = `
     - {name: addressPool, value: {kind: GlobalCapstanIPPool, name: machines}}
 `
 
-// variables makes a cluster with every variable of the class, and looks at what the topology controller made of them.
+// setVariables makes a cluster with every variable of the class, and looks at what the topology controller made of them.
 // Its pools do not exist, so that nothing is started.
-func variables(t *testing.T, namespace string) {
+func setVariables(t *testing.T, namespace string) {
 	t.Helper()
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: "variables"}
 	t.Cleanup(func() { c.Delete(t) })
