@@ -54,7 +54,7 @@ func whoChecks(f fleet, a *reply, initialized bool, silent time.Duration) (way c
 // checkName is that of the check of what spec.restore says now. A change of anything else in the spec begins no restore that
 // was refused.
 func checkName(cp *controlplanev1.CapstanControlPlane) string {
-	data, _ := json.Marshal([]any{cp.UID, cp.Spec.Restore, cp.Spec.Backup.Store}) // plain data
+	data, _ := json.Marshal([]any{cp.UID, cp.Spec.Restore, cp.Spec.Backup.Store}) //nolint:errchkjson // of strings and booleans
 	sum := sha256.Sum256(data)
 	return "restore-" + hex.EncodeToString(sum[:5])
 }
