@@ -25,7 +25,7 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 	authorities := authorityKeys(t, c)
 	for _, m := range c.Machines(t) {
 		_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
-		root := fmt.Sprintf("/proc/%d/root", plane.FindRunning(t, m.Name, "capstan-init", 1)[0].PID)
+		root := fmt.Sprintf("/proc/%d/root", plane.FindRunning(t, m.Name, "kubelet", 1)[0].PID)
 		keys := 0
 		eachFile(t, root, func(path string, mode fs.FileMode, content []byte) {
 			log := strings.HasPrefix(path, "/var/log/")
