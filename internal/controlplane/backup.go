@@ -179,7 +179,7 @@ func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wan
 	b := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-" + now().UTC().Format("20060102-150405")}, Spec: etcdv1.EtcdBackupSpec{
 		Member: members[0], Trigger: want.trigger, Request: want.request, Store: spec.Store, Folder: backupFolder(s.cluster),
 		KubernetesVersion: lowestVersion(s), Keys: keys,
-		Remove: expired(s.controlPlane.Status.Backups, int(ptr.Deref(spec.Retention, controlplanev1.DefaultBackupRetention)), want.trigger),
+		Remove: expired(s.controlPlane.Status.Backups, int(ptr.Deref(spec.Retention, controlplanev1.DefaultBackupRetention)), want.trigger, s.controlPlane.Spec.Restore.Name),
 	}}
 	if err := s.workload.client.Create(ctx, b); err != nil {
 		return "", fmt.Errorf("cannot make the EtcdBackup %s: %w", b.Name, err)

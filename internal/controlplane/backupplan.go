@@ -159,13 +159,14 @@ func upgradeHeld(w backupWish, attempts []attempt, now time.Time) bool {
 }
 
 // expired are the backups that go once another one is there, with the oldest first. The last one of each other trigger stays,
-// however old: that it is there says that what asked for it was served, and it would be made again.
-func expired(backups []controlplanev1.BackupStatus, keep int, next etcdv1.BackupTrigger) []string {
+// however old: that it is there says that what asked for it was served, and it would be made again. So does the one that is to
+// be restored.
+func expired(backups []controlplanev1.BackupStatus, keep int, next etcdv1.BackupTrigger, restore string) []string {
 	sorted := slices.SortedFunc(slices.Values(backups), newestFirst)
 	last := map[etcdv1.BackupTrigger]bool{next: true}
 	var out []string
 	for i, b := range sorted {
-		if i >= keep-1 && last[b.Trigger] {
+		if i >= keep-1 && last[b.Trigger] && b.Name != restore {
 			out = append([]string{b.Name}, out...)
 		}
 		last[b.Trigger] = true

@@ -152,7 +152,7 @@ func TestExpired(t *testing.T) {
 	}{
 		{nil, 3, ""}, {[]int{0, 1}, 3, ""}, {[]int{0, 1, 2}, 3, "a"}, {[]int{2, 0, 4, 1, 3}, 3, "abc"}, {[]int{0}, 1, "a"},
 	} {
-		if got := strings.Join(expired(kept(c.backups...), c.keep, ""), ""); got != c.want {
+		if got := strings.Join(expired(kept(c.backups...), c.keep, "", ""), ""); got != c.want {
 			t.Errorf("%v keep %d: got %q, want %q", c.backups, c.keep, got, c.want)
 		}
 	}
@@ -163,9 +163,12 @@ func TestExpiredKeepsTheLastOfEachTrigger(t *testing.T) {
 	backups := kept(0, 1, 2)
 	backups[0].Trigger, backups[1].Trigger, backups[2].Trigger = etcdv1.BackupOnDemand, etcdv1.BackupScheduled, etcdv1.BackupScheduled
 	for next, want := range map[etcdv1.BackupTrigger]string{etcdv1.BackupScheduled: "bc", etcdv1.BackupOnDemand: "ab", etcdv1.BackupBeforeUpgrade: "b"} {
-		if got := strings.Join(expired(backups, 1, next), ""); got != want {
+		if got := strings.Join(expired(backups, 1, next, ""), ""); got != want {
 			t.Errorf("before one that is %s: got %q, want %q", next, got, want)
 		}
+	}
+	if got := strings.Join(expired(backups, 1, etcdv1.BackupScheduled, "b"), ""); got != "c" {
+		t.Errorf("while b is to be restored: %q go", got)
 	}
 }
 

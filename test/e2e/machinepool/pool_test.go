@@ -266,10 +266,11 @@ func (p *pool) managerActs() {
 		if err := plane.Client.Create(ctx, template.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err // its webhook
 		}
-		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(template), template); err != nil {
+		described := &infrav1.CapstanMachineTemplate{}
+		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(template), described); err != nil {
 			return err
 		}
-		if len(template.Status.Capacity) == 0 {
+		if len(described.Status.Capacity) == 0 {
 			return errors.New("not yet")
 		}
 		return nil
