@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,7 +43,7 @@ func (r *Reconciler) reinstall(s *scope) { r.installed.set(s.controlPlane.UID, [
 // installDue: at first the first machine applies the same, and has enough to do.
 func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time) bool {
 	c := conditions.Get(controlPlane, controlplanev1.InitializedCondition)
-	return c != nil && conditions.IsTrue(controlPlane, controlplanev1.InitializedCondition) && now.Sub(c.LastTransitionTime.Time) >= installAfter
+	return c != nil && c.Status == metav1.ConditionTrue && now.Sub(c.LastTransitionTime.Time) >= installAfter
 }
 
 // install applies what the agents need, as the first machine does: what is current already is not written.

@@ -54,13 +54,20 @@ func OwnedOrDeleting(owner schema.GroupKind) predicate.Predicate {
 	})
 }
 
-// HasOwner says whether an object has an owner of the kind, of whatever version.
-func HasOwner(obj client.Object, owner schema.GroupKind) bool {
-	return slices.ContainsFunc(obj.GetOwnerReferences(), func(ref metav1.OwnerReference) bool {
-		gv, err := schema.ParseGroupVersion(ref.APIVersion)
-		return err == nil && gv.Group == owner.Group && ref.Kind == owner.Kind
-	})
+// OwnerOf is the owner of the kind, of whatever version, that an object has; nil if it has none.
+func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
+	refs := obj.GetOwnerReferences()
+	for i := range refs {
+		gv, err := schema.ParseGroupVersion(refs[i].APIVersion)
+		if err == nil && gv.Group == owner.Group && refs[i].Kind == owner.Kind {
+			return &refs[i]
+		}
+	}
+	return nil
 }
+
+// HasOwner says whether an object has an owner of the kind, of whatever version.
+func HasOwner(obj client.Object, owner schema.GroupKind) bool { return OwnerOf(obj, owner) != nil }
 
 func equalOwner(a, b metav1.OwnerReference) bool {
 	return a.UID == b.UID && a.Kind == b.Kind && a.Name == b.Name

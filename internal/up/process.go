@@ -253,24 +253,27 @@ func (p *process) probe(ended <-chan struct{}) {
 		case <-ctx.Done():
 		}
 	}()
-	serves, interval := false, probeInterval
-	for {
+	for serves := false; ; {
 		err := p.component.ready(ctx)
 		switch {
 		case err == nil && !serves:
-			serves, interval = true, watchInterval
+			serves = true
 			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessReady, "" })
 			p.readyOnce.Do(func() { close(p.ready) })
 		case err != nil && serves && ctx.Err() == nil:
-			serves, interval = false, probeInterval
+			serves = false
 			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessStarting, "does not serve: "+err.Error() })
+		}
+		pause := probeInterval
+		if serves {
+			pause = watchInterval
 		}
 		select {
 		case <-ended:
 			return
 		case <-p.stop:
 			return
-		case <-time.After(interval):
+		case <-time.After(pause):
 		}
 	}
 }

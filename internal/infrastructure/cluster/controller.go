@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -78,10 +77,8 @@ func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.clu
 // clusterName is known also when the Cluster is gone, so that hosts can be told whose things are to go: core has
 // written it down twice.
 func (s *scope) clusterName() string {
-	for _, ref := range s.capstan.OwnerReferences {
-		if ref.Kind == clusterGroupKind.Kind && strings.HasPrefix(ref.APIVersion, clusterGroupKind.Group+"/") {
-			return ref.Name
-		}
+	if owner := manager.OwnerOf(s.capstan, clusterGroupKind); owner != nil {
+		return owner.Name
 	}
 	return cmp.Or(s.capstan.Labels[clusterv1.ClusterNameLabel], s.capstan.Name)
 }

@@ -15,6 +15,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // Usable lists the hosts that admit the namespace (ALL-18) and match every selector, by name. Hosts that
@@ -32,7 +33,7 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 	}
 	usable := slices.DeleteFunc(list.Items, func(h infrav1.CapstanHost) bool {
 		return Abandoned(&h) || !placement.Admits(&h, namespace, ns.Labels) ||
-			slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !placement.Selects(s, h.Labels) })
+			slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !selection.Labels(s, h.Labels) })
 	})
 	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
 	return usable, nil

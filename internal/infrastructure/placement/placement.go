@@ -7,11 +7,10 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // Host is a host that the machine's namespace may use.
@@ -115,23 +114,7 @@ func FailureDomain(h *infrav1.CapstanHost) string {
 // Admits says whether clusters of a namespace may use a host (ALL-18). An invalid selector admits nothing.
 func Admits(h *infrav1.CapstanHost, namespace string, namespaceLabels map[string]string) bool {
 	allowed := h.Spec.AllowedNamespaces
-	if allowed == nil {
-		return true
-	}
-	if slices.Contains(allowed.Names, namespace) {
-		return true
-	}
-	return allowed.Selector != nil && Selects(allowed.Selector, namespaceLabels)
-}
-
-// Selects says whether a selector selects a set of labels. No selector selects everything, an invalid
-// one nothing.
-func Selects(selector *metav1.LabelSelector, set map[string]string) bool {
-	if selector == nil {
-		return true
-	}
-	s, err := metav1.LabelSelectorAsSelector(selector)
-	return err == nil && s.Matches(labels.Set(set))
+	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
 }
 
 // AllowsControlPlane says whether control plane machines may be placed on a host; they may unless

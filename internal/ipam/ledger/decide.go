@@ -2,17 +2,16 @@ package ledger
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/alloc"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // LongestArrival is how long what came from another management cluster waits for
@@ -158,14 +157,7 @@ func (p *Pool) unjudged() string {
 // admits says whether a pool serves claims of a namespace (row ALL-18). An invalid
 // selector admits nothing.
 func admits(allowed *ipamv1.AllowedNamespaces, namespace string, namespaceLabels map[string]string) bool {
-	if allowed == nil || slices.Contains(allowed.Names, namespace) {
-		return true
-	}
-	if allowed.Selector == nil {
-		return false
-	}
-	s, err := metav1.LabelSelectorAsSelector(allowed.Selector)
-	return err == nil && s.Matches(labels.Set(namespaceLabels))
+	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
 }
 
 func (p *Pool) wait(line *entry, res Result) Result {
