@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -104,7 +105,7 @@ Exit codes: 0 it worked · 1 it failed · 2 wrong usage · 3 not done in time ·
 func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
 	c.Long, c.SilenceUsage, c.SilenceErrors = longHelp, true, true
-	c.PersistentPreRunE = func(*cobra.Command, []string) error { return a.checkOutput() }
+	c.PersistentPreRunE = func(*cobra.Command, []string) error { return errors.Join(a.checkOutput(), a.completePaths()) }
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	})
@@ -122,6 +123,15 @@ func (a *app) checkOutput() error {
 		return coded{fmt.Errorf("wanted -o json or nothing, found -o %s", a.output), exitUsage}
 	}
 	return nil
+}
+
+// completePaths makes the folders independent of where the command was called: what it starts goes on elsewhere.
+func (a *app) completePaths() (err error) {
+	if a.root, err = filepath.Abs(a.root); err != nil || a.assets == "" {
+		return err
+	}
+	a.assets, err = filepath.Abs(a.assets)
+	return err
 }
 
 // group is a command that only has others below it.

@@ -6,6 +6,7 @@ import (
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -91,6 +92,31 @@ func TestClusterThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 	b.gone(b.capstan)
 	b.Expect(fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil())
 	b.Expect(fake.Network(b.capstan.Spec.ID)).To(BeNil())
+}
+
+// ALL-18: a host selects namespaces by label. The label that a Namespace gets later is what its cluster, and then its
+// machine, wait for: nothing else happens meanwhile.
+func TestNamespaceThatIsAdmittedLater_ALL18(t *testing.T) {
+	b := newNamespace(t)
+	tenant := unique("tenant")
+	label := func(value string) {
+		update(b, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.namespace}}, func(n *corev1.Namespace) {
+			metav1.SetMetaDataLabel(&n.ObjectMeta, "tenant", value)
+		})
+	}
+	b.addHost(func(h *infrav1.CapstanHost) {
+		h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"tenant": tenant}}}
+	})
+	b.addCluster(nil, nil)
+	b.condition(b.capstan, infrav1.HostsAvailableCondition, metav1.ConditionFalse, infrav1.NoHostsReason)
+	label(tenant)
+	b.provisioned()
+
+	label("another")
+	_, m := b.addMachine(nil, nil)
+	b.condition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)
+	label(tenant)
+	b.running(m)
 }
 
 // ALL-18: copies of a cluster's objects in another namespace, which carry its ids, neither adopt nor change nor

@@ -28,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // DefaultConcurrency is the number of claims that are served at a time. Most of
@@ -172,7 +173,7 @@ func (s *setup) claims() error {
 		Watches(&ipamv1.CapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
 		Watches(&ipamv1.GlobalCapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(events.ofCluster), builder.WithPredicates(clusterChanged())).
-		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(events.ofNamespace), builder.WithPredicates(namespaceChanged())).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(events.ofNamespace), builder.WithPredicates(selection.NamespaceChanged())).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			s.queues.setClaims(q)
 			return nil

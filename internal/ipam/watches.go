@@ -171,14 +171,6 @@ func (e *claimEvents) ofNamespace(ctx context.Context, obj client.Object) []reco
 	})
 }
 
-// namespaceChanged passes other labels: the claims come after their Namespace.
-func namespaceChanged() predicate.Predicate {
-	return predicate.And(predicate.LabelChangedPredicate{}, predicate.Funcs{
-		CreateFunc: func(event.CreateEvent) bool { return false },
-		DeleteFunc: func(event.DeleteEvent) bool { return false },
-	})
-}
-
 func (e *claimEvents) open(ctx context.Context, namespace string, match func(*capiipamv1.IPAddressClaim) bool) []reconcile.Request {
 	list := &capiipamv1.IPAddressClaimList{}
 	if err := e.client.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {

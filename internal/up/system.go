@@ -86,7 +86,8 @@ func planeProcess(l Layout) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(data)))
 }
 
-// Enterable tells whether the system user gets to a folder: each one above it must let others in.
+// Enterable tells whether the system user gets to a folder, which is an absolute path: each one above it must let
+// others in.
 func Enterable(dir string) error {
 	for d := filepath.Dir(dir); ; d = filepath.Dir(d) {
 		info, err := os.Stat(d)
@@ -99,7 +100,7 @@ func Enterable(dir string) error {
 		if info.Mode().Perm()&0o001 == 0 {
 			return fmt.Errorf("wanted a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
 		}
-		if d == "/" {
+		if d == filepath.Dir(d) {
 			return nil
 		}
 	}

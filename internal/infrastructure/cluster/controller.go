@@ -32,6 +32,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch;patch
@@ -107,6 +108,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), manager.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.turns.source()).
 		Build(ctx, r)

@@ -60,8 +60,17 @@ func (r *Reconciler) isWorker(ctx context.Context, o client.Object) bool {
 
 // all maps a change of a host to every cluster: any of them may use it.
 func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	return r.listed(ctx)
+}
+
+// ofNamespace maps a Namespace, which hosts may admit now, to its clusters (ALL-18).
+func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.listed(ctx, client.InNamespace(o.GetName()))
+}
+
+func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
 	list := &infrav1.CapstanClusterList{}
-	if r.Client.List(ctx, list) != nil {
+	if r.Client.List(ctx, list, opts...) != nil {
 		return nil
 	}
 	return requests(list)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/tools/events"
@@ -29,6 +30,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines,verbs=get;list;watch;patch
@@ -92,6 +94,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster),
 			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), log)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), manager.IgnoreStatus()).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, r)
 	r.controller = c

@@ -62,6 +62,21 @@ func (r *Reconciler) onHost(ctx context.Context, name string) []reconcile.Reques
 	return out
 }
 
+// ofNamespace maps a Namespace, which hosts may admit now, to those of its machines that wait for one (ALL-18).
+func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	list := &infrav1.CapstanMachineList{}
+	if r.Client.List(ctx, list, client.InNamespace(o.GetName())) != nil {
+		return nil
+	}
+	return requests(unprovided(list))
+}
+
+// unprovided leaves of a list the machines that do not run yet.
+func unprovided(list *infrav1.CapstanMachineList) *infrav1.CapstanMachineList {
+	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool { return m.Spec.ProviderID != "" })
+	return list
+}
+
 // ofMachinePool maps a MachinePool to those of its machines that wait for its bootstrap data (IM-05).
 func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []reconcile.Request {
 	list := &infrav1.CapstanMachineList{}
@@ -71,8 +86,7 @@ func (r *Reconciler) ofMachinePool(ctx context.Context, o client.Object) []recon
 	}) != nil {
 		return nil
 	}
-	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool { return m.Spec.ProviderID != "" })
-	return requests(list)
+	return requests(unprovided(list))
 }
 
 // dataSecretChanged leaves out that core writes the providerIDs of all machines into the spec of their MachinePool, time and

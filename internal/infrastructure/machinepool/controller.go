@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	kerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -26,6 +27,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinepools,verbs=get;list;watch;patch
@@ -81,6 +83,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), machineChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), hostChanged())).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Build(ctx, r)
 	return err
 }

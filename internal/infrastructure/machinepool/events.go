@@ -48,8 +48,17 @@ func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile
 
 // all maps a host to every pool: any of them may use it.
 func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
+	return r.listed(ctx)
+}
+
+// ofNamespace maps a Namespace, which hosts may admit now, to its pools (ALL-18).
+func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.listed(ctx, client.InNamespace(o.GetName()))
+}
+
+func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
 	list := &infrav1.CapstanMachinePoolList{}
-	if r.Client.List(ctx, list) != nil {
+	if r.Client.List(ctx, list, opts...) != nil {
 		return nil
 	}
 	var out []reconcile.Request

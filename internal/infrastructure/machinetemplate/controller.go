@@ -27,6 +27,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/selection"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachinetemplates;capstanmachinepooltemplates,verbs=get;list;watch
@@ -78,6 +79,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(r.Kind.object(), builder.WithPredicates(manager.IgnoreStatus())).
 		WithOptions(r.For(r.Kind.name)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), sizeChanged)).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
 		Complete(ctx, r)
 }
@@ -89,6 +91,11 @@ var sizeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 
 func (r *Reconciler) all(ctx context.Context, _ client.Object) []reconcile.Request {
 	return r.listed(ctx)
+}
+
+// ofNamespace maps a Namespace, which hosts may admit now, to its templates (ALL-18).
+func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.listed(ctx, client.InNamespace(o.GetName()))
 }
 
 // ofCluster maps a Cluster, which may have been paused or resumed, to the templates of its namespace.

@@ -13,9 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,96 +23,94 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
+// settings are what all sizes have in common.
+type settings struct {
+	workers int
+	pprof   string
+}
+
+// measure measures n claims: the floor, without any manager, then the manager,
+// then a restart. The floor and the manager each get an API server of their own,
+// so that neither pays for what the other has left behind in it.
+func measure(ctx context.Context, s settings, n int) (result, error) {
+	r := result{claims: n}
+	if err := withServer(ctx, s, func(b *bench) error { return b.floor(ctx, n, &r) }); err != nil {
+		return r, fmt.Errorf("floor: %w", err)
+	}
+	return r, withServer(ctx, s, func(b *bench) error { return b.provider(ctx, n, &r) })
+}
+
+// bench is one API server with a pool in it.
 type bench struct {
+	settings
 	client     client.WithWatch
 	kubeconfig string
-	pprof      string
-	maxFloor   int // 0: no limit
-	workers    int
-	run        int
+	namespace  string
 	manager    *process
 }
 
-func newBench(env *testenv.Env, maxFloor, workers int, pprof string) (*bench, error) {
+func withServer(ctx context.Context, s settings, f func(*bench) error) error {
+	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = env.Stop() }()
 	config := *env.Config
 	config.QPS = -1
-	c, err := client.NewWithWatch(&config, client.Options{Scheme: env.Scheme})
-	if err != nil {
-		return nil, err
+	b := &bench{settings: s, namespace: "bench"}
+	if b.client, err = client.NewWithWatch(&config, client.Options{Scheme: env.Scheme}); err != nil {
+		return err
 	}
 	file, err := os.CreateTemp("", "bench-ipam-*.kubeconfig")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { _ = file.Close() }()
-	kc := clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: config.Host, CertificateAuthorityData: config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}},
-		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
-		CurrentContext: "x",
+	b.kubeconfig = file.Name()
+	defer func() { _ = os.Remove(b.kubeconfig) }()
+	if _, err := file.Write(env.Kubeconfig); err != nil {
+		return err
 	}
-	if err := clientcmd.WriteToFile(kc, file.Name()); err != nil {
-		return nil, err
+	if err := file.Close(); err != nil {
+		return err
 	}
-	return &bench{client: c, kubeconfig: file.Name(), maxFloor: maxFloor, workers: workers, pprof: pprof}, nil
+	if err := b.pool(ctx); err != nil {
+		return err
+	}
+	return f(b)
 }
 
-func (b *bench) close() { _ = os.Remove(b.kubeconfig) }
+// pool makes the namespace and the pool that everything happens in.
+func (b *bench) pool(ctx context.Context) error {
+	if err := b.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.namespace}}); err != nil {
+		return err
+	}
+	return b.client.Create(ctx, &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "pool"},
+		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/8", Gateway: "10.0.0.1"}}},
+	})
+}
 
-// measure measures n claims: first the floor, without any manager, then the
-// manager, then a restart.
-func (b *bench) measure(ctx context.Context, n int) (result, error) {
-	r := result{claims: n}
-	ns, err := b.namespace(ctx)
-	if err != nil {
-		return r, err
-	}
-	floorClaims := n
-	if b.maxFloor > 0 {
-		floorClaims = min(n, b.maxFloor)
-	}
-	if r.floor, r.floorCPU, err = b.floor(ctx, ns+floorSuffix, floorClaims); err != nil {
-		return r, fmt.Errorf("floor: %w", err)
-	}
-	if b.manager, err = b.start(ns); err != nil {
-		return r, err
+// provider measures Capstan's manager.
+func (b *bench) provider(ctx context.Context, n int, r *result) error {
+	var err error
+	if b.manager, err = b.start(); err != nil {
+		return err
 	}
 	defer func() { b.manager.stop() }() // the one that is there at the end
-	if _, err := b.one(ctx, ns, fmt.Sprintf("first-%d", b.run)); err != nil {
-		return r, err
+	if _, err := b.one(ctx, "first"); err != nil {
+		return err
 	}
-	if err := b.claims(ctx, ns, n, &r); err != nil {
-		return r, err
+	if err := b.claims(ctx, n, r); err != nil {
+		return err
 	}
-	if r.lone, err = b.lone(ctx, ns); err != nil {
-		return r, err
+	if r.lone, err = b.lone(ctx); err != nil {
+		return err
 	}
-	err = b.restart(ctx, ns, &r)
-	return r, err
+	return b.restart(ctx, r)
 }
 
-// floorSuffix names the namespace of the floor's objects. The manager does not
-// look at it, so that it holds as many claims as are measured and not twice as
-// many.
-const floorSuffix = "-floor"
-
-func (b *bench) start(ns string) (*process, error) {
-	return startProcess(b.kubeconfig, "-workers", fmt.Sprint(b.workers), "-pprof", b.pprof, "-namespace", ns)
-}
-
-func (b *bench) namespace(ctx context.Context) (string, error) {
-	b.run++
-	ns := fmt.Sprintf("bench-%d", b.run)
-	for _, name := range []string{ns, ns + floorSuffix} {
-		if err := b.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
-			return "", err
-		}
-	}
-	pool := &ipamv1.CapstanIPPool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "pool"},
-		Spec:       ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/8", Gateway: "10.0.0.1"}}},
-	}
-	return ns, b.client.Create(ctx, pool)
+func (b *bench) start() (*process, error) {
+	return startProcess(b.kubeconfig, "-workers", fmt.Sprint(b.workers), "-pprof", b.pprof, "-namespace", b.namespace)
 }
 
 func newClaim(ns, name, group string) *capiipamv1.IPAddressClaim {
@@ -144,12 +141,13 @@ func (b *bench) each(n int, f func(int) error) error {
 }
 
 // floor does for every claim the writes that the manager does: the claim, its
-// finalizer, the IPAddress, the claim's status. Its claims name a pool of
-// nobody's, so that the manager leaves them alone.
-func (b *bench) floor(ctx context.Context, ns string, n int) (perSecond float64, cpu time.Duration, err error) {
+// finalizer, the IPAddress, the claim's status.
+func (b *bench) floor(ctx context.Context, n int, r *result) error {
 	before, start := cpuTime(), time.Now()
-	err = b.each(n, func(i int) error { return b.floorOne(ctx, ns, i) })
-	return float64(n) / time.Since(start).Seconds(), (cpuTime() - before) / time.Duration(n), err
+	err := b.each(n, func(i int) error { return b.floorOne(ctx, b.namespace, i) })
+	r.floor = float64(n) / time.Since(start).Seconds()
+	r.floorCPU = (cpuTime() - before) / time.Duration(n)
+	return err
 }
 
 func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
@@ -191,8 +189,8 @@ func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
 
 // claims creates n claims as fast as the concurrency allows and waits until all
 // of them have an address.
-func (b *bench) claims(ctx context.Context, ns string, n int, r *result) error {
-	ready, stop, err := b.watch(ctx, ns, n)
+func (b *bench) claims(ctx context.Context, n int, r *result) error {
+	ready, stop, err := b.watch(ctx, b.namespace, n)
 	if err != nil {
 		return err
 	}
@@ -206,7 +204,7 @@ func (b *bench) claims(ctx context.Context, ns string, n int, r *result) error {
 	start := time.Now()
 	if err := b.each(n, func(i int) error {
 		created[i] = time.Now()
-		return b.client.Create(ctx, newClaim(ns, fmt.Sprintf("claim-%06d", i), ipamv1.GroupVersion.Group))
+		return b.client.Create(ctx, newClaim(b.namespace, fmt.Sprintf("claim-%06d", i), ipamv1.GroupVersion.Group))
 	}); err != nil {
 		return err
 	}
@@ -234,7 +232,7 @@ func (b *bench) claims(ctx context.Context, ns string, n int, r *result) error {
 	r.p50, r.p99 = latencies[n/2], latencies[min(n-1, n*99/100)]
 	r.claimWrites = float64(after.claimWrites()-before.claimWrites()) / float64(n)
 	r.recordCount = after.Record - before.Record
-	r.memory = after.RSS
+	r.memory, r.serverMemory = after.RSS, serverMemory()
 	return nil
 }
 
@@ -304,11 +302,11 @@ func (b *bench) watchOnce(ctx context.Context, ns string, started func(), note f
 }
 
 // lone measures claims that come one at a time.
-func (b *bench) lone(ctx context.Context, ns string) (time.Duration, error) {
+func (b *bench) lone(ctx context.Context) (time.Duration, error) {
 	const tries = 21
 	var took []time.Duration
 	for i := range tries {
-		d, err := b.one(ctx, ns, fmt.Sprintf("lone-%d-%d", b.run, i))
+		d, err := b.one(ctx, fmt.Sprintf("lone-%d", i))
 		if err != nil {
 			return 0, err
 		}
@@ -318,14 +316,14 @@ func (b *bench) lone(ctx context.Context, ns string) (time.Duration, error) {
 	return took[tries/2], nil
 }
 
-func (b *bench) one(ctx context.Context, ns, name string) (time.Duration, error) {
-	w, err := b.client.Watch(ctx, &capiipamv1.IPAddressClaimList{}, client.InNamespace(ns), client.MatchingFields{"metadata.name": name})
+func (b *bench) one(ctx context.Context, name string) (time.Duration, error) {
+	w, err := b.client.Watch(ctx, &capiipamv1.IPAddressClaimList{}, client.InNamespace(b.namespace), client.MatchingFields{"metadata.name": name})
 	if err != nil {
 		return 0, err
 	}
 	defer w.Stop()
 	start := time.Now()
-	if err := b.client.Create(ctx, newClaim(ns, name, ipamv1.GroupVersion.Group)); err != nil {
+	if err := b.client.Create(ctx, newClaim(b.namespace, name, ipamv1.GroupVersion.Group)); err != nil {
 		return 0, err
 	}
 	for e := range w.ResultChan() {
@@ -338,14 +336,14 @@ func (b *bench) one(ctx context.Context, ns, name string) (time.Duration, error)
 
 // restart kills the manager and measures how long a new one takes until it
 // serves a claim, and how many writes it does for the claims that are served.
-func (b *bench) restart(ctx context.Context, ns string, r *result) error {
+func (b *bench) restart(ctx context.Context, r *result) error {
 	b.manager.stop()
 	start := time.Now()
 	var err error
-	if b.manager, err = b.start(ns); err != nil {
+	if b.manager, err = b.start(); err != nil {
 		return err
 	}
-	if _, err := b.one(ctx, ns, fmt.Sprintf("restart-%d", b.run)); err != nil {
+	if _, err := b.one(ctx, "restart"); err != nil {
 		return err
 	}
 	r.restart, r.restartCPU = time.Since(start), b.manager.cpuTime()

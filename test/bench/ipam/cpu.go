@@ -27,6 +27,27 @@ func cpuTime() time.Duration {
 	return sum
 }
 
+// serverMemory is the most memory that the API server has had, in bytes.
+func serverMemory() uint64 {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	self := os.Getpid()
+	for _, file := range stats {
+		dir := filepath.Dir(file)
+		if parent, _, err := readStat(file); err != nil || parent != self {
+			continue
+		}
+		status, err := os.ReadFile(filepath.Join(dir, "status"))
+		if err != nil || !strings.HasPrefix(string(status), "Name:\tkube-apiserver") {
+			continue
+		}
+		_, peak, _ := strings.Cut(string(status), "VmHWM:")
+		var kib uint64
+		_, _ = fmt.Sscan(peak, &kib)
+		return kib << 10
+	}
+	return 0
+}
+
 func (p *process) cpuTime() time.Duration {
 	_, cpu, _ := readStat(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	return cpu
