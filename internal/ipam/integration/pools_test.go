@@ -10,7 +10,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -417,9 +416,19 @@ func TestOverlap(t *testing.T) {
 	claim := newClaim(ns, "x", strict)
 	create(t, claim)
 	wantReason(t, claim, capiipamv1.IPAddressClaimReadyPoolNotReadyReason)
+	// The older one knows of it, and goes on.
+	eventually(t, "the older pool to report the refused one", func() error {
+		c := wantCondition(t, b, ipamv1.NotOverlappingCondition, ipamv1.OverlappingReason)
+		if !strings.Contains(c.Message, "10.2.10.60-10.2.10.60 in common with CapstanIPPool/"+ns+"/c") {
+			return fmt.Errorf("it says %q", c.Message)
+		}
+		return nil
+	})
+	wantCondition(t, b, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	older := newClaim(ns, "older", b)
+	create(t, older)
+	wantAddress(t, older, "10.2.10.40")
+
 	update(t, strict, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.10.61-10.2.10.70" })
 	wantAddress(t, claim, "10.2.10.61")
-	if c := apimeta.FindStatusCondition(b.Status.Conditions, "Ready"); c.Status != metav1.ConditionTrue {
-		t.Errorf("the older pool was stopped: %+v", c)
-	}
 }

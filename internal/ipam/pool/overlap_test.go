@@ -1,0 +1,79 @@
+package pool
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// made is a pool of namespace "n" that was made so many seconds after 1970; at 0 it is not stored yet.
+func made(name string, at int64, overlap ipamv1.OverlapPolicy, addresses ipamv1.AddressRange) *ipamv1.CapstanIPPool {
+	p := &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name},
+		Spec: ipamv1.CapstanIPPoolSpec{
+			Overlap: overlap,
+			Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/24", Ranges: []ipamv1.AddressRange{addresses}}},
+		},
+	}
+	if at > 0 {
+		p.CreationTimestamp = metav1.NewTime(time.Unix(at, 0))
+	}
+	return p
+}
+
+// Of two pools that have addresses in common and do not go together, the younger is refused and only the younger.
+func TestOverlapsOf(t *testing.T) {
+	const report, refuse = ipamv1.ReportOverlap, ipamv1.RefuseOverlap
+	elsewhere := made("b", 2, refuse, "10.0.0.101-10.0.0.110")
+	v6 := made("b", 2, refuse, "")
+	v6.Spec.Subnets = []ipamv1.Subnet{{CIDR: "fd00::/64"}}
+	invalid := made("b", 2, refuse, "10.0.0.9-10.0.0.1")
+	tests := map[string]struct {
+		of, other *ipamv1.CapstanIPPool
+		want      []string
+	}{
+		"both report":         {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("b", 2, report, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
+		"the older refuses":   {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("b", 2, report, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
+		"the younger refuses": {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("b", 2, refuse, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
+		"it is younger, and the older refuses": {
+			made("a", 2, report, "10.0.0.1-10.0.0.9"), made("b", 1, refuse, "10.0.0.5-10.0.0.20"),
+			[]string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b, which is refused: change one of them"},
+		},
+		"it is younger and refuses": {
+			made("a", 2, refuse, "10.0.0.1-10.0.0.9"), made("b", 1, report, "10.0.0.5-10.0.0.20"),
+			[]string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b, which is refused: change one of them"},
+		},
+		"nothing in common": {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), elsewhere, nil},
+		"the other family":  {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), v6, nil},
+		"invalid":           {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), invalid, nil},
+		"it is invalid":     {invalid, made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
+		"itself":            {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
+	}
+	for name, tt := range tests {
+		var got []string
+		for _, o := range overlapsOf(tt.of, []ipamv1.Pool{tt.other}, Compile) {
+			got = append(got, o.String())
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// Of any two pools exactly one is the younger, also when they were made in the same second.
+func TestYounger(t *testing.T) {
+	tests := map[string]struct{ a, b *ipamv1.CapstanIPPool }{
+		"made later":                     {made("a", 2, "", ""), made("b", 1, "", "")},
+		"not stored yet":                 {made("a", 0, "", ""), made("b", 1, "", "")},
+		"in the same second: their keys": {made("b", 1, "", ""), made("a", 1, "", "")},
+	}
+	for name, tt := range tests {
+		if !younger(tt.a, tt.b) || younger(tt.b, tt.a) {
+			t.Errorf("%s: got %v, and %v the other way round, want true and false", name, younger(tt.a, tt.b), younger(tt.b, tt.a))
+		}
+	}
+}
