@@ -49,6 +49,11 @@ func Compile(spec *ipamv1.CapstanIPPoolSpec, path *field.Path) (*Plan, field.Err
 			"the pool contains nothing to hand out: widen the ranges, exclude less, or allow kept-back addresses with allocateReserved"))
 		return nil, c.errs
 	}
+	if c.plan.Total().IsZero() { // 2^128 is no U128
+		c.errs = append(c.errs, field.Invalid(subnets, len(spec.Subnets),
+			"the pool contains every address of IPv6, as a cidr of /0 would: name the networks that the machines are in"))
+		return nil, c.errs
+	}
 	c.reservations(path.Child("reservations"))
 	if len(c.errs) > 0 {
 		return nil, c.errs

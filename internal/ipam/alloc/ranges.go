@@ -13,9 +13,6 @@ import (
 // Range is the addresses from First to Last, both included.
 type Range struct{ First, Last U128 }
 
-// Size is the number of addresses.
-func (r Range) Size() U128 { return r.Last.Sub(r.First).Add(One) }
-
 // Contains says whether the range has the address.
 func (r Range) Contains(a U128) bool { return !a.Less(r.First) && !r.Last.Less(a) }
 
@@ -92,7 +89,7 @@ func (rs Ranges) Without(addresses []U128, block U128) Ranges {
 	return out
 }
 
-// Blocks is the number of blocks of 2^bits addresses that the ranges have.
+// Blocks is the number of blocks of 2^bits addresses that the ranges have. It is 0 for all 2^128 addresses.
 func (rs Ranges) Blocks(bits uint) U128 {
 	var n U128
 	for _, r := range rs {

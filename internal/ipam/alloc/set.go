@@ -1,6 +1,7 @@
 package alloc
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -327,15 +328,23 @@ func (s *Set) anyOpen() U128 {
 	return U128{}
 }
 
-// below returns a random number below n.
+// below returns a random number below n, which is not 0.
 func (s *Set) below(n U128) U128 {
 	if n.Hi == 0 {
 		return U128{Lo: s.random(n.Lo)}
 	}
 	for {
-		r := U128{Hi: s.random(n.Hi + 1), Lo: s.random(1<<63)<<1 | s.random(2)}
+		r := U128{Hi: s.upTo(n.Hi), Lo: s.upTo(math.MaxUint64)}
 		if r.Less(n) {
 			return r
 		}
 	}
+}
+
+// upTo returns a random number from 0 to n, both included.
+func (s *Set) upTo(n uint64) uint64 {
+	if n == math.MaxUint64 { // one more is no number
+		return s.random(1<<63)<<1 | s.random(2)
+	}
+	return s.random(n + 1)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/alloc"
@@ -163,12 +165,28 @@ func (p *Pool) flush(ctx context.Context) {
 		p.requests = batch[n:]
 		p.mu.Unlock()
 
-		err := p.process(ctx, batch[:n])
+		err := p.survive(ctx, batch[:n])
 		for _, r := range batch[:n] {
 			r.err = err
 			close(r.done)
 		}
 	}
+}
+
+// survive processes a batch. A pool's spec is a tenant's, and all pools share this process: should something
+// panic, it is the error of the batch alone. What was known of the pool may be half changed then, so that it is
+// taken over from the record again.
+func (p *Pool) survive(ctx context.Context, batch []*request) (err error) {
+	defer func() {
+		if bug := recover(); bug != nil {
+			err = fmt.Errorf("%s cannot be worked with, which is a mistake in Capstan: %v: please report it with the pool's spec; another pool can be used meanwhile", p.key, bug)
+			log.FromContext(ctx).Error(err, "Recovered", "stack", string(debug.Stack()))
+			p.mu.Lock()
+			p.forgetDoc()
+			p.mu.Unlock()
+		}
+	}()
+	return p.process(ctx, batch)
 }
 
 // process applies a batch and writes the record, again and again until no
@@ -178,33 +196,19 @@ func (p *Pool) process(ctx context.Context, batch []*request) error {
 		if err := p.hold(ctx); err != nil {
 			return err
 		}
-		p.mu.Lock()
-		if !p.held || p.refresh {
-			p.mu.Unlock()
+		doc, claims, held := p.apply(batch)
+		if !held {
 			continue
 		}
-		doc, claims := p.apply(batch)
 		if doc == nil {
-			p.mu.Unlock()
 			return nil
 		}
-		p.mu.Unlock()
-
 		err := p.put(ctx, doc)
-
-		p.mu.Lock()
+		p.written(doc, batch, err)
 		if err == nil {
-			p.doc = doc
-			p.write = doc.PoolStatus().Allocator.Write
-			p.mu.Unlock()
 			p.reg.opts.Observe("write", p.key, claims)
 			return nil
 		}
-		for _, r := range slices.Backward(batch) {
-			r.undo(p)
-		}
-		p.held = false
-		p.mu.Unlock()
 		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("writing the record of %s: %w", p.key, err)
 		}
@@ -214,6 +218,21 @@ func (p *Pool) process(ctx context.Context, batch []*request) error {
 	return fmt.Errorf("writing the record of %s: other writes came between %d times", p.key, conflicts)
 }
 
+// written makes doc the record when it was written, and undoes the batch when it was not.
+func (p *Pool) written(doc ipamv1.Pool, batch []*request, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		p.doc = doc
+		p.write = doc.PoolStatus().Allocator.Write
+		return
+	}
+	for _, r := range slices.Backward(batch) {
+		r.undo(p)
+	}
+	p.held = false
+}
+
 // giveWay waits for a random time that grows with the attempts. Two processes
 // that both want a record would otherwise take it from each other before
 // either has used it.
@@ -221,10 +240,15 @@ func giveWay(attempt int) {
 	time.Sleep(rand.N(20 * time.Millisecond << min(attempt, 6))) // dice, not secrecy.
 }
 
-// apply applies a batch and returns the object to write, or nil.
-func (p *Pool) apply(batch []*request) (ipamv1.Pool, int) {
+// apply applies a batch, if the record is still held, and returns the object to write, or nil.
+func (p *Pool) apply(batch []*request) (doc ipamv1.Pool, claims int, held bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.held || p.refresh {
+		return nil, 0, false
+	}
 	p.tick()
-	must, claims := false, 0
+	must := false
 	for _, r := range batch {
 		if r.apply(p) {
 			must = true
@@ -232,11 +256,11 @@ func (p *Pool) apply(batch []*request) (ipamv1.Pool, int) {
 		}
 	}
 	if !must {
-		return nil, 0
+		return nil, 0, true
 	}
-	doc := p.doc.DeepCopyObject().(ipamv1.Pool) //nolint:forcetypeassert // a copy has the type of the original.
+	doc = p.doc.DeepCopyObject().(ipamv1.Pool) //nolint:forcetypeassert // a copy has the type of the original.
 	p.fill(doc)
-	return doc, claims
+	return doc, claims, true
 }
 
 // fill writes the record and the counts into a pool's status.
