@@ -1,6 +1,10 @@
 package host
 
 import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,6 +57,19 @@ func kubernetesVersions(assets string) []string {
 	return versions
 }
 
+// boxID tells boxes apart, by machine-id(5), which is not to be shown as it is, or else by what the kernel calls this
+// boot; empty when neither can be read. Hosts on one box have the same.
+func boxID(root string) string {
+	for _, file := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id"} {
+		if id, err := os.ReadFile(filepath.Join(root, file)); err == nil && len(bytes.TrimSpace(id)) >= 32 {
+			mac := hmac.New(sha256.New, bytes.TrimSpace(id))
+			mac.Write([]byte("capstan box"))
+			return hex.EncodeToString(mac.Sum(nil)[:16])
+		}
+	}
+	return ""
+}
+
 // info describes the host; h.mu is held. The assets are looked at each time: a version that was added
 // needs no restart.
 func (h *Host) info() *hostpb.HostInfo {
@@ -62,6 +79,7 @@ func (h *Host) info() *hostpb.HostInfo {
 		Machines:           int32(len(h.machines)),
 		KubernetesVersions: kubernetesVersions(h.config.Assets), Images: []string{HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
+		BoxId: boxID("/"),
 	}
 	for _, m := range h.machines {
 		info.AllocatedMemoryBytes += m.spec.MemoryBytes

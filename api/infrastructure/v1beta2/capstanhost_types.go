@@ -114,6 +114,13 @@ type CapstanHostStatus struct {
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 
+	// boxID is the same for all hosts on one Linux box. All machines of a cluster are placed on hosts of one box,
+	// which its network does not leave. Hosts that do not tell are taken for hosts of any box.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	BoxID string `json:"boxID,omitempty"`
+
 	// observedGeneration is the latest generation that the controller has seen.
 	// +optional
 	// +kubebuilder:validation:Minimum=1

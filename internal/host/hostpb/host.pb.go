@@ -253,8 +253,10 @@ type HostInfo struct {
 	Driver               string   `protobuf:"bytes,11,opt,name=driver,proto3" json:"driver,omitempty"`                                     // runc or hollow
 	CgroupVersion        int32    `protobuf:"varint,12,opt,name=cgroup_version,json=cgroupVersion,proto3" json:"cgroup_version,omitempty"` // 1 or 2
 	CapstandVersion      string   `protobuf:"bytes,13,opt,name=capstand_version,json=capstandVersion,proto3" json:"capstand_version,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// box_id is the same for all hosts of one Linux box, which share the networks of clusters; empty when it is not known.
+	BoxId         string `protobuf:"bytes,14,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -374,6 +376,13 @@ func (x *HostInfo) GetCgroupVersion() int32 {
 func (x *HostInfo) GetCapstandVersion() string {
 	if x != nil {
 		return x.CapstandVersion
+	}
+	return ""
+}
+
+func (x *HostInfo) GetBoxId() string {
+	if x != nil {
+		return x.BoxId
 	}
 	return ""
 }
@@ -1904,7 +1913,7 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
-	"\x0eGetInfoRequest\"\xc1\x03\n" +
+	"\x0eGetInfoRequest\"\xd8\x03\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -1919,7 +1928,8 @@ const file_host_proto_rawDesc = "" +
 	" \x03(\tR\x06images\x12\x16\n" +
 	"\x06driver\x18\v \x01(\tR\x06driver\x12%\n" +
 	"\x0ecgroup_version\x18\f \x01(\x05R\rcgroupVersion\x12)\n" +
-	"\x10capstand_version\x18\r \x01(\tR\x0fcapstandVersion\"\x0e\n" +
+	"\x10capstand_version\x18\r \x01(\tR\x0fcapstandVersion\x12\x15\n" +
+	"\x06box_id\x18\x0e \x01(\tR\x05boxId\"\x0e\n" +
 	"\fWatchRequest\"\xb3\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1b.capstan.host.v1.Event.TypeR\x04type\x124\n" +

@@ -42,7 +42,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	for _, step := range []func(context.Context, *scope, []infrav1.CapstanHost) error{
-		r.observeHosts, r.reserve, r.ensureNetwork, r.claimAddress, r.ensureLoadBalancer,
+		r.observeHosts, r.reserve, r.showDomains, r.ensureNetwork, r.claimAddress, r.ensureLoadBalancer,
 	} {
 		if err := step(ctx, s, usable); errors.Is(err, errWaiting) {
 			return ctrl.Result{}, nil
@@ -53,10 +53,8 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	return r.provision(ctx, s)
 }
 
-// observeHosts shows the failure domains of the hosts that the cluster may use (IC-04). A domain stays
-// while its hosts are away: control planes should not move because of an outage.
+// observeHosts looks whether there is a host that the cluster may use.
 func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	s.capstan.Status.FailureDomains = failureDomains(usable)
 	connected := slices.ContainsFunc(usable, func(h infrav1.CapstanHost) bool { return r.connected(h.Name) != nil })
 	switch {
 	case len(usable) == 0:
@@ -73,6 +71,18 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.
 	if s.capstan.Spec.ID == "" {
 		return errWaiting
 	}
+	return nil
+}
+
+// showDomains shows the failure domains of the hosts that the cluster may use (IC-04), which are those of its load
+// balancer's box: its network does not leave that. A domain stays while its hosts are away: control planes should
+// not move because of an outage.
+func (r *Reconciler) showDomains(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	box, err := hosts.BoxOf(ctx, r.Client, r.Pool, s.capstan)
+	if err != nil {
+		return err
+	}
+	s.capstan.Status.FailureDomains = failureDomains(hosts.OnBox(usable, r.Pool, box))
 	return nil
 }
 

@@ -210,6 +210,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions = info.GetKubernetesVersions()
 	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+	s.BoxID = info.GetBoxId()
 }
 
 // ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.

@@ -48,6 +48,33 @@ func selectsNamespaces(h infrav1.CapstanHost) bool {
 	return h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
 }
 
+// Box that a host stands on, as it says itself or has last said; empty when it never did.
+func Box(h *infrav1.CapstanHost, pool *hostclient.Pool) string {
+	if conn := pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+		return conn.Info().GetBoxId()
+	}
+	return h.Status.BoxID
+}
+
+// BoxOf is the box of a cluster, which is that of its load balancer's host; empty when the host does not tell or does
+// not exist, and without a load balancer.
+func BoxOf(ctx context.Context, c client.Reader, pool *hostclient.Pool, cluster *infrav1.CapstanCluster) (string, error) {
+	name := cluster.Spec.LoadBalancer.HostName
+	if name == "" {
+		return "", nil
+	}
+	h := &infrav1.CapstanHost{}
+	if err := c.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
+		return "", client.IgnoreNotFound(err)
+	}
+	return Box(h, pool), nil
+}
+
+// OnBox is the part of a list that can have machines of a cluster on that box.
+func OnBox(list []infrav1.CapstanHost, pool *hostclient.Pool, box string) []infrav1.CapstanHost {
+	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return !placement.SameBox(Box(&h, pool), box) })
+}
+
 // Abandoned says whether one of the objects carries the annotation that says that what is on
 // its host counts as gone.
 func Abandoned(objs ...client.Object) bool {
@@ -77,6 +104,7 @@ func Candidates(list []infrav1.CapstanHost, pool *hostclient.Pool) []placement.H
 		c := placement.Host{
 			Name:          h.Name,
 			FailureDomain: placement.FailureDomain(h),
+			Box:           Box(h, pool),
 			ControlPlane:  placement.AllowsControlPlane(h),
 		}
 		conn := pool.Get(h.Name)

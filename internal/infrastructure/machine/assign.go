@@ -156,8 +156,13 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	if err != nil {
 		return nil, err
 	}
+	box, err := hosts.BoxOf(ctx, r.Client, r.Pool, capstanCluster)
+	if err != nil {
+		return nil, err
+	}
 	name, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{
 		FailureDomain: wantedFailureDomain(s),
+		Box:           box,
 		Version:       kubernetesVersion(s),
 		Image:         s.capstan.Spec.Image,
 		ControlPlane:  util.IsControlPlaneMachine(s.machine),

@@ -17,6 +17,8 @@ import (
 type Host struct {
 	Name          string
 	FailureDomain string
+	// Box that it stands on; empty when it does not tell.
+	Box string
 	// Versions of Kubernetes that it can run.
 	Versions []string
 	// Images that it has.
@@ -35,6 +37,8 @@ type Host struct {
 type Request struct {
 	// FailureDomain that the machine must be in; any when empty (IM-02).
 	FailureDomain string
+	// Box that the machine must be on, which the network of its cluster does not leave; any when empty.
+	Box string
 	// Version of Kubernetes; any when empty.
 	Version string
 	// Image; empty for the host's own /usr, which every host has.
@@ -76,6 +80,8 @@ func refusal(h *Host, req Request) string {
 	switch {
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
 		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
+	case !SameBox(h.Box, req.Box):
+		return "stands on another box than the cluster's load balancer, and a cluster's network does not leave its box"
 	case h.Unavailable != "":
 		return h.Unavailable
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
@@ -91,6 +97,9 @@ func refusal(h *Host, req Request) string {
 	}
 	return ""
 }
+
+// SameBox says whether two hosts can have machines of one cluster. A host that does not tell its box can.
+func SameBox(a, b string) bool { return a == "" || b == "" || a == b }
 
 func list(s []string) string {
 	if len(s) == 0 {

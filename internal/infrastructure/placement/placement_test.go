@@ -42,6 +42,15 @@ func TestChoose_IM02(t *testing.T) {
 		"never outside of the failure domain": {
 			hosts: []placement.Host{host("a", nil)}, req: placement.Request{FailureDomain: "b"}, why: "a is in failure domain a, not b",
 		},
+		"never on another box than the load balancer's": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box, h.FreeMemory = "other", 9*gib }), host("b", func(h *placement.Host) { h.Box = "one" })},
+			req:   placement.Request{Box: "one"}, want: "b",
+		},
+		"a cluster's network does not leave its box": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box = "other" })}, req: placement.Request{Box: "one"},
+			why: "a stands on another box than the cluster's load balancer",
+		},
+		"a host that does not tell its box": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Box: "one"}, want: "a"},
 		"version": {
 			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Version: "v1.35.0"},
 			why: "a cannot run Kubernetes v1.35.0 (it has v1.36.3)",
