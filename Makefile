@@ -174,11 +174,7 @@ verify: setup tools ## Fail if generated files or a go.mod are not up to date.
 
 ##@ Test
 
-# One test that fails is run once more by itself, and the summary still names its first failure: on a
-# slow box a hundred real processes meet timings that no developer has seen. More than a few are not
-# chance, and are not run again.
-gotest = $(CURDIR)/$(TOOLS)/gotestsum --format pkgname-and-test-fails --format-hide-empty-pkg --format-icons text \
-	--rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages '$(1)' --
+gotest = hack/gotest.sh $(CURDIR)/$(TOOLS)/gotestsum '$(1)'
 
 .PHONY: gotestsum
 gotestsum:
