@@ -159,8 +159,9 @@ const (
 	// DefaultLoadBalancerPort is the port of the control plane endpoint.
 	DefaultLoadBalancerPort = 6443
 
-	// APIServerPort is where a control plane machine's API server listens.
-	APIServerPort = 6443
+	// DefaultAPIServerPort is where a control plane machine's API server listens, unless the Cluster's
+	// spec.clusterNetwork.apiServerPort says otherwise.
+	DefaultAPIServerPort = 6443
 
 	// DefaultMachineMemory is a machine's memory limit when spec.memory is not set.
 	DefaultMachineMemory = "2Gi"

@@ -284,7 +284,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, reason, "%s", why)
 		return errWaiting
 	}
-	backends, err := loadbalancer.Members(ctx, r.Client, s.key(), "")
+	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,11 @@ func Port(c *infrav1.CapstanCluster) int32 {
 }
 
 // Backends are the API servers of the control plane machines that have an address and are not leaving,
-// by name. machines are the cluster's Machines; only they tell which CapstanMachines are of the
-// control plane. A Machine that is being drained keeps its place until its CapstanMachine is deleted.
-func Backends(machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
+// by name. They listen where the Cluster says. machines are the cluster's Machines; only they tell which
+// CapstanMachines are of the control plane. A Machine that is being drained keeps its place until its CapstanMachine
+// is deleted.
+func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
+	port := strconv.Itoa(int(cmp.Or(cluster.Spec.ClusterNetwork.APIServerPort, infrav1.DefaultAPIServerPort)))
 	controlPlane := map[string]bool{}
 	for i := range machines {
 		m := &machines[i]
@@ -41,7 +43,7 @@ func Backends(machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*h
 		if controlPlane[m.Name] && m.Spec.ID != "" && m.DeletionTimestamp.IsZero() && len(m.Spec.Network.Addresses) > 0 {
 			out = append(out, &hostpb.Backend{
 				Name:    m.Name,
-				Address: net.JoinHostPort(m.Spec.Network.Addresses[0].Address, strconv.Itoa(infrav1.APIServerPort)),
+				Address: net.JoinHostPort(m.Spec.Network.Addresses[0].Address, port),
 			})
 		}
 	}
@@ -93,7 +95,7 @@ func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 
 // Members lists the Backends of a cluster, except the CapstanMachine of the given name: that one is known
 // to leave, even if the cache does not show it yet.
-func Members(ctx context.Context, c client.Reader, cluster client.ObjectKey, except string) ([]*hostpb.Backend, error) {
+func Members(ctx context.Context, c client.Reader, cluster *clusterv1.Cluster, except string) ([]*hostpb.Backend, error) {
 	of := client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}
 	machines, infra := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
 	if err := c.List(ctx, machines, client.InNamespace(cluster.Namespace), of, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
@@ -103,5 +105,5 @@ func Members(ctx context.Context, c client.Reader, cluster client.ObjectKey, exc
 	if err := c.List(ctx, infra, client.InNamespace(cluster.Namespace), of, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(Backends(machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
+	return slices.DeleteFunc(Backends(cluster, machines.Items, infra.Items), func(b *hostpb.Backend) bool { return b.GetName() == except }), nil
 }

@@ -32,6 +32,9 @@ func capstanMachine(name, id, address string, deleting bool) infrav1.CapstanMach
 
 // IM-06: who is behind the load balancer.
 func TestBackends_IM06(t *testing.T) {
+	cluster := func(port int32) *clusterv1.Cluster {
+		return &clusterv1.Cluster{Spec: clusterv1.ClusterSpec{ClusterNetwork: clusterv1.ClusterNetwork{APIServerPort: port}}}
+	}
 	controlPlane := map[string]string{clusterv1.MachineControlPlaneLabel: ""}
 	draining := machine("draining", "i-draining", controlPlane)
 	now := metav1.Now()
@@ -46,13 +49,17 @@ func TestBackends_IM06(t *testing.T) {
 		capstanMachine("i-leaving", "5", "10.0.0.6", true), capstanMachine("i-new", "", "", false),
 		capstanMachine("i-stranger", "6", "10.0.0.7", false),
 	}
-	var got []string
-	for _, b := range loadbalancer.Backends(machines, infra) {
-		got = append(got, b.GetName()+" "+b.GetAddress())
-	}
-	want := []string{"i-a 10.0.0.2:6443", "i-b 10.0.0.3:6443", "i-draining [fd00::5]:6443"}
-	if !slices.Equal(got, want) {
-		t.Errorf("Backends: %q; wanted %q", got, want)
+	for port, want := range map[int32][]string{
+		0:    {"i-a 10.0.0.2:6443", "i-b 10.0.0.3:6443", "i-draining [fd00::5]:6443"},
+		8443: {"i-a 10.0.0.2:8443", "i-b 10.0.0.3:8443", "i-draining [fd00::5]:8443"},
+	} {
+		var got []string
+		for _, b := range loadbalancer.Backends(cluster(port), machines, infra) {
+			got = append(got, b.GetName()+" "+b.GetAddress())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("Backends: %q; wanted %q", got, want)
+		}
 	}
 }
 

@@ -69,12 +69,11 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if host == nil || host.Connected() != nil || !owner.Same(host.LoadBalancer(capstanCluster.Spec.ID), s.cluster) {
 		return nil
 	}
-	key := client.ObjectKeyFromObject(s.cluster)
-	members, err := loadbalancer.Members(ctx, r.Client, key, s.capstan.Name)
+	members, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Name)
 	if err != nil {
 		return err
 	}
-	if _, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(capstanCluster, key, members)); err != nil {
+	if _, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(capstanCluster, client.ObjectKeyFromObject(s.cluster), members)); err != nil {
 		return fmt.Errorf("leave the load balancer on host %s: %s", host.Name(), hostclient.Message(err))
 	}
 	return nil
