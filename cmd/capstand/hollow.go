@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"capstan.dev/capstan/internal/host"
@@ -99,8 +98,7 @@ type hollowServer struct{ *hollow.Host }
 
 // Serve implements server.
 func (h hollowServer) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	options = append(options, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
-	server := grpc.NewServer(options...)
+	server := grpc.NewServer(append(options, hostpb.DefaultKeepalive.Server()...)...)
 	hostpb.RegisterHostServer(server, h)
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -69,10 +68,7 @@ func Lock(root string) error {
 // Serve answers on listener until ctx is done. Options carry the credentials of a listener that needs
 // them (TCP); a unix socket needs none, the kernel checks who may connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	options = append(options,
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.UnaryInterceptor(logErrors(h.log)),
-	)
+	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)))
 	server := grpc.NewServer(options...)
 	hostpb.RegisterHostServer(server, h)
 	stop := context.AfterFunc(ctx, func() {

@@ -52,13 +52,14 @@ type Host struct {
 	removals      int // of machines, told by the host
 }
 
-func newHost(name, address string, creds credentials.Client, notify func(Event)) (*Host, error) {
+func newHost(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, notify func(Event)) (*Host, error) {
 	transport, err := transport(address, creds)
 	if err != nil {
 		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),
+		keepalive.Client(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: maxBackoff,
@@ -90,7 +91,8 @@ func withTimeout(ctx context.Context, method string, req, reply any, conn *grpc.
 // Name of the CapstanHost.
 func (h *Host) Name() string { return h.name }
 
-// Connected returns nil while the mirror follows the host, and otherwise why it does not.
+// Connected returns nil while the mirror follows the host, and otherwise why it does not. A host that is gone without a
+// word is one that does not answer in the time that the pool's Keepalive gives it.
 func (h *Host) Connected() error {
 	h.mu.RLock()
 	defer h.mu.RUnlock()

@@ -33,13 +33,17 @@ import (
 
 const gib = 1 << 30
 
-func connect(t *testing.T, address string) (*WithT, *hostclient.Pool, *hostclient.Host, chan hostclient.Event) {
+// connect connects with a pool that was changed by setup.
+func connect(t *testing.T, address string, setup ...func(*hostclient.Pool)) (*WithT, *hostclient.Pool, *hostclient.Host, chan hostclient.Event) {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(testenv.Patience)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	pool := hostclient.NewPool(ctx, nil)
+	for _, f := range setup {
+		f(pool)
+	}
 	events := make(chan hostclient.Event, 1000)
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	g.Expect(pool.Source(func(_ context.Context, e hostclient.Event) []reconcile.Request {

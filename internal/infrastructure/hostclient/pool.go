@@ -31,6 +31,9 @@ type Event struct {
 
 // Pool keeps the connections. Its methods are safe for concurrent use.
 type Pool struct {
+	// Keepalive of the connections; to be set before the first one.
+	Keepalive hostpb.Keepalive
+
 	ctx     context.Context
 	secrets client.Reader
 
@@ -41,7 +44,7 @@ type Pool struct {
 
 // NewPool returns an empty pool. The connections end with ctx. secrets reads the credentials' Secrets.
 func NewPool(ctx context.Context, secrets client.Reader) *Pool {
-	return &Pool{ctx: ctx, secrets: secrets, hosts: map[string]*Host{}}
+	return &Pool{Keepalive: hostpb.DefaultKeepalive, ctx: ctx, secrets: secrets, hosts: map[string]*Host{}}
 }
 
 // Connect makes sure that there is a connection to the host and returns it. It does not wait until the
@@ -60,7 +63,7 @@ func (p *Pool) Connect(ctx context.Context, host *infrav1.CapstanHost) (*Host, e
 		}
 		h.close()
 	}
-	h, err := newHost(host.Name, host.Spec.Address, creds, p.notify)
+	h, err := newHost(host.Name, host.Spec.Address, creds, p.Keepalive, p.notify)
 	if err != nil {
 		delete(p.hosts, host.Name)
 		return nil, err

@@ -25,6 +25,9 @@ import (
 type Host struct {
 	hostpb.UnimplementedHostServer
 
+	// Keepalive is what it serves with.
+	Keepalive hostpb.Keepalive
+
 	socket string
 	server *grpc.Server
 
@@ -41,8 +44,8 @@ type Host struct {
 	hold          bool
 }
 
-// New returns a fake host that serves until the test ends.
-func New(t testing.TB) *Host {
+// New returns a fake host that serves until the test ends, as setup has changed it.
+func New(t testing.TB, setup ...func(*Host)) *Host {
 	t.Helper()
 	// Not t.TempDir(): a socket's path holds at most 107 bytes.
 	dir, err := os.MkdirTemp("", "fakehost")
@@ -50,7 +53,7 @@ func New(t testing.TB) *Host {
 		t.Fatal(err)
 	}
 	h := &Host{
-		socket: filepath.Join(dir, "s"),
+		Keepalive: hostpb.DefaultKeepalive, socket: filepath.Join(dir, "s"),
 		info: &hostpb.HostInfo{
 			Id: filepath.Base(dir), Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
 			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2,
@@ -58,6 +61,9 @@ func New(t testing.TB) *Host {
 		networks: map[string]*hostpb.Network{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
 		deleted: map[string]bool{}, bootstrap: map[string][]byte{}, watchers: map[chan *hostpb.Event]struct{}{},
 		calls: map[string]int{}, refuse: map[string]error{},
+	}
+	for _, f := range setup {
+		f(h)
 	}
 	h.Start(t)
 	t.Cleanup(func() {
@@ -74,7 +80,7 @@ func (h *Host) Start(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.server = grpc.NewServer(grpc.UnaryInterceptor(h.intercept))
+	h.server = grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept))...)
 	hostpb.RegisterHostServer(h.server, h)
 	server := h.server
 	go func() { _ = server.Serve(l) }()
@@ -91,7 +97,7 @@ func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(h.intercept), grpc.Creds(transport))
+	server := grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept), grpc.Creds(transport))...)
 	hostpb.RegisterHostServer(server, h)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
@@ -129,6 +135,13 @@ func (h *Host) Calls(method string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.calls[method]
+}
+
+// Watchers returns how many watches are open.
+func (h *Host) Watchers() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.watchers)
 }
 
 // SetInfo changes what the host is and has.

@@ -1,0 +1,104 @@
+package hostclient_test
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// line is the network between a manager and a host. Cut, it swallows what is sent and closes nothing, as a box that lost
+// its power; mended, it carries new connections, and those of before stay as they are.
+type line struct {
+	to  string
+	cut atomic.Pointer[atomic.Bool]
+}
+
+func newLine(t *testing.T, to string) (l *line, address string) {
+	t.Helper()
+	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	l = &line{to: strings.TrimPrefix(to, "unix://")}
+	l.mend()
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = client.Close() })
+			host, err := net.Dial("unix", l.to)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			t.Cleanup(func() { _ = host.Close() })
+			cut := l.cut.Load()
+			go carry(client, host, cut)
+			go carry(host, client, cut)
+		}
+	}()
+	return l, "unix://" + listener.Addr().String()
+}
+
+func (l *line) sever() { l.cut.Load().Store(true) }
+func (l *line) mend()  { l.cut.Store(&atomic.Bool{}) }
+
+// carry copies until one end closes; neither hears of the other over a line that is cut.
+func carry(from, to net.Conn, cut *atomic.Bool) {
+	data := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(data)
+		if cut.Load() {
+			if err != nil {
+				return
+			}
+			continue
+		}
+		if err == nil {
+			_, err = to.Write(data[:n])
+		}
+		if err != nil {
+			_ = to.Close()
+			return
+		}
+	}
+}
+
+// A host that is gone without a word is noticed, and so is a manager: whoever waits is told, the host keeps no watch for it, and
+// all is as before when the network is.
+func TestSilence(t *testing.T) {
+	const answer = time.Second
+	server := fakehost.New(t, func(h *fakehost.Host) { h.Keepalive = hostpb.Keepalive{Idle: time.Second, Answer: answer} })
+	line, address := newLine(t, server.Address())
+	g, _, h, events := connect(t, address, func(p *hostclient.Pool) { p.Keepalive.Answer = answer })
+	g.Eventually(h.Connected).Should(Succeed())
+	ensure(g, h, "id-1", "a", "10.200.0.2", gib)
+	g.Expect(server.Watchers()).To(Equal(1))
+
+	drain(events)
+	line.sever()
+	connection := Receive(WithTransform(func(e hostclient.Event) bool { return e.Connection }, BeTrue()))
+	g.Eventually(events).Should(connection)
+	g.Expect(h.Connected()).To(MatchError(ContainSubstring("keepalive")))
+	g.Eventually(server.Watchers).Should(BeZero())
+	g.Expect(h.Machine("id-1")).NotTo(BeNil(), "what was known is kept")
+
+	server.Lose("id-1")
+	drain(events)
+	line.mend()
+	g.Eventually(events).Should(connection)
+	g.Eventually(h.Connected).Should(Succeed())
+	g.Expect(h.Machine("id-1")).To(BeNil())
+}
