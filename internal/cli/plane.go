@@ -87,7 +87,7 @@ func (a *app) downCommand() *cobra.Command {
 		Long: "Stop the management plane, remove every machine, load balancer and network of the installation, and then its root folder.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			start := time.Now()
-			return up.Down(c.Context(), a.root, keepState, func(what string) {
+			return up.Down(c.Context(), up.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
 				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
 			})
 		},

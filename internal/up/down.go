@@ -8,16 +8,26 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
-// Down ends the management plane. Unless keepState is set it also removes every machine, load balancer
-// and network of the installation, and then the root folder. step is called with what is being done.
-func Down(ctx context.Context, root string, keepState bool, step func(string)) error {
-	l, _, err := Options{Root: root}.complete()
+const (
+	// purgeStarts is how often a capstand that is to remove things is started: five quick ends take six seconds. In a
+	// plane it is started for ever, since what it lacks may come; here somebody waits for it.
+	purgeStarts = 5
+	// purgePatience is how long it may take until it serves.
+	purgePatience = 2 * time.Minute
+)
+
+// Down ends the management plane of o.Root. Unless keepState is set it also removes every machine, load balancer
+// and network of the installation, and then the root folder. step is called with what is being done, by several
+// goroutines. o.Assets are needed only when those that the installation was started with are gone.
+func Down(ctx context.Context, o Options, keepState bool, step func(string)) error {
+	l, assets, err := o.complete()
 	if err != nil {
 		return err
 	}
@@ -39,7 +49,7 @@ func Down(ctx context.Context, root string, keepState bool, step func(string)) e
 	if keepState {
 		return nil
 	}
-	if err := purgeHosts(ctx, l, step); err != nil {
+	if err := purgeHosts(ctx, l, assets, step); err != nil {
 		return err
 	}
 	step("remove " + l.Root)
@@ -48,12 +58,15 @@ func Down(ctx context.Context, root string, keepState bool, step func(string)) e
 
 // purgeHosts removes what capstand made, through capstand: only it knows all of it. The managers are
 // gone by now, so nothing is made again.
-func purgeHosts(ctx context.Context, l Layout, step func(string)) error {
+func purgeHosts(ctx context.Context, l Layout, assets string, step func(string)) error {
 	state, err := LoadState(l)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // it never came to making anything
 	}
 	if err != nil {
+		return err
+	}
+	if state.Assets, err = purgeAssets(state.Assets, assets); err != nil {
 		return err
 	}
 	owner, err := ensureUser()
@@ -74,17 +87,48 @@ func purgeHosts(ctx context.Context, l Layout, step func(string)) error {
 			continue
 		}
 		g.Go(func() error {
-			process := newProcess(capstandComponent(l, state, host, owner, memory), l.Log(capstandName(host)), owner, spawner, func(ProcessStatus) {})
-			process.begin()
-			defer process.Stop()
-			if err := process.waitReady(ctx); err != nil {
-				return fmt.Errorf("wanted capstand to remove the machines of host %s, and it does not start: %w; see %s", host, err, process.log)
-			}
-			step("remove the machines of host " + host)
-			return purgeHost(ctx, l, host)
+			return withCapstand(ctx, capstandComponent(l, state, host, owner, memory), l.Log(capstandName(host)), spawner, step, func(ctx context.Context) error {
+				step("remove the machines of host " + host)
+				return purgeHost(ctx, l, host)
+			})
 		})
 	}
 	return g.Wait()
+}
+
+// purgeAssets is the folder whose capstand removes the machines: the one that made them, or, when that is gone, the other.
+func purgeAssets(recorded, other string) (string, error) {
+	for _, dir := range []string{recorded, other} {
+		if _, err := os.Stat(Assets{dir}.Capstand()); err == nil {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("wanted capstand, which alone can remove the machines, in %s, where this installation was started from, or in %s, and found it in neither: "+
+		"run `make build`, or name the folder of another build with --assets", recorded, other)
+}
+
+// withCapstand does something while a capstand runs. One that ends again and again, or never serves, is an error.
+func withCapstand(ctx context.Context, c component, log string, spawner *spawner, step func(string), do func(context.Context) error) error {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	process := newProcess(c, log, user{}, spawner, func(s ProcessStatus) {
+		if s.State != ProcessBackoff {
+			return
+		}
+		step(s.Name + ": " + s.Message)
+		if s.Restarts >= purgeStarts {
+			giveUp(errors.New(s.Message))
+		}
+	})
+	process.begin()
+	defer process.Stop()
+	late := time.AfterFunc(purgePatience, func() { giveUp(fmt.Errorf("it does not serve after %s", purgePatience)) })
+	defer late.Stop()
+	if err := process.waitReady(ctx); err != nil {
+		return fmt.Errorf("wanted %s to remove machines, and it does not start: %w; mend what its log %s says, or name the folder of another build with --assets, and repeat `capstan down`", c.name, err, log)
+	}
+	late.Stop()
+	return do(ctx)
 }
 
 // removeRoot removes the folder. Never through a mount: behind it are files of others.

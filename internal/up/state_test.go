@@ -92,7 +92,7 @@ func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
 	if err := prepareRoot(Layout{Root: dir}); err == nil || !strings.Contains(err.Error(), "choose another one") {
 		t.Errorf("got %v", err)
 	}
-	if err := Down(context.Background(), dir, false, func(string) {}); err != nil {
+	if err := Down(context.Background(), Options{Root: dir}, false, func(string) {}); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "photos.tar")); err != nil {
