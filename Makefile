@@ -60,7 +60,8 @@ setup: ## Install the Debian packages that are missing (as root).
 	@hack/setup.sh
 
 .PHONY: clean
-clean: ## Remove everything that was built.
+clean: ## Remove everything that was built, unless machines of this box run from it.
+	@hack/unused.sh $(BIN)
 	rm -rf $(BIN) dist
 
 ##@ Build (each part is skipped when nothing it is made of has changed)
@@ -104,12 +105,15 @@ build-coredns: ## CoreDNS: bin/node/bin/coredns.
 	@$(THIRD_PARTY) $(CACHED) coredns $(BIN)/node/bin/coredns \
 		'coredns hack/go-install.sh' hack/go-install.sh coredns $(BIN)/node/bin .
 
-# No stamp: Go itself knows best what has changed, and links only then.
+# A release says its version; any other build keeps what the source says. Only the link depends on it.
+STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/up.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
+
+# No stamp file: Go itself knows best what has changed, and links only then.
 .PHONY: build-capstan
 build-capstan: ## The project's own binaries: bin/{capstan,manager,capstand,capstan-init}.
 	@mkdir -p $(BIN)
 	@for c in $(patsubst cmd/%/main.go,%,$(wildcard $(COMMANDS:%=cmd/%/main.go))); do \
-		go build -ldflags '-s -w' -o $(BIN)/$$c ./cmd/$$c; \
+		go build -ldflags '$(strip -s -w $(STAMP))' -o $(BIN)/$$c ./cmd/$$c; \
 	done
 
 ##@ Develop
@@ -234,7 +238,7 @@ bench-ipam: build-kube build-capi ## Measure the IPAM provider next to the floor
 
 .PHONY: release
 release: build ## Make the release VERSION (v0.1.0): what clusterctl reads, images, checksums, in dist/.
-	@for what in manifests images host checksums; do \
+	@for what in programs manifests images host checksums; do \
 		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$what '$(VERSION)'; \
 	done
 

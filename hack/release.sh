@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a release below a folder, from what is built and with neither Docker nor a registry.
 #
+#   hack/release.sh programs VERSION             fails unless bin/ was built for VERSION
 #   hack/release.sh manifests VERSION [FOLDER]   what clusterctl reads
 #   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
 #   hack/release.sh host VERSION [FOLDER]        the programs of a host
@@ -27,6 +28,23 @@ fi
 assets=$out/assets/$version
 
 core_version() { basename bin/capi/repository/cluster-api/v*; }
+
+# programs looks at what was built: clusterctl compares the versions that the embedded plane records with those of
+# other planes, and hosts tell theirs.
+programs() {
+	local p found
+	found=$(bin/capstan version | sed -n 's/^capstan //p')
+	if [[ $found != "$version" ]]; then
+		echo "release.sh: wanted bin/capstan of $version, found $found: make release VERSION=$version" >&2
+		exit 1
+	fi
+	for p in capstand manager; do
+		if ! go version -m "bin/$p" | grep -qE -- "-ldflags=.*Version=${version//./\\.}[ \"]"; then
+			echo "release.sh: bin/$p was not built for $version: make release VERSION=$version" >&2
+			exit 1
+		fi
+	done
+}
 
 manifests() {
 	local major=${BASH_REMATCH[1]} minor=${BASH_REMATCH[2]}
@@ -96,11 +114,12 @@ images() {
 	"$work/mkimage" -name "$REGISTRY/cluster-api-controller:$(core_version)" -out "$assets/cluster-api-controller-image.tar" "$work/manager"
 }
 
-# host packs what a host needs, to be unpacked to /usr/lib/capstan. The same content gives the same bytes.
+# host packs what a host needs, with its unit, to be unpacked to /usr/lib/capstan, also over an older release: tar replaces
+# each file by a new one, and the versions of Kubernetes that are not in it stay. The same content gives the same bytes.
 host() {
 	mkdir -p "$assets"
-	tar -C bin --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
-		capstan capstand capstan-init kubernetes node images | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
+		-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
 }
 
 checksums() {
@@ -108,7 +127,7 @@ checksums() {
 }
 
 case $what in
-manifests | images | host | checksums) "$what" ;;
+programs | manifests | images | host | checksums) "$what" ;;
 *)
 	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
 	exit 2
