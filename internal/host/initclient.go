@@ -10,6 +10,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -67,7 +69,6 @@ func watchInit(ctx context.Context, runDir string, f func(initStatus)) {
 
 // streamInit follows one connection to its end.
 func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
-	// Through the folder's descriptor: a socket's path has at most 107 characters, folders have more.
 	dir, err := os.Open(runDir)
 	if err != nil {
 		return err
@@ -75,10 +76,7 @@ func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
 	defer func() { _ = dir.Close() }()
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/init.sock", dir.Fd()))
-		},
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dialInit(ctx, dir) },
 	}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://init/v1/status?watch=true", nil)
@@ -100,4 +98,16 @@ func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
 		f(s)
 	}
 	return lines.Err()
+}
+
+// dialInit connects to init's socket. It goes through a descriptor, for a socket's path has at most 107 characters and folders have
+// more, and for one of the socket itself: the machine may have put a link there, to a socket of the host's.
+func dialInit(ctx context.Context, dir *os.File) (net.Conn, error) {
+	fd, err := unix.Openat(int(dir.Fd()), "init.sock", unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("init's socket: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", fd))
 }

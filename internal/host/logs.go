@@ -2,6 +2,7 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -92,7 +94,7 @@ func (h *Host) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer) erro
 }
 
 // openServiceLog opens the log of a service, or of init. The machine's own files are opened as seen
-// from its root folder: a link in it must not lead to a file of the host's.
+// from its root folder: a link in it must not lead to a file of the host's, nor a pipe hold capstand up.
 func (m *machine) openServiceLog(service string) (*os.File, error) {
 	if service == "init" {
 		file, err := os.Open(m.initLog())
@@ -106,8 +108,15 @@ func (m *machine) openServiceLog(service string) (*os.File, error) {
 		return nil, noLog(err, service, m.spec)
 	}
 	defer func() { _ = root.Close() }()
-	file, err := root.Open("var/log/capstan/" + service + ".log")
-	return file, noLog(err, service, m.spec)
+	file, err := root.OpenFile("var/log/capstan/"+service+".log", os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, noLog(err, service, m.spec)
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = file.Close()
+		return nil, noLog(cmp.Or(err, errors.New("it is no regular file")), service, m.spec)
+	}
+	return file, nil
 }
 
 func noLog(err error, service string, spec *hostpb.MachineSpec) error {

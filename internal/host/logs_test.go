@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 func TestSeekTail(t *testing.T) {
@@ -90,5 +94,31 @@ func TestImageNames(t *testing.T) {
 	names := imageNames(out)
 	if len(names) == 0 || names[0] != "registry.example.com/pause:3.10" {
 		t.Errorf("got %v", names)
+	}
+}
+
+// A service's log is a file of the machine's: not one of the host's, and nothing that capstand would wait for.
+func TestOpenServiceLog(t *testing.T) {
+	m := onDisk(t, recorded(t))
+	dir := filepath.Join(m.rootfs(), "var/log/capstan")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "kubelet.log"), "a line")
+	write(t, filepath.Join(m.dir, "outside"), "the host's")
+	if err := os.Symlink(filepath.Join(m.dir, "outside"), filepath.Join(dir, "link.log")); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "pipe.log"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for service, want := range map[string]codes.Code{"kubelet": codes.OK, "link": codes.Internal, "pipe": codes.Internal, "none": codes.NotFound} {
+		file, err := m.openServiceLog(service)
+		if status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", service, err, want)
+		}
+		if err == nil {
+			_ = file.Close()
+		}
 	}
 }

@@ -41,20 +41,21 @@ type machine struct {
 	// gone is closed when nothing of the machine is left.
 	gone chan struct{}
 
-	mu     sync.Mutex
-	state  machineState
-	status *hostpb.MachineStatus
+	mu    sync.Mutex
+	state machineState
+	// unsynced says that the bootstrap has ended and what it made may not be on disk yet.
+	unsynced bool
+	status   *hostpb.MachineStatus
 }
 
 // machineState is what must be remembered beside the spec, in state.json.
 type machineState struct {
-	// HasDisk says that the disk was made. If it is not there then, it is lost.
-	HasDisk bool `json:"hasDisk,omitempty"`
 	// Bootstrap is SUCCEEDED or BOOTSTRAP_FAILED once that is known; the bootstrap data is not passed
 	// again then.
 	Bootstrap        hostpb.MachineStatus_Bootstrap `json:"bootstrap,omitempty"`
 	BootstrapMessage string                         `json:"bootstrapMessage,omitempty"`
-	// StartedAt is when PID 1 was started last.
+	// StartedAt is when PID 1 was started last. From the first start on the disk is the machine's own: capstand does not write
+	// there any more, and if it is not there it is lost.
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Restarts  int32     `json:"restarts,omitempty"`
 	// Deaths of PID 1 that count against the restart budget.
@@ -283,18 +284,37 @@ func (m *machine) clear(ctx context.Context) error {
 	return nil
 }
 
-// ensureDisk makes the machine's disk. It is made once: a disk that was there and is lost fails the
+// ensureDisk makes the machine's disk before its first start. A disk that was there and is lost fails the
 // machine, for starting it from an empty one would make it another machine.
 func (m *machine) ensureDisk() error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.state.HasDisk {
-		return makeDisk(m.rootfs(), m.spec, m.host.system)
+	fresh := m.state.StartedAt.IsZero()
+	m.mu.Unlock()
+	if fresh {
+		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
+			return fmt.Errorf("making the machine's disk: %w", err)
+		}
+		return m.syncDisk() // before noteStart says that it is there
 	}
-	if disk.Exists(filepath.Join(m.rootfs(), "etc", "machine-id")) {
+	if disk.Exists(filepath.Join(m.rootfs(), "etc")) {
 		return nil
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
+}
+
+// syncDisk makes durable what is on the machine's disk.
+func (m *machine) syncDisk() error {
+	root, err := os.Open(m.rootfs())
+	if err != nil {
+		return err
+	}
+	err = unix.Syncfs(int(root.Fd()))
+	if err = errors.Join(err, root.Close()); err != nil {
+		return fmt.Errorf("syncing the machine's disk: %w", err)
+	}
+	return nil
 }
 
 // fail gives the machine up; m.mu is held.
@@ -371,7 +391,7 @@ func (m *machine) noteStart() error {
 func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	ctx, stop := context.WithCancel(life)
 	var all sync.WaitGroup
-	all.Go(func() { watchInit(ctx, m.runDir(), m.heard) })
+	all.Go(func() { watchInit(ctx, m.runDir(), func(s initStatus) { m.heard(life, s) }) })
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
 		m.log.Error("waiting for PID 1", "error", err)
@@ -402,8 +422,8 @@ func (m *machine) died() time.Duration {
 	return delay
 }
 
-// heard takes a state of the machine's init.
-func (m *machine) heard(s initStatus) {
+// heard takes a state of the machine's init. What it has to record goes on after PID 1, as long as life.
+func (m *machine) heard(life context.Context, s initStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	state := bootstrapStates[s.Bootstrap]
@@ -415,28 +435,40 @@ func (m *machine) heard(s initStatus) {
 	})
 	final := state == hostpb.MachineStatus_SUCCEEDED || state == hostpb.MachineStatus_BOOTSTRAP_FAILED
 	if final && !m.state.bootstrapped() {
-		m.state.Bootstrap, m.state.BootstrapMessage = state, s.BootstrapMessage
-		m.host.running.Go(m.recordBootstrap)
+		m.state.Bootstrap, m.state.BootstrapMessage, m.unsynced = state, s.BootstrapMessage, true
+		m.host.running.Go(func() { m.recordBootstrap(life) })
 	}
 }
 
-// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). The disk
-// comes first: after a power failure a machine must not be left with neither.
-func (m *machine) recordBootstrap() {
-	if root, err := os.Open(m.rootfs()); err == nil {
-		if err := unix.Syncfs(int(root.Fd())); err != nil {
-			m.log.Error("syncing the machine's disk", "error", err)
+// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). It tries until it can:
+// when life ends before, the machine's init says it again to the next capstand.
+func (m *machine) recordBootstrap(life context.Context) {
+	for attempt := 0; ; attempt++ {
+		err := m.tryRecordBootstrap()
+		if err == nil {
+			return
 		}
-		_ = root.Close()
+		m.log.Error("the end of the bootstrap cannot be recorded", "error", err)
+		if !rest(life, nil, backoff(attempt)) {
+			return
+		}
+	}
+}
+
+// tryRecordBootstrap syncs the disk first: after a power failure a machine must not be left with neither what the data made
+// nor the data.
+func (m *machine) tryRecordBootstrap() error {
+	if err := m.syncDisk(); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.state.HasDisk = true
+	m.unsynced = false
 	if err := m.save(); err != nil {
-		m.log.Error("state cannot be saved", "error", err)
-		return
+		return err
 	}
 	m.eraseBootstrapData()
+	return nil
 }
 
 // eraseBootstrapData removes both copies, if the data was used.
@@ -467,12 +499,17 @@ func (m *machine) remove(ctx context.Context) error {
 	return m.host.forget(ctx, m)
 }
 
-// save writes state.json; m.mu is held. A machine on its way out has no folder any more.
+// save writes state.json, without a bootstrap whose result is not safe yet; m.mu is held. A machine on its way out has no
+// folder any more.
 func (m *machine) save() error {
 	if m.deleted.Err() != nil {
 		return nil
 	}
-	return disk.WriteJSON(filepath.Join(m.dir, "state.json"), m.state, 0o600)
+	state := m.state
+	if m.unsynced {
+		state.Bootstrap, state.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_UNSPECIFIED, ""
+	}
+	return disk.WriteJSON(filepath.Join(m.dir, "state.json"), state, 0o600)
 }
 
 // setStatus changes the status and tells watchers.

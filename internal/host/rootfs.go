@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,66 +18,70 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// makeDisk makes a machine's root folder. Folders that the container mounts over are empty here.
-// Done again over a half-made one it gives the same.
+// makeDisk makes a machine's root folder, before anything ran there. Folders that the container mounts over are empty here.
+// Done again over a half-made one it gives the same. A link that leads out of the folder is an error.
 func makeDisk(rootfs string, spec *hostpb.MachineSpec, system runc.System) error {
-	for _, dir := range []string{
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	folders := []string{
 		"dev", "etc/ssl/certs", "etc/alternatives", "home", "mnt", "opt/capstan", "proc", "root",
 		"run", "srv", "sys", "tmp", "usr", "var/lib", "var/log/capstan", "var/cache", "var/tmp",
-	} {
-		if err := os.MkdirAll(filepath.Join(rootfs, dir), 0o755); err != nil {
+	}
+	for _, folder := range append(folders, system.Folders...) {
+		if err := root.MkdirAll(inRoot(folder), 0o755); err != nil {
 			return err
 		}
 	}
-	for name, target := range system.Links {
-		if err := link(target, filepath.Join(rootfs, name)); err != nil {
+	for _, links := range []map[string]string{system.Links, {"var/run": "/run"}, hostAlternatives()} {
+		if err := makeLinks(root, links); err != nil {
 			return err
 		}
 	}
-	for _, folder := range system.Folders {
-		if err := os.MkdirAll(filepath.Join(rootfs, folder), 0o755); err != nil {
+	files := hostTables()
+	maps.Copy(files, etc(spec))
+	for path, content := range files {
+		if err := errors.Join(root.MkdirAll(filepath.Dir(path), 0o755), root.WriteFile(path, []byte(content), 0o644)); err != nil {
 			return err
 		}
 	}
-	if err := link("/run", filepath.Join(rootfs, "var/run")); err != nil {
-		return err
-	}
-	for name, content := range etc(spec) {
-		if err := os.WriteFile(filepath.Join(rootfs, "etc", name), []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	if err := copyFromHost(rootfs); err != nil {
-		return err
-	}
-	return errors.Join(os.Chmod(filepath.Join(rootfs, "root"), 0o700), os.Chmod(filepath.Join(rootfs, "var/tmp"), 0o1777),
-		os.Chmod(filepath.Join(rootfs, "etc/shadow"), 0o600))
+	return errors.Join(root.Chmod("root", 0o700), root.Chmod("var/tmp", 0o1777), root.Chmod("etc/shadow", 0o600))
 }
 
-func link(target, path string) error {
-	if err := os.Symlink(target, path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+// inRoot is a path of a machine as os.Root wants it.
+func inRoot(path string) string { return strings.TrimPrefix(path, "/") }
+
+// makeLinks makes links, targets by path; what is there already stays.
+func makeLinks(root *os.Root, links map[string]string) error {
+	for path, target := range links {
+		if err := root.Symlink(target, inRoot(path)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
 	}
 	return nil
 }
 
-// etc is a machine's own configuration.
+// etc is a machine's own configuration, by path.
 func etc(spec *hostpb.MachineSpec) map[string]string {
 	address := ""
 	if len(spec.Addresses) > 0 {
 		address = spec.Addresses[0].Address + " " + spec.Name + "\n"
 	}
 	return map[string]string{
-		"hostname": spec.Name + "\n",
-		"hosts":    "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + address,
+		"etc/hostname": spec.Name + "\n",
+		"etc/hosts":    "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + address,
 		// Always the same for the same machine, and never that of another.
-		"machine-id":    strings.ReplaceAll(uuid.NewSHA1(uuid.NameSpaceOID, []byte(spec.Id)).String(), "-", "") + "\n",
-		"passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-		"group":         "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
-		"shadow":        "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
-		"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
-		"resolv.conf":   resolvConf("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"),
-		"os-release":    hostFile("/etc/os-release"),
+		"etc/machine-id":    strings.ReplaceAll(uuid.NewSHA1(uuid.NameSpaceOID, []byte(spec.Id)).String(), "-", "") + "\n",
+		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+		"etc/group":         "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
+		"etc/shadow":        "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
+		"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+		"etc/resolv.conf":   resolvConf("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"),
 	}
 }
 
@@ -100,33 +105,31 @@ func hostFile(path string) string {
 	return string(data)
 }
 
-// copyFromHost copies what programs in /usr expect in /etc: the certificates of public authorities
-// (images are pulled with them), the names of alternatives (iptables is one), and a few tables.
-func copyFromHost(rootfs string) error {
+// hostTables are the host's files that programs in /usr expect: the certificates of public authorities (images are pulled with
+// them), and a few tables. What the host does not have the machine does without.
+func hostTables() map[string]string {
+	files := map[string]string{}
 	for _, path := range []string{
 		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
-		"/etc/ld.so.cache", "/etc/login.defs", "/etc/services", "/etc/protocols",
+		"/etc/ld.so.cache", "/etc/login.defs", "/etc/services", "/etc/protocols", "/etc/os-release",
 	} {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		to := filepath.Join(rootfs, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, data, 0o644)); err != nil {
-			return err
+		if data, err := os.ReadFile(path); err == nil {
+			files[inRoot(path)] = string(data)
 		}
 	}
-	alternatives, _ := filepath.Glob("/etc/alternatives/*")
-	for _, path := range alternatives {
-		target, err := os.Readlink(path)
-		if err != nil {
-			continue
-		}
-		if err := link(target, filepath.Join(rootfs, path)); err != nil {
-			return err
+	return files
+}
+
+// hostAlternatives are the names of the host's alternatives, iptables is one, and where they lead.
+func hostAlternatives() map[string]string {
+	links := map[string]string{}
+	paths, _ := filepath.Glob("/etc/alternatives/*")
+	for _, path := range paths {
+		if target, err := os.Readlink(path); err == nil {
+			links[path] = target
 		}
 	}
-	return nil
+	return links
 }
 
 // metadata is /run/capstan/metadata.json in the machine.
