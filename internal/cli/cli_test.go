@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -325,6 +328,76 @@ func TestFindMachine(t *testing.T) {
 				t.Errorf("got %v with code %d", err, exitCode(err))
 			}
 		})
+	}
+}
+
+// TestHosts: commands find the capstands of the plane, or the one of a host whose plane is elsewhere.
+func TestHosts(t *testing.T) {
+	plane, empty := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(up.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := filepath.Join(t.TempDir(), "capstand.sock")
+	if err := os.WriteFile(unit, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	local := func(name string) localHost {
+		l := up.Layout{Root: plane}
+		return localHost{name, l.HostSocket(name), l.HostRoot(name), "/build"}
+	}
+	for name, test := range map[string]struct {
+		app  app
+		unit string
+		want []localHost
+	}{
+		"the plane's":                {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
+		"the unit's":                 {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
+		"a named one":                {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
+		"a named one's root":         {app{root: up.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
+		"neither a plane nor a host": {app{root: empty}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := test.app.hosts(test.unit)
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+			if (err != nil) != (test.want == nil) || err != nil && (exitCode(err) != exitNotFound || !strings.Contains(err.Error(), "--socket")) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
+// TestAssetsOfHost: a host needs fewer programs than a management plane, and is known by them.
+func TestAssetsOfHost(t *testing.T) {
+	assets := up.Assets{Dir: t.TempDir()}
+	add := func(paths ...string) {
+		for _, path := range paths {
+			path = filepath.Join(assets.Dir, path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if onlyHost(assets) {
+		t.Error("an empty folder is that of a host")
+	}
+	// What hack/release.sh packs.
+	add("capstan", "capstand", "capstan-init", "node/bin/runc", "node/bin/containerd", "node/cni/ptp", "images/pause.tar")
+	versions := []string{"v1.36.3"}
+	if missing := missingAssets(assets, versions, true); !onlyHost(assets) || missing != nil {
+		t.Errorf("the programs of a host: %v is missing", missing)
+	}
+	if missing := missingAssets(assets, versions, false); len(missing) != 3 {
+		t.Errorf("of a management plane %v is missing", missing)
+	}
+	add("manager")
+	if onlyHost(assets) {
+		t.Error("a build with a manager is a host's")
 	}
 }
 

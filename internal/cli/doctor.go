@@ -16,8 +16,13 @@ import (
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "doctor", Short: "Check whether this box can run clusters, and say how to mend it", Args: noArgs,
+		Long: "Check whether this box can run clusters, and say how to mend it. With the programs of a host, and not of a management plane, beside it, it judges a host of a management plane elsewhere.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			results, err := a.examine(c.Context())
+			assets, err := a.assetsDir()
+			if err != nil {
+				return err
+			}
+			results, err := a.examine(c.Context(), onlyHost(assets))
 			if err != nil {
 				return err
 			}
@@ -36,13 +41,21 @@ func (a *app) doctorCommand() *cobra.Command {
 
 var errUnfit = coded{errors.New("this box cannot run clusters until what is marked ✗ is mended"), exitUnfit}
 
-// examine gathers the facts and judges them.
-func (a *app) examine(ctx context.Context) ([]doctor.Result, error) {
+// onlyHost says whether these are the programs of a host of a management plane elsewhere: capstand, and neither of the
+// managers of a plane.
+func onlyHost(assets up.Assets) bool {
+	there := func(path string) bool { _, err := os.Stat(path); return err == nil }
+	return there(assets.Capstand()) && !there(assets.Manager()) && !there(assets.CoreManager())
+}
+
+// examine gathers the facts and judges them, those of a box with a management plane or those of a host only.
+func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	assets, err := a.assetsDir()
 	if err != nil {
 		return nil, err
 	}
 	facts := doctor.Gather(a.root)
+	facts.Host = host
 	_, err = up.GetStatus(ctx, a.layout())
 	facts.Running = err == nil
 	facts.FreePorts = up.FreePorts(doctor.WantedPorts)
@@ -52,19 +65,23 @@ func (a *app) examine(ctx context.Context) ([]doctor.Result, error) {
 	if facts.Versions, err = up.KubernetesVersions(assets); err != nil {
 		return nil, err
 	}
-	facts.MissingAssets = missingAssets(assets, facts.Versions)
+	facts.MissingAssets = missingAssets(assets, facts.Versions, host)
 	return doctor.Check(facts), nil
 }
 
-func missingAssets(a up.Assets, versions []string) []string {
+func missingAssets(a up.Assets, versions []string, host bool) []string {
 	var missing []string
 	if len(versions) == 0 {
 		missing = append(missing, a.Kubernetes())
 	}
-	for _, path := range []string{
-		a.Manager(), a.Capstand(), filepath.Join(a.Dir, "capstan-init"), a.CoreManager(), a.CoreComponents(), a.Runc(),
+	wanted := []string{
+		a.Capstand(), filepath.Join(a.Dir, "capstan-init"), a.Runc(),
 		filepath.Join(a.Dir, "node", "bin", "containerd"), filepath.Join(a.Dir, "node", "cni", "ptp"), filepath.Join(a.Dir, "images", "pause.tar"),
-	} {
+	}
+	if !host {
+		wanted = append(wanted, a.Manager(), a.CoreManager(), a.CoreComponents())
+	}
+	for _, path := range wanted {
 		if _, err := os.Stat(path); err != nil {
 			missing = append(missing, path)
 		}

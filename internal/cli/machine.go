@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,21 +22,70 @@ import (
 	"capstan.dev/capstan/internal/up"
 )
 
+// unitSocket is where capstand serves on a host of a management plane elsewhere: its unit says so.
+const unitSocket = "/run/capstan/capstand.sock"
+
+// localHost is a capstand of this box.
+type localHost struct {
+	name, socket string
+	// root is its state folder, assets that of its programs.
+	root, assets string
+}
+
 // located is a machine and the host of this box that it is on.
 type located struct {
 	machine *hostpb.Machine
-	host    string
+	host    localHost
+}
+
+// hosts are the one whose socket was named, or those of the management plane of this box, or else the one whose
+// capstand serves at unit, if any does.
+func (a *app) hosts(unit string) ([]localHost, error) {
+	if a.socket != "" {
+		return a.standalone(a.socket)
+	}
+	state, err := up.LoadState(a.layout())
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(unit); err == nil {
+			return a.standalone(unit)
+		}
+		return nil, fmt.Errorf("%w; on a host of a management plane elsewhere, name the socket of its capstand with --socket", a.noPlane(err))
+	}
+	if err != nil {
+		return nil, a.noPlane(err)
+	}
+	var hosts []localHost
+	for _, name := range state.Hosts {
+		hosts = append(hosts, localHost{name: name, socket: a.layout().HostSocket(name), root: a.layout().HostRoot(name), assets: state.Assets})
+	}
+	return hosts, nil
+}
+
+// standalone is a capstand without a management plane on this box. --root is then that of capstand, and the default is
+// capstand's, too.
+func (a *app) standalone(socket string) ([]localHost, error) {
+	assets, err1 := a.assetsDir()
+	name, err2 := os.Hostname() // as capstand calls itself
+	host := localHost{name: name, socket: socket, root: a.root, assets: assets.Dir}
+	if a.root == up.DefaultRoot {
+		host.root = filepath.Join(a.root, "host")
+	}
+	return []localHost{host}, errors.Join(err1, err2)
 }
 
 // machines lists the machines of every host of this box, of all management planes.
 func (a *app) machines(ctx context.Context) ([]located, error) {
-	state, err := up.LoadState(a.layout())
+	unit := ""
+	if a.root == up.DefaultRoot {
+		unit = unitSocket
+	}
+	hosts, err := a.hosts(unit)
 	if err != nil {
-		return nil, a.noPlane(err)
+		return nil, err
 	}
 	var found []located
-	for _, host := range state.Hosts {
-		err := a.withHost(host, func(c hostpb.HostClient) error {
+	for _, host := range hosts {
+		err := withHost(host, func(c hostpb.HostClient) error {
 			list, err := c.ListMachines(ctx, &hostpb.ListMachinesRequest{})
 			for _, m := range list.GetMachines() {
 				found = append(found, located{m, host})
@@ -50,17 +100,22 @@ func (a *app) machines(ctx context.Context) ([]located, error) {
 }
 
 // withHost talks to the capstand of a host.
-func (a *app) withHost(host string, do func(hostpb.HostClient) error) error {
-	conn, err := up.DialHost(a.layout().HostSocket(host))
+func withHost(host localHost, do func(hostpb.HostClient) error) error {
+	conn, err := up.DialHost(host.socket)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	err = do(hostpb.NewHostClient(conn))
 	if status.Code(err) == codes.Unavailable {
-		return fmt.Errorf("wanted capstand of host %s, found nobody at its socket: see `capstan status`, as root (%w)", host, err)
+		return fmt.Errorf("wanted capstand of host %s, found nobody at its socket %s: see `capstan status` or `systemctl status capstand`, as root (%w)", host.name, host.socket, err)
 	}
 	return err
+}
+
+// socketFlag is for commands that talk to capstand.
+func (a *app) socketFlag(c *cobra.Command) {
+	c.Flags().StringVar(&a.socket, "socket", "", "socket of a capstand that no management plane of this box runs (default: "+unitSocket+" when there is no plane); --root is then capstand's")
 }
 
 // findMachine finds a machine by its name, which is also that of its Node and CapstanMachine.
@@ -109,10 +164,11 @@ func (a *app) logsCommand() *cobra.Command {
 			if len(args) == 2 {
 				request.Service = args[1]
 			}
-			return a.withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(c.Context(), h, request, a.out) })
+			return withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(c.Context(), h, request, a.out) })
 		},
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	a.socketFlag(c)
 	c.Flags().BoolVarP(&request.Follow, "follow", "f", false, "go on with what comes")
 	c.Flags().Int32Var(&request.TailLines, "tail", 0, "only the last lines")
 	return c
@@ -155,6 +211,7 @@ func (a *app) loadCommand() *cobra.Command {
 	}
 	image.Flags().StringVar(&cluster, "cluster", "", "name of the cluster")
 	image.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the cluster")
+	a.socketFlag(image)
 	_ = image.MarkFlagRequired("cluster")
 	return group("load", "Load images into clusters, without a registry", image)
 }
@@ -165,7 +222,7 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 	if err != nil {
 		return nil, err
 	}
-	byHost := map[string][]string{}
+	byHost := map[localHost][]string{}
 	for _, l := range all {
 		if s := l.machine.GetSpec(); s.GetCluster() == cluster && s.GetNamespace() == namespace {
 			byHost[l.host] = append(byHost[l.host], s.GetId())
@@ -176,13 +233,13 @@ func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string)
 	}
 	var images []string
 	for host, ids := range byHost {
-		err := a.withHost(host, func(h hostpb.HostClient) error {
+		err := withHost(host, func(h hostpb.HostClient) error {
 			loaded, err := sendImage(ctx, h, ids, archive)
 			images = append(images, loaded...)
 			return err
 		})
 		if err != nil {
-			return nil, fmt.Errorf("cannot load %s on host %s: %w", archive, host, err)
+			return nil, fmt.Errorf("cannot load %s on host %s: %w", archive, host.name, err)
 		}
 	}
 	slices.Sort(images)
@@ -235,6 +292,7 @@ func (a *app) shellCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	a.socketFlag(c)
 	return c
 }
 
@@ -243,12 +301,12 @@ func (a *app) shell(l located, command []string) error {
 	if len(command) == 0 {
 		command = []string{"/bin/sh", "-c", "exec $(command -v bash || echo sh) -l"}
 	}
-	state, err := up.LoadState(a.layout())
-	if err != nil {
-		return err
+	state := filepath.Join(l.host.root, "runc")
+	if _, err := os.Stat(state); err != nil {
+		return fmt.Errorf("wanted the state of capstand's machines: %w; give the folder that capstand was started with as --root, and run this as root", err)
 	}
-	runc := up.Assets{Dir: state.Assets}.Runc()
-	args := []string{"runc", "--root", filepath.Join(a.layout().HostRoot(l.host), "runc"), "exec", "--cwd", "/",
+	runc := up.Assets{Dir: l.host.assets}.Runc()
+	args := []string{"runc", "--root", state, "exec", "--cwd", "/",
 		"--env", "PATH=/opt/capstan/kubernetes/" + l.machine.GetSpec().GetKubernetesVersion() + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"--env", "HOME=/root", "--env", "TERM=" + os.Getenv("TERM")}
 	if term.IsTerminal(int(os.Stdin.Fd())) && a.live {

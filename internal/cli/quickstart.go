@@ -55,7 +55,7 @@ func (a *app) quickstartCommand() *cobra.Command {
 
 func (a *app) quickstart(ctx context.Context) error {
 	start := time.Now()
-	results, err := a.examine(ctx)
+	results, err := a.examine(ctx, false)
 	if err != nil {
 		return err
 	}

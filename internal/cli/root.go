@@ -50,6 +50,8 @@ type app struct {
 	output string
 	// kubeconfig of another management plane than that of this box.
 	kubeconfig string
+	// socket of a capstand that belongs to a management plane elsewhere.
+	socket string
 }
 
 func (a *app) layout() up.Layout { return up.Layout{Root: a.root} }

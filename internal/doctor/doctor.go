@@ -69,6 +69,8 @@ type Facts struct {
 	FreePorts int
 	// Running: the plane of this root runs, and has its ports already.
 	Running bool
+	// Host: the box is only to be a host of a management plane elsewhere, and needs no ports.
+	Host bool
 	// RootProblem is why the root folder cannot be used.
 	RootProblem string
 	// Versions of Kubernetes in the assets, and what is missing from the assets folder.
@@ -271,7 +273,7 @@ func checkForward(f Facts) []Result {
 		return []Result{ok("forwarding", "no firewall drops forwarded packets by default")}
 	}
 	return []Result{{"forwarding", Warn, "dropped by default by " + strings.Join(f.ForwardDrop, ", ") + ": machines may not reach the outside",
-		"allow the clusters' networks there, for example `iptables -I FORWARD -s 10.200.0.0/16 -j ACCEPT` and `-d 10.200.0.0/16` (Docker's rules leave DOCKER-USER for it)"}}
+		"allow the clusters' networks there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and `-d 10.200.0.0/13` (Docker's rules leave DOCKER-USER for it)"}}
 }
 
 func checkMemory(f Facts) []Result {
@@ -305,6 +307,8 @@ func sized(name string, value, least, comfort int64, found, mend string) []Resul
 
 func checkPorts(f Facts) []Result {
 	switch {
+	case f.Host:
+		return nil
 	case f.Running:
 		return []Result{ok("ports", "taken by the management plane that runs")}
 	case f.FreePorts < WantedPorts:
@@ -314,10 +318,14 @@ func checkPorts(f Facts) []Result {
 }
 
 func checkAssets(f Facts) []Result {
-	if len(f.MissingAssets) > 0 {
-		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", "), "make build, or point --assets at the folder that it filled"}}
+	purpose, mend := "", "make build, or point --assets at the folder that it filled"
+	if f.Host {
+		purpose, mend = ", of a host only: the management plane is elsewhere", "unpack the release's capstan-host archive again, or point --assets at the folder where it is"
 	}
-	return []Result{ok("binaries", "Kubernetes "+strings.Join(f.Versions, ", ")+" for "+f.Architecture)}
+	if len(f.MissingAssets) > 0 {
+		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", ") + purpose, mend}}
+	}
+	return []Result{ok("binaries", "Kubernetes "+strings.Join(f.Versions, ", ")+" for "+f.Architecture+purpose)}
 }
 
 func size(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/float64(gib)) }

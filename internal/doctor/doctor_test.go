@@ -66,7 +66,7 @@ func TestCheck(t *testing.T) {
 		"forwarding unknown":   {func(f *Facts) { delete(f.Sysctls, "net.ipv4.ip_forward") }, "net.ipv4.ip_forward", Fail, "cannot be read", "kernel"},
 		"bridged firewall":     {func(f *Facts) { f.Sysctls["net.bridge.bridge-nf-call-iptables"] = 1 }, "net.bridge.bridge-nf-call-iptables", Info, "on:", ""},
 		"tool":                 {func(f *Facts) { f.Tools["conntrack"] = "" }, "tool conntrack", Fail, "not found", "apt-get install conntrack"},
-		"forward policy":       {func(f *Facts) { f.ForwardDrop = []string{"nftables chain filter FORWARD"} }, "forwarding", Warn, "filter FORWARD", "iptables -I FORWARD"},
+		"forward policy":       {func(f *Facts) { f.ForwardDrop = []string{"nftables chain filter FORWARD"} }, "forwarding", Warn, "filter FORWARD", "iptables -I FORWARD -s 10.200.0.0/13 "},
 		"memory":               {func(f *Facts) { f.MemoryAvailable = gib }, "memory", Fail, "1.0 GiB of 16.0 GiB", "end what is not needed"},
 		"little memory":        {func(f *Facts) { f.MemoryAvailable = 3 * gib }, "memory", Warn, "small cluster", "end what is not needed"},
 		"disk":                 {func(f *Facts) { f.DiskFree = gib }, "disk", Fail, "1.0 GiB free (ext4)", "--root"},
@@ -75,6 +75,8 @@ func TestCheck(t *testing.T) {
 		"ports":                {func(f *Facts) { f.FreePorts = 3 }, "ports", Fail, "3 free", "ss -ltnp"},
 		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
 		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "make build"},
+		"a host's binaries":    {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "capstan-host archive"},
+		"a host is told":       {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
 		"versions are printed": {func(*Facts) {}, "binaries", OK, "v1.36.3 for amd64", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
