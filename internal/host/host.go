@@ -348,6 +348,7 @@ func (h *Host) ensureNetwork(ctx context.Context, n *hostpb.Network, demanded bo
 		files[onDemand] = nil
 	}
 	if err := h.store.create(networksDir, n.Id, n, files); err != nil {
+		err = errors.Join(err, h.box.Release(context.WithoutCancel(ctx), n.Id))
 		return status.Errorf(codes.Internal, "recording network: %v", err)
 	}
 	h.networks[n.Id] = n
@@ -429,18 +430,11 @@ func (h *Host) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachineReque
 	if err := h.ensureNetwork(ctx, spec.Network, true); err != nil {
 		return nil, err
 	}
-	if err := h.lease(spec); err != nil {
-		if err := h.dropDemanded(ctx, spec.Network.Id); err != nil {
-			h.log.Error("network", "id", spec.Network.Id, "error", err)
+	if err := h.recordMachine(req); err != nil {
+		if err := h.unlease(context.WithoutCancel(ctx), spec.Network.Id, spec.Id); err != nil {
+			h.log.Error("what a machine has left that is not recorded", "id", spec.Id, "error", err)
 		}
-		return nil, networkError(err)
-	}
-	files := map[string][]byte{}
-	if len(req.BootstrapData) > 0 {
-		files["bootstrap-data"] = req.BootstrapData
-	}
-	if err := h.store.create(machinesDir, spec.Id, spec, files); err != nil {
-		return nil, status.Errorf(codes.Internal, "recording machine: %v", err)
+		return nil, err
 	}
 	m := newMachine(h, proto.CloneOf(spec))
 	h.machines[spec.Id] = m
@@ -449,6 +443,27 @@ func (h *Host) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachineReque
 	h.hub.Publish(hub.Host(h.info()))
 	h.running.Go(func() { m.run(h.ctx) })
 	return m.snapshot(), nil
+}
+
+// recordMachine takes a new machine's addresses and writes down what it is to be; h.mu is held.
+func (h *Host) recordMachine(req *hostpb.EnsureMachineRequest) error {
+	if err := h.lease(req.Spec); err != nil {
+		return networkError(err)
+	}
+	files := map[string][]byte{}
+	if len(req.BootstrapData) > 0 {
+		files["bootstrap-data"] = req.BootstrapData
+	}
+	if err := h.store.create(machinesDir, req.Spec.Id, req.Spec, files); err != nil {
+		return status.Errorf(codes.Internal, "recording machine: %v", err)
+	}
+	return nil
+}
+
+// unlease gives back the addresses of a machine that is not recorded, and its network if that was made for machines and has
+// none; h.mu is held.
+func (h *Host) unlease(ctx context.Context, networkID, machineID string) error {
+	return errors.Join(h.box.Unlease(networkID, machineID), h.dropDemanded(ctx, networkID))
 }
 
 // admit decides whether a new machine may be made; h.mu is held.
@@ -533,7 +548,7 @@ func (h *Host) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineReque
 	if err := owner.Given("machine", req.Id, req); err != nil {
 		return nil, err
 	}
-	m, err := h.bury(req)
+	m, err := h.bury(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -551,8 +566,8 @@ func (h *Host) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineReque
 	return &hostpb.DeleteMachineResponse{Done: false}, nil
 }
 
-// bury notes that a machine is to be gone, and returns it if it is there.
-func (h *Host) bury(req *hostpb.DeleteMachineRequest) (*machine, error) {
+// bury notes that a machine is to be gone, and returns it if it is there. One that was never recorded may have addresses.
+func (h *Host) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) (*machine, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.store.buryOld(time.Now())
@@ -567,7 +582,15 @@ func (h *Host) bury(req *hostpb.DeleteMachineRequest) (*machine, error) {
 			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
 		}
 	}
-	return m, nil
+	if m != nil {
+		return m, nil
+	}
+	for id := range h.networks {
+		if err := h.unlease(ctx, id, req.Id); err != nil {
+			return nil, status.Errorf(codes.Internal, "addresses of machine %s: %v", req.Id, err)
+		}
+	}
+	return nil, nil
 }
 
 // forget drops a machine of which nothing is left, and its network if that was made for machines.
@@ -628,6 +651,7 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) 
 		return lb.snapshot(), nil
 	}
 	if err := writeSpec(filepath.Join(lb.dir, "spec.json"), spec); err != nil {
+		err = errors.Join(err, h.serve(lb.spec, lb.listen)) // it goes on as it is
 		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
 	}
 	lb.change(func() { lb.spec, lb.listen = spec, listen })
@@ -640,6 +664,7 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) 
 // newBalancer records and starts a load balancer; h.mu is held.
 func (h *Host) newBalancer(spec *hostpb.LoadBalancer, listen []string) (*hostpb.LoadBalancer, error) {
 	if err := h.store.create(balancersDir, spec.Id, spec, nil); err != nil {
+		err = errors.Join(err, h.box.Serve(spec.NetworkId, spec.Id, "", nil)) // admitBalancer gave it its addresses
 		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
 	}
 	lb := newLoadBalancer(h, spec, listen)

@@ -88,6 +88,7 @@ func (s store) create(kind, id string, spec proto.Message, files map[string][]by
 	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
 		return err
 	}
+	defer func() { _ = os.RemoveAll(tmp) }() // of a failure: otherwise it has another name
 	for name, data := range files {
 		if err := disk.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
 			return err

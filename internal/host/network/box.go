@@ -348,9 +348,9 @@ func (b Box) lease(networkID, address string) string {
 	return filepath.Join(b.dir(networkID), "leases", address)
 }
 
-// Unlease gives a machine's addresses back.
+// Unlease gives the addresses of a machine of this capstand back.
 func (b Box) Unlease(networkID, machineID string) error {
-	return b.unlease(networkID, func(l Lease) bool { return l.Machine == machineID })
+	return b.unlease(networkID, func(l Lease) bool { return l.Machine == machineID && l.Host == b.HostID && !l.Bridge })
 }
 
 // KeepLeases gives back those of this capstand's leases whose machine or load balancer is not among the

@@ -1,0 +1,124 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/network/ownnet"
+)
+
+// onBox is a capstand on a box without networks, with memory for machines of the host's image.
+func onBox(t *testing.T) *Host {
+	t.Helper()
+	h := recorded(t)
+	clear(h.networks)
+	clear(h.machines)
+	clear(h.balancers)
+	h.ctx, h.id, h.capacity = t.Context(), "h", 8<<30
+	h.config = Config{Root: h.store.root, Assets: t.TempDir(), RunDir: t.TempDir()}
+	h.box = network.Box{Dir: h.config.RunDir, HostID: h.id, HostRoot: h.config.Root}
+	kubelet := filepath.Join(h.config.Assets, "kubernetes", goodSpec().KubernetesVersion, "kubelet")
+	if err := os.MkdirAll(filepath.Dir(kubelet), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, kubelet, "")
+	return h
+}
+
+// unrecordable makes it impossible to record an object, as a full disk would; the returned function ends that.
+func unrecordable(t *testing.T, h *Host, kind, id string) (end func()) {
+	t.Helper()
+	in := h.store.path(kind, id, "in-the-way")
+	if err := os.MkdirAll(in, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.RemoveAll(filepath.Dir(in)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func leases(t *testing.T, h *Host) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(h.config.RunDir, "networks", "*", "leases", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func networks(t *testing.T, h *Host) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(h.config.RunDir, "networks", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// What cannot be recorded leaves nothing behind: another machine can have its address at once.
+func TestNotRecorded(t *testing.T) {
+	if !ownnet.Run(t) {
+		return
+	}
+	h, spec := onBox(t), goodSpec()
+	ensure := func(spec *hostpb.MachineSpec) error {
+		_, err := h.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("secret")})
+		return err
+	}
+	end := unrecordable(t, h, networksDir, spec.Network.Id)
+	if err := ensure(spec); err == nil || len(networks(t, h)) > 0 {
+		t.Errorf("without a record of its network: %v, %v", err, networks(t, h))
+	}
+	end()
+	end = unrecordable(t, h, machinesDir, spec.Id)
+	if err := ensure(spec); err == nil || len(networks(t, h)) > 0 || len(h.networks) > 0 {
+		t.Errorf("the first machine: %v, %v, %v", err, networks(t, h), h.networks)
+	}
+	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
+		t.Fatal(err)
+	}
+	if err := ensure(spec); err == nil || len(leases(t, h)) > 0 {
+		t.Errorf("a machine: %v, %v", err, leases(t, h))
+	}
+	if left, err := os.ReadDir(h.store.path(newDir)); err != nil || len(left) > 0 {
+		t.Errorf("its data is still there: %v, %v", left, err)
+	}
+	end()
+
+	balancer := goodBalancer()
+	balancer.Listen = []string{"10.1.0.200:6443"}
+	end = unrecordable(t, h, balancersDir, balancer.Id)
+	if _, err := h.EnsureLoadBalancer(t.Context(), balancer); err == nil || len(leases(t, h)) > 0 {
+		t.Errorf("a load balancer: %v, %v", err, leases(t, h))
+	}
+	end()
+}
+
+// A lease that was left by a machine that nobody knows goes with its deletion, and no other does.
+func TestLeaseOfUnknownMachine(t *testing.T) {
+	if !ownnet.Run(t) {
+		return
+	}
+	h, spec := onBox(t), goodSpec()
+	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
+		t.Fatal(err)
+	}
+	other := proto.CloneOf(spec)
+	other.Id, other.Addresses[0].Address = "m-2", "10.1.0.11"
+	for _, s := range []*hostpb.MachineSpec{spec, other} {
+		if err := h.lease(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	res, err := h.DeleteMachine(t.Context(), &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: spec.Namespace, Name: spec.Name})
+	if left := leases(t, h); err != nil || !res.Done || len(left) != 1 || filepath.Base(left[0]) != "10.1.0.11" {
+		t.Errorf("%v, %v; left %v", res, err, left)
+	}
+}
