@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,14 +60,18 @@ stays, and the work goes on.`,
 			if err != nil {
 				return err
 			}
+			class, err := o.class(templates.FS, objects)
+			if err != nil {
+				return err
+			}
 			if dryRun {
-				return printYAML(a.out, objects)
+				return printYAML(a.out, slices.Concat(class, objects))
 			}
 			m, err := a.management()
 			if err != nil {
 				return err
 			}
-			if err := m.createCluster(ctx, o, objects); err != nil {
+			if err := m.createCluster(ctx, o, class, objects); err != nil {
 				return err
 			}
 			if !wait {
@@ -241,9 +246,54 @@ func namesCluster(u *unstructured.Unstructured) bool {
 	return found
 }
 
-// createCluster makes the objects. Killed half way, it is repeated: until it is done an annotation on the
-// Cluster says so.
-func (m *management) createCluster(ctx context.Context, o clusterOptions, objects []*unstructured.Unstructured) error {
+// class returns the ClusterClass that the Cluster names, with its templates, if it is one that comes with Capstan. The class
+// itself is the last one: when it is there, all of it is.
+func (o *clusterOptions) class(shipped fs.FS, objects []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
+	i := slices.IndexFunc(objects, func(u *unstructured.Unstructured) bool { return u.GetKind() == "Cluster" && u.GetName() == o.name })
+	name, _, _ := unstructured.NestedString(objects[i].Object, "spec", "topology", "classRef", "name")
+	namespace, _, _ := unstructured.NestedString(objects[i].Object, "spec", "topology", "classRef", "namespace")
+	data, err := fs.ReadFile(shipped, "clusterclass-"+name+".yaml")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // no class, or one of somebody else
+	}
+	if err != nil {
+		return nil, err
+	}
+	class, err := up.Parse(data)
+	for _, u := range class {
+		u.SetNamespace(cmp.Or(namespace, o.namespace))
+	}
+	slices.SortStableFunc(class, func(a, b *unstructured.Unstructured) int { return isClass(a) - isClass(b) })
+	return class, err
+}
+
+func isClass(u *unstructured.Unstructured) int {
+	if u.GetKind() == "ClusterClass" {
+		return 1
+	}
+	return 0
+}
+
+// createClass makes a ClusterClass that is missing. One that is there may have been changed, and stays.
+func (m *management) createClass(ctx context.Context, class []*unstructured.Unstructured) error {
+	if len(class) == 0 {
+		return nil
+	}
+	key := client.ObjectKeyFromObject(class[len(class)-1])
+	if err := m.client.Get(ctx, key, &clusterv1.ClusterClass{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	for _, u := range class {
+		if err := m.apply(ctx, u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// createCluster makes the objects, and the class if it is missing. Killed half way, it is repeated: until it is done an
+// annotation on the Cluster says so.
+func (m *management) createCluster(ctx context.Context, o clusterOptions, class, objects []*unstructured.Unstructured) error {
 	if cluster, err := m.getCluster(ctx, o.key()); err == nil && !metav1.HasAnnotation(cluster.ObjectMeta, incompleteAnnotation) {
 		return fmt.Errorf("cluster %s exists already in namespace %s: change it with kubectl, or choose another name", o.name, o.namespace)
 	} else if err != nil && exitCode(err) != exitNotFound {
@@ -251,6 +301,9 @@ func (m *management) createCluster(ctx context.Context, o clusterOptions, object
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.namespace}}
 	if err := m.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if err := m.createClass(ctx, class); err != nil {
 		return err
 	}
 	var cluster *unstructured.Unstructured

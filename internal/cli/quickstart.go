@@ -105,7 +105,7 @@ func (a *app) demo(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := m.createCluster(ctx, o, objects); err != nil {
+		if err := m.createCluster(ctx, o, nil, objects); err != nil {
 			return nil, err
 		}
 	} else if err != nil {
