@@ -67,7 +67,7 @@ type Host struct {
 	box          network.Box
 	hub          *hub.Hub
 
-	// running counts the goroutines of machines, balancers and the trash.
+	// running counts the goroutines of machines, balancers, the firewall and the trash.
 	running sync.WaitGroup
 	ctx     context.Context
 
@@ -155,6 +155,7 @@ func (h *Host) recover() error {
 	if err := h.box.Sweep(h.ctx, func(id string) bool { return h.networks[id] != nil }); err != nil {
 		h.log.Error("networks that were not recorded", "error", err)
 	}
+	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
 	for _, lb := range h.balancers {
 		h.running.Go(func() { lb.run(h.ctx) })
 	}

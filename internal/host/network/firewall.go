@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/google/nftables"
 	"sigs.k8s.io/knftables"
 )
 
@@ -37,6 +38,12 @@ func rules(bridge string, mac net.HardwareAddr, subnets []Subnet) map[string][]s
 	}
 }
 
+var chains = []knftables.Chain{
+	{Name: "prerouting", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.RawPriority)},
+	{Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
+	{Name: "postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)},
+}
+
 func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr, subnets []Subnet) error {
 	nft, err := knftables.New(knftables.InetFamily, TableName(networkID))
 	if err != nil {
@@ -47,11 +54,6 @@ func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr,
 	tx.Add(&knftables.Table{Comment: comment})
 	tx.Delete(&knftables.Table{}) // one transaction: never without rules
 	tx.Add(&knftables.Table{Comment: comment})
-	chains := []knftables.Chain{
-		{Name: "prerouting", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.RawPriority)},
-		{Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
-		{Name: "postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)},
-	}
 	all := rules(BridgeName(networkID), mac, subnets)
 	for _, chain := range chains {
 		tx.Add(&chain)
@@ -63,6 +65,26 @@ func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr,
 		return fmt.Errorf("nftables rules of network %s: %w", networkID, err)
 	}
 	return nil
+}
+
+// hasFirewall says whether the network has as many rules in each chain as it should: whoever removes rules that he does not
+// know removes all of a chain, of a table, or of the box.
+func hasFirewall(networkID string, subnets []Subnet) (bool, error) {
+	nft, err := nftables.New()
+	if err != nil {
+		return false, fmt.Errorf("nftables: %w", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(networkID)}
+	for chain, want := range rules(BridgeName(networkID), nil, subnets) {
+		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // none when there is no such table
+		if err != nil {
+			return false, fmt.Errorf("reading nftables rules of network %s: %w", networkID, err)
+		}
+		if len(have) != len(want) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 func deleteFirewall(ctx context.Context, networkID string) error {
