@@ -1,10 +1,16 @@
 package infrastructure_test
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +24,8 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
 )
 
 // IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the contract's normal path and deletion.
@@ -57,6 +65,70 @@ func TestMachineLife_IM01_IM03_IM04_IM09_IM10(t *testing.T) {
 	b.gone(m)
 	made, _ = b.fake.Machine(m.Spec.ID)
 	b.Expect(made).To(BeNil())
+}
+
+// witness is a capstand that looks, at the moment of each side effect, whether the object that it is for has its
+// finalizer: what is made for one without would be left behind.
+type witness struct {
+	*fakehost.Host
+	b *box
+}
+
+// serve returns the witness's address.
+func (w witness) serve() string {
+	w.b.t.Helper()
+	// Not t.TempDir(): a socket's path holds at most 107 bytes.
+	dir, err := os.MkdirTemp("", "witness")
+	w.b.Expect(err).NotTo(HaveOccurred())
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	w.b.Expect(err).NotTo(HaveOccurred())
+	server := grpc.NewServer()
+	hostpb.RegisterHostServer(server, w)
+	go func() { _ = server.Serve(l) }()
+	w.b.t.Cleanup(func() {
+		server.Stop()
+		_ = os.RemoveAll(dir)
+	})
+	return "unix://" + l.Addr().String()
+}
+
+func (w witness) EnsureNetwork(ctx context.Context, n *hostpb.Network) (*hostpb.Network, error) {
+	w.look(ctx, "EnsureNetwork", &infrav1.CapstanCluster{}, n, infrav1.ClusterFinalizer)
+	return w.Host.EnsureNetwork(ctx, n)
+}
+
+func (w witness) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	w.look(ctx, "EnsureMachine", &infrav1.CapstanMachine{}, r.GetSpec(), infrav1.MachineFinalizer)
+	return w.Host.EnsureMachine(ctx, r)
+}
+
+func (w witness) look(ctx context.Context, call string, obj client.Object, of owner.Object, finalizer string) {
+	err := env.Client.Get(ctx, client.ObjectKey{Namespace: of.GetNamespace(), Name: of.GetName()}, obj)
+	if err != nil || !slices.Contains(obj.GetFinalizers(), finalizer) {
+		w.b.t.Errorf("%s for %s with finalizers %v, %v", call, of.GetName(), obj.GetFinalizers(), err)
+	}
+}
+
+// IM-10, IC-08: the finalizers are there before the first side effect, and whoever sees a machine that is provisioned
+// sees all the rest of it.
+func TestMachineOrder_IM10_IC08(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(func(h *infrav1.CapstanHost) { h.Spec.Address = witness{fakehost.New(t), b}.serve() })
+	b.addCluster(nil, nil)
+	b.provisioned()
+	versions := eachVersion[*infrav1.CapstanMachine](b, &infrav1.CapstanMachineList{})
+	b.addMachine(nil, nil)
+	for m := range versions {
+		if m.Spec.ID != "" {
+			b.Expect(m.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
+		}
+		if ptr.Deref(m.Status.Initialization.Provisioned, false) {
+			b.Expect(m.Spec.ProviderID).To(Equal("capstan://" + m.Spec.ID))
+			b.Expect(m.Status.Addresses).To(HaveLen(2))
+			b.Expect(m.Status.FailureDomain).NotTo(BeEmpty())
+			return
+		}
+	}
 }
 
 // IM-05: each of the things that a machine waits for; nothing is made before.

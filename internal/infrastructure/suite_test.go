@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/netip"
 	"os"
@@ -446,4 +447,30 @@ func (b *box) unchanged(objs ...client.Object) {
 		update(b, o, func(o client.Object) { o.SetAnnotations(map[string]string{"touched": unique("by-a-test")}) })
 	}
 	b.Consistently(work, "1500ms").Should(Equal(before), "writes and calls while nothing changed")
+}
+
+// eachVersion watches the objects of a kind in the box from now on, and brings each version that is ever stored of
+// them. The test ends the loop over them; it fails when nothing comes.
+func eachVersion[T client.Object](b *box, list client.ObjectList) iter.Seq[T] {
+	b.t.Helper()
+	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
+	b.Expect(err).NotTo(HaveOccurred())
+	watch, err := c.Watch(ctx, list, client.InNamespace(b.namespace))
+	b.Expect(err).NotTo(HaveOccurred())
+	b.t.Cleanup(watch.Stop)
+	return func(yield func(T) bool) {
+		timeout := time.After(testenv.Patience)
+		for {
+			select {
+			case e := <-watch.ResultChan():
+				obj, ok := e.Object.(T)
+				b.Expect(ok).To(BeTrue(), "the watch brought %v", e)
+				if !yield(obj) {
+					return
+				}
+			case <-timeout:
+				b.t.Fatal("what the test waits for never came")
+			}
+		}
+	}
 }

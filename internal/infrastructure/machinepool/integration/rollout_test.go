@@ -294,8 +294,17 @@ func TestDeletePool(t *testing.T) {
 	w := newWorldSlow(t)
 	w.addPool(4, nil)
 	w.Eventually(func() int { return len(w.machines()) }).Should(Equal(4))
+	w.condition(clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason)
+	// One of them waits for somebody before it goes.
+	held := w.machines()[0]
+	const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
+	w.Expect(testenv.Change(ctx, env.Client, &held, func(m *clusterv1.Machine) { metav1.SetMetaDataAnnotation(&m.ObjectMeta, hook, "") })).To(Succeed())
 	// In the middle of its creation.
 	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
+	for kind, status := range map[string]metav1.ConditionStatus{clusterv1.DeletingCondition: metav1.ConditionTrue, clusterv1.ReadyCondition: metav1.ConditionFalse} {
+		w.Eventually(func() string { return w.condition(kind, status, clusterv1.DeletingReason) }).Should(Equal("1 machines are still there"))
+	}
+	w.Expect(testenv.Change(ctx, env.Client, &held, func(m *clusterv1.Machine) { delete(m.Annotations, hook) })).To(Succeed())
 	w.gone(w.mp)
 	w.gone(w.pool)
 	w.Expect(w.capstanMachines()).To(BeEmpty())
