@@ -359,7 +359,7 @@ func (m *machine) prepare() (bundle string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := makeRunDir(m.runDir(), m.spec, data); err != nil {
+	if err := makeRunDir(m.runDir(), m.spec, data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
 	backups, err := m.host.backups(m.spec)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,28 +82,31 @@ func etc(spec *hostpb.MachineSpec) map[string]string {
 		"etc/group":         "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
 		"etc/shadow":        "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n",
 		"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
-		"etc/resolv.conf":   resolvConf("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"),
 	}
 }
 
-// resolvConf takes the first of the host's files that names a server which machines can reach: a
-// resolver on the host's loopback is not among them.
-func resolvConf(files ...string) string {
+// hostResolvConf are the files that may hold the host's resolver configuration.
+var hostResolvConf = []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
+
+// resolvConf takes the first of the files that names a server which machines can reach: a resolver on the host's loopback is not
+// among them. It is nil when none does.
+func resolvConf(files []string) []byte {
 	for _, file := range files {
-		text := hostFile(file)
-		for line := range strings.Lines(text) {
-			server, is := strings.CutPrefix(strings.TrimSpace(line), "nameserver ")
-			if is && !strings.HasPrefix(server, "127.") && server != "::1" {
-				return text
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(data)) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 || fields[0] != "nameserver" {
+				continue
+			}
+			if ip, err := netip.ParseAddr(fields[1]); err == nil && !ip.IsLoopback() {
+				return data
 			}
 		}
 	}
-	return ""
-}
-
-func hostFile(path string) string {
-	data, _ := os.ReadFile(path) // what the host does not have the machine does without
-	return string(data)
+	return nil
 }
 
 // hostTables are the host's files that programs in /usr expect: the certificates of public authorities (images are pulled with
@@ -153,9 +157,9 @@ type metadataAddress struct {
 	Gateway string `json:"gateway"`
 }
 
-// makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata and,
-// while it was not used, the bootstrap data.
-func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData []byte) error {
+// makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata, the host's resolver configuration
+// of today if there is one, and, while it was not used, the bootstrap data.
+func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData, resolvConf []byte) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
 	}
@@ -169,6 +173,11 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData []byte) erro
 	}
 	if err := disk.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {
 		return err
+	}
+	if resolvConf != nil {
+		if err := disk.WriteFile(filepath.Join(dir, "resolv.conf"), resolvConf, 0o644); err != nil {
+			return err
+		}
 	}
 	if bootstrapData == nil {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -139,54 +140,77 @@ func writeHosts(m machine.Metadata) error {
 	return os.WriteFile("/etc/hosts", hostsFile(old, hostname, m), 0o644)
 }
 
-const hostsBegin, hostsEnd = "# capstan begin\n", "# capstan end\n"
+// What is between these lines of a file is capstan's.
+const partBegin, partEnd = "# capstan begin\n", "# capstan end\n"
 
-// hostsFile replaces capstan's part of a hosts file and leaves the user's as it is.
-func hostsFile(old []byte, hostname string, m machine.Metadata) []byte {
-	var b bytes.Buffer
-	b.WriteString(hostsBegin + "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
-	for _, a := range m.Addresses {
-		fmt.Fprintf(&b, "%s %s\n", a.Address, hostname)
-	}
-	b.WriteString(hostsEnd)
-	before, rest, found := bytes.Cut(old, []byte(hostsBegin))
-	if !found {
-		b.Write(old)
-		return b.Bytes()
-	}
-	_, after, _ := bytes.Cut(rest, []byte(hostsEnd))
-	return append(append(bytes.Clone(before), b.Bytes()...), after...)
+// replacePart replaces capstan's part of a file and leaves the user's as it is; found says whether there was one.
+func replacePart(old []byte, part string) (out []byte, found bool) {
+	before, rest, found := bytes.Cut(old, []byte(partBegin))
+	_, after, _ := bytes.Cut(rest, []byte(partEnd))
+	return slices.Concat(before, []byte(partBegin+part+partEnd), after), found
 }
 
-// copyResolvConf takes over the host's resolver configuration, without servers on the host's
-// loopback, which a machine cannot reach.
-func copyResolvConf(from, to string) error {
-	host, err := os.ReadFile(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		// The kubelet wants a file.
-		host, err = os.ReadFile(to)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
+// hostsFile puts capstan's part, if there was none, before the user's.
+func hostsFile(old []byte, hostname string, m machine.Metadata) []byte {
+	part := "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+	for _, a := range m.Addresses {
+		part += fmt.Sprintf("%s %s\n", a.Address, hostname)
 	}
+	if out, found := replacePart(old, part); found {
+		return out
+	}
+	out, _ := replacePart(nil, part)
+	return append(out, old...)
+}
+
+// copyResolvConf takes over the host's resolver configuration of today, if capstand gives one.
+func copyResolvConf(from, to string) error {
+	host, err := readIfThere(from)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(to, resolvConf(host), 0o644)
+	old, err := readIfThere(to)
+	if err != nil {
+		return err
+	}
+	if host != nil {
+		old = resolvConf(old, host)
+	}
+	return os.WriteFile(to, old, 0o644) // also if it is empty: the kubelet wants a file
 }
 
-func resolvConf(host []byte) []byte {
-	var out []byte
-	for line := range bytes.Lines(host) {
-		fields := strings.Fields(string(line))
+// readIfThere returns nil for a file that is not there.
+func readIfThere(path string) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// resolvConf puts the host's configuration in the place of the one before. A file without capstan's part is the user's, from the
+// bootstrap data say, and stays.
+func resolvConf(old, host []byte) []byte {
+	out, found := replacePart(old, reachable(host))
+	if !found && len(bytes.TrimSpace(old)) > 0 {
+		return old
+	}
+	return out
+}
+
+// reachable leaves out servers on the host's loopback, which a machine cannot reach.
+func reachable(host []byte) string {
+	var out strings.Builder
+	for line := range strings.Lines(string(host)) {
+		fields := strings.Fields(line)
 		if len(fields) > 1 && fields[0] == "nameserver" {
 			if ip, err := netip.ParseAddr(fields[1]); err != nil || ip.IsLoopback() {
 				continue
 			}
 		}
-		out = append(out, line...)
+		out.WriteString(strings.TrimRight(line, "\n") + "\n")
 	}
-	return out
+	return out.String()
 }
 
 // writeMachineID gives the machine an id that follows from its identity; an existing one is kept.

@@ -10,13 +10,13 @@ import (
 
 func TestHostsFile(t *testing.T) {
 	m := machine.Metadata{Addresses: []machine.Address{{Address: "10.0.0.2"}}}
-	own := hostsBegin + "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n10.0.0.2 a\n" + hostsEnd
+	own := partBegin + "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n10.0.0.2 a\n" + partEnd
 	for name, tt := range map[string]struct{ old, want string }{
 		"none":          {"", own},
 		"the user's":    {"10.9.9.9 db\n", own + "10.9.9.9 db\n"},
 		"again":         {own, own},
-		"changed":       {"1.1.1.1 x\n" + hostsBegin + "old\n" + hostsEnd + "2.2.2.2 y\n", "1.1.1.1 x\n" + own + "2.2.2.2 y\n"},
-		"broken in two": {hostsBegin + "old\n", own},
+		"changed":       {"1.1.1.1 x\n" + partBegin + "old\n" + partEnd + "2.2.2.2 y\n", "1.1.1.1 x\n" + own + "2.2.2.2 y\n"},
+		"broken in two": {partBegin + "old\n", own},
 	} {
 		if got := string(hostsFile([]byte(tt.old), "a", m)); got != tt.want {
 			t.Errorf("%s: %q", name, got)
@@ -24,10 +24,34 @@ func TestHostsFile(t *testing.T) {
 	}
 }
 
-func TestResolvConf(t *testing.T) {
-	got := string(resolvConf([]byte("# host\nnameserver 127.0.0.53\nnameserver ::1\nnameserver 10.1.1.1\nsearch example.org\noptions edns0")))
-	if got != "# host\nnameserver 10.1.1.1\nsearch example.org\noptions edns0" {
-		t.Errorf("%q", got)
+// At each start a machine has the host's servers of that day, but what its user wrote.
+func TestCopyResolvConf(t *testing.T) {
+	host := "# host\nnameserver 127.0.0.53\nnameserver ::1\nnameserver 10.1.1.1\nsearch example.org"
+	part := partBegin + "# host\nnameserver 10.1.1.1\nsearch example.org\n" + partEnd
+	before := partBegin + "nameserver 10.9.9.9\n" + partEnd
+	const none = "-"
+	for name, tt := range map[string]struct{ host, old, want string }{
+		"the first start":                  {host, none, part},
+		"an empty file":                    {host, "\n", "\n" + part},
+		"the host has other servers now":   {host, before, part},
+		"with the user's options":          {host, before + "options ndots:2\n", part + "options ndots:2\n"},
+		"the user's own":                   {host, "nameserver 10.2.2.2\n", "nameserver 10.2.2.2\n"},
+		"capstand gives none":              {none, before, before},
+		"capstand gives none and had none": {none, none, ""},
+	} {
+		from, to := filepath.Join(t.TempDir(), "from"), filepath.Join(t.TempDir(), "to")
+		for path, content := range map[string]string{from: tt.host, to: tt.old} {
+			if content == none {
+				continue
+			}
+			if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := copyResolvConf(from, to)
+		if got, _ := os.ReadFile(to); err != nil || string(got) != tt.want {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, tt.want)
+		}
 	}
 }
 

@@ -1,0 +1,38 @@
+package host
+
+import (
+	"path/filepath"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+// Machines get the first configuration with a server that they can reach, at each start anew.
+func TestResolvConf(t *testing.T) {
+	dir := t.TempDir()
+	stub, real, run := filepath.Join(dir, "stub"), filepath.Join(dir, "real"), filepath.Join(dir, "run")
+	const servers = "search example.org\nnameserver\t10.1.1.1\n"
+	write(t, stub, "nameserver 127.0.0.53\nnameserver ::1\noptions edns0\n")
+	write(t, real, servers)
+	for name, test := range map[string]struct {
+		files []string
+		want  string
+	}{
+		"systemd's stub":         {[]string{stub, real}, servers},
+		"the first that is good": {[]string{real, stub}, servers},
+		"only a stub":            {[]string{stub}, ""},
+		"none":                   {[]string{filepath.Join(dir, "none")}, ""},
+	} {
+		conf := resolvConf(test.files)
+		if string(conf) != test.want {
+			t.Errorf("%s: %q, want %q", name, conf, test.want)
+		}
+		if err := makeRunDir(run, goodSpec(), nil, conf); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(run, "resolv.conf")
+		if there := disk.Exists(path); there != (test.want != "") || there && read(t, path) != test.want {
+			t.Errorf("%s: not passed to the machine", name)
+		}
+	}
+}
