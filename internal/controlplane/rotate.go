@@ -3,7 +3,9 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"crypto"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -406,15 +408,43 @@ func (r *Reconciler) removeOrphan(ctx context.Context, s *scope, n *corev1.Node)
 	return true, client.IgnoreNotFound(s.workload.client.Delete(ctx, n, client.Preconditions{UID: &n.UID}))
 }
 
-// tellNode writes on a Node what its machine is to have.
+// tellNode writes on a Node what its machine is to have, and signs it for a machine that has said its challenge.
 func (r *Reconciler) tellNode(ctx context.Context, s *scope, n *corev1.Node) error {
-	bundle := string(s.authority.Data[secret.TLSCrtDataName])
-	if n.Annotations[nodeconfig.AuthoritiesAnnotation] == bundle {
+	bundle := s.authority.Data[secret.TLSCrtDataName]
+	signature, err := answer(bundle, s.authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.ChallengeAnnotation], n.Annotations[nodeconfig.SignatureAnnotation])
+	if err != nil {
+		return fmt.Errorf("the secret %s: %w", s.authority.Name, err)
+	}
+	if n.Annotations[nodeconfig.AuthoritiesAnnotation] == string(bundle) && n.Annotations[nodeconfig.SignatureAnnotation] == signature {
 		return nil
 	}
 	before := n.DeepCopy()
-	metav1.SetMetaDataAnnotation(&n.ObjectMeta, nodeconfig.AuthoritiesAnnotation, bundle)
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, nodeconfig.AuthoritiesAnnotation, string(bundle))
+	if delete(n.Annotations, nodeconfig.SignatureAnnotation); signature != "" {
+		n.Annotations[nodeconfig.SignatureAnnotation] = signature
+	}
 	return client.IgnoreNotFound(s.workload.client.Patch(ctx, n, client.MergeFrom(before)))
+}
+
+// answer is the signature of what a machine is to have over its challenge; "" when it has none, because somebody else
+// has set it up, or because it has not looked yet. The signature that the Node has stays if it is right: no two are the
+// same, and each one written is an event for the machine.
+func answer(bundle, key []byte, challenge, has string) (string, error) {
+	if challenge == "" {
+		return "", nil
+	}
+	pair, err := tls.X509KeyPair(bundle, key)
+	if err != nil {
+		return "", err
+	}
+	if nodeconfig.VerifyAuthorities([]*x509.Certificate{pair.Leaf}, bundle, challenge, has) == nil {
+		return has, nil
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return "", fmt.Errorf("want a private key that can sign, found %T", pair.PrivateKey)
+	}
+	return nodeconfig.SignAuthorities(signer, bundle, challenge)
 }
 
 // workersOnTheWay are the Machines that have bootstrap data and no Node.
@@ -468,6 +498,7 @@ func (r *Reconciler) finishRotation(ctx context.Context, s *scope) error {
 		}
 		before := n.DeepCopy()
 		delete(n.Annotations, nodeconfig.AuthoritiesAnnotation)
+		delete(n.Annotations, nodeconfig.SignatureAnnotation)
 		if err := s.workload.client.Patch(ctx, n, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"crypto/x509"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/collections"
@@ -115,6 +117,23 @@ func (r *rotating) look() (reason, message string, list []string, bundle []byte)
 	return conditions.GetReason(cp, kind), conditions.GetMessage(cp, kind), list, ca.Data[secret.TLSCrtDataName]
 }
 
+// signature is what the provider has signed for a Node.
+func (r *rotating) signature(name string) string {
+	r.t.Helper()
+	n := &corev1.Node{}
+	r.get(r.workload, "", name, n)
+	return n.Annotations[nodeconfig.SignatureAnnotation]
+}
+
+func parseCerts(t *testing.T, bundle []byte) []*x509.Certificate {
+	t.Helper()
+	out, err := cert.ParseCertsPEM(bundle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 // says looks until the condition has a reason and says something; a step needs a look or two.
 func (r *rotating) says(reason, words string) (list []string, bundle []byte) {
 	r.t.Helper()
@@ -132,7 +151,7 @@ func (r *rotating) says(reason, words string) (list []string, bundle []byte) {
 // next phase begins when the last one is there, and in the end nothing of the old authority is left.
 func TestRotationToTheEnd_CP15(t *testing.T) {
 	r := newRotating(t)
-	_, _, first, _ := r.look()
+	_, _, first, trusted := r.look()
 	cp := &controlplanev1.CapstanControlPlane{}
 	r.change(r.management, "ns", "cp", cp, func() { cp.Spec.Certificates.RotateCAAfter = metav1.NewTime(time.Now().Add(-time.Minute)) })
 	var last []string
@@ -155,9 +174,24 @@ func TestRotationToTheEnd_CP15(t *testing.T) {
 		r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(bundle)} })
 		r.says(phase, "Node w")
 		r.change(r.workload, "", "w", node, func() {
+			if node.Annotations[nodeconfig.SignatureAnnotation] != "" {
+				t.Errorf("%s: signed for a machine that has not said its challenge", phase)
+			}
+			node.Annotations[nodeconfig.ChallengeAnnotation] = "challenge of " + phase
+		})
+		r.says(phase, "Node w")
+		r.change(r.workload, "", "w", node, func() {
 			if node.Annotations[nodeconfig.AuthoritiesAnnotation] != string(bundle) {
 				t.Errorf("%s: the Node was not told", phase)
 			}
+			signature := node.Annotations[nodeconfig.SignatureAnnotation]
+			if err := nodeconfig.VerifyAuthorities(parseCerts(t, trusted), bundle, "challenge of "+phase, signature); err != nil {
+				t.Errorf("%s: %v", phase, err)
+			}
+			if _, _, _, trusted = r.look(); r.signature("w") != signature {
+				t.Errorf("%s: what is signed is signed again", phase)
+			}
+			delete(node.Annotations, nodeconfig.ChallengeAnnotation) // for the next phase
 			node.Annotations[nodeconfig.TrustedAuthoritiesAnnotation] = strings.Join(list, ",")
 			node.Annotations[nodeconfig.KubeletAuthorityAnnotation] = list[0]
 		})
@@ -167,7 +201,7 @@ func TestRotationToTheEnd_CP15(t *testing.T) {
 		t.Errorf("in the end %v, before %v", list, first)
 	}
 	node, orphans, published := &corev1.Node{}, &corev1.NodeList{}, &corev1.ConfigMap{}
-	if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] != "" {
+	if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] != "" || node.Annotations[nodeconfig.SignatureAnnotation] != "" {
 		t.Error("the Node still has what it was told")
 	}
 	if err := r.workload.List(context.Background(), orphans); err != nil || len(orphans.Items) != 1 {

@@ -212,7 +212,10 @@ func stripNode(object any) (any, error) {
 
 func ownAnnotations(all map[string]string) map[string]string {
 	var out map[string]string
-	for _, key := range []string{nodeconfig.AuthoritiesAnnotation, nodeconfig.TrustedAuthoritiesAnnotation, nodeconfig.KubeletAuthorityAnnotation} {
+	for _, key := range []string{
+		nodeconfig.AuthoritiesAnnotation, nodeconfig.ChallengeAnnotation, nodeconfig.SignatureAnnotation,
+		nodeconfig.TrustedAuthoritiesAnnotation, nodeconfig.KubeletAuthorityAnnotation,
+	} {
 		if value, ok := all[key]; ok {
 			if out == nil {
 				out = map[string]string{}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,15 +26,10 @@ func (a *agent) followAuthorities(ctx context.Context) error {
 	follower := &up.Authorities{Config: a.config, NodeName: a.name, Init: initapi.NewClient(initapi.Socket), Log: a.log}
 	return watchNodes(ctx, client, "metadata.name="+a.name, func(nodes []node) error {
 		for _, n := range nodes {
-			bundle := n.annotations[nodeconfig.AuthoritiesAnnotation]
-			if n.name != a.name || bundle == "" {
+			if n.name != a.name || n.annotations[nodeconfig.AuthoritiesAnnotation] == "" {
 				continue
 			}
-			report, err := follower.Follow(ctx, []byte(bundle))
-			if err != nil {
-				return err
-			}
-			if err := a.reportAuthorities(ctx, client, n, report); err != nil {
+			if err := a.follow(ctx, client, n, follower); err != nil {
 				return err
 			}
 		}
@@ -41,20 +37,38 @@ func (a *agent) followAuthorities(ctx context.Context) error {
 	})
 }
 
-func (a *agent) reportAuthorities(ctx context.Context, client dynamic.Interface, n node, report up.AuthoritiesReport) error {
-	trusted := strings.Join(report.Trusted, ",")
-	if n.annotations[nodeconfig.TrustedAuthoritiesAnnotation] == trusted && n.annotations[nodeconfig.KubeletAuthorityAnnotation] == report.Kubelet {
+// follow publishes the challenge before it follows: until the control plane provider has answered it nothing is
+// taken over.
+func (a *agent) follow(ctx context.Context, client dynamic.Interface, n node, follower *up.Authorities) error {
+	challenge, err := follower.Challenge()
+	if err != nil {
+		return err
+	}
+	if err := a.annotate(ctx, client, n, map[string]string{nodeconfig.ChallengeAnnotation: challenge}); err != nil {
+		return err
+	}
+	report, err := follower.Follow(ctx, []byte(n.annotations[nodeconfig.AuthoritiesAnnotation]), n.annotations[nodeconfig.SignatureAnnotation])
+	if err != nil {
+		return err
+	}
+	return a.annotate(ctx, client, n, map[string]string{
+		nodeconfig.TrustedAuthoritiesAnnotation: strings.Join(report.Trusted, ","), nodeconfig.KubeletAuthorityAnnotation: report.Kubelet,
+	})
+}
+
+// annotate writes on this machine's Node what it does not have yet.
+func (a *agent) annotate(ctx context.Context, client dynamic.Interface, n node, annotations map[string]string) error {
+	maps.DeleteFunc(annotations, func(key, value string) bool { return n.annotations[key] == value })
+	if len(annotations) == 0 {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{
-		nodeconfig.TrustedAuthoritiesAnnotation: trusted, nodeconfig.KubeletAuthorityAnnotation: report.Kubelet,
-	}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		return err
 	}
 	_, err = client.Resource(kube.Nodes).Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if err == nil {
-		a.log.Info("follows the certificate authorities", "trusted", trusted, "kubelet", report.Kubelet)
+		a.log.Info("told the Node", "annotations", annotations)
 	}
 	return err
 }

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"k8s.io/client-go/util/cert"
 
@@ -46,20 +45,28 @@ type AuthoritiesReport struct {
 // errElsewhere says that the control plane machine has other authorities: it is being replaced.
 var errElsewhere = errors.New("this control plane machine has other certificate authorities and is to be replaced")
 
-// Follow does all that the bundle asks for. It can be done again at any time: what is done is left as it is.
-func (a *Authorities) Follow(ctx context.Context, bundle []byte) (AuthoritiesReport, error) {
-	authorities, err := cert.ParseCertsPEM(bundle)
-	if err != nil {
-		return AuthoritiesReport{}, fmt.Errorf("the annotation %s of this Node: %w", nodeconfig.AuthoritiesAnnotation, err)
-	}
-	if err := a.takeOver(bundle, authorities); err != nil {
+// Challenge is what the control plane provider has to sign for this machine.
+func (a *Authorities) Challenge() (string, error) { return machineTrust.challenge() }
+
+// Follow does all that the bundle asks for, if an authority that the machine trusts has signed it. It can be done
+// again at any time: what is done is left as it is.
+func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature string) (AuthoritiesReport, error) {
+	if err := a.takeOver(bundle, signature); err != nil {
 		return AuthoritiesReport{}, err
+	}
+	trusted, err := os.ReadFile(caFile) // The same, but nobody else has written it.
+	if err != nil {
+		return AuthoritiesReport{}, err
+	}
+	authorities, err := cert.ParseCertsPEM(trusted)
+	if err != nil {
+		return AuthoritiesReport{}, fmt.Errorf("%s: %w", caFile, err)
 	}
 	renewed, err := a.renewAll(ctx, authorities[0])
 	if err != nil {
 		return AuthoritiesReport{}, err
 	}
-	if err := a.restart(ctx, bundle, renewed); err != nil {
+	if err := a.restart(ctx, trusted, renewed); err != nil {
 		return AuthoritiesReport{}, err
 	}
 	report := AuthoritiesReport{}
@@ -75,29 +82,15 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte) (AuthoritiesRep
 	return report, nil
 }
 
-// takeOver writes what a worker trusts. A Node may come back out of a backup with what it was told long ago: what
-// does not know the kubelet's own certificate is not of now.
-func (a *Authorities) takeOver(bundle []byte, authorities []*x509.Certificate) error {
-	if a.Config.Role == nodeconfig.RoleWorker {
-		if !slices.ContainsFunc(authorities, func(c *x509.Certificate) bool { return signedBy(kubeletCurrent, c) }) {
-			return fmt.Errorf("the annotation %s of this Node has no certificate authority that has signed the kubelet's certificate: it is not followed", nodeconfig.AuthoritiesAnnotation)
-		}
-		return pki.WriteFile(caFile, bundle)
-	}
-	own, err := os.ReadFile(caFile)
-	if err != nil {
+// takeOver has a worker trust what the bundle says.
+func (a *Authorities) takeOver(bundle []byte, signature string) error {
+	if has, err := machineTrust.has(bundle); err != nil || has {
 		return err
 	}
-	if !sameAuthorities(own, bundle) {
+	if a.Config.Role != nodeconfig.RoleWorker {
 		return errElsewhere
 	}
-	return nil
-}
-
-func sameAuthorities(a, b []byte) bool {
-	x, errX := nodeconfig.Fingerprints(a)
-	y, errY := nodeconfig.Fingerprints(b)
-	return errX == nil && errY == nil && slices.Equal(x, y)
+	return machineTrust.change(bundle, signature)
 }
 
 // signedBy says whether the certificate of a file is signed by an authority.
@@ -195,12 +188,12 @@ func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certific
 
 // restart restarts what reads its authorities or its certificates only when it starts, and this agent last
 // of all. Pods go on, and get the new authorities into their volumes when the kubelet starts.
-func (a *Authorities) restart(ctx context.Context, bundle []byte, renewed bool) error {
+func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool) error {
 	applied, err := os.ReadFile(appliedAuthorities)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if bytes.Equal(applied, bundle) && !renewed {
+	if bytes.Equal(applied, trusted) && !renewed {
 		return nil
 	}
 	services := []string{"kubelet"}
@@ -215,7 +208,7 @@ func (a *Authorities) restart(ctx context.Context, bundle []byte, renewed bool) 
 			return err
 		}
 	}
-	if err := pki.WriteFile(appliedAuthorities, bundle); err != nil {
+	if err := pki.WriteFile(appliedAuthorities, trusted); err != nil {
 		return err
 	}
 	if a.Config.Role != nodeconfig.RoleWorker {
