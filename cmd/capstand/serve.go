@@ -23,6 +23,7 @@ func (o *options) addListenFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for --listen (default <root>/tls/server.crt, as `capstan host credentials` makes it)")
 	f.StringVar(&o.tls.Key, "tls-key", "", "private key of --tls-cert (default <root>/tls/server.key)")
 	f.StringVar(&o.tls.ClientCA, "client-ca", "", "authority of the certificates that clients must have (default <root>/tls/ca.crt)")
+	f.StringVar(&o.tls.ClientName, "client-name", credentials.ClientName, "common name, or DNS name, that the certificates of clients must have; who has one is root on this host")
 }
 
 // handshakeTimeout bounds how long a connection may take to say who it is.
@@ -55,8 +56,9 @@ func (o options) serve(ctx context.Context, socket host.Socket, s server, log *s
 
 func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener, grpc.ServerOption, error) {
 	files := credentials.In(filepath.Join(o.root, "tls"))
+	files.ClientName = o.tls.ClientName
 	files.Cert, files.Key, files.ClientCA = cmp.Or(o.tls.Cert, files.Cert), cmp.Or(o.tls.Key, files.Key), cmp.Or(o.tls.ClientCA, files.ClientCA)
-	transport, err := files.Transport(func(err error) { log.Warn("the old certificates stay in use", "error", err) })
+	transport, err := files.Transport(func(err error) { log.Warn("TLS", "error", err) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("--listen %s: %w", o.listen, err)
 	}

@@ -3,13 +3,16 @@
 package credentials
 
 import (
+	"cmp"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +24,9 @@ import (
 
 // DefaultValidity of certificates.
 const DefaultValidity = 365 * 24 * time.Hour
+
+// ClientName is the common name of the certificates that Make gives to clients.
+const ClientName = "capstan-manager"
 
 // Make makes the certificates of a host in a folder and returns credentials for its clients. The addresses, IP
 // addresses or names, are those that clients dial.
@@ -52,7 +58,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	if _, err := server.Ensure(dir, validity, now); err != nil {
 		return Client{}, err
 	}
-	pair, err := pki.Leaf{Name: "client", CA: "ca", CommonName: "capstan-manager", Usages: pki.Client}.Issue(dir, validity, now)
+	pair, err := pki.Leaf{Name: "client", CA: "ca", CommonName: ClientName, Usages: pki.Client}.Issue(dir, validity, now)
 	if err != nil {
 		return Client{}, err
 	}
@@ -93,6 +99,9 @@ type Server struct {
 	Cert, Key string
 	// ClientCA is the authority of the certificates that clients must have.
 	ClientCA string
+	// ClientName is the common name, or a DNS name, that they must have beside: an authority may have signed more than the
+	// certificates of managers, and who may use capstand is root on its host. The package's ClientName if empty.
+	ClientName string
 }
 
 // In is the server of a folder that Make made.
@@ -102,9 +111,9 @@ func In(dir string) Server {
 
 // Transport is mutual TLS with the files as they are at each handshake, so that certificates can be renewed without a
 // restart. Files that are unusable later, half-written for example, leave the last good ones in use. Warn is
-// told why.
+// told why, and what is wrong with a client of the right authority.
 func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
-	last, err := s.load()
+	last, err := s.load(warn)
 	if err != nil {
 		return nil, fmt.Errorf("%w: make them with `capstan host credentials`", err)
 	}
@@ -112,11 +121,11 @@ func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, e
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			config, err := s.load()
+			config, err := s.load(warn)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				warn(err)
+				warn(fmt.Errorf("the old certificates stay in use: %w", err))
 				return last, nil
 			}
 			last = config
@@ -125,7 +134,7 @@ func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, e
 	}), nil
 }
 
-func (s Server) load() (*tls.Config, error) {
+func (s Server) load(warn func(error)) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
 	if err != nil {
 		return nil, fmt.Errorf("wanted a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
@@ -140,5 +149,22 @@ func (s Server) load() (*tls.Config, error) {
 		Certificates: []tls.Certificate{pair},
 		ClientAuth:   tls.RequireAndVerifyClientCert,
 		ClientCAs:    roots,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			err := s.checkName(state.PeerCertificates[0])
+			if err != nil {
+				warn(err)
+			}
+			return err
+		},
 	}, nil
+}
+
+// checkName refuses clients that the authority has signed for something else.
+func (s Server) checkName(client *x509.Certificate) error {
+	want := cmp.Or(s.ClientName, ClientName)
+	if client.Subject.CommonName == want || slices.Contains(client.DNSNames, want) {
+		return nil
+	}
+	return fmt.Errorf("refused a client: wanted a certificate with the common name or DNS name %q, found %q and %q; give it one, or name another with --client-name",
+		want, client.Subject.CommonName, client.DNSNames)
 }

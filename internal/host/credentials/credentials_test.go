@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/node/pki"
 )
 
 func issue(t *testing.T, dir string, validity time.Duration, now time.Time, addresses ...string) credentials.Client {
@@ -32,8 +33,13 @@ func issue(t *testing.T, dir string, validity time.Duration, now time.Time, addr
 // serve serves with the credentials of a folder.
 func serve(t *testing.T, dir string) (address string, warnings *atomic.Int32) {
 	t.Helper()
+	return serveFiles(t, credentials.In(dir))
+}
+
+func serveFiles(t *testing.T, files credentials.Server) (address string, warnings *atomic.Int32) {
+	t.Helper()
 	warnings = &atomic.Int32{}
-	transport, err := credentials.In(dir).Transport(func(error) { warnings.Add(1) })
+	transport, err := files.Transport(func(error) { warnings.Add(1) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +128,42 @@ func TestTransport(t *testing.T) {
 			err := call(t, address, test.client)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// An authority of one's own has signed more than the certificates of managers: who has no manager's name is no manager.
+func TestClientName(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	made := issue(t, dir, time.Hour, now, "127.0.0.1")
+	signed := func(commonName string, dnsNames ...string) credentials.Client {
+		pair, err := pki.Leaf{Name: "other", CA: "ca", CommonName: commonName, DNSNames: dnsNames, Usages: pki.Client}.Issue(dir, time.Hour, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return credentials.Client{CA: made.CA, Cert: pair, Key: pair}
+	}
+	for name, test := range map[string]struct {
+		want    string
+		client  credentials.Client
+		refused bool
+	}{
+		"Capstan's own":               {"", made, false},
+		"another's":                   {"", signed("web-7", "web-7.example.org"), true},
+		"without a name":              {"", signed(""), true},
+		"the name that was asked for": {"managers.example.org", signed("managers.example.org"), false},
+		"among others":                {"managers.example.org", signed("x", "a.example.org", "managers.example.org"), false},
+		"Capstan's is another's then": {"managers.example.org", made, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := credentials.In(dir)
+			files.ClientName = test.want
+			address, warnings := serveFiles(t, files)
+			err := call(t, address, transport(t, test.client, ""))
+			if test.refused != (err != nil && strings.Contains(err.Error(), "bad certificate")) || test.refused != (warnings.Load() > 0) || !test.refused && err != nil {
+				t.Errorf("got %v and %d warnings, refused should be %t", err, warnings.Load(), test.refused)
 			}
 		})
 	}
