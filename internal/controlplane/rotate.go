@@ -411,7 +411,7 @@ func (r *Reconciler) removeOrphan(ctx context.Context, s *scope, n *corev1.Node)
 // tellNode writes on a Node what its machine is to have, and signs it for a machine that has said its challenge.
 func (r *Reconciler) tellNode(ctx context.Context, s *scope, n *corev1.Node) error {
 	bundle := s.authority.Data[secret.TLSCrtDataName]
-	signature, err := answer(bundle, s.authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.ChallengeAnnotation], n.Annotations[nodeconfig.SignatureAnnotation])
+	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, s.authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.SignatureAnnotation])
 	if err != nil {
 		return fmt.Errorf("the secret %s: %w", s.authority.Name, err)
 	}
@@ -426,10 +426,10 @@ func (r *Reconciler) tellNode(ctx context.Context, s *scope, n *corev1.Node) err
 	return client.IgnoreNotFound(s.workload.client.Patch(ctx, n, client.MergeFrom(before)))
 }
 
-// answer is the signature of what a machine is to have over its challenge; "" when it has none, because somebody else
+// answerTo a challenge is the signature of what its machine is to have; "" when it has none, because somebody else
 // has set it up, or because it has not looked yet. The signature that the Node has stays if it is right: no two are the
 // same, and each one written is an event for the machine.
-func answer(bundle, key []byte, challenge, has string) (string, error) {
+func answerTo(challenge string, bundle, key []byte, has string) (string, error) {
 	if challenge == "" {
 		return "", nil
 	}
