@@ -105,14 +105,40 @@ func NewTokenClient(server, caFile, token string) (dynamic.Interface, error) {
 
 // WaitFor watches one object until done says so. An object that is not there is waited for.
 func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
-	lw := ListWatch(ctx, client, resource, fields.OneTermEqualSelector("metadata.name", name).String())
-	_, err := watchtools.UntilWithSync(ctx, lw, &unstructured.Unstructured{}, nil, func(event watch.Event) (bool, error) {
+	return wait(ctx, client, resource, name, nil, func(event watch.Event) (bool, error) {
 		object, ok := event.Object.(*unstructured.Unstructured)
 		if !ok || event.Type == watch.Deleted {
 			return false, nil
 		}
 		return done(object)
 	})
+}
+
+// WaitWhileThere is WaitFor for an object that nobody else makes again: when it is not there any more, that is
+// an error.
+func WaitWhileThere(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
+	gone := fmt.Errorf("%s %s is gone", resource.Resource, name)
+	there := func(store cache.Store) (bool, error) {
+		if len(store.ListKeys()) == 0 {
+			return false, gone
+		}
+		return false, nil
+	}
+	return wait(ctx, client, resource, name, there, func(event watch.Event) (bool, error) {
+		if event.Type == watch.Deleted {
+			return false, gone
+		}
+		object, ok := event.Object.(*unstructured.Unstructured)
+		if !ok {
+			return false, nil
+		}
+		return done(object)
+	})
+}
+
+func wait(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, first watchtools.PreconditionFunc, done watchtools.ConditionFunc) error {
+	lw := ListWatch(ctx, client, resource, fields.OneTermEqualSelector("metadata.name", name).String())
+	_, err := watchtools.UntilWithSync(ctx, lw, &unstructured.Unstructured{}, first, done)
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("waiting for %s %s: %w", resource.Resource, name, ctx.Err())
 	}
@@ -120,8 +146,8 @@ func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.Grou
 }
 
 // ListWatch of a cluster-scoped resource.
-func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string) *cache.ListWatch {
-	return &cache.ListWatch{
+func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string) cache.ListerWatcher {
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = fieldSelector
 			return client.Resource(resource).List(ctx, o)
@@ -130,7 +156,7 @@ func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.Gr
 			o.FieldSelector = fieldSelector
 			return client.Resource(resource).Watch(ctx, o)
 		},
-	}
+	}, client)
 }
 
 // Retry calls do until it succeeds, with pauses of 100 ms doubling to 500 ms: a machine and its
