@@ -1,8 +1,10 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/blang/semver/v4"
@@ -14,6 +16,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
@@ -116,11 +119,56 @@ func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.Error
 	if (len(before.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) != (len(obj.Spec.Config.Cluster.Etcd.External.Endpoints) > 0) {
 		errs = append(errs, field.Forbidden(etcd, "etcd cannot be moved into or out of the machines: the cluster's data would stay behind"))
 	}
+	if ptr.Deref(before.Status.Initialization.ControlPlaneInitialized, false) {
+		errs = append(errs, validateClusterChange(before.Spec.Config.Cluster, obj.Spec.Config.Cluster, spec.Child("config", "cluster"))...)
+	}
 	// In the middle of an upgrade some Machines still have the former version.
 	if len(errs) == 0 && before.Spec.Version != obj.Spec.Version && len(before.Status.Versions) > 0 {
 		errs = append(errs, validateVersionChange(before.Status.Versions[0].Version, obj.Spec.Version, spec.Child("version"))...)
 	}
 	return errs
+}
+
+// validateClusterChange refuses what a rollout cannot bring about: while it lasts, and for the workers also afterwards,
+// some machines would have it and others not; and a new API server would not read what an old one has encrypted.
+func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if cmp.Or(before.PodNetwork, bootstrapv1.PodNetworkRoutes) != cmp.Or(after.PodNetwork, bootstrapv1.PodNetworkRoutes) {
+		errs = append(errs, field.Forbidden(path.Child("podNetwork"), "who connects pods cannot change in a cluster that exists: machines of either kind do not reach each other's pods. Make a new cluster"))
+	}
+	if cmp.Or(before.KubeProxy, bootstrapv1.KubeProxyNFTables) != cmp.Or(after.KubeProxy, bootstrapv1.KubeProxyNFTables) {
+		errs = append(errs, field.Forbidden(path.Child("kubeProxy"), "who serves Services cannot change in a cluster that exists: workers keep what they have. Make a new cluster"))
+	}
+	return append(errs, validateEncryptionChange(before.Encryption, after.Encryption, path.Child("encryption"))...)
+}
+
+// validateEncryptionChange: more may be encrypted, nothing less and nothing otherwise, but with a configuration of the
+// user's own, whose author knows what it reads.
+func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *field.Path) field.ErrorList {
+	const why = "what is in etcd could not be read any more. Give an encryption.configuration of your own that reads both; the present key is in the secret <cluster>-encryption"
+	if after.Configuration.Secret.Name != "" {
+		return nil
+	}
+	was, is := cmp.Or(before.Mode, bootstrapv1.EncryptionSecretBox), cmp.Or(after.Mode, bootstrapv1.EncryptionSecretBox)
+	if before.Configuration.Secret.Name != "" || was != is && was != bootstrapv1.EncryptionNone {
+		return field.ErrorList{field.Forbidden(path, why)}
+	}
+	if was != bootstrapv1.EncryptionNone {
+		for _, resource := range encrypted(before) {
+			if !slices.Contains(encrypted(after), resource) {
+				return field.ErrorList{field.Forbidden(path.Child("resources"), fmt.Sprintf("%s are encrypted, and must stay among the resources: %s", resource, why))}
+			}
+		}
+	}
+	return nil
+}
+
+// encrypted are the resources of an encryption that is not None.
+func encrypted(spec bootstrapv1.EncryptionSpec) []string {
+	if len(spec.Resources) == 0 {
+		return []string{"secrets"}
+	}
+	return spec.Resources
 }
 
 // validateVersionChange: one minor at a time, and never back by one: Kubernetes supports neither.

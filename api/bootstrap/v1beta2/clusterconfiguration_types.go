@@ -42,7 +42,8 @@ type EncryptionMode string
 const (
 	// EncryptionSecretBox is XSalsa20 and Poly1305.
 	EncryptionSecretBox EncryptionMode = "SecretBox"
-	// EncryptionAESGCM is AES-GCM, for where AES is prescribed. Its key must be rotated after 200,000 writes.
+	// EncryptionAESGCM is AES-GCM, for where AES is prescribed, and for clusters that write few secrets: its key is good for some
+	// 200,000 writes and is not rotated.
 	EncryptionAESGCM EncryptionMode = "AESGCM"
 	// EncryptionNone stores everything as it is.
 	EncryptionNone EncryptionMode = "None"
