@@ -26,7 +26,7 @@ func TestInitSocket(t *testing.T) {
 	}
 	for from, want := range map[string]int{dir: 1, other: 0} {
 		heard := 0
-		err := streamInit(context.Background(), from, func(s initStatus) { heard++ })
+		err := streamInit(context.Background(), from, func(initStatus) { heard++ })
 		if heard != want || (err == nil) != (want == 1) {
 			t.Errorf("%s: heard %d, want %d, %v", from, heard, want, err)
 		}

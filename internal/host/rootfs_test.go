@@ -10,16 +10,16 @@ import (
 // Machines get the first configuration with a server that they can reach, at each start anew.
 func TestResolvConf(t *testing.T) {
 	dir := t.TempDir()
-	stub, real, run := filepath.Join(dir, "stub"), filepath.Join(dir, "real"), filepath.Join(dir, "run")
+	stub, good, run := filepath.Join(dir, "stub"), filepath.Join(dir, "real"), filepath.Join(dir, "run")
 	const servers = "search example.org\nnameserver\t10.1.1.1\n"
 	write(t, stub, "nameserver 127.0.0.53\nnameserver ::1\noptions edns0\n")
-	write(t, real, servers)
+	write(t, good, servers)
 	for name, test := range map[string]struct {
 		files []string
 		want  string
 	}{
-		"systemd's stub":         {[]string{stub, real}, servers},
-		"the first that is good": {[]string{real, stub}, servers},
+		"systemd's stub":         {[]string{stub, good}, servers},
+		"the first that is good": {[]string{good, stub}, servers},
 		"only a stub":            {[]string{stub}, ""},
 		"none":                   {[]string{filepath.Join(dir, "none")}, ""},
 	} {

@@ -16,20 +16,21 @@ import (
 )
 
 // line is the network between a manager and a host. Cut, it swallows what is sent and closes nothing, as a box that lost
-// its power; mended, it carries new connections, and those of before stay as they are.
+// its power; mended, it carries new connections, and those of before stay as they are. newLine returns the address of the
+// manager's end.
 type line struct {
 	to  string
 	cut atomic.Pointer[atomic.Bool]
 }
 
-func newLine(t *testing.T, to string) (l *line, address string) {
+func newLine(t *testing.T, to string) (*line, string) {
 	t.Helper()
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	l = &line{to: strings.TrimPrefix(to, "unix://")}
+	l := &line{to: strings.TrimPrefix(to, "unix://")}
 	l.mend()
 	go func() {
 		for {
@@ -37,19 +38,24 @@ func newLine(t *testing.T, to string) (l *line, address string) {
 			if err != nil {
 				return
 			}
-			t.Cleanup(func() { _ = client.Close() })
-			host, err := net.Dial("unix", l.to)
-			if err != nil {
-				_ = client.Close()
-				continue
-			}
-			t.Cleanup(func() { _ = host.Close() })
-			cut := l.cut.Load()
-			go carry(client, host, cut)
-			go carry(host, client, cut)
+			l.connect(t, client)
 		}
 	}()
 	return l, "unix://" + listener.Addr().String()
+}
+
+// connect connects a client to the host, over the line as it is now.
+func (l *line) connect(t *testing.T, client net.Conn) {
+	t.Cleanup(func() { _ = client.Close() })
+	host, err := net.Dial("unix", l.to)
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	t.Cleanup(func() { _ = host.Close() })
+	cut := l.cut.Load()
+	go carry(client, host, cut)
+	go carry(host, client, cut)
 }
 
 func (l *line) sever() { l.cut.Load().Store(true) }
