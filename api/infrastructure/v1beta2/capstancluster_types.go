@@ -51,6 +51,16 @@ type CapstanClusterSpec struct {
 	// +optional
 	LoadBalancer LoadBalancerSpec `json:"loadBalancer,omitempty,omitzero"`
 
+	// loadBalancerHosts are the hosts on which the load balancer and its network were made: that of
+	// loadBalancer.hostName and, after a move, those that are not rid of it yet. Written by the controller
+	// before it makes anything on a host; the cluster's deletion waits for all of them (IC-12).
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=100
+	LoadBalancerHosts []LoadBalancerHost `json:"loadBalancerHosts,omitempty"`
+
 	// network configures the network that the cluster's machines share.
 	// +optional
 	Network ClusterNetworkSpec `json:"network,omitempty,omitzero"`
@@ -116,6 +126,21 @@ type LoadBalancerSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostID string `json:"hostID,omitempty"`
+}
+
+// LoadBalancerHost is a host on which a cluster's load balancer was made.
+type LoadBalancerHost struct {
+	// name is that of the CapstanHost.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// id is the identity of the host, as capstand made it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	ID string `json:"id,omitempty"`
 }
 
 // ClusterNetworkSpec configures the network that a cluster's machines share.

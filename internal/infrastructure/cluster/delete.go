@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"google.golang.org/grpc/codes"
@@ -56,22 +58,26 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	return len(list.Items), err
 }
 
-// removeFromHosts asks every host that is connected, for the load balancer may have been moved, and says why the
-// load balancer's host cannot be asked. Networks without load balancer went with the last machine.
-// It tries all hosts before it fails.
+// removeFromHosts asks every host that is connected, and says why one that is on record cannot be asked: it has the
+// load balancer, or had it. Networks without load balancer went with the last machine. It tries all hosts
+// before it fails.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, list); err != nil {
 		return "", err
 	}
+	recorded := recordedHosts(s.capstan)
 	for i := range list.Items {
 		h := &list.Items[i]
+		id, known := recorded[h.Name]
+		delete(recorded, h.Name)
 		if hosts.Abandoned(h) {
 			continue
 		}
 		conn := r.connected(h.Name)
-		if h.Name == s.capstan.Spec.LoadBalancer.HostName {
-			if waiting = unreachable(s.capstan, conn); waiting != "" {
+		if known {
+			if why := unreachable(h.Name, id, conn); why != "" {
+				waiting = why
 				continue
 			}
 		}
@@ -82,18 +88,37 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 			err = fmt.Errorf("host %s: %w", h.Name, e)
 		}
 	}
+	if missing := slices.Sorted(maps.Keys(recorded)); len(missing) > 0 {
+		waiting = fmt.Sprintf("CapstanHost %s does not exist, so that the load balancer cannot be removed. Create it again, or, if the host is gone for good, annotate this CapstanCluster with %s",
+			missing[0], infrav1.HostAbandonedAnnotation)
+	}
 	return waiting, err
 }
 
-// unreachable says why the load balancer's host cannot be asked; nothing when it can.
-func unreachable(c *infrav1.CapstanCluster, conn *hostclient.Host) string {
-	lb := c.Spec.LoadBalancer
-	if conn == nil {
-		return fmt.Sprintf("Host %s, which has the cluster's load balancer, is not connected. If it is gone for good, annotate the CapstanHost with %s",
-			lb.HostName, infrav1.HostAbandonedAnnotation)
+// recordedHosts are the ids, by name, of the hosts that may have something of the load balancer's. Of what was made before
+// there was a record, only its last host is known.
+func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
+	out := map[string]string{}
+	if lb := c.Spec.LoadBalancer; lb.HostID != "" {
+		out[lb.HostName] = lb.HostID
 	}
-	return hosts.Mismatch(lb.HostName, lb.HostID, conn.ID())
+	for _, h := range c.Spec.LoadBalancerHosts {
+		out[h.Name] = h.ID
+	}
+	return out
 }
+
+// unreachable says why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
+func unreachable(name, id string, conn *hostclient.Host) string {
+	if conn == nil {
+		return fmt.Sprintf("Host %s, which has the cluster's load balancer, or had it and was not rid of it, is not connected. If it is gone for good, annotate the CapstanHost with %s",
+			name, infrav1.HostAbandonedAnnotation)
+	}
+	return hosts.Mismatch(name, id, conn.ID())
+}
+
+// errNetworkInUse says that a host keeps the network, because machines are attached to it.
+var errNetworkInUse = errors.New("the network is in use")
 
 // remove takes what is the cluster's from a host. What another cluster has there under its id is not: this one is a
 // copy of that then, and has nothing there.
@@ -106,10 +131,14 @@ func remove(ctx context.Context, host *hostclient.Host, s *scope) error {
 	if _, err := host.DeleteLoadBalancer(ctx, req); !absent(err) {
 		return fmt.Errorf("delete the load balancer: %s", hostclient.Message(err))
 	}
-	if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: namespace, Name: name}); !absent(err) {
-		return fmt.Errorf("delete the network: %s", hostclient.Message(err))
+	_, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: namespace, Name: name})
+	switch {
+	case absent(err):
+		return nil
+	case hostclient.Code(err) == codes.FailedPrecondition:
+		return fmt.Errorf("%w: %s", errNetworkInUse, hostclient.Message(err))
 	}
-	return nil
+	return fmt.Errorf("delete the network: %s", hostclient.Message(err))
 }
 
 // absent says that a deletion left nothing of the cluster.

@@ -76,7 +76,7 @@ func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []re
 	return requests(list)
 }
 
-// ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is
+// ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is or was
 // there: behind the name of a host may be another one than before.
 func (r *Reconciler) ofEvent(ctx context.Context, e hostclient.Event) []reconcile.Request {
 	var by client.MatchingFields

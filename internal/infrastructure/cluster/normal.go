@@ -165,6 +165,9 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 			return errWaiting
 		}
 		lb.HostName, lb.HostID = host, r.hostID(host)
+		if lb.HostID != "" {
+			noteHost(s.capstan, lb.HostName, lb.HostID)
+		}
 	}
 	return r.record(ctx, s, before)
 }
@@ -224,6 +227,9 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 			"spec.loadBalancer.hostName names CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: name another one, or see its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))
 		return errWaiting // A change of the CapstanHost is the event.
+	}
+	if err := r.recordHost(ctx, s, host); err != nil {
+		return err
 	}
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && made {
 		return nil
@@ -288,11 +294,12 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	if err != nil {
 		return err
 	}
+	leaving := r.leaveFormerHosts(ctx, s)
 	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends))
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
 			"Host %s refused the load balancer: %s", host.Name(), hostclient.Message(err))
-		return fmt.Errorf("load balancer on host %s: %w", host.Name(), err)
+		return errors.Join(fmt.Errorf("load balancer on host %s: %w", host.Name(), err), leaving)
 	}
 	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed
 	if err := recordEndpoint(s); err != nil {
@@ -303,8 +310,12 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 			"The load balancer on host %s does not listen: %s", host.Name(), lb.GetMessage())
 		return errWaiting
 	}
-	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "")
-	return nil
+	var trouble string
+	if leaving != nil {
+		trouble = leaving.Error()
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "%s", trouble)
+	return leaving
 }
 
 // recordEndpoint fills in what the user left open: host and port of the load balancer.

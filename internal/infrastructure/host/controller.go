@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,7 +46,7 @@ import (
 const (
 	// MachineHostIndex of CapstanMachines: spec.hostName, or NoHost.
 	MachineHostIndex = "spec.hostName"
-	// ClusterHostIndex of CapstanClusters: spec.loadBalancer.hostName.
+	// ClusterHostIndex of CapstanClusters: the hosts that have their load balancers, or had them and are not rid of them.
 	ClusterHostIndex = "spec.loadBalancer.hostName"
 	// NoHost is the index value of machines that have no host yet. No host can have this name.
 	NoHost = "-"
@@ -73,8 +74,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		For(&infrav1.CapstanHost{}, builder.WithPredicates(manager.IgnoreStatus())).
 		WithOptions(r.For("CapstanHost")).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
-		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostOf), onlyDeletes).
-		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostOf), onlyDeletes).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(onlyDeletes, hostsChanged)).
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e hostclient.Event) []reconcile.Request {
@@ -95,7 +96,7 @@ func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 			return []string{NoHost}
 		}),
 		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string {
-			return []string{o.(*infrav1.CapstanCluster).Spec.LoadBalancer.HostName}
+			return balancerHosts(o.(*infrav1.CapstanCluster))
 		}),
 	)
 }
@@ -106,14 +107,37 @@ var onlyDeletes = predicate.Funcs{
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
-func hostOf(_ context.Context, o client.Object) []reconcile.Request {
+// hostsChanged passes the update with which a load balancer is off a host.
+var hostsChanged = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return !slices.Equal(balancerHosts(e.ObjectOld.(*infrav1.CapstanCluster)), balancerHosts(e.ObjectNew.(*infrav1.CapstanCluster)))
+	},
+}
+
+// balancerHosts are the names of the hosts that have a cluster's load balancer, or had it and are not rid of it.
+func balancerHosts(c *infrav1.CapstanCluster) []string {
+	names := []string{c.Spec.LoadBalancer.HostName}
+	for _, h := range c.Spec.LoadBalancerHosts {
+		if h.Name != names[0] {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 	switch o := o.(type) {
 	case *infrav1.CapstanMachine:
 		return request(o.Spec.HostName)
 	case *infrav1.CapstanCluster:
-		return request(o.Spec.LoadBalancer.HostName)
+		for _, name := range balancerHosts(o) {
+			out = append(out, request(name)...)
+		}
 	}
-	return nil
+	return out
 }
 
 func request(name string) []reconcile.Request {

@@ -114,6 +114,9 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 	if spec.LoadBalancer.HostID != "" {
 		errs = append(errs, field.Forbidden(path.Child("loadBalancer", "hostID"), "it is written by the controller"))
 	}
+	if len(spec.LoadBalancerHosts) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("loadBalancerHosts"), "they are written by the controller"))
+	}
 	if err := network.Validate(spec.Network, nil, nil); err != nil {
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
 	}

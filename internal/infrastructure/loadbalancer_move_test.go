@@ -1,0 +1,170 @@
+package infrastructure_test
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+)
+
+// moveTo names another host for the load balancer, as a user does.
+func (b *box) moveTo(host *infrav1.CapstanHost) {
+	b.t.Helper()
+	update(b, b.capstan, func(c *infrav1.CapstanCluster) {
+		c.Spec.LoadBalancer.HostName, c.Spec.LoadBalancer.HostID = host.Name, ""
+	})
+}
+
+// has says whether the cluster's load balancer and network are on a host.
+func (b *box) has(fake *fakehost.Host) func() []bool {
+	return func() []bool {
+		return []bool{fake.LoadBalancer(b.capstan.Spec.ID) != nil, fake.Network(b.capstan.Spec.ID) != nil}
+	}
+}
+
+// recorded are the names of the hosts that the cluster's deletion would wait for.
+func (b *box) recorded() (names []string) {
+	b.get(b.capstan)
+	for _, h := range b.capstan.Spec.LoadBalancerHosts {
+		b.Expect(h.ID).NotTo(BeEmpty())
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+var (
+	both    = Equal([]bool{true, true})
+	neither = Equal([]bool{false, false})
+)
+
+// IC-12: a load balancer that is moved leaves nothing behind. It leaves before the new one is made, which may be on
+// the same box and wants the same port.
+func TestLoadBalancerMoves_IC12(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
+	second, other := b.addHost(nil)
+	other.Refuse("EnsureLoadBalancer", status.Error(codes.AlreadyExists, "the port is taken"))
+	b.moveTo(second)
+	b.Eventually(b.has(b.fake)).Should(neither)
+	other.Refuse("EnsureLoadBalancer", nil)
+	b.Eventually(b.has(other)).Should(both)
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+	b.Eventually(b.recorded).Should(Equal([]string{second.Name}))
+	b.delete(b.host)
+	b.gone(b.host)
+
+	b.fake = other
+	b.unchanged(b.capstan)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.Expect(b.has(other)()).To(neither)
+}
+
+// IC-12: the network stays where machines need it, and goes with the cluster at the latest.
+func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	second, other := b.addHost(nil)
+	b.moveTo(second)
+	b.Eventually(b.has(b.fake)).Should(Equal([]bool{false, true}))
+	b.Eventually(b.has(other)).Should(both)
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+	b.Expect(b.recorded()).To(ConsistOf(b.host.Name, second.Name))
+	b.delete(m)
+	b.gone(m)
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+	b.Expect(b.has(b.fake)()).To(neither)
+	b.Expect(b.has(other)()).To(neither)
+}
+
+// IC-12: a host that is down when the load balancer moves is rid of it once it is back.
+func TestLoadBalancerMovesOffAHostThatIsDown_IC12(t *testing.T) {
+	b, second, other := movedWhileDown(t)
+	b.fake.Start(t)
+	b.Eventually(b.has(b.fake)).Should(neither)
+	b.Eventually(b.recorded).Should(Equal([]string{second.Name}))
+	b.Expect(b.has(other)()).To(both)
+}
+
+// IC-12: the deletion of a cluster waits for hosts that its load balancer has left while they were down, and
+// so does theirs.
+func TestDeletionWaitsForFormerHosts_IC12(t *testing.T) {
+	b, _, other := movedWhileDown(t)
+	b.delete(b.host)
+	b.Expect(b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")).To(ContainSubstring("load balancers of 1 CapstanClusters"))
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).
+		To(And(ContainSubstring(b.host.Name), ContainSubstring(infrav1.HostAbandonedAnnotation)))
+	b.Eventually(b.has(other)).Should(neither)
+	b.fake.Start(t)
+	b.gone(b.capstan)
+	b.Expect(b.has(b.fake)()).To(neither)
+	b.gone(b.host)
+}
+
+// IC-12: a former host that is gone for good is given up by annotation.
+func TestFormerHostIsAbandoned_IC12(t *testing.T) {
+	b, _, _ := movedWhileDown(t)
+	b.delete(b.capstan)
+	b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""} })
+	b.gone(b.capstan)
+}
+
+// movedWhileDown is a cluster whose load balancer has moved to the second host while its first one was down.
+func movedWhileDown(t *testing.T) (*box, *infrav1.CapstanHost, *fakehost.Host) {
+	t.Helper()
+	b := newBox(t).provisioned()
+	second, other := b.addHost(nil)
+	b.fake.Stop()
+	b.condition(b.host, "Connected", metav1.ConditionFalse, "Unreachable")
+	b.moveTo(second)
+	b.Eventually(b.has(other)).Should(both)
+	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
+	b.Expect(b.recorded()).To(ConsistOf(b.host.Name, second.Name))
+	return b, second, other
+}
+
+// IC-12: a CapstanHost that does not exist any more cannot say that nothing is left on the host.
+func TestDeletionWaitsForAMissingHost_IC12(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
+	b.delete(b.host)
+	b.condition(b.host, "Deleting", metav1.ConditionTrue, "InUse")
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Finalizers = nil })
+	b.gone(b.host)
+	b.delete(b.capstan)
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).
+		To(And(ContainSubstring("CapstanHost "+b.host.Name+" does not exist"), ContainSubstring("annotate this CapstanCluster with "+infrav1.HostAbandonedAnnotation)))
+	b.Expect(b.has(b.fake)()).To(both)
+
+	// It comes back.
+	b.create(&infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: b.host.Name}, Spec: b.host.Spec})
+	b.gone(b.capstan)
+	b.Expect(b.has(b.fake)()).To(neither)
+}
+
+// IC-12: a host that never existed has nothing, and is not waited for.
+func TestDeletionIsNotHeldByAHostThatNeverWas_IC12(t *testing.T) {
+	b := newNamespace(t)
+	b.addHost(nil)
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = "never-was" })
+	b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionUnknown, "NoHostConnected")
+	b.delete(b.capstan)
+	b.gone(b.capstan)
+}
+
+// IC-05: where a load balancer was is no part of a template.
+func TestTemplateHasNoLoadBalancerHosts_IC05(t *testing.T) {
+	b := newNamespace(t)
+	template := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "t"}}
+	template.Spec.Template.Spec.LoadBalancerHosts = []infrav1.LoadBalancerHost{{Name: "host", ID: "id"}}
+	b.Expect(env.Client.Create(ctx, template)).To(MatchError(ContainSubstring("written by the controller")))
+}
