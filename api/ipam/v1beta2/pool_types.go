@@ -326,7 +326,6 @@ type RestingAddresses struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:storageversion
 // +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta2=v1beta2","cluster.x-k8s.io/provider=ipam-capstan","clusterctl.cluster.x-k8s.io/move-hierarchy="}
-// +kubebuilder:printcolumn:name="CIDR",type="string",JSONPath=".spec.subnets[*].cidr",description="Networks of the pool"
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].status",description="Whether the pool can serve claims"
 // +kubebuilder:printcolumn:name="Total",type="string",JSONPath=".status.addresses.total",description="Addresses in the pool"
 // +kubebuilder:printcolumn:name="Used",type="integer",JSONPath=".status.addresses.used",description="Addresses that are handed out"
@@ -366,7 +365,6 @@ type CapstanIPPoolList struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:storageversion
 // +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta2=v1beta2","cluster.x-k8s.io/provider=ipam-capstan","clusterctl.cluster.x-k8s.io/move="}
-// +kubebuilder:printcolumn:name="CIDR",type="string",JSONPath=".spec.subnets[*].cidr",description="Networks of the pool"
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=".status.conditions[?(@.type=='Ready')].status",description="Whether the pool can serve claims"
 // +kubebuilder:printcolumn:name="Total",type="string",JSONPath=".status.addresses.total",description="Addresses in the pool"
 // +kubebuilder:printcolumn:name="Used",type="integer",JSONPath=".status.addresses.used",description="Addresses that are handed out"

@@ -40,7 +40,7 @@ func TestCRDs(t *testing.T) {
 		for _, c := range crd.Spec.Versions[0].AdditionalPrinterColumns {
 			columns = append(columns, c.Name)
 		}
-		if want := []string{"CIDR", "Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"}; !slices.Equal(columns, want) {
+		if want := []string{"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"}; !slices.Equal(columns, want) {
 			t.Errorf("%s: columns are %v, want %v", kind, columns, want)
 		}
 		if !slices.Equal(crd.Spec.Names.Categories, []string{"cluster-api", "capstan"}) {
