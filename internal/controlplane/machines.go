@@ -60,6 +60,7 @@ func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err 
 	if live.UID != s.controlPlane.UID || live.Generation != s.controlPlane.Generation || !live.DeletionTimestamp.IsZero() {
 		return false, nil
 	}
+	s.controlPlane.Annotations = live.Annotations
 	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil {
 		return false, err
 	}
@@ -269,8 +270,10 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 		},
 	}
 	out.Finalizers = []string{clusterv1.MachineFinalizer} // see handOver
-	if record, ok := s.controlPlane.Annotations[controlplanev1.RemediationInProgressAnnotation]; ok {
-		out.Annotations = map[string]string{controlplanev1.RemediationForAnnotation: record}
+	if open := s.openRepair(); open != nil {
+		repaired := *open
+		repaired.Open = nil // Another Machine replaces that one.
+		out.Annotations = map[string]string{controlplanev1.RemediationForAnnotation: repaired.String()}
 	}
 	if id := s.restoredAs(); id != "" {
 		metav1.SetMetaDataAnnotation(&out.ObjectMeta, controlplanev1.RestoreAnnotation, id)

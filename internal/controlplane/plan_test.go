@@ -378,6 +378,7 @@ func TestRepair(t *testing.T) {
 		before   bool
 		spec     controlplanev1.RemediationSpec
 		history  string
+		open     *record
 		machine  string
 		act      bool
 		message  string
@@ -406,6 +407,10 @@ func TestRepair(t *testing.T) {
 		{what: "a replacement too many", machines: "a:v b:v z:uf", history: after(15*time.Minute, 3), spec: retries(3), machine: "z", message: "3 replacements have failed", count: 4},
 		{what: "no retries", machines: "a:v b:v z:uf", history: after(15*time.Minute, 0), spec: retries(0), machine: "z", message: "maxRetry", count: 1},
 		{what: "long after", machines: "a:v b:v z:uf", history: after(2*time.Hour, 3), spec: retries(3), machine: "z", act: true},
+		{what: "the one before has no replacement yet", machines: "a:v z:vf", open: &record{Machine: "gone"}, machine: "z", message: "gone was repaired, and its replacement is not made yet"},
+		{what: "the one before has no replacement yet, and a dead member keeps it from being made", machines: "a:v b:v c:v z:uf", open: &record{Machine: "gone"}, machine: "z", act: true},
+		{what: "the one before has no replacement yet, and the majority needs it", machines: "a:v z:uf", open: &record{Machine: "gone"}, machine: "z", message: "no quorum"},
+		{what: "it was written down and not done", machines: "a:v b:v z:vf", open: &record{Machine: "z"}, machine: "z", act: true},
 		{what: "history that somebody spoilt", machines: "a:v b:v z:uf", history: "{", spec: retries(0), machine: "z", act: true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -413,7 +418,7 @@ func TestRepair(t *testing.T) {
 			if c.history != "" {
 				f.find("z").machine.Annotations[controlplanev1.RemediationForAnnotation] = c.history
 			}
-			got := planRepair(f, c.spec, !c.before, now)
+			got := planRepair(f, c.spec, !c.before, c.open, now)
 			if c.machine == "" {
 				if got.machine != nil {
 					t.Error("repairs", got.machine.name())

@@ -27,6 +27,20 @@ type record struct {
 	Time    metav1.Time `json:"timestamp"`
 	// Retries says how many replacements in a row have failed.
 	Retries int32 `json:"retryCount"`
+	// Open is the repair before, when its replacement is not made yet either; on the control plane only.
+	Open *record `json:"open,omitempty"`
+}
+
+// String is the record as it is written down; "" when there is none.
+func (r *record) String() string {
+	if r == nil {
+		return ""
+	}
+	data, err := json.Marshal(r)
+	if err != nil { // Names, times and numbers can always be written.
+		return ""
+	}
+	return string(data)
 }
 
 func readRecord(obj client.Object, annotation string) *record {
@@ -49,13 +63,17 @@ type repair struct {
 	record record
 }
 
-// planRepair decides which unhealthy Machine goes, and whether it can (CP-10).
-func planRepair(f fleet, spec controlplanev1.RemediationSpec, initialized bool, now time.Time) repair {
+// planRepair decides which unhealthy Machine goes, and whether it can (CP-10). open is the repair that has no
+// replacement yet; nil when there is none.
+func planRepair(f fleet, spec controlplanev1.RemediationSpec, initialized bool, open *record, now time.Time) repair {
 	machine := f.mostBroken()
 	if machine == nil {
 		return repair{}
 	}
-	out := repair{machine: machine, record: record{Machine: machine.name(), Time: metav1.NewTime(now.UTC().Truncate(time.Second))}}
+	out := repair{machine: machine, record: record{Machine: machine.name(), Time: metav1.NewTime(now.UTC().Truncate(time.Second)), Open: open}}
+	if open != nil && open.Machine == machine.name() {
+		out.record.Open = open.Open // It was written down, and then not done.
+	}
 	deferred := func(format string, args ...any) repair {
 		out.reason, out.message = controlplanev1.RemediationDeferredReason, fmt.Sprintf(format, args...)
 		return out
@@ -87,6 +105,10 @@ func planRepair(f fleet, spec controlplanev1.RemediationSpec, initialized bool, 
 		case other != machine && !f.joined(other) && !collections.IsUnhealthy(other.machine):
 			return deferred("Machine %s is still starting", other.name())
 		}
+	}
+	if open != nil && f.find(open.Machine) == nil && !memberDown(machine) {
+		// A dead member would keep the replacement from being made: it goes before that, if the majority allows it.
+		return deferred("Machine %s was repaired, and its replacement is not made yet", open.Machine)
 	}
 	if why := f.cannotRepair(machine); why != "" {
 		return refused("%s", why)
@@ -158,9 +180,12 @@ func (r *Reconciler) reconcileRemediation(ctx context.Context, s *scope) (acted 
 	if err := r.forgetHealed(ctx, s); err != nil {
 		return false, 0, err
 	}
-	p := planRepair(s.fleet(), s.controlPlane.Spec.Remediation, s.initialized(), now())
+	if err := r.forgetReplaced(ctx, s); err != nil {
+		return false, 0, err
+	}
+	p := s.planRepair()
 	if p.machine == nil {
-		return false, 0, r.forgetRemediation(ctx, s)
+		return false, 0, nil
 	}
 	s.remediating = append(s.remediating, cmp.Or(p.message, "it is replaced"))
 	if !p.act {
@@ -169,19 +194,19 @@ func (r *Reconciler) reconcileRemediation(ctx context.Context, s *scope) (acted 
 	if current, err := r.readLive(ctx, s); err != nil || !current {
 		return true, 0, err
 	}
-	if p = planRepair(s.fleet(), s.controlPlane.Spec.Remediation, s.initialized(), now()); !p.act {
+	if p = s.planRepair(); !p.act {
 		return true, p.again, nil
 	}
 	return true, 0, r.remediate(ctx, s, p)
 }
 
+func (s *scope) planRepair() repair {
+	return planRepair(s.fleet(), s.controlPlane.Spec.Remediation, s.initialized(), s.openRepair(), now())
+}
+
 // remediate writes down what it does before it does it: its replacement has to know.
 func (r *Reconciler) remediate(ctx context.Context, s *scope, p repair) error {
-	data, err := json.Marshal(p.record)
-	if err != nil {
-		return err
-	}
-	if err := r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, string(data)); err != nil {
+	if err := r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, p.record.String()); err != nil {
 		return err
 	}
 	machine := p.machine.machine
@@ -217,17 +242,51 @@ func (r *Reconciler) forgetHealed(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// finishRemediation: the replacement has been made, and knows what it replaces.
-func (r *Reconciler) finishRemediation(ctx context.Context, s *scope) error {
-	return r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, "")
+// openRepair is the newest repair whose replacement is not made yet; nil when there is none.
+func (s *scope) openRepair() *record {
+	return s.fleet().unreplaced(readRecord(s.controlPlane, controlplanev1.RemediationInProgressAnnotation), s.wish().replicas)
 }
 
-// forgetRemediation ends a repair that needs no replacement, or whose end was not written down: the
-// Machine is gone, and there are as many as are wanted.
-func (r *Reconciler) forgetRemediation(ctx context.Context, s *scope) error {
-	open := readRecord(s.controlPlane, controlplanev1.RemediationInProgressAnnotation)
-	if open == nil || s.machines[open.Machine] != nil || len(s.machines) < s.wish().replicas {
+// unreplaced is what of the repairs that are written down still waits for a replacement.
+func (f fleet) unreplaced(open *record, replicas int) *record {
+	for open != nil && f.isOver(open, replicas) {
+		open = open.Open
+	}
+	return open
+}
+
+// isOver says that a repair needs no replacement any more: it has one, there are as many Machines as are wanted, or
+// the Machine has healed before it was deleted.
+func (f fleet) isOver(repair *record, replicas int) bool {
+	replaced := func(i instance) bool {
+		r := readRecord(i.machine, controlplanev1.RemediationForAnnotation)
+		return r != nil && r.Machine == repair.Machine
+	}
+	switch i := f.find(repair.Machine); {
+	case slices.ContainsFunc(f.instances, replaced):
+		return true
+	case i == nil:
+		return len(f.active()) >= replicas
+	default:
+		return !i.deleting() && !collections.IsUnhealthy(i.machine)
+	}
+}
+
+// finishRemediation: the replacement has been made, and knows what it replaces.
+func (r *Reconciler) finishRemediation(ctx context.Context, s *scope) error {
+	return r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, s.openRepair().String())
+}
+
+// forgetReplaced ends repairs that need no replacement, or whose end was not written down.
+func (r *Reconciler) forgetReplaced(ctx context.Context, s *scope) error {
+	same := func() bool {
+		return s.openRepair().String() == readRecord(s.controlPlane, controlplanev1.RemediationInProgressAnnotation).String()
+	}
+	if same() {
 		return nil
+	}
+	if current, err := r.readLive(ctx, s); err != nil || !current || same() {
+		return err
 	}
 	return r.finishRemediation(ctx, s)
 }
