@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,16 +98,17 @@ func (a *app) downCommand() *cobra.Command {
 }
 
 func (a *app) planeCommand() *cobra.Command {
-	var notifyFD int
+	var supervisor up.Supervisor
 	c := &cobra.Command{
 		Use: "plane", Short: "Run the daemon of the management plane in the foreground (for service managers)", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return up.Run(ctx, a.layout(), notifyFD)
+			return up.Run(ctx, a.layout(), supervisor)
 		},
 	}
-	c.Flags().IntVar(&notifyFD, "notify-fd", 0, "file to write to once the status is served")
+	c.Flags().StringVar(&supervisor.Unit, "unit", "", "unit of systemd that runs this (%n): it takes over a plane that runs already, and `capstan up` starts it again with a new build")
+	c.Flags().IntVar(&supervisor.NotifyFD, "notify-fd", 0, "file to write to once the status is served")
 	_ = c.Flags().MarkHidden("notify-fd")
 	return c
 }
@@ -123,7 +125,7 @@ func (a *app) statusCommand() *cobra.Command {
 				return a.printJSON(status)
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, status.Ready)
+			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
 			fmt.Fprintln(w, "\nCOMPONENT\tSTATE\tPID\tRESTARTS\tMESSAGE")
 			for _, p := range status.Components {
 				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)

@@ -39,11 +39,14 @@ type plane struct {
 	processes []*process // in the order of their start
 }
 
-// Run is the daemon: it returns when ctx ends and everything was stopped, or at once when another one
-// runs for the same root. Machines and load balancers are capstand's, and stay. Once the status is
-// served, a byte is written to notifyFD unless that is 0.
-func Run(ctx context.Context, l Layout, notifyFD int) error {
-	lock, err := lockPlane(l)
+// Run is the daemon: it returns when ctx ends and everything was stopped. When another one runs for the same root it
+// returns at once; but a unit takes the plane over. Machines and load balancers are capstand's, and stay.
+func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
+	take := lockPlane
+	if supervisor.Unit != "" {
+		take = func(l Layout) (*os.File, error) { return takeOver(ctx, l) }
+	}
+	lock, err := take(l)
 	if err != nil {
 		return err
 	}
@@ -51,6 +54,11 @@ func Run(ctx context.Context, l Layout, notifyFD int) error {
 	state, err := LoadState(l)
 	if err != nil {
 		return fmt.Errorf("wanted an installation in %s: %w; make one with `capstan up`", l.Root, err)
+	}
+	if supervisor.Unit != "" {
+		if err := becomeBuild(state.Assets); err != nil {
+			return err
+		}
 	}
 	base, release, err := takePorts(ctx, state.PortBase, claimPorts, portFree)
 	if err != nil {
@@ -66,7 +74,7 @@ func Run(ctx context.Context, l Layout, notifyFD int) error {
 	p := &plane{layout: l, state: state, spawner: newSpawner()}
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit,
 		Server: loopback("https", state.port(portAPIServer)),
 	})
 	server, err := p.board.serve(l.StatusSocket())
@@ -74,7 +82,9 @@ func Run(ctx context.Context, l Layout, notifyFD int) error {
 		return err
 	}
 	defer func() { _ = server.Close() }()
-	notifyServing(notifyFD)
+	if err := supervisor.notify(); err != nil {
+		return err
+	}
 
 	if err := p.start(ctx); err != nil && ctx.Err() == nil {
 		// Stay, so that the reason is seen; what runs goes on.

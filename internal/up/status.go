@@ -15,6 +15,8 @@ import (
 // Status is what a running plane says of itself.
 type Status struct {
 	PID int `json:"pid"`
+	// Unit of systemd that runs the plane; empty when `capstan up` started it.
+	Unit string `json:"unit,omitempty"`
 	// Ready once everything has been up at the same time.
 	Ready bool `json:"ready"`
 	// Error is why the plane cannot become ready.

@@ -145,17 +145,6 @@ func daemonize(log string, notify *os.File, name string, args ...string) error {
 	return cmd.Process.Release()
 }
 
-// notifyServing tells the command that started the daemon that it serves. The file is closed, so
-// that no child keeps it open.
-func notifyServing(fd int) {
-	if fd <= 0 {
-		return
-	}
-	f := os.NewFile(uintptr(fd), "notify")
-	_, _ = f.Write([]byte{'\n'})
-	_ = f.Close()
-}
-
 // boxMemory is the memory of the box in bytes.
 func boxMemory() (int64, error) {
 	var info unix.Sysinfo_t

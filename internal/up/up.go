@@ -42,6 +42,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		return Status{}, err
 	}
 	defer unlock()
+	unit := ""
 	if status, err := GetStatus(ctx, l); err == nil {
 		if status.Error == "" && status.Assets == assets && len(status.Hosts) >= o.Hosts && status.Build == buildOf(stateOf(status)) {
 			return awaitReady(ctx, l, progress)
@@ -49,6 +50,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		if err := stopPlane(ctx, l); err != nil {
 			return Status{}, err
 		}
+		unit = status.Unit
 	}
 	state, err := decideState(l, assets, o.Hosts)
 	if err != nil {
@@ -57,7 +59,13 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	if err := state.save(l); err != nil {
 		return Status{}, err
 	}
-	if err := startPlane(l); err != nil {
+	if unit != "" {
+		unlock() // for the daemon of a unit
+		err = startUnit(ctx, unit)
+	} else {
+		err = startPlane(l)
+	}
+	if err != nil {
 		return Status{}, err
 	}
 	return awaitReady(ctx, l, progress)
