@@ -441,6 +441,7 @@ func TestInPlace(t *testing.T) {
 			*d.NodeDrainTimeoutSeconds == 11 && *d.NodeVolumeDetachTimeoutSeconds == 12 && *d.NodeDeletionTimeoutSeconds == 13 &&
 			ptr.Deref(machine.Spec.MinReadySeconds, 0) == 14 && len(machine.Spec.ReadinessGates) == 3 && machine.Labels["somebody"] == "else"
 	})
+	w.still("there is no rollout", func() bool { return len(w.made) == 1 && w.settled(cp, 1)() })
 	w.stubborn[machine.Name] = true
 	deleteMachine(t, w, machine.Name)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](21) })

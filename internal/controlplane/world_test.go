@@ -149,7 +149,10 @@ func (w *world) boot(m *clusterv1.Machine) {
 		before := m.DeepCopy()
 		m.Status.NodeRef.Name = m.Name
 		m.Status.Addresses = clusterv1.MachineAddresses{{Type: clusterv1.MachineHostName, Address: m.Name}}
-		w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
+		for _, kind := range []string{clusterv1.ReadyCondition, clusterv1.AvailableCondition} {
+			conditions.Set(m, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: kind})
+		}
+		w.patchConditions(m, before)
 	}
 	if !w.dead[m.Name] {
 		w.renew("apiserver-"+m.Name, map[string]string{apiServerIdentityLabel: apiServerIdentity, corev1.LabelHostname: m.Name})
@@ -170,8 +173,7 @@ func (w *world) remove(m *clusterv1.Machine) {
 		if !waitsForHook(m) {
 			before := m.DeepCopy()
 			conditions.Set(m, metav1.Condition{Type: clusterv1.MachineDeletingCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineDeletingWaitingForPreTerminateHookReason})
-			// Locked: the conditions are a list, and not ours alone. Who is late comes again with the next step.
-			w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+			w.patchConditions(m, before)
 		}
 		return
 	}
@@ -182,6 +184,13 @@ func (w *world) remove(m *clusterv1.Machine) {
 		w.set(member, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse, Reason: etcdv1.NotStartedReason})
 	}
 	w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
+}
+
+// patchConditions writes a Machine's status. Locked: the conditions are a list, and not ours alone. Who is late comes
+// again with the next step.
+func (w *world) patchConditions(m, before *clusterv1.Machine) {
+	w.t.Helper()
+	w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
 // lookAfterEtcd does what the agent next to etcd's leader does: members join, one learner at a time, and leave.
@@ -293,7 +302,8 @@ func (w *world) voting() int {
 	return n
 }
 
-// settled says that there are n Machines, all of them up to date, with n voting members and no others.
+// settled says that there are n Machines, all of them up to date, with n voting members and no others, and that the
+// status says so (CP-03, CP-05).
 func (w *world) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
 	return func() bool {
 		machines := machinesOf(w.t, w.cluster)
@@ -305,7 +315,12 @@ func (w *world) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bo
 				return false
 			}
 		}
-		return ptr.Deref(cp.Status.Replicas, 0) == int32(n) && ptr.Deref(cp.Status.UpToDateReplicas, 0) == int32(n) &&
+		for _, counted := range []*int32{cp.Status.Replicas, cp.Status.ReadyReplicas, cp.Status.AvailableReplicas, cp.Status.UpToDateReplicas} {
+			if counted == nil || *counted != int32(n) {
+				return false
+			}
+		}
+		return cp.Status.Version == cp.Spec.Version &&
 			has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionTrue, "") && has(cp, clusterv1.RollingOutCondition, metav1.ConditionFalse, "")
 	}
 }

@@ -4,15 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
 // fuse is a manager's connection, which breaks for good at one of its writes: before that reaches the
@@ -86,7 +90,7 @@ func (f *fuse) isBroken() bool {
 	}
 }
 
-// Never twice, nothing lost: a manager dies at each of its writes in turn, before it and right behind it,
+// IPAM-04c before IPAM-04d, never twice, nothing lost: a manager dies at each of its writes in turn, before it and right behind it,
 // while a claim comes, goes, and another one gets its address. The next manager finishes all of it.
 func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	w := startWitness(t)
@@ -131,6 +135,7 @@ func dieAt(t *testing.T, f *fuse) {
 	f.orUntil(t, "the second claim's address", func() error { return served(b) })
 	f.orUntil(t, "the first claim to go", func() error { return missing(a) })
 	stop()
+	wantMarkedFirst(t, pool, a, b)
 
 	startManager(t, env.Config, opts)
 	wantAddress(t, b, "10.8.0.10")
@@ -148,6 +153,32 @@ func dieAt(t *testing.T, f *fuse) {
 		}
 		return nil
 	})
+}
+
+// wantMarkedFirst checks that every claim that an address was chosen for has the finalizer (IPAM-04c before IPAM-04d),
+// wherever the manager has died: without it, a claim that is deleted would take no address back.
+func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiipamv1.IPAddressClaim) {
+	t.Helper()
+	chosen := map[string]bool{} // UIDs of claims
+	ips := &capiipamv1.IPAddressList{}
+	must(t, env.Client.List(ctx, ips, client.InNamespace(pool.Namespace)))
+	for _, ip := range ips.Items {
+		chosen[string(metav1.GetControllerOf(&ip).UID)] = true
+	}
+	_, err := get(pool)
+	must(t, err)
+	if record := pool.Status.Allocator; record != nil { // the manager may have died before it had one
+		for _, pending := range record.Pending {
+			chosen[pending.UID] = true
+		}
+	}
+	for _, c := range claims {
+		_, err := get(c)
+		must(t, client.IgnoreNotFound(err))
+		if err == nil && chosen[string(c.UID)] && !slices.Contains(c.Finalizers, ipamv1.ClaimFinalizer) {
+			t.Errorf("IPAM-04c: an address is chosen for claim %s, and its finalizers are %v", c.Name, c.Finalizers)
+		}
+	}
 }
 
 func served(c *capiipamv1.IPAddressClaim) error {
