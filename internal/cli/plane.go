@@ -18,7 +18,7 @@ import (
 )
 
 func (a *app) upCommand() *cobra.Command {
-	var hosts int
+	o := up.Options{}
 	var noHosts bool
 	var timeout time.Duration
 	c := &cobra.Command{
@@ -28,9 +28,9 @@ func (a *app) upCommand() *cobra.Command {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
 			if noHosts {
-				hosts = -1
+				o.Hosts = -1
 			}
-			status, err := a.up(ctx, hosts)
+			status, err := a.up(ctx, o)
 			if err != nil {
 				return err
 			}
@@ -41,18 +41,20 @@ func (a *app) upCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().IntVar(&hosts, "hosts", 0, "hosts on this box, each with a capstand and a failure domain of its own (default: those that there are, or 1)")
+	c.Flags().IntVar(&o.Hosts, "hosts", 0, "hosts on this box, each with a capstand and a failure domain of its own (default: those that there are, or 1)")
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "no host on this box: all of them are elsewhere")
+	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves management planes elsewhere, with the certificates of `capstan host credentials`; none ends it (default: as it is)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "how long to wait")
 	return c
 }
 
 // up starts the plane and shows each component as it comes up.
-func (a *app) up(ctx context.Context, hosts int) (up.Status, error) {
+func (a *app) up(ctx context.Context, o up.Options) (up.Status, error) {
+	o.Root, o.Assets = a.root, a.assets
 	p := a.newProgress()
 	defer p.close()
-	return up.Up(ctx, up.Options{Root: a.root, Assets: a.assets, Hosts: hosts}, func(s up.Status) { p.show(planeSteps(s)) })
+	return up.Up(ctx, o, func(s up.Status) { p.show(planeSteps(s)) })
 }
 
 // planeSteps are the steps that a starting plane goes through.

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"capstan.dev/capstan/internal/doctor"
+	"capstan.dev/capstan/internal/up"
 )
 
 // What quickstart makes.
@@ -65,7 +66,7 @@ func (a *app) quickstart(ctx context.Context) error {
 		return errUnfit
 	}
 	a.title("Management plane")
-	if _, err := a.up(ctx, 0); err != nil {
+	if _, err := a.up(ctx, up.Options{}); err != nil {
 		return err
 	}
 	a.title(fmt.Sprintf("Cluster %s: 1 control plane machine, %d workers", demoCluster, demoWorkers))

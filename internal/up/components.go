@@ -171,15 +171,19 @@ func managerComponent(l Layout, s State) component {
 // shows them to the machines. The socket belongs to the system user: only the managers use it.
 func capstandComponent(l Layout, s State, host string, owner user, memory int64) component {
 	socket := l.HostSocket(host)
+	args := []string{
+		"--root=" + l.HostRoot(host), "--assets=" + s.Assets, "--name=" + host,
+		"--backups=" + l.Backups(),
+		"--socket=" + socket, "--socket-uid=" + strconv.Itoa(owner.uid),
+		"--reserve-memory=" + strconv.FormatInt(reserved(memory, len(s.Hosts)), 10),
+	}
+	if s.Listen != "" {
+		args = append(args, "--listen="+s.Listen)
+	}
 	return component{
-		name: capstandName(host),
-		path: Assets{s.Assets}.Capstand(),
-		args: []string{
-			"--root=" + l.HostRoot(host), "--assets=" + s.Assets, "--name=" + host,
-			"--backups=" + l.Backups(),
-			"--socket=" + socket, "--socket-uid=" + strconv.Itoa(owner.uid),
-			"--reserve-memory=" + strconv.FormatInt(reserved(memory, len(s.Hosts)), 10),
-		},
+		name:   capstandName(host),
+		path:   Assets{s.Assets}.Capstand(),
+		args:   args,
 		asRoot: true,
 		ready:  func(ctx context.Context) error { return dialSocket(ctx, socket) },
 	}

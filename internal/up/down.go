@@ -69,6 +69,7 @@ func purgeHosts(ctx context.Context, l Layout, assets string, step func(string))
 	if state.Assets, err = purgeAssets(state.Assets, assets); err != nil {
 		return err
 	}
+	state.Listen = "" // nobody else is to make anything meanwhile
 	owner, err := ensureUser()
 	if err != nil {
 		return err

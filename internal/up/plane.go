@@ -74,7 +74,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	p := &plane{layout: l, state: state, spawner: newSpawner()}
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen,
 		Server: loopback("https", state.port(portAPIServer)),
 	})
 	server, err := p.board.serve(l.StatusSocket())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,8 @@ type State struct {
 	KubernetesVersion string `json:"kubernetesVersion"`
 	// Hosts are the names of the CapstanHosts of this box; each has a capstand of its own.
 	Hosts []string `json:"hosts"`
+	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere; none when empty.
+	Listen string `json:"listen,omitempty"`
 	// PortBase is the first of the ports on loopback that the installation has; 0 before its first
 	// start.
 	PortBase int `json:"portBase,omitempty"`
@@ -42,9 +45,41 @@ func LoadState(l Layout) (State, error) {
 	return s, nil
 }
 
+// listenNowhere takes back what --listen has said before.
+const listenNowhere = "none"
+
+// listenOf is the address that a host has after it was asked to have another one; nothing asked changes nothing.
+func listenOf(have, asked string) string {
+	switch asked {
+	case "":
+		return have
+	case listenNowhere:
+		return ""
+	}
+	return asked
+}
+
+// checkListen says what is missing for managers elsewhere.
+func checkListen(l Layout, s State) error {
+	if s.Listen == "" {
+		return nil
+	}
+	if len(s.Hosts) != 1 {
+		return fmt.Errorf("wanted one host on this box for --listen %s, found %d: run a capstand of its own for each instead, see docs/hosts.md", s.Listen, len(s.Hosts))
+	}
+	if _, _, err := net.SplitHostPort(s.Listen); err != nil {
+		return fmt.Errorf("wanted --listen host:port, or none, found %q: %w", s.Listen, err)
+	}
+	dir := filepath.Join(l.HostRoot(s.Hosts[0]), "tls")
+	if _, err := os.Stat(filepath.Join(dir, "server.crt")); err != nil {
+		return fmt.Errorf("wanted the certificates for --listen %s: %w; make them with `capstan host credentials %s --address HOST:PORT --dir %s`, and keep what it prints for the other management plane", s.Listen, err, s.Hosts[0], dir)
+	}
+	return nil
+}
+
 // decideState completes what is on disk with what was asked for. Hosts are only ever added: machines
 // may be on those that are there.
-func decideState(l Layout, assets string, hosts int) (State, error) {
+func decideState(l Layout, assets string, hosts int, listen string) (State, error) {
 	s, err := LoadState(l)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return State{}, err
@@ -65,7 +100,8 @@ func decideState(l Layout, assets string, hosts int) (State, error) {
 	for i := len(s.Hosts); i < hosts; i++ {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
-	return s, nil
+	s.Listen = listenOf(s.Listen, listen)
+	return s, checkListen(l, s)
 }
 
 // hostName of the i-th host of a box.

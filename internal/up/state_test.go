@@ -26,7 +26,7 @@ func testAssets(t *testing.T, versions ...string) string {
 func TestDecideState(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.35.9", "v1.36.3", "v1.9.1", "other")
-	first, err := decideState(l, assets, 0)
+	first, err := decideState(l, assets, 0, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,19 +36,59 @@ func TestDecideState(t *testing.T) {
 	if err := first.save(l); err != nil {
 		t.Fatal(err)
 	}
-	again, err := decideState(l, assets, 1)
+	again, err := decideState(l, assets, 1, "")
 	if err != nil || !reflect.DeepEqual(again, first) {
 		t.Errorf("decided otherwise the second time: %+v, %v", again, err)
 	}
-	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), 3)
+	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), 3, "")
 	if err != nil || !reflect.DeepEqual(more.Hosts, []string{"local", "local-2", "local-3"}) || more.KubernetesVersion != "v1.36.3" {
 		t.Errorf("with more hosts and a newer version: %+v, %v", more, err)
 	}
 	if err := more.save(l); err != nil {
 		t.Fatal(err)
 	}
-	if fewer, err := decideState(l, assets, 1); err != nil || len(fewer.Hosts) != 3 {
+	if fewer, err := decideState(l, assets, 1, ""); err != nil || len(fewer.Hosts) != 3 {
 		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
+	}
+}
+
+// TestListen: what was said stays until something else is said, and nothing is started that cannot serve.
+func TestListen(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	decide := func(hosts int, listen string) (State, error) {
+		s, err := decideState(l, assets, hosts, listen)
+		if err == nil {
+			err = s.save(l)
+		}
+		return s, err
+	}
+	if _, err := decide(1, ":7443"); err == nil || !strings.Contains(err.Error(), "capstan host credentials local --address HOST:PORT --dir "+l.HostRoot("local")+"/tls") {
+		t.Errorf("without certificates: %v", err)
+	}
+	tls := filepath.Join(l.HostRoot("local"), "tls")
+	if err := errors.Join(os.MkdirAll(tls, 0o700), os.WriteFile(filepath.Join(tls, "server.crt"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ asked, want string }{{"", ""}, {":7443", ":7443"}, {"", ":7443"}, {"none", ""}, {"10.0.0.5:7443", "10.0.0.5:7443"}} {
+		s, err := decide(1, test.asked)
+		if err != nil || s.Listen != test.want {
+			t.Fatalf("--listen %q: %q, %v", test.asked, s.Listen, err)
+		}
+		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets)
+		if served != (test.asked == "" || test.asked == "none") {
+			t.Errorf("--listen %q is served by a plane without: %v", test.asked, served)
+		}
+		args := strings.Join(capstandComponent(l, s, "local", user{}, 1<<30).args, " ")
+		if strings.Contains(args, "--listen="+test.want) != (test.want != "") {
+			t.Errorf("--listen %q: capstand %s", test.asked, args)
+		}
+	}
+	if _, err := decide(1, "7443"); err == nil || !strings.Contains(err.Error(), "host:port") {
+		t.Errorf("no address: %v", err)
+	}
+	if _, err := decide(2, ""); err == nil || !strings.Contains(err.Error(), "found 2") {
+		t.Errorf("one address for two hosts: %v", err)
 	}
 }
 
@@ -57,7 +97,7 @@ func TestDecideStateWithoutHosts(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
 	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {-1, 2}} {
-		s, err := decideState(l, assets, test.hosts)
+		s, err := decideState(l, assets, test.hosts, "")
 		if err != nil || len(s.Hosts) != test.want {
 			t.Fatalf("hosts %d: %+v, %v", test.hosts, s, err)
 		}
@@ -68,7 +108,7 @@ func TestDecideStateWithoutHosts(t *testing.T) {
 }
 
 func TestDecideStateWithoutAssets(t *testing.T) {
-	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), 1)
+	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), 1, "")
 	if err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("got %v", err)
 	}

@@ -28,6 +28,7 @@ type Status struct {
 	KubernetesVersion string          `json:"kubernetesVersion"`
 	Server            string          `json:"server"`
 	Hosts             []string        `json:"hosts"`
+	Listen            string          `json:"listen,omitempty"`
 	Installed         bool            `json:"installed"`
 	Components        []ProcessStatus `json:"components"`
 }

@@ -22,6 +22,9 @@ type Options struct {
 	// Hosts is how many CapstanHosts this box has; never less than there are. When 0, those that there
 	// are, and one in a new installation; negative for none, when all hosts are elsewhere.
 	Hosts int
+	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere, with the
+	// certificates of `capstan host credentials`. Empty leaves it as it is, "none" ends it.
+	Listen string
 }
 
 // ErrNotRoot: capstand makes namespaces, and the plane gives up root for its components.
@@ -42,26 +45,25 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		return Status{}, err
 	}
 	defer unlock()
-	unit := ""
-	if status, err := GetStatus(ctx, l); err == nil {
-		if status.Error == "" && status.Assets == assets && len(status.Hosts) >= o.Hosts && status.Build == buildOf(stateOf(status)) {
-			return awaitReady(ctx, l, progress)
-		}
+	status, notRunning := GetStatus(ctx, l)
+	if notRunning == nil && o.served(status, assets) {
+		return awaitReady(ctx, l, progress)
+	}
+	state, err := decideState(l, assets, o.Hosts, o.Listen)
+	if err != nil {
+		return Status{}, err
+	}
+	if notRunning == nil {
 		if err := stopPlane(ctx, l); err != nil {
 			return Status{}, err
 		}
-		unit = status.Unit
-	}
-	state, err := decideState(l, assets, o.Hosts)
-	if err != nil {
-		return Status{}, err
 	}
 	if err := state.save(l); err != nil {
 		return Status{}, err
 	}
-	if unit != "" {
-		unlock() // for the daemon of a unit
-		err = startUnit(ctx, unit)
+	if status.Unit != "" {
+		unlock() // for the daemon of the unit
+		err = startUnit(ctx, status.Unit)
 	} else {
 		err = startPlane(l)
 	}
@@ -69,6 +71,12 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		return Status{}, err
 	}
 	return awaitReady(ctx, l, progress)
+}
+
+// served says whether a plane is what was asked for, and of this build.
+func (o Options) served(s Status, assets string) bool {
+	return s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
+		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen)
 }
 
 func stateOf(s Status) State {
