@@ -7,7 +7,6 @@ package bootstrap
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -49,7 +49,9 @@ type record struct {
 	// Done are the steps that need no repetition.
 	Done []string `json:"done"`
 	// Appended says how long a file was before the step that appends to it, by step.
-	Appended map[string]int64  `json:"appended,omitempty"`
+	Appended map[string]int64 `json:"appended,omitempty"`
+	// Sentinel says that the sentinel was there when a step was done: it does not outlive PID 1.
+	Sentinel bool              `json:"sentinel,omitempty"`
 	Result   initapi.Bootstrap `json:"result"`
 	Message  string            `json:"message,omitempty"`
 }
@@ -129,21 +131,53 @@ func (r *Runner) apply(ctx context.Context) error {
 	if err := r.save(); err != nil {
 		return err
 	}
-	for _, step := range r.steps(config) {
+	did, err := r.doSteps(ctx, r.steps(config))
+	if err != nil {
+		return err
+	}
+	return r.awaitSentinel(ctx, did)
+}
+
+// doSteps does those that the record does not have, and says whether there were any.
+func (r *Runner) doSteps(ctx context.Context, steps []step) (did bool, err error) {
+	for _, step := range steps {
 		if slices.Contains(r.record.Done, step.name) {
 			continue
 		}
+		did = true
 		// To the log only: each report wakes up everybody who watches the machine.
 		r.Log.Info("bootstrap", "step", step.name)
 		if err := step.do(ctx); err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
+			return did, fmt.Errorf("%s: %w", step.name, err)
 		}
 		if err := r.done(step.name); err != nil {
-			return err
+			return did, err
 		}
 	}
+	return did, nil
+}
+
+// awaitSentinel waits for the sentinel, and records that it was there before the data is erased. When this PID 1
+// did nothing that could write it, one that was not seen before never comes.
+func (r *Runner) awaitSentinel(ctx context.Context, did bool) error {
+	switch {
+	case r.record.Sentinel:
+		return nil
+	case !did && !r.sentinelThere():
+		return fmt.Errorf("all steps are done, but the machine was started again before %s was there, and whoever was to write it has ended: "+
+			"delete the machine, and have the last command in runcmd write the file itself", r.Sentinel)
+	}
 	r.Log.Info("bootstrap", "step", "waiting for "+r.Sentinel)
-	return waitForFile(ctx, r.Sentinel)
+	if err := waitForFile(ctx, r.Sentinel); err != nil {
+		return err
+	}
+	r.record.Sentinel = true
+	return r.save()
+}
+
+func (r *Runner) sentinelThere() bool {
+	_, err := os.Stat(r.Sentinel)
+	return err == nil
 }
 
 type step struct {
@@ -180,17 +214,18 @@ func (r *Runner) steps(c *cloudconfig.Config) []step {
 	return steps
 }
 
+// load reads the record. One that cannot be used is taken for none: capstand knows whether the bootstrap has ended, and
+// passes the data again if it has not, so all steps are done once more. The alternative is a machine that never comes up.
 func (r *Runner) load() error {
-	data, err := os.ReadFile(r.RecordPath)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		data = []byte("{}")
-	case err != nil:
-		return err
-	}
 	r.record = record{}
-	if err := json.Unmarshal(data, &r.record); err != nil {
-		return fmt.Errorf("the record of the bootstrap %s: %w", r.RecordPath, err)
+	err := disk.ReadJSON(r.RecordPath, &r.record)
+	switch unreadable := (*fs.PathError)(nil); {
+	case errors.Is(err, fs.ErrNotExist):
+	case errors.As(err, &unreadable):
+		return err
+	case err != nil:
+		r.Log.Error("the record of the bootstrap cannot be used: all steps are to be done again", "error", err)
+		r.record = record{}
 	}
 	if r.record.Machine != r.Metadata.ID {
 		r.record = record{Machine: r.Metadata.ID}
@@ -203,16 +238,13 @@ func (r *Runner) load() error {
 
 func (r *Runner) done(step string) error {
 	r.record.Done = append(r.record.Done, step)
+	r.record.Sentinel = r.record.Sentinel || r.sentinelThere()
 	return r.save()
 }
 
 func (r *Runner) save() error {
-	data, err := json.Marshal(r.record)
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(filepath.Dir(r.RecordPath), 0o755); err != nil {
 		return err
 	}
-	return replaceFile(r.RecordPath, data, 0o600, 0, 0)
+	return disk.WriteJSON(r.RecordPath, r.record, 0o600)
 }

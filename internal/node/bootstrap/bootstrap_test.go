@@ -240,6 +240,82 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// restart is the next PID 1 of the same machine, which was given its data again: /run is a new one.
+func (f *fixture) restart(data string) {
+	f.t.Helper()
+	if err := os.RemoveAll(f.path("run")); err != nil {
+		f.t.Fatal(err)
+	}
+	f.give(data)
+	f.again()
+}
+
+// dieAfterSteps does all steps, and dies before it looks for the sentinel.
+func (f *fixture) dieAfterSteps(data string) {
+	f.t.Helper()
+	config, err := cloudconfig.Parse([]byte("#cloud-config\n"+data), f.Metadata.TemplateVariables())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := f.load(); err != nil {
+		f.t.Fatal(err)
+	}
+	if _, err := f.doSteps(f.t.Context(), f.steps(config)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// IM-08: the sentinel is on a tmpfs. A machine that dies after its last command, and before anybody has looked for
+// the sentinel, was bootstrapped all the same.
+func TestSentinelIsLost(t *testing.T) {
+	for name, c := range map[string]struct {
+		data    string
+		state   initapi.Bootstrap
+		message string
+	}{
+		"written by the last command": {"runcmd:\n- echo one >> $DIR/list\n" + sentinel, initapi.Succeeded, ""},
+		"written by one before it":    {"runcmd:\n" + sentinel + "- echo one >> $DIR/list\n", initapi.Succeeded, ""},
+		"written by nobody any more":  {"runcmd:\n- echo one >> $DIR/list\n", initapi.Failed, "was started again before"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			data := f.expand(c.data)
+			f.give(data)
+			f.dieAfterSteps(data)
+			f.restart(data)
+			if state, message, _ := f.apply(); state != c.state || !strings.Contains(message, c.message) {
+				t.Errorf("%s: %s", state, message)
+			}
+			if _, err := os.Stat(f.DataPath); err == nil {
+				t.Error("the data is still there")
+			}
+			if got := f.read("list"); got != "one\n" {
+				t.Errorf("list %q", got)
+			}
+		})
+	}
+}
+
+// A record that a power failure has left useless is one of nothing: who still has the data gives it again.
+func TestUselessRecord(t *testing.T) {
+	for _, content := range []string{"", "{", "7", "\x00\x00"} {
+		f := newFixture(t)
+		f.give(f.expand("runcmd:\n" + sentinel))
+		if err := os.MkdirAll(f.path("var"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(f.RecordPath, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if state, message, _ := f.apply(); state != initapi.Succeeded {
+			t.Errorf("%q: %s: %s", content, state, message)
+		}
+		if !strings.Contains(f.log.String(), "cannot be used") {
+			t.Errorf("%q: nobody is told: %s", content, f.log.String())
+		}
+	}
+}
+
 // A disk that was another machine's does not count as bootstrapped.
 func TestOtherMachine(t *testing.T) {
 	f := newFixture(t)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
@@ -47,7 +48,7 @@ func (r *Runner) writeFile(step string, f cloudconfig.File) error {
 }
 
 // replaceFile writes a file beside path and moves it there. Nobody but root can read it before it
-// has its owner and mode.
+// has its owner and mode. It is on the disk before the step that wrote it is recorded.
 func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) error {
 	file, err := os.OpenFile(path+".capstan-tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -57,14 +58,15 @@ func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) er
 	if os.Getuid() == 0 {
 		err = errors.Join(err, file.Chown(uid, gid))
 	}
-	err = errors.Join(err, file.Chmod(mode), file.Close())
+	err = errors.Join(err, file.Chmod(mode), file.Sync(), file.Close())
 	if err == nil {
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
 		_ = os.Remove(file.Name())
+		return err
 	}
-	return err
+	return disk.SyncDir(filepath.Dir(path))
 }
 
 // lookupOwner reads "user", "user:group" or numbers in their place; root by default.

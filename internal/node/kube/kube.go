@@ -24,6 +24,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/pki"
 )
 
@@ -202,5 +203,5 @@ func LinkCurrent(dir, name string, pair []byte) error {
 	if err := os.Symlink(filepath.Base(file), tmp); err != nil {
 		return err
 	}
-	return os.Rename(tmp, link)
+	return disk.Rename(tmp, link)
 }

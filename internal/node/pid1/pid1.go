@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/bootstrap"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -147,5 +148,5 @@ func setHostname(name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("setting the host name: %w", err)
 	}
-	return os.WriteFile("/etc/hostname", []byte(name+"\n"), 0o644)
+	return disk.WriteFile("/etc/hostname", []byte(name+"\n"), 0o644)
 }

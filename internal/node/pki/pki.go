@@ -21,6 +21,8 @@ import (
 
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+
+	"capstan.dev/capstan/internal/host/disk"
 )
 
 // Leaf is a certificate that a machine makes for itself.
@@ -210,7 +212,8 @@ func EncodeCert(c *x509.Certificate) []byte {
 	return data
 }
 
-// WriteFile writes a file with mode 0600, whole or not at all; folders on the way get 0755.
+// WriteFile writes a file with mode 0600, whole or not at all, and returns when it is on the disk: the bootstrap's
+// record vouches for it. Folders on the way get 0755.
 func WriteFile(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -218,14 +221,7 @@ func WriteFile(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return os.Chmod(path, 0o600)
 	}
-	tmp := path + ".capstan-tmp"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return disk.WriteFile(path, data, 0o600)
 }
 
 func sameSet(a, b []string) bool {

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/host/disk"
 )
 
 // Dir holds one file per service, <name>.yaml.
@@ -77,7 +79,7 @@ func (s Service) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Write writes the service's file into dir, whole or not at all.
+// Write writes the service's file into dir, whole or not at all, and returns when it is on the disk.
 func (s Service) Write(dir string) error {
 	if err := s.Validate(); err != nil {
 		return fmt.Errorf("service %s: %w", s.Name, err)
@@ -86,11 +88,7 @@ func (s Service) Write(dir string) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, s.Name+".yaml")
-	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".tmp", path)
+	return disk.WriteFile(filepath.Join(dir, s.Name+".yaml"), data, 0o600)
 }
 
 // Load reads all service files of dir. A file that cannot be used is an error of its own and does not
