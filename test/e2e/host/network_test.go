@@ -113,6 +113,19 @@ func (w world) reaches(address string) error {
 	return tryHost("ip netns exec capstan-e2e curl -ksS -m 1 https://" + address + ":6443/name")
 }
 
+// A network whose rules were removed, as by a reload of the host's own firewall, has them again.
+func TestFirewallRemoved(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	_, err := c.EnsureNetwork(c.ctx(), blue.network())
+	check(t, err)
+	table := "table inet capstan-" + hash(blue.id)
+	host(t, "nft delete "+table)
+	eventually(t, "the rules are back", func() error { return tryHost("nft list " + table) })
+	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: blue.network().Namespace, Name: blue.network().Name})
+	check(t, err)
+}
+
 // Two capstands of one box share the network of a cluster: their machines reach each other, none gets
 // an address that the other's has, and the last one removes the network.
 func TestTwoHosts(t *testing.T) {
