@@ -49,7 +49,8 @@ var (
 const clockSkew = 5 * time.Minute
 
 // Ensure makes the certificate, if there is none that is what the leaf says, comes from the CA of
-// today and has more than a third of its validity before it. The key stays the same, so that the
+// today, is valid already (a clock that was ahead makes some that are not) and has more than a third of its validity
+// before it. The key stays the same, so that the
 // one file that changes can be replaced while servers read it anew at each handshake. It returns
 // when the certificate is to be renewed.
 func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew time.Time, err error) {
@@ -62,7 +63,7 @@ func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew t
 	if err != nil {
 		return time.Time{}, err
 	}
-	if old, err := readCert(certPath); err == nil && l.satisfiedBy(old, ca, key) && now.Before(RenewAt(old)) {
+	if old, err := readCert(certPath); err == nil && l.satisfiedBy(old, ca, key) && ValidAt(old, now) && now.Before(RenewAt(old)) {
 		return RenewAt(old), nil
 	}
 	made, err := l.sign(ca, caKey, key.Public(), validity, now)
@@ -88,6 +89,11 @@ func chain(dir, name string, ca *x509.Certificate) []byte {
 // RenewAt is when two thirds of a certificate's validity are over.
 func RenewAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
+}
+
+// ValidAt says whether a certificate is valid already, and still.
+func ValidAt(c *x509.Certificate, now time.Time) bool {
+	return !now.Before(c.NotBefore) && now.Before(c.NotAfter)
 }
 
 func (l Leaf) satisfiedBy(c, ca *x509.Certificate, key crypto.Signer) bool {

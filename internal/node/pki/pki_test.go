@@ -18,7 +18,7 @@ func writeCA(t *testing.T, dir, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name, NotBefore: time.Now().Add(-7 * 24 * time.Hour)}, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +52,7 @@ func TestEnsure(t *testing.T) {
 		"other order of names": {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"b", "a"} }, 0, false},
 		"before two thirds":    {func(*testing.T, string, *Leaf) {}, 19 * day, false},
 		"after two thirds":     {func(*testing.T, string, *Leaf) {}, 21 * day, true},
+		"a clock was ahead":    {func(*testing.T, string, *Leaf) {}, -3 * day, true},
 		"another address":      {func(_ *testing.T, _ string, l *Leaf) { l.IPs = append(l.IPs, net.ParseIP("10.0.0.2")) }, 0, true},
 		"another name":         {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"a"} }, 0, true},
 		"another user":         {func(_ *testing.T, _ string, l *Leaf) { l.CommonName = "other" }, 0, true},
@@ -110,6 +111,17 @@ func verify(t *testing.T, dir string, leaf Leaf, now time.Time) {
 	for _, usage := range leaf.Usages {
 		if _, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestValidAt: neither a certificate of yesterday's is valid nor one that a clock that was ahead has made.
+func TestValidAt(t *testing.T) {
+	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	c := &x509.Certificate{NotBefore: begin, NotAfter: begin.Add(time.Hour)}
+	for after, want := range map[time.Duration]bool{-time.Second: false, 0: true, time.Minute: true, time.Hour: false} {
+		if got := ValidAt(c, begin.Add(after)); got != want {
+			t.Errorf("%s after its beginning: %v", after, got)
 		}
 	}
 }

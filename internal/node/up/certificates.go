@@ -165,12 +165,12 @@ func writeSigningCA() error {
 	return pki.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authorities[0]))
 }
 
-// kubeletCertificateValid says whether the kubelet has a certificate that has not expired.
+// kubeletCertificateValid says whether the kubelet has a certificate that is valid now.
 func kubeletCertificateValid() bool { return validNow(kubeletCurrent) }
 
 func validNow(path string) bool {
 	certs, err := cert.CertsFromFile(path)
-	return err == nil && time.Now().Before(certs[0].NotAfter)
+	return err == nil && pki.ValidAt(certs[0], time.Now())
 }
 
 func clientFiles(name string) kube.Credential {

@@ -19,8 +19,8 @@ import (
 const (
 	// renewRetry after a renewal that failed: there is a third of a validity left to try.
 	renewRetry = time.Minute
-	// renewMax: clocks jump and machines sleep, so a renewal that is far off is looked at daily.
-	renewMax = 24 * time.Hour
+	// renewMax: clocks jump and machines sleep, so a renewal that is far off is looked at now and then.
+	renewMax = time.Hour
 )
 
 // RenewCertificates renews the leaf certificates of this machine when two thirds of their validity
