@@ -201,6 +201,7 @@ test-e2e: setup build build-capi-kubeadm run-e2e ## Only the tests with real mac
 .PHONY: run-e2e
 run-e2e: gotestsum versitygw
 	$(call gotest,./test/...) -tags e2e -count=1 -p 1 -timeout 60m
+	$(call gotest,./internal/ipam/integration) -tags e2e -count=1 -run Heavy -timeout 30m
 
 .PHONY: test-unit
 test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.

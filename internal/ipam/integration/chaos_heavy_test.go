@@ -5,7 +5,5 @@ package integration
 import "testing"
 
 // Never twice, with thousands of claims and many more managers killed. It takes
-// some minutes:
-//
-//	go test -tags e2e -timeout 30m -run TestNeverTwiceHeavy ./internal/ipam/integration
-func TestNeverTwiceHeavy(t *testing.T) { testNeverTwice(t, 90, 3000, 60) }
+// some minutes, so that only `make test-e2e` runs it.
+func TestNeverTwiceHeavy(t *testing.T) { testNeverTwice(t, 90, 2000, 10) }
