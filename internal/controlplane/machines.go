@@ -196,13 +196,18 @@ func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *boo
 	return nil
 }
 
-// ownLabels are those that tell whose a Machine, a config or an infrastructure machine is (CP-19).
+// ownLabels are those that tell whose a Machine, a config or an infrastructure machine is (CP-19), and who
+// reconciles them: whoever reconciles the control plane (CP-22).
 func ownLabels(s *scope) map[string]string {
-	return map[string]string{
+	out := map[string]string{
 		clusterv1.ClusterNameLabel:             s.cluster.Name,
 		clusterv1.MachineControlPlaneLabel:     "",
 		clusterv1.MachineControlPlaneNameLabel: controlPlaneNameLabel(s.controlPlane.Name),
 	}
+	if watched := s.controlPlane.Labels[clusterv1.WatchLabel]; watched != "" {
+		out[clusterv1.WatchLabel] = watched
+	}
+	return out
 }
 
 func controlPlaneNameLabel(name string) string {
