@@ -208,7 +208,8 @@ func TestOutdatedByTheClock(t *testing.T) {
 		{"older", time.Hour, 0, born(2*time.Hour, 0), true, 0},
 		{"younger", time.Hour, 0, born(time.Minute, 0), false, 0},
 		{"not yet", -time.Hour, 0, born(time.Minute, 0), false, time.Hour},
-		{"soon", 0, 30, born(time.Minute, 29*day), true, 0},
+		{"soon", 0, 30, born(2*day, 29*day), true, 0},
+		{"soon, and it was made since: another one's would end with the same authority", 0, 30, born(time.Minute, 29*day), false, 0},
 		{"not so soon", 0, 30, born(time.Minute, 31*day), false, day},
 		{"nobody knows", 0, 30, born(time.Minute, 0), false, 0},
 		{"nobody cares", 0, 0, born(time.Minute, day), false, 0},
@@ -224,6 +225,26 @@ func TestOutdatedByTheClock(t *testing.T) {
 		if got := nextOutdated(cp, []*clusterv1.Machine{c.machine}, now); got != c.next {
 			t.Errorf("%s: next after %s", c.what, got)
 		}
+	}
+}
+
+// TestInVain (CP-20): Machines whose certificates no rollout would make better are named, with what to do.
+func TestInVain(t *testing.T) {
+	now := time.Unix(1000000, 0)
+	cp := &controlplanev1.CapstanControlPlane{}
+	cp.Spec.Rollout.Before.CertificatesExpiryDays = 30
+	machine := func(name string, age, expires time.Duration) *clusterv1.Machine {
+		return &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{
+			Name: name, CreationTimestamp: metav1.NewTime(now.Add(-age)),
+			Annotations: map[string]string{clusterv1.MachineCertificatesExpiryDateAnnotation: now.Add(expires).UTC().Format(time.RFC3339)},
+		}}
+	}
+	machines := []*clusterv1.Machine{machine("good", day, 300*day), machine("old", 100*day, 20*day), machine("young", day, 20*day)}
+	if got := inVain(cp, machines[:2], now); got != "" {
+		t.Error(got)
+	}
+	if got := inVain(cp, machines, now); !strings.HasPrefix(got, "Machines young have") || !strings.Contains(got, "spec.certificates.rotateCAAfter") {
+		t.Error(got)
 	}
 }
 

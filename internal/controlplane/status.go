@@ -251,7 +251,7 @@ func setRollingOut(s *scope) {
 		}
 	}
 	if n == 0 {
-		setCondition(s.controlPlane, clusterv1.RollingOutCondition, metav1.ConditionFalse, clusterv1.NotRollingOutReason, "")
+		setCondition(s.controlPlane, clusterv1.RollingOutCondition, metav1.ConditionFalse, clusterv1.NotRollingOutReason, inVain(s.controlPlane, s.machines.UnsortedList(), now()))
 		return
 	}
 	sort.Strings(reasons)

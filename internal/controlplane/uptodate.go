@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sort"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -64,10 +65,8 @@ func outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *cluster
 	if after := controlPlane.Spec.Rollout.After; !after.IsZero() && !now.Before(after.Time) && machine.CreationTimestamp.Before(&after) {
 		out = append(out, "rollout.after has come")
 	}
-	if days := controlPlane.Spec.Rollout.Before.CertificatesExpiryDays; days > 0 {
-		if expire := certificatesExpire(machine); !expire.IsZero() && expire.Sub(now) < time.Duration(days)*day {
-			out = append(out, fmt.Sprintf("Certificates expire within %d days", days))
-		}
+	if expiring, young := expiry(controlPlane, machine, now); expiring && !young {
+		out = append(out, fmt.Sprintf("Certificates expire within %d days", controlPlane.Spec.Rollout.Before.CertificatesExpiryDays))
 	}
 	sort.Strings(out)
 	return out
@@ -86,6 +85,36 @@ func clonedFrom(infraMachine *unstructured.Unstructured, ref clusterv1.ContractV
 	name := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromNameAnnotation]
 	kind := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromGroupKindAnnotation]
 	return (name == "" || name == ref.Name) && (kind == "" || kind == ref.GroupKind().String())
+}
+
+// expiry says whether the certificates of a Machine expire within rollout.before.certificatesExpiryDays, and whether it
+// was made within these days itself. Then those of another one would expire within them, too, as they do when they end with
+// their authority: the rollout would never end.
+func expiry(controlPlane *controlplanev1.CapstanControlPlane, machine *clusterv1.Machine, now time.Time) (expiring, young bool) {
+	before := time.Duration(controlPlane.Spec.Rollout.Before.CertificatesExpiryDays) * day
+	expire := certificatesExpire(machine)
+	if before == 0 || expire.IsZero() {
+		return false, false
+	}
+	due := expire.Add(-before)
+	return now.After(due), !machine.CreationTimestamp.Time.Before(due)
+}
+
+// inVain says which Machines are not replaced although their certificates expire; "" when there are none.
+func inVain(controlPlane *controlplanev1.CapstanControlPlane, machines []*clusterv1.Machine, now time.Time) string {
+	var names []string
+	for _, m := range machines {
+		if expiring, young := expiry(controlPlane, m, now); expiring && young {
+			names = append(names, m.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	sort.Strings(names)
+	return fmt.Sprintf("Machines %s have certificates that expire within rollout.before.certificatesExpiryDays (%d), and were made within these days: others would have no better ones. "+
+		"If the certificate authority expires, replace it (spec.certificates.rotateCAAfter); else make certificatesExpiryDays less than config.cluster.certificateValidityDays",
+		strings.Join(names, ", "), controlPlane.Spec.Rollout.Before.CertificatesExpiryDays)
 }
 
 // certificatesExpire is what the Machine's annotation says, which we keep; zero when nothing is known.

@@ -70,6 +70,9 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
+	if equalJSON(before.Spec, obj.Spec) {
+		return nil, nil // What a former version has admitted must not keep us from our annotations.
+	}
 	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
 }
 
@@ -86,6 +89,7 @@ func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
 	}
 	errs = append(errs, validateNaming(obj.Spec.MachineNaming, obj.Name, spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Backup, spec)...)
+	errs = append(errs, obj.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
 	return append(errs, bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))...)
 }
 
@@ -193,8 +197,11 @@ type templateWebhook struct{}
 
 // ValidateCreate checks a new template.
 func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
-	spec := field.NewPath("spec", "template", "spec")
-	errs := validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)
+	template := field.NewPath("spec", "template")
+	spec := template.Child("spec")
+	errs := obj.Spec.Template.ObjectMeta.Validate(template.Child("metadata"))
+	errs = append(errs, obj.Spec.Template.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
+	errs = append(errs, validateNaming(obj.Spec.Template.Spec.MachineNaming, "control-plane", spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Template.Spec.Backup, spec)...)
 	errs = append(errs, bootstrap.ValidateSpec(obj.Spec.Template.Spec.Config, spec.Child("config"))...)
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)

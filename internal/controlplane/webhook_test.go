@@ -74,13 +74,22 @@ func TestCreateRules(t *testing.T) {
 		"CP-06 no template": {func(o *cp) {
 			o.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{}
 		}, "spec.machineTemplate"},
-		"CP-06 negative timeout":      {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](-1) }, "greater than or equal to 0"},
-		"a role":                      {func(o *cp) { o.Spec.Config.Role = bootstrapv1.RoleInit }, "config.role is set by"},
-		"a node name":                 {func(o *cp) { o.Spec.Config.Node.Name = "me" }, "config.node.name cannot be set"},
-		"strategy":                    {func(o *cp) { o.Spec.Rollout.Strategy.Type = "Recreate" }, "Unsupported value"},
-		"maxSurge 2":                  {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(2)) }, "maxSurge must be 0 or 1"},
-		"maxSurge 0, one replica":     {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(0)) }, "three replicas"},
-		"certificatesExpiryDays":      {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 6 }, "greater than or equal to 7"},
+		"CP-06 negative timeout":  {func(o *cp) { o.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](-1) }, "greater than or equal to 0"},
+		"a role":                  {func(o *cp) { o.Spec.Config.Role = bootstrapv1.RoleInit }, "config.role is set by"},
+		"a node name":             {func(o *cp) { o.Spec.Config.Node.Name = "me" }, "config.node.name cannot be set"},
+		"strategy":                {func(o *cp) { o.Spec.Rollout.Strategy.Type = "Recreate" }, "Unsupported value"},
+		"maxSurge 2":              {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(2)) }, "maxSurge must be 0 or 1"},
+		"maxSurge 0, one replica": {func(o *cp) { o.Spec.Rollout.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.FromInt32(0)) }, "three replicas"},
+		"certificatesExpiryDays":  {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 6 }, "greater than or equal to 7"},
+		"certificatesExpiryDays, default validity": {func(o *cp) { o.Spec.Rollout.Before.CertificatesExpiryDays = 365 }, "must be less than config.cluster.certificateValidityDays"},
+		"certificatesExpiryDays, short validity": {func(o *cp) {
+			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 30, 30
+		}, "must be less than config.cluster.certificateValidityDays"},
+		"certificatesExpiryDays, long validity": {func(o *cp) {
+			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 500
+		}, ""},
+		"CP-06 a label":               {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"} }, "spec.machineTemplate.metadata.labels"},
+		"CP-06 an annotation":         {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Annotations = map[string]string{"a b": ""} }, "spec.machineTemplate.metadata.annotations"},
 		"naming without random":       {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},
 		"naming that is malformed":    {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .random" }, "cannot be read"},
 		"naming with random unused":   {func(o *cp) { o.Spec.MachineNaming.Template = "{{/* .random */}}x" }, "must contain {{ .random }}"},
@@ -180,8 +189,45 @@ func TestTemplateImmutable(t *testing.T) {
 	refused(t, env.Client.Update(ctx, obj.DeepCopy(), client.DryRunAll), "")
 	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "a template cannot be changed")
 
-	bad := &controlplanev1.CapstanControlPlaneTemplate{}
-	bad.Namespace, bad.Name = obj.Namespace, "bad"
-	bad.Spec.Template.Spec.Config.Role = bootstrapv1.RoleInit
-	refused(t, env.Client.Create(ctx, bad), "config.role is set by")
+}
+
+// TestTemplateRules (CP-12): a template is refused for what its control planes would be.
+func TestTemplateRules(t *testing.T) {
+	type spec = controlplanev1.CapstanControlPlaneTemplateResourceSpec
+	label := clusterv1.ObjectMeta{Labels: map[string]string{"a": "a b"}}
+	for name, c := range map[string]struct {
+		metadata clusterv1.ObjectMeta
+		spec     spec
+		want     string
+	}{
+		"a role": {spec: spec{Config: bootstrapv1.CapstanConfigSpec{Role: bootstrapv1.RoleInit}}, want: "config.role is set by"},
+		"certificatesExpiryDays": {
+			spec: spec{Rollout: controlplanev1.RolloutSpec{Before: controlplanev1.RolloutBeforeSpec{CertificatesExpiryDays: 365}}},
+			want: "must be less than config.cluster.certificateValidityDays",
+		},
+		"a label":             {metadata: label, want: "spec.template.metadata.labels"},
+		"a label of machines": {spec: spec{MachineTemplate: controlplanev1.TemplateMachineTemplate{ObjectMeta: label}}, want: "spec.template.spec.machineTemplate.metadata.labels"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			obj := &controlplanev1.CapstanControlPlaneTemplate{}
+			obj.Namespace, obj.Name = env.Namespace(t), "bad"
+			obj.Spec.Template.ObjectMeta, obj.Spec.Template.Spec = c.metadata, c.spec
+			refused(t, env.Client.Create(context.Background(), obj), c.want)
+		})
+	}
+}
+
+// TestAdmittedByFormerVersions: a control plane that a former version has admitted, and this one would not, still takes
+// annotations, which is how we remember; a change of its spec has to mend it.
+func TestAdmittedByFormerVersions(t *testing.T) {
+	before := &controlplanev1.CapstanControlPlane{}
+	before.Spec.Version = "v1.36.3"
+	before.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"}
+	after := before.DeepCopy()
+	after.Annotations = map[string]string{controlplanev1.InitializedAnnotation: "true"}
+	_, err := webhook{}.ValidateUpdate(context.Background(), before, after)
+	refused(t, err, "")
+	after.Spec.Replicas = ptr.To[int32](3)
+	_, err = webhook{}.ValidateUpdate(context.Background(), before, after)
+	refused(t, err, "spec.machineTemplate.metadata.labels")
 }

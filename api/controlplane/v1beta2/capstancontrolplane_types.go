@@ -104,6 +104,7 @@ const RollingUpdateStrategyType RolloutStrategyType = "RollingUpdate"
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.restore)",message="config.restore is set by the control plane provider: use restore"
 // +kubebuilder:validation:XValidation:rule="!(has(self.backup) || has(self.restore)) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup and restore are for the etcd of the machines: an external etcd is backed up by who runs it"
 // +kubebuilder:validation:XValidation:rule="!has(self.restore) || has(self.restore.store) || has(self.backup)",message="restore needs a store: set restore.store, or backup"
+// +kubebuilder:validation:XValidation:rule="!has(self.rollout) || !has(self.rollout.before) || !has(self.rollout.before.certificatesExpiryDays) || self.rollout.before.certificatesExpiryDays < (has(self.config) && has(self.config.cluster) && has(self.config.cluster.certificateValidityDays) ? self.config.cluster.certificateValidityDays : 365)",message="rollout.before.certificatesExpiryDays must be less than config.cluster.certificateValidityDays (365 when not set): a new machine would have to be replaced at once"
 type CapstanControlPlaneSpec struct {
 	// replicas is the number of control plane machines. 1 when not set; an odd number, unless etcd
 	// is external (CP-03).
@@ -243,7 +244,9 @@ type RolloutSpec struct {
 // RolloutBeforeSpec replaces machines ahead of time.
 // +kubebuilder:validation:MinProperties=1
 type RolloutBeforeSpec struct {
-	// certificatesExpiryDays replaces a machine when its certificates expire within so many days.
+	// certificatesExpiryDays replaces a machine when its certificates expire within so many days. Less than
+	// config.cluster.certificateValidityDays. A machine that was made within these days is not replaced: the certificates
+	// of another one would end with the same certificate authority.
 	// +optional
 	// +kubebuilder:validation:Minimum=7
 	CertificatesExpiryDays int32 `json:"certificatesExpiryDays,omitempty"`

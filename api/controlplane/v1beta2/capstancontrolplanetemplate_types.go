@@ -33,6 +33,7 @@ type CapstanControlPlaneTemplateResource struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.node) || !has(self.config.node.name)",message="config.node.name cannot be set: machines need names of their own"
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.restore)",message="config.restore is set by the control plane provider"
 // +kubebuilder:validation:XValidation:rule="!has(self.backup) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup is for the etcd of the machines: an external etcd is backed up by who runs it"
+// +kubebuilder:validation:XValidation:rule="!has(self.rollout) || !has(self.rollout.before) || !has(self.rollout.before.certificatesExpiryDays) || self.rollout.before.certificatesExpiryDays < (has(self.config) && has(self.config.cluster) && has(self.config.cluster.certificateValidityDays) ? self.config.cluster.certificateValidityDays : 365)",message="rollout.before.certificatesExpiryDays must be less than config.cluster.certificateValidityDays (365 when not set): a new machine would have to be replaced at once"
 type CapstanControlPlaneTemplateResourceSpec struct {
 	// machineTemplate is what the Machines are made from.
 	// +optional
