@@ -16,7 +16,7 @@ import (
 // reconcileMachineConditions says on each Machine whether it is up to date (CP-18), and how its API server
 // and its member of etcd are (CP-10): these are its readiness gates.
 func (r *Reconciler) reconcileMachineConditions(ctx context.Context, s *scope) error {
-	f := s.fleet()
+	f := s.everybody()
 	for n := range f.instances {
 		i := &f.instances[n]
 		wanted := []metav1.Condition{upToDate(i.outdated)}

@@ -100,8 +100,11 @@ type scope struct {
 	restoreSource *bootstrapv1.RestoreSource
 	// unchecked is why no machine has looked at it before the restore began.
 	unchecked string
-	// departing says what keeps Machines and etcd members that are to go; remediating what is repaired.
-	departing, remediating []string
+	// departing says what keeps Machines and etcd members that are to go; remediating what is repaired; unchanged what
+	// could not be brought to the Machines.
+	departing, remediating, unchanged []string
+	// going is since when the infrastructure of Machines that are being deleted has been going, by the Machine's name.
+	going map[string]time.Time
 	// deletingReason and deletingMessage say how far the deletion is.
 	deletingReason, deletingMessage string
 }
@@ -211,7 +214,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, s.nextStuck(now()), nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err
@@ -293,9 +296,18 @@ func silentRetry(controlPlane *controlplanev1.CapstanControlPlane, now time.Time
 	return min(max(age/4, 500*time.Millisecond), 10*time.Second)
 }
 
-// fleet is what is known of the Machines now.
-func (s *scope) fleet() fleet {
+// everybody is what is known of all Machines now.
+func (s *scope) everybody() fleet {
 	return newFleet(s.machines, s.outdated, s.stacked(), s.workload, now())
+}
+
+// fleet is what is known of the Machines that matter: those that are stuck do not.
+func (s *scope) fleet() fleet {
+	f := s.everybody()
+	if !s.initialized() {
+		return f // The first Machine begins a cluster: there must never be two.
+	}
+	return f.withoutStuck(s.going, now())
 }
 
 // stacked says that etcd runs on the Machines.

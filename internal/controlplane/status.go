@@ -214,15 +214,15 @@ func setScaling(s *scope) {
 	if !s.controlPlane.DeletionTimestamp.IsZero() {
 		desired = 0
 	}
-	scaling := func(kind string, active bool, reason, notReason, direction string) {
+	scaling := func(kind string, active bool, reason, notReason, direction string, obstacles []string) {
 		if !active {
 			setCondition(s.controlPlane, kind, metav1.ConditionFalse, notReason, "")
 			return
 		}
-		setCondition(s.controlPlane, kind, metav1.ConditionTrue, reason, blockedBy(s, fmt.Sprintf("Scaling %s from %d to %d replicas", direction, current, desired)))
+		setCondition(s.controlPlane, kind, metav1.ConditionTrue, reason, blockedBy(obstacles, fmt.Sprintf("Scaling %s from %d to %d replicas", direction, current, desired)))
 	}
-	scaling(clusterv1.ScalingUpCondition, current < desired, clusterv1.ScalingUpReason, clusterv1.NotScalingUpReason, "up")
-	scaling(clusterv1.ScalingDownCondition, current > desired, clusterv1.ScalingDownReason, clusterv1.NotScalingDownReason, "down")
+	scaling(clusterv1.ScalingUpCondition, current < desired, clusterv1.ScalingUpReason, clusterv1.NotScalingUpReason, "up", obstacles(s))
+	scaling(clusterv1.ScalingDownCondition, current > desired, clusterv1.ScalingDownReason, clusterv1.NotScalingDownReason, "down", append(obstacles(s), s.stuck()...))
 }
 
 // obstacles are what has to happen before the next step.
@@ -234,9 +234,9 @@ func obstacles(s *scope) []string {
 	return out
 }
 
-func blockedBy(s *scope, message string) string {
-	if reasons := obstacles(s); len(reasons) > 0 {
-		return message + " is blocked because:\n* " + strings.Join(reasons, "\n* ")
+func blockedBy(obstacles []string, message string) string {
+	if len(obstacles) > 0 {
+		return message + " is blocked because:\n* " + strings.Join(obstacles, "\n* ")
 	}
 	return message
 }

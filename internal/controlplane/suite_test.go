@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -32,6 +33,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	stuckAfter = time.Second
 	stop, err := testcluster.StartManager(env, Provider)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -18,13 +18,17 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// findOutdated finds out which Machines are not what the spec would make now, and why.
+// findOutdated finds out which Machines are not what the spec would make now, and why; and since when the
+// infrastructure of those that are being deleted has been going.
 func (r *Reconciler) findOutdated(ctx context.Context, s *scope) error {
-	s.outdated = map[string][]string{}
+	s.outdated, s.going = map[string][]string{}, map[string]time.Time{}
 	for _, machine := range s.machines {
 		config, infraMachine, err := r.partsOf(ctx, machine)
 		if err != nil {
 			return err
+		}
+		if infraMachine != nil && infraMachine.GetDeletionTimestamp() != nil {
+			s.going[machine.Name] = infraMachine.GetDeletionTimestamp().Time
 		}
 		s.outdated[machine.Name] = outdated(s.controlPlane, machine, config, infraMachine, now())
 	}
