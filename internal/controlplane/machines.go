@@ -24,9 +24,25 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// reconcileMachines does the next step towards the Machines that the spec wants: it makes some, or deletes
-// one.
+// reconcileMachines does the next step towards the Machines that the spec wants, and says what keeps it from that.
 func (r *Reconciler) reconcileMachines(ctx context.Context, s *scope) error {
+	err := r.makeOrDelete(ctx, s)
+	if err != nil && !apierrors.IsConflict(err) {
+		s.blocked = advise(err)
+	}
+	return err
+}
+
+// advise says what to do about an error, if it is the user who can do something.
+func advise(err error) string {
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+		return err.Error() + " (change the spec, or what refuses this: a quota, a webhook, or a feature gate of Cluster API)"
+	}
+	return err.Error()
+}
+
+// makeOrDelete makes the Machines that are missing, or deletes one.
+func (r *Reconciler) makeOrDelete(ctx context.Context, s *scope) error {
 	if p := makePlan(s.fleet(), s.wish()); !p.acts() {
 		s.blocked = cmp.Or(p.why, s.blocked)
 		return nil

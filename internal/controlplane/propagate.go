@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,22 +27,23 @@ import (
 const fieldManager = "capstan-control-plane"
 
 // reconcilePropagation brings what may change without a new Machine to those that are there: labels,
-// annotations, timeouts, readiness gates, minReadySeconds, taints (CP-07, CP-17, CP-18).
+// annotations, timeouts, readiness gates, minReadySeconds, taints (CP-07, CP-17, CP-18). One that refuses them keeps
+// them from no other one.
 func (r *Reconciler) reconcilePropagation(ctx context.Context, s *scope) error {
-	f := s.fleet()
+	f := s.everybody()
+	var errs []error
 	for n := range f.instances {
 		i := &f.instances[n]
+		propagate := r.propagateTo
 		if i.deleting() {
-			if err := r.propagateToDeleting(ctx, s, i.machine); err != nil {
-				return err
-			}
-			continue
+			propagate = r.propagateToDeleting
 		}
-		if err := r.propagateTo(ctx, s, i); err != nil {
-			return err
+		if err := propagate(ctx, s, i); err != nil {
+			s.unchanged = append(s.unchanged, advise(err))
+			errs = append(errs, err)
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (r *Reconciler) propagateTo(ctx context.Context, s *scope, i *instance) error {
@@ -157,8 +159,8 @@ func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) cl
 
 // propagateToDeleting brings only what still matters to a Machine that is being deleted: how long its parts
 // may take.
-func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, machine *clusterv1.Machine) error {
-	after := machine.DeepCopy()
+func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, i *instance) error {
+	machine, after := i.machine, i.machine.DeepCopy()
 	template := s.controlPlane.Spec.MachineTemplate.Spec
 	set := func(has **int32, want *int32) {
 		if want != nil {
@@ -171,7 +173,10 @@ func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, machine 
 	if equalJSON(machine.Spec.Deletion, after.Spec.Deletion) {
 		return nil
 	}
-	return client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(machine)))
+	if err := client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(machine))); err != nil {
+		return fmt.Errorf("cannot bring timeouts to the Machine %s: %w", machine.Name, err)
+	}
+	return nil
 }
 
 // applyOnce applies an object, but not again while neither what is wanted nor what is stored has changed.

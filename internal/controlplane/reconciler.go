@@ -220,11 +220,16 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	return result, err
 }
 
-// reconcileEverything is what follows once it is known how the machines are.
+// reconcileEverything is what follows once it is known how the machines are. A Machine that refuses a change keeps
+// none from leaving, nor from being repaired.
 func (r *Reconciler) reconcileEverything(ctx context.Context, s *scope) (repair time.Duration, err error) {
-	if err := r.reconcilePropagation(ctx, s); err != nil {
-		return 0, err
-	}
+	refused := r.reconcilePropagation(ctx, s)
+	repair, err = r.reconcileLife(ctx, s)
+	return repair, errors.Join(refused, err)
+}
+
+// reconcileLife lets Machines go, repairs them, and makes what is missing.
+func (r *Reconciler) reconcileLife(ctx context.Context, s *scope) (repair time.Duration, err error) {
 	if err := r.reconcileMachineConditions(ctx, s); err != nil {
 		return 0, err
 	}

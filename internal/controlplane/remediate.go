@@ -197,7 +197,11 @@ func (r *Reconciler) reconcileRemediation(ctx context.Context, s *scope) (acted 
 	if p = s.planRepair(); !p.act {
 		return true, p.again, nil
 	}
-	return true, 0, r.remediate(ctx, s, p)
+	if err := r.remediate(ctx, s, p); err != nil {
+		s.remediating = append(s.remediating, advise(err))
+		return true, 0, err
+	}
+	return true, 0, nil
 }
 
 func (s *scope) planRepair() repair {

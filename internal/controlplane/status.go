@@ -159,6 +159,7 @@ func setStatus(s *scope) {
 	setRollingOut(s)
 	setMachines(s, controlPlaneMachinesReady, clusterv1.ReadyCondition)
 	setMachines(s, controlPlaneMachinesUpToDate, clusterv1.MachineUpToDateCondition)
+	setUnchanged(s)
 	setRemediating(s)
 	setDeleting(s)
 	setAvailable(s)
@@ -286,6 +287,13 @@ func setMachines(s *scope, target, source string) {
 		return
 	}
 	conditions.Set(s.controlPlane, *aggregate)
+}
+
+// setUnchanged says what could not be brought to the Machines in place.
+func setUnchanged(s *scope) {
+	if len(s.unchanged) > 0 {
+		setCondition(s.controlPlane, controlPlaneMachinesUpToDate, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* "+strings.Join(shorten(s.unchanged), "\n* "))
+	}
 }
 
 func setDeleting(s *scope) {

@@ -85,6 +85,8 @@ const (
 	WaitingForConnectionReason = "ConnectionDown"
 	// WaitingForWorkersReason: worker machines must go first.
 	WaitingForWorkersReason = "WaitingForWorkersDeletion"
+	// CannotChangeMachinesReason of MachinesUpToDate: what the spec says of them cannot be brought to the Machines.
+	CannotChangeMachinesReason = "CannotChangeMachines"
 	// WaitingForMachinesReason: control plane machines are being deleted.
 	WaitingForMachinesReason = "WaitingForMachineDeletion"
 )
@@ -194,7 +196,8 @@ type MachineTemplateSpec struct {
 	// +optional
 	Deletion MachineDeletionSpec `json:"deletion,omitempty,omitzero"`
 
-	// taints are node taints that Cluster API manages. A change reaches the Machines in place.
+	// taints are node taints that Cluster API manages. A change reaches the Machines in place. Cluster API's core refuses
+	// them unless its feature gate MachineTaintPropagation is on (alpha, and off by default).
 	// +optional
 	// +listType=map
 	// +listMapKey=key

@@ -96,7 +96,7 @@ type TemplateMachineTemplateSpec struct {
 	// +optional
 	Deletion MachineDeletionSpec `json:"deletion,omitempty,omitzero"`
 
-	// taints are node taints that Cluster API manages.
+	// taints are node taints that Cluster API manages, with its feature gate MachineTaintPropagation.
 	// +optional
 	// +listType=map
 	// +listMapKey=key

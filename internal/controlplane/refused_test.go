@@ -1,0 +1,67 @@
+package controlplane
+
+import (
+	"context"
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// refuseMachines makes the API server refuse every Machine with the label refused, as Cluster API's core does with
+// taints when its feature gate is off.
+func refuseMachines(t *testing.T, cluster *testcluster.Cluster) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Name: cluster.Namespace}
+	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{clusterv1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"machines"}},
+		}}}},
+		Validations: []admissionregistrationv1.Validation{{
+			Expression: "object.metadata.namespace != '" + cluster.Namespace + "' || !has(object.metadata.labels) || !('refused' in object.metadata.labels)",
+			Message:    "nobody may have this label",
+		}},
+	}}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: policy.Name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+	}}
+	for _, obj := range []client.Object{policy, binding} {
+		cluster.Create(obj)
+		t.Cleanup(func() { _ = env.Client.Delete(context.Background(), obj) })
+	}
+	probe := machinesOf(t, cluster)[0]
+	probe.Labels["refused"] = ""
+	testcluster.Eventually(t, "the policy is in force", func() bool {
+		return env.Client.Patch(context.Background(), probe.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"refused":""}}}`)), client.DryRunAll) != nil
+	})
+}
+
+// TestRefusedChange (CP-07, CP-10, CP-17): what the API server refuses is said, with what to do, and keeps no Machine
+// from leaving.
+func TestRefusedChange(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	refuseMachines(t, w.cluster)
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"refused": ""} })
+	w.until("it is said that the Machines cannot be changed", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "nobody may have this label") &&
+			has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, "a feature gate of Cluster API")
+	})
+	deleted := namesOfMachines(t, w)[0]
+	deleteMachine(t, w, deleted)
+	w.until("it goes, and its member with it", func() bool { return w.member(deleted) == nil && len(machinesOf(t, w.cluster)) == 2 })
+	w.until("it is said that none can be made", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "cannot make the Machine") &&
+			has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "nobody may have this label")
+	})
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = nil })
+	w.until("three again", func() bool {
+		return w.settled(cp, 3)() && has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionTrue, "")
+	})
+}
