@@ -222,8 +222,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// Data and sentinel may come late; both are waited for without polling.
-func TestWaits(t *testing.T) {
+// IM-08: data and sentinel may come late; both are waited for without polling, and nothing is done before they are there.
+func TestWaits_IM08(t *testing.T) {
 	f := newFixture(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -231,6 +231,10 @@ func TestWaits(t *testing.T) {
 		switch state {
 		case initapi.Waiting:
 			f.give("runcmd: ['(sleep 0.2; echo success > " + f.Sentinel + ") >/dev/null 2>&1 &']")
+		case initapi.Succeeded:
+			if _, err := os.Stat(f.Sentinel); err != nil {
+				t.Errorf("reported before the sentinel was there: %v", err)
+			}
 		case initapi.Failed:
 			t.Error(message)
 		}
