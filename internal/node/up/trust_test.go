@@ -77,13 +77,13 @@ func (t trust) is(test *testing.T, want []byte) {
 
 // TestTrustChanges_CP15: through a rotation each phase is signed by what the machine trusts in the one before.
 func TestTrustChanges_CP15(t *testing.T) {
-	old, new := newTestCA(t, "old"), newTestCA(t, "new")
+	old, next := newTestCA(t, "old"), newTestCA(t, "next")
 	machine := trusting(t, bundleOf(old))
 	for _, phase := range []struct {
 		name   string
 		bundle []byte
 		signer testCA
-	}{{"TrustingNew", bundleOf(old, new), old}, {"SigningNew", bundleOf(new, old), new}, {"DroppingOld", bundleOf(new), new}} {
+	}{{"TrustingNew", bundleOf(old, next), old}, {"SigningNew", bundleOf(next, old), next}, {"DroppingOld", bundleOf(next), next}} {
 		if has, err := machine.has(phase.bundle); has || err != nil {
 			t.Fatalf("%s: there already: %v", phase.name, err)
 		}
@@ -99,11 +99,11 @@ func TestTrustChanges_CP15(t *testing.T) {
 
 // TestTrustRefuses_CP15: whoever may write Nodes cannot have a machine trust an authority, not even a former one.
 func TestTrustRefuses_CP15(t *testing.T) {
-	old, new, evil := newTestCA(t, "old"), newTestCA(t, "new"), newTestCA(t, "evil")
-	both, forged := bundleOf(new, old), bundleOf(new, evil)
+	old, next, evil := newTestCA(t, "old"), newTestCA(t, "next"), newTestCA(t, "evil")
+	both, forged := bundleOf(next, old), bundleOf(next, evil)
 	machine := trusting(t, both)
-	replayed := machine.answer(t, new.key, both)
-	if err := machine.change(bundleOf(new), machine.answer(t, new.key, bundleOf(new))); err != nil {
+	replayed := machine.answer(t, next.key, both)
+	if err := machine.change(bundleOf(next), machine.answer(t, next.key, bundleOf(next))); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -112,24 +112,24 @@ func TestTrustRefuses_CP15(t *testing.T) {
 	}{
 		"unsigned":             {forged, ""},
 		"signed by a stranger": {forged, machine.answer(t, evil.key, forged)},
-		"signed for less":      {forged, machine.answer(t, new.key, bundleOf(new))},
+		"signed for less":      {forged, machine.answer(t, next.key, bundleOf(next))},
 		"signed by the former": {both, machine.answer(t, old.key, both)},
 		"replayed":             {both, replayed},
-		"of another machine":   {both, trusting(t, both).answer(t, new.key, both)},
+		"of another machine":   {both, trusting(t, both).answer(t, next.key, both)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := machine.change(c.bundle, c.signature); err == nil {
 				t.Error("was taken over")
 			}
-			machine.is(t, bundleOf(new))
+			machine.is(t, bundleOf(next))
 		})
 	}
 }
 
 // TestTrustAfterCrash: when the machine dies after the challenge is used up, the next answer brings it there.
 func TestTrustAfterCrash(t *testing.T) {
-	old, new := newTestCA(t, "old"), newTestCA(t, "new")
-	machine, both := trusting(t, bundleOf(old)), bundleOf(old, new)
+	old, next := newTestCA(t, "old"), newTestCA(t, "next")
+	machine, both := trusting(t, bundleOf(old)), bundleOf(old, next)
 	first := machine.answer(t, old.key, both)
 	if _, err := machine.newChallenge(); err != nil {
 		t.Fatal(err)
