@@ -127,13 +127,19 @@ func (a *app) checkOutput() error {
 	return nil
 }
 
-// completePaths makes the folders independent of where the command was called: what it starts goes on elsewhere.
-func (a *app) completePaths() (err error) {
-	if a.root, err = filepath.Abs(a.root); err != nil || a.assets == "" {
-		return err
+// completePaths makes paths independent of where the command was called: what it starts goes on elsewhere.
+func (a *app) completePaths() error {
+	for _, path := range []*string{&a.root, &a.assets, &a.socket} {
+		if *path == "" && path != &a.root {
+			continue
+		}
+		absolute, err := filepath.Abs(*path)
+		if err != nil {
+			return err
+		}
+		*path = absolute
 	}
-	a.assets, err = filepath.Abs(a.assets)
-	return err
+	return nil
 }
 
 // group is a command that only has others below it.

@@ -42,14 +42,11 @@ type plane struct {
 // Run is the daemon: it returns when ctx ends and everything was stopped. When another one runs for the same root it
 // returns at once; but a unit takes the plane over. Machines and load balancers are capstand's, and stay.
 func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
-	take := lockPlane
-	if supervisor.Unit != "" {
-		take = func(l Layout) (*os.File, error) { return takeOver(ctx, l) }
-	}
-	lock, err := take(l)
+	lock, unlock, err := supervisor.lock(ctx, l)
 	if err != nil {
 		return err
 	}
+	defer unlock()
 	defer lock.Close()
 	state, err := LoadState(l)
 	if err != nil {
@@ -82,6 +79,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 		return err
 	}
 	defer func() { _ = server.Close() }()
+	unlock()
 	if err := supervisor.notify(); err != nil {
 		return err
 	}

@@ -40,18 +40,31 @@ func (s Supervisor) notify() error {
 	return errors.Join(err, conn.Close())
 }
 
+// lock takes the plane's lock. A unit has the commands' one, too, until unlock is called: they find a plane that tells its
+// status. `capstan up`, which has started the daemon otherwise, has that lock itself.
+func (s Supervisor) lock(ctx context.Context, l Layout) (lock *os.File, unlock func(), err error) {
+	if s.Unit != "" {
+		return takeOver(ctx, l)
+	}
+	lock, err = lockPlane(l)
+	return lock, func() {}, err
+}
+
 // takeOver ends the daemon that runs, if any, and takes its lock: a unit that is started beside a plane of `capstan up`
-// is its supervisor from then on. It waits until no other command works on the installation.
-func takeOver(ctx context.Context, l Layout) (*os.File, error) {
-	unlock, err := lockCommand(ctx, l)
+// is its supervisor from then on. It waits until no other command works on the installation, and none does until
+// unlock is called.
+func takeOver(ctx context.Context, l Layout) (lock *os.File, unlock func(), err error) {
+	if unlock, err = lockCommand(ctx, l); err != nil {
+		return nil, nil, err
+	}
+	if err = stopPlane(ctx, l); err == nil {
+		lock, err = lockPlane(l)
+	}
 	if err != nil {
-		return nil, err
+		unlock()
+		return nil, nil, err
 	}
-	defer unlock()
-	if err := stopPlane(ctx, l); err != nil {
-		return nil, err
-	}
-	return lockPlane(l)
+	return lock, unlock, nil
 }
 
 // becomeBuild goes on as the daemon of the build that `capstan up` was called with last: a unit names one program for

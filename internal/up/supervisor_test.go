@@ -36,12 +36,23 @@ func TestUnitTakesOver(t *testing.T) {
 	if _, err := lockPlane(l); !errors.Is(err, errRunning) {
 		t.Fatalf("by hand: %v", err)
 	}
-	lock, err := takeOver(t.Context(), l)
+	lock, unlock, err := Supervisor{Unit: "capstan.service"}.lock(t.Context(), l)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lock.Close()
 	<-ended
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := lockCommand(ctx, l); !errors.Is(err, context.Canceled) {
+		t.Errorf("a command comes before it serves: %v", err)
+	}
+	unlock()
+	if free, err := lockCommand(t.Context(), l); err != nil {
+		t.Errorf("a command comes after it serves: %v", err)
+	} else {
+		free()
+	}
 	if pid, err := planeProcess(l); pid != os.Getpid() || err != nil {
 		t.Errorf("the plane is process %d, %v", pid, err)
 	}
@@ -57,7 +68,7 @@ func TestUnitWaitsForCommands(t *testing.T) {
 	defer unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := takeOver(ctx, l); !errors.Is(err, context.Canceled) {
+	if _, _, err := takeOver(ctx, l); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
