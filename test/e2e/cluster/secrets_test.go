@@ -4,15 +4,20 @@ package cluster
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,6 +28,7 @@ import (
 // those of the cluster's authorities nowhere on a worker, in no log and in no argument.
 func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 	authorities := authorityKeys(t, c)
+	checkObjects(t, c.Namespace, authorities)
 	for _, m := range c.Machines(t) {
 		_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
 		root := fmt.Sprintf("/proc/%d/root", plane.FindRunning(t, m.Name, "kubelet", 1)[0].PID)
@@ -52,6 +58,70 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 			t.Errorf("the key of Secret %s is in the log %s", found, path)
 		}
 	})
+}
+
+// checkObjects looks for private keys in all objects of a namespace of the management plane, whatever their kind: in
+// their status as well as in what records them. Only Secrets of Cluster API's type may have any.
+func checkObjects(t *testing.T, namespace string, authorities map[string][]byte) {
+	t.Helper()
+	kubectl := func(args ...string) string {
+		out, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", filepath.Join(plane.Root, "admin.kubeconfig")}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	kinds := strings.Join(strings.Fields(kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name")), ",")
+	var list struct {
+		Items []unstructured.Unstructured `json:"items"`
+	}
+	if err := json.Unmarshal([]byte(kubectl("get", kinds, "--namespace", namespace, "--show-managed-fields", "-o", "json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	found, searched := map[string]bool{}, map[string]bool{}
+	for _, o := range list.Items {
+		searched[o.GetKind()] = true
+		for _, text := range texts(o.Object) {
+			key := keyIn(text, authorities)
+			if key == "" && !bytes.Contains(text, []byte("PRIVATE KEY-----")) && !bytes.Contains(text, []byte("client-key-data:")) {
+				continue
+			}
+			if kind, _, _ := unstructured.NestedString(o.Object, "type"); o.GetKind() != "Secret" || kind != string(clusterv1.ClusterSecretType) {
+				t.Errorf("%s %s of type %q has a private key %s", o.GetKind(), o.GetName(), kind, key)
+			}
+			found[key] = true
+		}
+	}
+	for name := range authorities {
+		if !found[name] {
+			t.Errorf("the key of Secret %s was not found in it: the test looks in the wrong place", name)
+		}
+	}
+	for _, kind := range []string{"Cluster", "Machine", "CapstanMachine", "CapstanControlPlane", "CapstanConfig", "Event"} {
+		if !searched[kind] {
+			t.Errorf("no %s was searched, only %v", kind, slices.Sorted(maps.Keys(searched)))
+		}
+	}
+}
+
+// texts are all strings of an object, and what those of them that are base64 stand for.
+func texts(value any) (out [][]byte) {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, inner := range v {
+			out = append(out, texts(inner)...)
+		}
+	case []any:
+		for _, inner := range v {
+			out = append(out, texts(inner)...)
+		}
+	case string:
+		out = append(out, []byte(v))
+		if decoded, err := base64.StdEncoding.DecodeString(v); err == nil {
+			out = append(out, decoded)
+		}
+	}
+	return out
 }
 
 // authorityKeys has one line of the private key in each of the cluster's Secrets with certificates, by the Secret's name.
