@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -49,6 +50,24 @@ func TestDecideState(t *testing.T) {
 	}
 	if fewer, err := decideState(l, assets, 1, ""); err != nil || len(fewer.Hosts) != 3 {
 		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
+	}
+}
+
+// TestMakeCleanLeavesWhatIsUsed: `make clean` finds in the state what an installation runs from.
+func TestMakeCleanLeavesWhatIsUsed(t *testing.T) {
+	l, used := Layout{Root: t.TempDir()}, filepath.Join(t.TempDir(), "bin")
+	if err := (State{Assets: used}).save(l); err != nil {
+		t.Fatal(err)
+	}
+	clean := func(folder string) (string, error) {
+		out, err := exec.CommandContext(t.Context(), filepath.Join("..", "..", "hack", "unused.sh"), folder, l.State()).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := clean(used); err == nil || !strings.Contains(out, l.Root+" runs from "+used) || !strings.Contains(out, used+"/capstan down") {
+		t.Errorf("what is used: %v, %s", err, out)
+	}
+	if out, err := clean(used + "-2"); err != nil {
+		t.Errorf("what is not used: %v, %s", err, out)
 	}
 }
 

@@ -95,7 +95,7 @@ func TestUpOfUnit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 
 	if _, err := Up(t.Context(), Options{Root: root, Assets: assets}, func(Status) {}); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestUnitIsNotified(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	t.Setenv("NOTIFY_SOCKET", socket)
 	if err := (Supervisor{Unit: "capstan.service"}).notify(); err != nil {
 		t.Fatal(err)
