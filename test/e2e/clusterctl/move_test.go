@@ -315,9 +315,48 @@ func unpause(t *testing.T, c *harness.Cluster) {
 	patchCluster(t, c, `[{"op":"remove","path":"/spec/paused"}]`)
 }
 
-// interrupted kills clusterctl as soon as something has arrived.
+// halfway lets no machine of the MachineDeployment in: they come behind that of the control plane.
+const halfway = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: halfway}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [infrastructure.capstan.dev], apiVersions: ["*"], operations: [CREATE], resources: [capstanmachines]}]
+  validations: [{expression: "!object.metadata.name.contains('-md-0-')", message: the move goes halfway only}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: halfway}
+spec: {policyName: halfway, validationActions: [Deny]}
+`
+
+// stopHalfway keeps clusterctl, which tries again for a while, from coming to an end until goOn is called.
+func stopHalfway(t *testing.T, kubeconfig, namespace string) (goOn func()) {
+	t.Helper()
+	const machine = "apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanMachine\nmetadata: {name: a-md-0-b}\n"
+	until := func(what string, refused bool) {
+		harness.Eventually(t, what, time.Minute, func(context.Context) error {
+			_, err := kubectl(t, kubeconfig, machine, "-n", namespace, "create", "--dry-run=server", "-f", "-")
+			if is := err != nil && strings.Contains(err.Error(), "halfway only"); is != refused {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+	}
+	mustKubectl(t, kubeconfig, halfway, "apply", "-f", "-")
+	until("the other half is kept out", true)
+	return func() {
+		t.Helper()
+		mustKubectl(t, kubeconfig, halfway, "delete", "-f", "-")
+		until("the other half may come", false)
+	}
+}
+
+// interrupted kills clusterctl when some machines have arrived and others have not.
 func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	from, to := admin(c.Plane), admin(target)
+	goOn := stopHalfway(t, to, c.Namespace)
 	wait, kill := start(t, from, to, c.Namespace)
 	harness.Eventually(t, "the first objects", time.Minute, func(ctx context.Context) error {
 		list := &infrav1.CapstanMachineList{}
@@ -333,6 +372,7 @@ func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	if err := wait(); err == nil {
 		t.Error("the move was over before it was interrupted")
 	}
+	goOn()
 	_, err := clusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", c.Namespace)
 	if err == nil || !strings.Contains(err.Error(), "paused") {
 		t.Errorf("wanted clusterctl to refuse a paused Cluster, got %v", err)
