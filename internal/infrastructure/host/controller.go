@@ -259,22 +259,56 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 
 // reconcileDelete keeps the host until nothing of this management plane is on it.
 func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
-	machines, clusters := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
-	if err := r.Client.List(ctx, machines, client.MatchingFields{MachineHostIndex: host.Name}); err != nil {
-		return err
-	}
-	if err := r.Client.List(ctx, clusters, client.MatchingFields{ClusterHostIndex: host.Name}); err != nil {
-		return err
-	}
-	if len(machines.Items)+len(clusters.Items) > 0 && !hosts.Abandoned(host) {
-		conditions.Set(host, metav1.Condition{
-			Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason,
-			Message: fmt.Sprintf("%d CapstanMachines and the load balancers of %d CapstanClusters are on the host: delete them first, "+
-				"or, if the host is gone for good, annotate it with %s", len(machines.Items), len(clusters.Items), infrav1.HostAbandonedAnnotation),
-		})
-		return nil
+	if !hosts.Abandoned(host) {
+		machines, clusters, err := r.users(ctx, host.Name)
+		if err != nil {
+			setInUse(host, "What is on the host is not known: %s. It may be what another manager is responsible for: have this one list CapstanMachines and CapstanClusters of all namespaces, as the ClusterRole of the provider allows, or, if the host is gone for good, annotate it with %s",
+				err, infrav1.HostAbandonedAnnotation)
+			return err
+		}
+		if machines+clusters > 0 {
+			setInUse(host, "%d CapstanMachines and the load balancers of %d CapstanClusters are on the host: delete them first, or, if the host is gone for good, annotate it with %s",
+				machines, clusters, infrav1.HostAbandonedAnnotation)
+			return nil
+		}
 	}
 	r.Pool.Disconnect(host.Name)
 	controllerutil.RemoveFinalizer(host, infrav1.HostFinalizer)
 	return nil
+}
+
+func setInUse(host *infrav1.CapstanHost, format string, args ...any) {
+	conditions.Set(host, metav1.Condition{
+		Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// users counts what is on a host. Several managers may share it (ALL-07), each with a cache of its own namespace:
+// only the API server knows what the others have there, and what has come a moment ago.
+func (r *Reconciler) users(ctx context.Context, name string) (machines, clusters int, err error) {
+	if r.WatchNamespace == "" {
+		machines, clusters, err = count(ctx, r.Client, name, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
+		if err != nil || machines+clusters > 0 {
+			return machines, clusters, err
+		}
+	}
+	return count(ctx, r.LiveClient, name, client.MatchingFields{}, client.MatchingFields{})
+}
+
+func count(ctx context.Context, c client.Reader, name string, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {
+	machineList, clusterList := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
+	if err := errors.Join(c.List(ctx, machineList, ofMachine), c.List(ctx, clusterList, ofCluster)); err != nil {
+		return 0, 0, err
+	}
+	for i := range machineList.Items {
+		if machineList.Items[i].Spec.HostName == name {
+			machines++
+		}
+	}
+	for i := range clusterList.Items {
+		if slices.Contains(balancerHosts(&clusterList.Items[i]), name) {
+			clusters++
+		}
+	}
+	return machines, clusters, nil
 }
