@@ -276,6 +276,8 @@ const (
 	// PoolVersionNotAvailableReason: no host that the pool may use can run the version. Nothing is
 	// changed until one can (MP-09).
 	PoolVersionNotAvailableReason = "VersionNotAvailable"
+	// PoolChangeFailedReason: machines could not be created, changed or deleted; the message says why. It is tried again.
+	PoolChangeFailedReason = "ChangeFailed"
 	// PoolInvalidRollingUpdateReason: maxSurge or maxUnavailable cannot be used (MP-09).
 	PoolInvalidRollingUpdateReason = "InvalidRollingUpdate"
 

@@ -63,6 +63,8 @@ type scope struct {
 	// want is what the pool should be, or why that cannot be.
 	want    desired
 	invalid *invalid
+	// trouble is what went wrong with the pool's machines in this reconcile.
+	trouble error
 	// stored is the pool as it was read or last recorded.
 	stored *infrav1.CapstanMachinePool
 }

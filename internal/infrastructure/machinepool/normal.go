@@ -2,6 +2,7 @@ package machinepool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -41,14 +42,14 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		s.invalid = why
 		return ctrl.Result{}, nil // Cluster and MachinePool are watched.
 	}
-	if err := r.propagateMetadata(ctx, s); err != nil {
-		return ctrl.Result{}, err
-	}
+	// Metadata that the API server refuses holds nothing else back.
+	s.trouble = r.propagateMetadata(ctx, s)
 	now, next := instances(s.members, s.want, time.Now())
 	if !makePlan(s.want, now).empty() || len(orphans) > 0 || len(strays(s.members)) > 0 {
-		if err := r.act(ctx, s); err != nil {
-			return ctrl.Result{}, err
-		}
+		s.trouble = errors.Join(s.trouble, r.act(ctx, s))
+	}
+	if s.trouble != nil {
+		return ctrl.Result{}, s.trouble
 	}
 	// Only time makes a Node that is ready one that has been ready for long enough.
 	return ctrl.Result{RequeueAfter: next}, nil

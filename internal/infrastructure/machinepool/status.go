@@ -130,11 +130,42 @@ func setConditions(s *scope, n numbers) {
 	switch {
 	case s.invalid != nil:
 		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, s.invalid.reason, "%s", s.invalid.message)
+	case s.trouble != nil:
+		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolChangeFailedReason, "%s", summary(s.trouble))
 	case n.available < want:
 		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason, "%s", notReady(s, n))
 	default:
 		set(s.pool, clusterv1.ReadyCondition, metav1.ConditionTrue, infrav1.PoolReadyReason, "")
 	}
+}
+
+// maxTrouble is how much of an error a condition shows, in bytes. The API server repeats what it refuses.
+const maxTrouble = 1024
+
+// summary is the first of the errors that are joined in one, and how many there are: there may be one for each
+// machine.
+func summary(err error) string {
+	all := split(err)
+	text := all[0].Error()
+	if len(text) > maxTrouble {
+		text = strings.ToValidUTF8(text[:maxTrouble], "") + " …"
+	}
+	if len(all) > 1 {
+		return fmt.Sprintf("%d changes failed; the first: %s", len(all), text)
+	}
+	return text
+}
+
+// split takes joined errors apart.
+func split(err error) (out []error) {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what errors.Join made, and not what is wrapped in it.
+	if !ok {
+		return []error{err}
+	}
+	for _, e := range joined.Unwrap() {
+		out = append(out, split(e)...)
+	}
+	return out
 }
 
 // notReady counts what is missing, and names the first machine that failed.

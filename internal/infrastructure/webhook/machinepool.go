@@ -2,7 +2,9 @@ package webhook
 
 import (
 	"context"
+	"errors"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -12,8 +14,41 @@ import (
 
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinepooltemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinepooltemplates,versions=v1beta2,name=validation.capstanmachinepooltemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
+// +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinepool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinepools,versions=v1beta2,name=validation.capstanmachinepool.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
+
 func setupMachinePools(mgr ctrl.Manager) error {
-	return ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePoolTemplate{}).WithValidator(MachinePoolTemplate{}).Complete()
+	return errors.Join(
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePool{}).WithValidator(MachinePool{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePoolTemplate{}).WithValidator(MachinePoolTemplate{}).Complete(),
+	)
+}
+
+// MachinePool refuses labels and annotations that no machine of a CapstanMachinePool can have: no rule of the CRD can, as
+// their number has no bound.
+type MachinePool struct{}
+
+var _ admission.Validator[*infrav1.CapstanMachinePool] = MachinePool{}
+
+// ValidateCreate implements admission.Validator.
+func (MachinePool) ValidateCreate(_ context.Context, p *infrav1.CapstanMachinePool) (admission.Warnings, error) {
+	return nil, invalid("CapstanMachinePool", p.Name, validMetadata(p)...)
+}
+
+// ValidateUpdate implements admission.Validator. What is leaving, or was there before, is let through.
+func (MachinePool) ValidateUpdate(_ context.Context, before, p *infrav1.CapstanMachinePool) (admission.Warnings, error) {
+	if !p.DeletionTimestamp.IsZero() || equality.Semantic.DeepEqual(before.Spec.MachineTemplate.ObjectMeta, p.Spec.MachineTemplate.ObjectMeta) {
+		return nil, nil
+	}
+	return nil, invalid("CapstanMachinePool", p.Name, validMetadata(p)...)
+}
+
+// ValidateDelete implements admission.Validator.
+func (MachinePool) ValidateDelete(context.Context, *infrav1.CapstanMachinePool) (admission.Warnings, error) {
+	return nil, nil
+}
+
+func validMetadata(p *infrav1.CapstanMachinePool) field.ErrorList {
+	return p.Spec.MachineTemplate.ObjectMeta.Validate(field.NewPath("spec", "machineTemplate", "metadata"))
 }
 
 // MachinePoolTemplate keeps CapstanMachinePoolTemplates as they are (MP-10, ALL-10). What a template must not
