@@ -48,12 +48,13 @@ type world struct {
 	env *testenv.Env
 }
 
-func newWorld(t *testing.T) *world {
+// newWorld starts one, with the webhooks of the given folders.
+func newWorld(t *testing.T, webhooks ...string) *world {
 	t.Helper()
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(2 * time.Minute)
 	g.SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
-	own, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{
+	own, err := testenv.Start(testenv.Options{Webhooks: webhooks, AddToScheme: []func(*runtime.Scheme) error{
 		infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme, ipamv1.AddToScheme,
 	}})
 	g.Expect(err).NotTo(HaveOccurred())

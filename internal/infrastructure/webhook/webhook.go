@@ -27,10 +27,11 @@ import (
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanclustertemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclustertemplates,versions=v1beta2,name=validation.capstanclustertemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinetemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,versions=v1beta2,name=validation.capstanmachinetemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
-// SetupWithManager adds the webhooks.
+// SetupWithManager adds the webhooks. They are asked for all namespaces, whichever the manager's cache has, so what they
+// read, one Cluster for a network that is new, they read from the API server.
 func SetupWithManager(mgr ctrl.Manager) error {
 	return errors.Join(
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithValidator(&Cluster{Client: mgr.GetClient()}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithValidator(ClusterTemplate{}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithValidator(MachineTemplate{}).Complete(),
 		setupMachinePools(mgr),

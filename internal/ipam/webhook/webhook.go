@@ -23,14 +23,16 @@ import (
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-capstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=capstanippools,versions=v1beta2,name=validation.capstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-globalcapstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=globalcapstanippools,versions=v1beta2,name=validation.globalcapstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
-// Setup adds the webhooks of both kinds of pool to a manager.
+// Setup adds the webhooks of both kinds of pool to a manager. They are asked for all namespaces, whichever the manager's
+// cache has, so what they read they read from the API server: all pools when the spec of one is new, and the
+// IPAddresses beside a pool when its spec changes or it is deleted.
 func Setup(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &ipamv1.CapstanIPPool{}).
-		WithValidator(&validator[*ipamv1.CapstanIPPool]{mgr.GetClient()}).Complete(); err != nil {
+		WithValidator(&validator[*ipamv1.CapstanIPPool]{mgr.GetAPIReader()}).Complete(); err != nil {
 		return err
 	}
 	return ctrl.NewWebhookManagedBy(mgr, &ipamv1.GlobalCapstanIPPool{}).
-		WithValidator(&validator[*ipamv1.GlobalCapstanIPPool]{mgr.GetClient()}).Complete()
+		WithValidator(&validator[*ipamv1.GlobalCapstanIPPool]{mgr.GetAPIReader()}).Complete()
 }
 
 type validator[P ipamv1.Pool] struct{ client client.Reader }
