@@ -156,9 +156,9 @@ func summary(err error) string {
 	return text
 }
 
-// split takes joined errors apart.
+// split takes apart what errors.Join has made, and not what such an error is wrapped in.
 func split(err error) (out []error) {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what errors.Join made, and not what is wrapped in it.
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}
 	}
