@@ -136,8 +136,8 @@ type LoadBalancerHost struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// id is the identity of the host, as capstand made it.
-	// +required
+	// id is the identity of the host, as capstand made it; empty if that is too old to have one.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	ID string `json:"id,omitempty"`
