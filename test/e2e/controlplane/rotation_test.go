@@ -29,8 +29,9 @@ import (
 )
 
 // TestRotation_CP15 replaces the certificate authority of a cluster (docs/certificates.md) while a client that
-// only knows the old one writes, a pod asks the API server with what it has in its volume, and the manager is
-// killed in each phase. In the end nothing trusts the old one.
+// only knows the old one writes, a pod asks the API server with what it has in its volume, the manager is killed in
+// each phase, and a member of etcd while machines get their new certificates. Nobody ever distrusts anybody, and in the
+// end nothing trusts the old one.
 func TestRotation_CP15(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ca", "--workers", "1"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
@@ -44,11 +45,14 @@ func TestRotation_CP15(t *testing.T) {
 
 	start := time.Now()
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Certificates.RotateCAAfter = metav1.Now() })
-	for _, phase := range []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason} {
+	for _, phase := range phases {
 		s.rotating(t, phase)
 		t.Logf("%s after %.1f s", phase, time.Since(start).Seconds())
 		if err := killManagers(); err != nil {
 			t.Error(err)
+		}
+		if phase == controlplanev1.SigningNewReason {
+			s.killMember(t)
 		}
 	}
 	s.rotating(t, controlplanev1.NotRotatingReason)
@@ -62,7 +66,7 @@ func TestRotation_CP15(t *testing.T) {
 	s.Connect(t)
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.ready(t)
-	s.stillAsks(t)
+	s.stillAsks(t, start)
 	s.nodesHave(t, now[0])
 	harness.Eventually(t, "the API server reaches the worker's kubelet", limit, func(context.Context) error {
 		_, err := s.Kubectl(t, "exec", "asks", "--", "/kube/kubectl", "version", "--client")
@@ -108,10 +112,13 @@ func (s *subject) authorities(t *testing.T) []string {
 	return out
 }
 
-// rotating waits for a phase of the rotation, or a later one: a phase may be over before somebody looks.
+// phases of a rotation, in their order.
+var phases = []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason}
+
+// rotating waits for a phase of the rotation, or for its end. No phase may be over before it was seen, or nothing would
+// be killed in it: each lasts as long as a rollout does, which is many seconds.
 func (s *subject) rotating(t *testing.T, phase string) {
 	t.Helper()
-	order := []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason, controlplanev1.NotRotatingReason}
 	harness.Eventually(t, phase, limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
@@ -122,20 +129,33 @@ func (s *subject) rotating(t *testing.T, phase string) {
 			return err
 		}
 		reason := conditions.GetReason(cp, controlplanev1.CertificateAuthorityRotatingCondition)
-		if cp.Status.ObservedGeneration != cp.Generation || reason == "" || slices.Index(order, reason) < slices.Index(order, phase) ||
-			reason == controlplanev1.NotRotatingReason && phase != reason {
+		if at := slices.Index(phases, phase); at >= 0 && slices.Contains(phases[at+1:], reason) {
+			t.Fatalf("%s was over before it was seen: %s", phase, reason)
+		}
+		if cp.Status.ObservedGeneration != cp.Generation || reason != phase {
 			return errors.New(explain(cp, machines))
 		}
 		return nil
 	})
 }
 
-// askAllTheWhile runs a pod on the worker that asks the API server each second with its token, trusting what
-// is in its volume. One answer that fails makes it not ready.
+func (s *subject) killMember(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, "a member of etcd is killed", limit, func(context.Context) error {
+		what, err := killOn(s.Name, "etcd", 0, 1)
+		if err == nil {
+			t.Logf("killed %s", what)
+		}
+		return err
+	})
+}
+
+// askAllTheWhile runs a pod on the worker that asks the API server each other second with its token, trusting what is
+// in its volume. The kubelet records every answer that fails, with its cause, as an event of the pod.
 func (s *subject) askAllTheWhile(t *testing.T) {
 	t.Helper()
 	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", s.Name, "--namespace", s.Namespace)
-	s.Apply(t, fmt.Sprintf(`
+	s.Apply(t, `
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: asks}
@@ -145,10 +165,30 @@ kind: ClusterRoleBinding
 metadata: {name: asks}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
 subjects: [{kind: ServiceAccount, name: asks, namespace: default}]
----
+`)
+	s.Apply(t, asking("asks"))
+	harness.Eventually(t, "the pod's questions are answered", limit, s.answered)
+
+	// One that the API server does not know shows that distrust is seen.
+	s.Apply(t, asking("stranger", "--token=nobody"))
+	harness.Eventually(t, "the stranger is seen", limit, func(ctx context.Context) error {
+		failed, distrust, err := s.failedAnswers(ctx, "stranger", time.Time{})
+		if err == nil && len(distrust) == 0 {
+			err = fmt.Errorf("found %q", failed)
+		}
+		return err
+	})
+	s.MustKubectl(t, "delete", "pod", "stranger")
+}
+
+// asking is a pod whose readiness is that kubectl, with more arguments than it usually has, gets an answer. The time for
+// it is ample, for the box may be slow.
+func asking(name string, args ...string) string {
+	command := append([]string{"/kube/kubectl", "get", "--raw", "/api/v1/namespaces/default/serviceaccounts/asks"}, args...)
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
-metadata: {name: asks}
+metadata: {name: %s}
 spec:
   serviceAccountName: asks
   terminationGracePeriodSeconds: 1
@@ -157,49 +197,79 @@ spec:
     image: registry.capstan.dev/echo:v1
     args: [serve]
     readinessProbe:
-      exec: {command: [/kube/kubectl, get, --raw, /api/v1/namespaces/default/serviceaccounts/asks]}
+      exec: {command: [%s]}
       periodSeconds: 2
-      timeoutSeconds: 20
-      failureThreshold: 2
+      timeoutSeconds: 60
+      failureThreshold: 1
     volumeMounts: [{name: kube, mountPath: /kube, readOnly: true}, {name: tmp, mountPath: /tmp}]
     env: [{name: HOME, value: /tmp}]
   volumes:
   - {name: kube, hostPath: {path: /opt/capstan/kubernetes/%s}}
   - {name: tmp, emptyDir: {}}
-`, harness.KubernetesVersion))
-	harness.Eventually(t, "the pod's questions are answered", limit, func(ctx context.Context) error {
-		_, err := s.asksSince(ctx)
-		return err
-	})
+`, name, strings.Join(command, ", "), harness.KubernetesVersion)
 }
 
-// asksSince is since when each question of the pod was answered.
-func (s *subject) asksSince(ctx context.Context) (time.Time, error) {
-	pod := &corev1.Pod{}
-	if err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod); err != nil {
-		return time.Time{}, err
+// answered says whether the pod's last question was answered.
+func (s *subject) answered(ctx context.Context) error {
+	pod, err := s.asks(ctx)
+	if err != nil {
+		return err
 	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime.Time, nil
+			return nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("the pod is not ready: %v", pod.Status.ContainerStatuses)
+	return fmt.Errorf("the pod is not ready: %v", pod.Status.ContainerStatuses)
 }
 
-// stillAsks checks that the pod has the new authority alone in the end, and that its questions are answered.
-func (s *subject) stillAsks(t *testing.T) {
-	t.Helper()
+func (s *subject) asks(ctx context.Context) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
-	harness.Eventually(t, "the pod's questions are answered in the end", limit, func(ctx context.Context) error {
-		if _, err := s.asksSince(ctx); err != nil {
+	return pod, s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod)
+}
+
+// failedAnswers are those that a pod got since some time, and which of them say that it or the API server was not
+// trusted. Others fail too while a member of etcd comes back, or on a box that has other work.
+func (s *subject) failedAnswers(ctx context.Context, pod string, since time.Time) (all, distrust []string, err error) {
+	list := &corev1.EventList{}
+	if err := s.Client.List(ctx, list, client.InNamespace("default"), client.MatchingFields{"involvedObject.name": pod, "reason": "Unhealthy"}); err != nil {
+		return nil, nil, err
+	}
+	for _, e := range list.Items {
+		if e.LastTimestamp.Time.Before(since.Truncate(time.Second)) {
+			continue
+		}
+		all = append(all, fmt.Sprintf("%d x %s", e.Count, e.Message))
+		if strings.Contains(e.Message, "x509:") || strings.Contains(e.Message, "Unauthorized") {
+			distrust = append(distrust, e.Message)
+		}
+	}
+	return all, distrust, nil
+}
+
+// stillAsks checks that the pod is the one of before, that its questions are answered in the end, and that since the
+// rotation began none failed for want of trust.
+func (s *subject) stillAsks(t *testing.T, since time.Time) {
+	t.Helper()
+	harness.Eventually(t, "the pod's questions are answered in the end", limit, s.answered)
+	harness.Eventually(t, "the pod's answers that failed are read", limit, func(ctx context.Context) error {
+		pod, err := s.asks(ctx)
+		if err != nil {
 			return err
 		}
-		return s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod)
+		failed, distrust, err := s.failedAnswers(ctx, "asks", since)
+		if err != nil {
+			return err
+		}
+		t.Logf("answers that failed: %q", failed)
+		for _, message := range distrust {
+			t.Errorf("the pod's question failed: %s", message)
+		}
+		if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
+			t.Errorf("the pod was started again %d times", n)
+		}
+		return nil
 	})
-	if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
-		t.Errorf("the pod was started again %d times", n)
-	}
 }
 
 // withToken is the cluster as a client sees it that has a token, and the certificate authority of before.
