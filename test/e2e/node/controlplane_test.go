@@ -123,6 +123,17 @@ func (h *host) throughEndpoint(args ...string) (string, error) {
 	return h.kubectl(append([]string{"--server=https://" + gateway + ":6443", "--request-timeout=10s"}, args...)...)
 }
 
+// untilThroughEndpoint does the same until it works: members come and go, and while etcd elects a leader, or the
+// balancer learns who is there, a request fails. It must be one that may be made twice.
+func (h *host) untilThroughEndpoint(args ...string) (out string) {
+	h.t.Helper()
+	eventually(h.t, time.Minute, func() (err error) {
+		out, err = h.throughEndpoint(args...)
+		return err
+	})
+	return out
+}
+
 func (h *host) etcdMembers() (map[string]etcdv1.EtcdMember, error) {
 	out, err := h.throughEndpoint("get", "etcdmembers", "-o", "json")
 	if err != nil {
@@ -230,8 +241,7 @@ func (w *writer) finish(t *testing.T) {
 	for _, f := range w.failed {
 		t.Error(f)
 	}
-	out, err := w.h.throughEndpoint("get", "configmaps", "-o", "name")
-	must(t, err)
+	out := w.h.with(t).untilThroughEndpoint("get", "configmaps", "-o", "name")
 	if n := strings.Count(out, "configmap/"+w.prefix); n != w.written {
 		t.Errorf("%d writes were acknowledged, %d are there", w.written, n)
 	}
@@ -286,8 +296,7 @@ func TestControlPlane(t *testing.T) {
 		must(t, err)
 		t.Logf("memory of %s: %s", service.Name, strings.Join(strings.Fields(out)[1:], " "))
 	}
-	lease, err := first.throughEndpoint("get", "lease", "-n", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, "-o", "jsonpath={.spec.holderIdentity}")
-	must(t, err)
+	lease := first.untilThroughEndpoint("get", "lease", "-n", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, "-o", "jsonpath={.spec.holderIdentity}")
 	if lease != leader(members) {
 		t.Errorf("%s looks after etcd, %s leads", lease, leader(members))
 	}
@@ -341,8 +350,7 @@ func (p *plane) leave(t *testing.T, name string) {
 	t.Helper()
 	h := p.other(t, name)
 	start := time.Now()
-	_, err := h.throughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
-	must(t, err)
+	h.untilThroughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
 	h.untilLeft(name)
 	t.Logf("%s left after %s", name, time.Since(start).Round(time.Millisecond))
 }
@@ -376,8 +384,7 @@ func (p *plane) forget(t *testing.T, name string) {
 	p.gone = h.ip
 	p.balancer.forget(h.ip, true)
 	delete(p.hosts, name)
-	_, err := p.other(t, "").throughEndpoint("delete", "etcdmember", name)
-	must(t, err)
+	p.other(t, "").untilThroughEndpoint("delete", "etcdmember", name, "--ignore-not-found")
 }
 
 // testMachineRestarts: a machine that is switched off and on is a member again by itself.
@@ -493,8 +500,7 @@ func testDownToOne(t *testing.T, p *plane) {
 		if name == last.name {
 			continue
 		}
-		_, err := last.throughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
-		must(t, err)
+		last.untilThroughEndpoint("patch", "etcdmember", name, "--type=merge", `-p={"spec":{"leave":true}}`)
 	}
 	for _, name := range names[1:] {
 		last.untilLeft(name)
@@ -506,8 +512,7 @@ func testDownToOne(t *testing.T, p *plane) {
 	}
 	last.untilMembers(time.Minute, last.name)
 
-	_, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":true}}`)
-	must(t, err)
+	last.untilThroughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":true}}`)
 	eventually(t, 20*time.Second, func() error {
 		members, err := last.etcdMembers()
 		if err != nil {
@@ -519,9 +524,16 @@ func testDownToOne(t *testing.T, p *plane) {
 		}
 		return nil
 	})
-	if _, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":false}}`); err == nil || !strings.Contains(err.Error(), "cannot be taken back") {
-		t.Errorf("leave was taken back: %v", err)
-	}
+	eventually(t, time.Minute, func() error {
+		_, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":false}}`)
+		if err == nil {
+			t.Fatal("leave was taken back")
+		}
+		if !strings.Contains(err.Error(), "cannot be taken back") {
+			return err
+		}
+		return nil
+	})
 }
 
 // logSteps shows how long each step of `node up` took.
