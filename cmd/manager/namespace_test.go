@@ -18,14 +18,25 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
 )
 
-// ALL-07: the API server asks the webhooks of a manager of one namespace about all of them.
-func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
-	w := newWorld(t, "config/infrastructure/webhook", "config/ipam/webhook")
+// oneNamespace is a world with a manager of one namespace, which serves the webhooks of a provider. It returns another
+// namespace, and who tries to make an object without doing it: until the API server knows of the webhooks that
+// would succeed, and until the manager has started it fails for that.
+func oneNamespace(t *testing.T, provider string) (w *world, other string, try func(client.Object) func() error) {
+	t.Helper()
+	w = newWorld(t, "config/"+provider+"/webhook")
 	hooks := w.env.Webhooks
 	w.run("--namespace="+w.env.Namespace(t), "--webhook-host="+hooks.LocalServingHost, fmt.Sprintf("--webhook-port=%d", hooks.LocalServingPort),
 		"--webhook-cert-dir="+hooks.LocalServingCertDir)
-	other := w.env.Namespace(t)
+	return w, w.env.Namespace(t), func(obj client.Object) func() error {
+		return func() error {
+			return w.env.Client.Create(t.Context(), obj.DeepCopyObject().(client.Object), client.DryRunAll)
+		}
+	}
+}
 
+// ALL-07: the API server asks the webhooks of a manager of one namespace about all of them.
+func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
+	w, other, try := oneNamespace(t, "infrastructure")
 	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "c"}, Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: "c"},
 		ClusterNetwork:    clusterv1.ClusterNetwork{Pods: clusterv1.NetworkRanges{CIDRBlocks: []string{"10.244.0.0/16"}}},
@@ -36,29 +47,33 @@ func TestWebhooksOfOneNamespace_ALL07(t *testing.T) {
 		c.Spec.Network.MachineCIDR = network
 		return c
 	}
-	refused := func(obj client.Object) func() error {
-		return func() error { // Until the API server knows of the webhooks it would make the object.
-			return w.env.Client.Create(t.Context(), obj.DeepCopyObject().(client.Object), client.DryRunAll)
-		}
-	}
-	w.Eventually(refused(capstan("10.244.8.0/21"))).
-		Should(MatchError(ContainSubstring("overlap")), "compared with the networks of the Cluster")
+	w.Eventually(try(capstan("10.244.8.0/21"))).Should(MatchError(ContainSubstring("overlaps")), "compared with the networks of the Cluster")
 	w.create(capstan("10.201.0.0/21"))
 
-	pool := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "p"}}
-	pool.Spec.Subnets, pool.Spec.Overlap = []ipamv1.Subnet{{CIDR: "10.1.0.0/24"}}, ipamv1.RefuseOverlap
-	w.create(pool)
-	second := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "second"}, Spec: pool.Spec}
-	w.Eventually(refused(second)).To(MatchError(ContainSubstring("in common with CapstanIPPool/" + other + "/p")))
+	machines := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "m"}}
+	machines.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"tier": "a b"}
+	w.Expect(try(machines)()).To(MatchError(And(ContainSubstring("spec.machineTemplate.metadata.labels"), ContainSubstring("a b"))))
+}
+
+// ALL-07: and so it does about pools of addresses.
+func TestPoolWebhooksOfOneNamespace_ALL07(t *testing.T) {
+	w, other, try := oneNamespace(t, "ipam")
+	pool := func(name, cidr string) *ipamv1.CapstanIPPool {
+		p := &ipamv1.CapstanIPPool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: name}}
+		p.Spec.Subnets, p.Spec.Overlap = []ipamv1.Subnet{{CIDR: cidr}}, ipamv1.RefuseOverlap
+		return p
+	}
+	empty := pool("empty", "10.0.0.0/24")
+	empty.Spec.Subnets[0].Exclude = []ipamv1.AddressRange{"10.0.0.0/24"}
+	w.Eventually(try(empty)).Should(MatchError(ContainSubstring("nothing to hand out")))
+	first := pool("p", "10.1.0.0/24")
+	w.create(first)
+	w.Expect(try(pool("second", "10.1.0.0/24"))()).To(MatchError(ContainSubstring("in common with CapstanIPPool/" + other + "/p")))
 	w.create(&capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "claim"}, Spec: capiipamv1.IPAddressSpec{
 		ClaimRef: capiipamv1.IPAddressClaimReference{Name: "claim"}, Address: "10.1.0.7", Prefix: ptr.To[int32](24),
 		PoolRef: capiipamv1.IPPoolReference{APIGroup: ipamv1.GroupVersion.Group, Kind: "CapstanIPPool", Name: "p"},
 	}})
-	w.Expect(w.env.Client.Delete(t.Context(), pool)).To(MatchError(ContainSubstring("10.1.0.7 of claim " + other + "/claim")))
-
-	machines := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: other, Name: "m"}}
-	machines.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"tier": "a b"}
-	w.Eventually(refused(machines)).To(MatchError(And(ContainSubstring("spec.machineTemplate.metadata.labels"), ContainSubstring("a b"))))
+	w.Expect(w.env.Client.Delete(t.Context(), first)).To(MatchError(ContainSubstring("10.1.0.7 of claim " + other + "/claim")))
 }
 
 // ALL-07: a host that managers of two namespaces share stays as long as the machines of either are there, and
