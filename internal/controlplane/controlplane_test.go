@@ -81,6 +81,7 @@ func TestKubeconfigRenewal(t *testing.T) {
 		"new":               {"https://10.0.0.1:6443", ca, start, true},
 		"just before half":  {"https://10.0.0.1:6443", ca, start.Add(49 * day), true},
 		"past half":         {"https://10.0.0.1:6443", ca, start.Add(51 * day), false},
+		"not valid yet":     {"https://10.0.0.1:6443", ca, start.Add(-day), false},
 		"expired":           {"https://10.0.0.1:6443", ca, start.Add(101 * day), false},
 		"another endpoint":  {"https://10.0.0.2:6443", ca, start, false},
 		"another authority": {"https://10.0.0.1:6443", other, start, false},

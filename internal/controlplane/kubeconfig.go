@@ -91,7 +91,7 @@ func kubeconfigGoodFor(data []byte, server string, ca []byte, renewBefore time.D
 		return 0
 	}
 	cert, err := certs.DecodeCertPEM(config.CertData)
-	if err != nil {
+	if err != nil || now.Before(cert.NotBefore) { // A clock that was ahead has made it: nobody accepts it yet.
 		return 0
 	}
 	if caCert, err := certs.DecodeCertPEM(ca); err == nil && !cert.NotAfter.Before(caCert.NotAfter) {

@@ -332,12 +332,14 @@ func (r *Reconciler) lacking(ctx context.Context, s *scope, state rotation) []st
 }
 
 func (r *Reconciler) lackingControlPlane(ctx context.Context, s *scope, state rotation) ([]string, error) {
-	holders, err := r.holders(ctx, s.machines.UnsortedList())
+	known := s.fleet() // One that is stuck on a host that is gone is not waited for.
+	machines := slices.DeleteFunc(s.machines.UnsortedList(), func(m *clusterv1.Machine) bool { return known.find(m.Name) == nil })
+	holders, err := r.holders(ctx, machines)
 	if err != nil {
 		return nil, err
 	}
 	out := lackingMachines(state.secret, holders, "control plane Machine %s is to be replaced")
-	if current := len(s.machines); len(out) == 0 && current != s.wish().replicas {
+	if current := len(machines); len(out) == 0 && current != s.wish().replicas {
 		out = append(out, fmt.Sprintf("the control plane has %d Machines of %d", current, s.wish().replicas))
 	}
 	return out, nil

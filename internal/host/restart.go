@@ -14,7 +14,8 @@ const (
 // for how long to wait before it is started again, and whether its restarts are used up.
 func afterDeath(deaths []time.Time, now time.Time) (counted []time.Time, delay time.Duration, usedUp bool) {
 	for _, death := range deaths {
-		if now.Sub(death) < restartWindow {
+		// One in the future is of a clock that was ahead: it says nothing.
+		if !death.After(now) && now.Sub(death) < restartWindow {
 			counted = append(counted, death)
 		}
 	}

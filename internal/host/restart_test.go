@@ -23,14 +23,15 @@ func TestAfterDeath(t *testing.T) {
 		usedUp bool
 		counts int
 	}{
-		"the first: at once":       {nil, 0, false, 1},
-		"the second: a second":     {ago(time.Minute), time.Second, false, 2},
-		"the third: two":           {ago(time.Minute, time.Second), 2 * time.Second, false, 3},
-		"old deaths do not count":  {ago(time.Hour, restartWindow), 0, false, 1},
-		"pauses have an upper end": {ago(full[:8]...), maxRestartDelay, false, 9},
-		"the last one allowed":     {ago(full[:restartBudget-1]...), maxRestartDelay, false, restartBudget},
-		"one more uses up":         {ago(full...), 0, true, restartBudget + 1},
-		"not when they are old":    {append(ago(2*time.Hour), ago(full[:3]...)...), 4 * time.Second, false, 4},
+		"the first: at once":         {nil, 0, false, 1},
+		"the second: a second":       {ago(time.Minute), time.Second, false, 2},
+		"the third: two":             {ago(time.Minute, time.Second), 2 * time.Second, false, 3},
+		"old deaths do not count":    {ago(time.Hour, restartWindow), 0, false, 1},
+		"nor those of a clock ahead": {ago(-time.Hour, -48*time.Hour), 0, false, 1},
+		"pauses have an upper end":   {ago(full[:8]...), maxRestartDelay, false, 9},
+		"the last one allowed":       {ago(full[:restartBudget-1]...), maxRestartDelay, false, restartBudget},
+		"one more uses up":           {ago(full...), 0, true, restartBudget + 1},
+		"not when they are old":      {append(ago(2*time.Hour), ago(full[:3]...)...), 4 * time.Second, false, 4},
 	} {
 		counted, delay, usedUp := afterDeath(test.deaths, now)
 		if delay != test.delay || usedUp != test.usedUp || len(counted) != test.counts {
