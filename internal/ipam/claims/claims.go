@@ -51,7 +51,7 @@ func create(ctx context.Context, c client.Client, owner client.Object, clusterNa
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       owner.GetNamespace(),
 			Name:            name,
-			Labels:          map[string]string{clusterv1.ClusterNameLabel: clusterName},
+			Labels:          labels(owner, clusterName),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, gvk)}, // controller and blockOwnerDeletion
 		},
 		Spec: capiipamv1.IPAddressClaimSpec{ClusterName: clusterName, PoolRef: pool},
@@ -60,6 +60,15 @@ func create(ctx context.Context, c client.Client, owner client.Object, clusterNa
 		return nil, fmt.Errorf("creating IPAddressClaim %s/%s: %w", claim.Namespace, name, err)
 	}
 	return claim, nil
+}
+
+// labels of a claim. An IPAM provider with --watch-filter serves the claims of what has that label.
+func labels(owner client.Object, clusterName string) map[string]string {
+	out := map[string]string{clusterv1.ClusterNameLabel: clusterName}
+	if filter, filtered := owner.GetLabels()[clusterv1.WatchLabel]; filtered {
+		out[clusterv1.WatchLabel] = filter
+	}
+	return out
 }
 
 // FetchAddress returns the address of a claim, or nil and the reason why there

@@ -2,12 +2,14 @@ package claims
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -21,6 +23,18 @@ type oneAddress struct {
 func (o oneAddress) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	obj.(*capiipamv1.IPAddress).Spec.Address = o.address //nolint:forcetypeassert // nothing else is asked for.
 	return nil
+}
+
+// IPAM-04, IPAM-07: an IPAM provider with --watch-filter sees the claims of what it can see.
+func TestLabels_IPAM04_IPAM07(t *testing.T) {
+	owner := &capiipamv1.IPAddressClaim{}
+	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo"}) {
+		t.Errorf("without a filter: %v", got)
+	}
+	owner.Labels = map[string]string{clusterv1.WatchLabel: "blue", "team": "a"}
+	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo", clusterv1.WatchLabel: "blue"}) {
+		t.Errorf("with one: %v", got)
+	}
 }
 
 // IPAM-07: which claims have an address that can be used.
