@@ -101,10 +101,10 @@ func (o *Options) setDefaults(mgr ctrl.Manager) {
 // +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools;globalcapstanippools,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools/status;globalcapstanippools/status,verbs=update
 // +kubebuilder:rbac:groups=ipam.capstan.dev,resources=capstanippools/finalizers;globalcapstanippools/finalizers,verbs=update
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;patch;update
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/status,verbs=patch
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims/finalizers,verbs=update
-// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch;create;patch;update;delete
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch

@@ -36,11 +36,23 @@ func (r *Reconciler) release(ctx context.Context, s *state) error {
 		}
 	}
 	r.Ledger.Pool(s.key).Abandon(s.claim.UID)
-	return client.IgnoreNotFound(r.patch(ctx, s.claim, map[string]any{"metadata": map[string]any{ // IPAM-05d
-		"uid":             s.claim.UID,
-		"resourceVersion": s.claim.ResourceVersion,
-		"finalizers":      without(s.claim.Finalizers, ipamv1.ClaimFinalizer),
-	}}))
+	return client.IgnoreNotFound(r.dropFinalizer(ctx, s.claim, ipamv1.ClaimFinalizer)) // IPAM-05d
+}
+
+// dropFinalizer takes our finalizer off an object, if it is still as it was read. What loses its last finalizer while it is
+// being deleted, the API server deletes: after a patch whatever has the name by then, which is the next claim when
+// another manager was quicker and somebody waited for the name; after an update only what has the UID.
+func (r *Reconciler) dropFinalizer(ctx context.Context, obj client.Object, finalizer string) error {
+	rest := without(obj.GetFinalizers(), finalizer)
+	if len(rest) == 0 && !obj.GetDeletionTimestamp().IsZero() {
+		obj.SetFinalizers(nil)
+		return r.Client.Update(ctx, obj)
+	}
+	return r.patch(ctx, obj, map[string]any{"metadata": map[string]any{
+		"uid":             obj.GetUID(),
+		"resourceVersion": obj.GetResourceVersion(),
+		"finalizers":      rest,
+	}})
 }
 
 // addressToRelease returns the IPAddress of the claim, or nil. The cache may
@@ -89,11 +101,7 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 	rest := without(ip.Finalizers, ipamv1.AddressFinalizer)
 	if len(rest) != len(ip.Finalizers) {
 		obj := ip.DeepCopy()
-		err := r.patch(ctx, obj, map[string]any{"metadata": map[string]any{
-			"uid":             ip.UID,
-			"resourceVersion": ip.ResourceVersion,
-			"finalizers":      rest,
-		}})
+		err := r.dropFinalizer(ctx, obj, ipamv1.AddressFinalizer)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("removing the finalizer of IPAddress %s/%s: %w", ip.Namespace, ip.Name, err)
 		}
