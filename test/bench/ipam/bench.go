@@ -37,7 +37,8 @@ func measure(ctx context.Context, s settings, n int) (result, error) {
 	if err := withServer(ctx, s, func(b *bench) error { return b.floor(ctx, n, &r) }); err != nil {
 		return r, fmt.Errorf("floor: %w", err)
 	}
-	return r, withServer(ctx, s, func(b *bench) error { return b.provider(ctx, n, &r) })
+	err := withServer(ctx, s, func(b *bench) error { return b.provider(ctx, n, &r) })
+	return r, err
 }
 
 // bench is one API server with a pool in it.
