@@ -158,21 +158,13 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *fi
 		return field.ErrorList{field.Forbidden(path, why)}
 	}
 	if was != bootstrapv1.EncryptionNone {
-		for _, resource := range encrypted(before) {
-			if !slices.Contains(encrypted(after), resource) {
+		for _, resource := range render.EncryptedResources(before) {
+			if !slices.Contains(render.EncryptedResources(after), resource) {
 				return field.ErrorList{field.Forbidden(path.Child("resources"), fmt.Sprintf("%s are encrypted, and must stay among the resources: %s", resource, why))}
 			}
 		}
 	}
 	return nil
-}
-
-// encrypted are the resources of an encryption that is not None.
-func encrypted(spec bootstrapv1.EncryptionSpec) []string {
-	if len(spec.Resources) == 0 {
-		return []string{"secrets"}
-	}
-	return spec.Resources
 }
 
 // validateVersionChange: one minor at a time, and never back by one: Kubernetes supports neither.

@@ -59,6 +59,7 @@ type Host struct {
 	config       Config
 	log          *slog.Logger
 	id           string
+	boxID        string
 	capacity     int64
 	capabilities []string
 	system       runc.System
@@ -99,7 +100,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.capacity = max(0, memory-config.ReserveMemory)
+	h.capacity, h.boxID = max(0, memory-config.ReserveMemory), boxID("/")
 	h.box = network.Box{Dir: config.RunDir, HostID: h.id, HostRoot: config.Root}
 	setSysctls("/proc/sys", log)
 	if err := h.forgetOtherBoot(); err != nil {

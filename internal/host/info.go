@@ -79,7 +79,7 @@ func (h *Host) info() *hostpb.HostInfo {
 		Machines:           int32(len(h.machines)),
 		KubernetesVersions: kubernetesVersions(h.config.Assets), Images: []string{HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
-		BoxId: boxID("/"),
+		BoxId: h.boxID,
 	}
 	for _, m := range h.machines {
 		info.AllocatedMemoryBytes += m.spec.MemoryBytes

@@ -22,18 +22,12 @@ func TestAPIServerPort_IM06(t *testing.T) {
 	_, two := b.addMachine(controlPlane, nil)
 	b.running(one)
 	b.running(two)
-	members := func() (out []string) {
-		for _, m := range b.fake.LoadBalancer(b.capstan.Spec.ID).GetBackends() {
-			out = append(out, m.GetAddress())
-		}
-		return out
-	}
-	b.Eventually(members).Should(ConsistOf(one.Spec.Network.Addresses[0].Address+":8443", two.Spec.Network.Addresses[0].Address+":8443"))
+	b.Eventually(b.backends).Should(ConsistOf(one.Spec.Network.Addresses[0].Address+":8443", two.Spec.Network.Addresses[0].Address+":8443"))
 	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID).GetListen()).To(Equal([]string{":6443"}))
 
 	b.fake.Refuse("DeleteMachine", status.Error(codes.Internal, "wait"))
 	b.delete(one)
 	b.condition(one, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
-	b.Expect(members()).To(ConsistOf(two.Spec.Network.Addresses[0].Address + ":8443"))
+	b.Expect(b.backends()).To(ConsistOf(two.Spec.Network.Addresses[0].Address + ":8443"))
 	b.fake.Refuse("DeleteMachine", nil)
 }

@@ -407,20 +407,14 @@ func TestControlPlaneMachinesAreBackends_IM06(t *testing.T) {
 	b.running(one)
 	b.running(two)
 	b.running(worker)
-	members := func() (out []string) {
-		for _, m := range b.fake.LoadBalancer(b.capstan.Spec.ID).GetBackends() {
-			out = append(out, m.GetAddress())
-		}
-		return out
-	}
-	b.Eventually(members).Should(ConsistOf(one.Spec.Network.Addresses[0].Address+":6443", two.Spec.Network.Addresses[0].Address+":6443"))
+	b.Eventually(b.backends).Should(ConsistOf(one.Spec.Network.Addresses[0].Address+":6443", two.Spec.Network.Addresses[0].Address+":6443"))
 	made, _ := b.fake.Machine(one.Spec.ID)
 	b.Expect(made.GetSpec().GetControlPlane()).To(BeTrue())
 
 	b.fake.Refuse("DeleteMachine", status.Error(codes.Internal, "wait"))
 	b.delete(one)
 	b.condition(one, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
-	b.Expect(members()).To(ConsistOf(two.Spec.Network.Addresses[0].Address+":6443"), "it left before DeleteMachine was called")
+	b.Expect(b.backends()).To(ConsistOf(two.Spec.Network.Addresses[0].Address+":6443"), "it left before DeleteMachine was called")
 	b.fake.Refuse("DeleteMachine", nil)
 	b.gone(one)
 }

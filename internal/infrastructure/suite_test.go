@@ -414,6 +414,14 @@ func (b *box) condition(obj conditioned, kind string, status metav1.ConditionSta
 	return conditions.GetMessage(obj, kind)
 }
 
+// backends are the addresses that the cluster's load balancer leads to.
+func (b *box) backends() (out []string) {
+	for _, m := range b.fake.LoadBalancer(b.capstan.Spec.ID).GetBackends() {
+		out = append(out, m.GetAddress())
+	}
+	return out
+}
+
 // running waits until a machine is provisioned.
 func (b *box) running(m *infrav1.CapstanMachine) {
 	b.t.Helper()

@@ -5,11 +5,14 @@ import (
 	"maps"
 	"slices"
 
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/labels"
@@ -29,6 +32,19 @@ func (o Options) WaitForCache(c capicontroller.Controller, reconciled client.Obj
 	if o.WatchNamespace == "" {
 		c.DeferNextReconcileUntilCacheUpToDate(reconciled, written, resourceVersion)
 	}
+}
+
+// Requests are those for the objects of a list of ours; none when they cannot be read.
+func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts ...client.ListOption) []reconcile.Request {
+	if c.List(ctx, list, opts...) != nil {
+		return nil
+	}
+	var out []reconcile.Request
+	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // a list of ours: it has items
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
+		return nil
+	})
+	return out
 }
 
 // IgnoreStatus drops updates of an object that changed nothing but its status or finalizers, which its

@@ -17,6 +17,14 @@ func NeedsEncryptionKey(spec bootstrapv1.EncryptionSpec) bool {
 	return spec.Mode != bootstrapv1.EncryptionNone && spec.Configuration.Secret.Name == ""
 }
 
+// EncryptedResources are those that the modes encrypt, but None: secrets, unless others are named.
+func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
+	if len(spec.Resources) == 0 {
+		return []string{"secrets"}
+	}
+	return spec.Resources
+}
+
 // encryptionConfiguration is what the API server encrypts by: the user's own, or one made from the
 // mode, the resources and the key; nil for mode None.
 func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secrets map[bootstrapv1.SecretKeyReference][]byte) ([]byte, error) {
@@ -38,15 +46,11 @@ func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secret
 		bootstrapv1.EncryptionSecretBox: "secretbox",
 		bootstrapv1.EncryptionAESGCM:    "aesgcm",
 	}[spec.Mode]
-	resources := spec.Resources
-	if len(resources) == 0 {
-		resources = []string{"secrets"}
-	}
 	return yaml.Marshal(map[string]any{
 		"apiVersion": "apiserver.config.k8s.io/v1",
 		"kind":       "EncryptionConfiguration",
 		"resources": []any{map[string]any{
-			"resources": resources,
+			"resources": EncryptedResources(spec),
 			"providers": []any{
 				map[string]any{provider: map[string]any{
 					"keys": []any{map[string]any{"name": "key1", "secret": base64.StdEncoding.EncodeToString(key)}},

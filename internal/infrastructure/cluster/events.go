@@ -69,11 +69,7 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 }
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	list := &infrav1.CapstanClusterList{}
-	if r.Client.List(ctx, list, opts...) != nil {
-		return nil
-	}
-	return requests(list)
+	return manager.Requests(ctx, r.Client, &infrav1.CapstanClusterList{}, opts...)
 }
 
 // ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is or was

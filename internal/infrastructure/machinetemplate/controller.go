@@ -7,10 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -104,16 +102,7 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 }
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	list := r.Kind.list()
-	if r.Client.List(ctx, list, opts...) != nil {
-		return nil
-	}
-	var out []reconcile.Request
-	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // a list of ours: it has items
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
-		return nil
-	})
-	return out
+	return manager.Requests(ctx, r.Client, r.Kind.list(), opts...)
 }
 
 // Reconcile implements reconcile.Reconciler.

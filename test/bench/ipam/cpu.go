@@ -17,25 +17,28 @@ const clockTick = 10 * time.Millisecond
 // depend on what else the machine does.
 func cpuTime() time.Duration {
 	var sum time.Duration
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	self := os.Getpid()
-	for _, file := range stats {
-		if parent, cpu, err := readStat(file); err == nil && (parent == self || file == fmt.Sprintf("/proc/%d/stat", self)) {
+	for _, dir := range append(children(), "/proc/self") {
+		if _, cpu, err := readStat(dir + "/stat"); err == nil {
 			sum += cpu
 		}
 	}
 	return sum
 }
 
+// children are the folders in /proc of those of this process.
+func children() (dirs []string) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range stats {
+		if parent, _, err := readStat(file); err == nil && parent == os.Getpid() {
+			dirs = append(dirs, filepath.Dir(file))
+		}
+	}
+	return dirs
+}
+
 // serverMemory is the most memory that the API server has had, in bytes.
 func serverMemory() uint64 {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	self := os.Getpid()
-	for _, file := range stats {
-		dir := filepath.Dir(file)
-		if parent, _, err := readStat(file); err != nil || parent != self {
-			continue
-		}
+	for _, dir := range children() {
 		status, err := os.ReadFile(filepath.Join(dir, "status"))
 		if err != nil || !strings.HasPrefix(string(status), "Name:\tkube-apiserver") {
 			continue
