@@ -1,4 +1,4 @@
-// Package docs checks that the documents say only what is true.
+// Package docs checks that the documents name only code and tests that exist.
 package docs
 
 import (
@@ -15,14 +15,10 @@ var (
 	test = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+)` \\(([^)]+)\\)")
 )
 
-// TestContract: every file and every test that docs/contract.md names exists, and no row is missing.
+// TestContract checks that every row of docs/contract.md exists once, and that the files and tests in it exist.
 func TestContract(t *testing.T) {
-	document, err := os.ReadFile("contract.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	rows := map[string]bool{}
-	for line := range strings.Lines(string(document)) {
+	for _, line := range lines(t, "contract.md") {
 		id := row.FindStringSubmatch(line)
 		if id == nil {
 			continue
@@ -31,16 +27,7 @@ func TestContract(t *testing.T) {
 			t.Errorf("%s stands twice", id[1])
 		}
 		rows[id[1]] = true
-		for _, found := range path.FindAllStringSubmatch(line, -1) {
-			if _, err := os.Stat(filepath.Join("..", found[1])); err != nil {
-				t.Errorf("%s names %s: %v", id[1], found[1], err)
-			}
-		}
-		for _, found := range test.FindAllStringSubmatch(line, -1) {
-			if !defined(t, filepath.Join("..", found[2]), found[1]) {
-				t.Errorf("%s names %s, which is not in %s", id[1], found[1], found[2])
-			}
-		}
+		checkReferences(t, id[1], line)
 	}
 	for prefix, last := range map[string]int{"ALL": 18, "IC": 14, "IM": 10, "MP": 12, "CP": 25, "IPAM": 8, "CTL": 18, "BC": 6} {
 		for n := 1; n <= last; n++ {
@@ -51,7 +38,54 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// defined says whether a folder's test files define a function.
+// TestSecurityRules checks that every rule of docs/security.md names code and a test, and that both exist.
+func TestSecurityRules(t *testing.T) {
+	rules, inTable := 0, false
+	for _, line := range lines(t, "security.md") {
+		switch {
+		case strings.HasPrefix(line, "| rule | enforced in | proved by |"):
+			inTable = true
+		case !strings.HasPrefix(line, "|"):
+			inTable = false
+		case inTable && !strings.HasPrefix(line, "| --- |"):
+			rules++
+			rule, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " |")
+			if path.FindString(line) == "" || test.FindString(line) == "" {
+				t.Errorf("%q names no code or no test", rule)
+			}
+			checkReferences(t, rule, line)
+		}
+	}
+	if rules < 10 {
+		t.Errorf("found %d rules, want the table of at least 10", rules)
+	}
+}
+
+func lines(t *testing.T, document string) []string {
+	t.Helper()
+	data, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(string(data), "\n")
+}
+
+// checkReferences checks that the files and tests that a line names exist.
+func checkReferences(t *testing.T, id, line string) {
+	t.Helper()
+	for _, found := range path.FindAllStringSubmatch(line, -1) {
+		if _, err := os.Stat(filepath.Join("..", found[1])); err != nil {
+			t.Errorf("%s names %s: %v", id, found[1], err)
+		}
+	}
+	for _, found := range test.FindAllStringSubmatch(line, -1) {
+		if !defined(t, filepath.Join("..", found[2]), found[1]) {
+			t.Errorf("%s names %s, which is not in %s", id, found[1], found[2])
+		}
+	}
+}
+
+// defined reports whether a test file in the folder defines the function.
 func defined(t *testing.T, dir, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
