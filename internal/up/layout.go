@@ -40,6 +40,11 @@ func (l Layout) EncryptionConfig() string {
 	return filepath.Join(l.Component(apiServer), "encryption.yaml")
 }
 
+// ServiceAccountKey signs the tokens of service accounts.
+func (l Layout) ServiceAccountKey() string {
+	return filepath.Join(l.Component(apiServer), "service-account.key")
+}
+
 // Etcd is the database's folder.
 func (l Layout) Etcd() string { return filepath.Join(l.Root, "etcd") }
 

@@ -62,23 +62,18 @@ func serviceAccount(namespace, name string) identity {
 // user is the owner of a file.
 type user struct{ uid, gid int }
 
-// ensureAuthority loads a certificate authority, or makes it. The files are root's.
-func ensureAuthority(dir, name string) (*authority, error) {
-	certPath, keyPath := filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	if _, err := os.Stat(certPath); errors.Is(err, fs.ErrNotExist) {
-		key, err := newKey()
+// ensureAuthority loads a certificate authority. It makes one if there is none and etcd has no data. The files are root's.
+func ensureAuthority(l Layout, name string) (*authority, error) {
+	certPath, keyPath := filepath.Join(l.PKI(), name+".crt"), filepath.Join(l.PKI(), name+".key")
+	for _, path := range []string{certPath, keyPath} {
+		lost, err := missing(l, path)
 		if err != nil {
 			return nil, err
 		}
-		cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "capstan-" + name, NotBefore: time.Now().Add(-time.Minute)}, key)
-		if err != nil {
-			return nil, err
+		if !lost {
+			continue
 		}
-		// The key first: a certificate without its key would be found, and be of no use.
-		if err := writeKey(keyPath, key, user{os.Getuid(), os.Getgid()}); err != nil {
-			return nil, err
-		}
-		if err := writeFile(certPath, encodeCert(cert.Raw), 0o644); err != nil {
+		if err := makeAuthority(certPath, keyPath, "capstan-"+name); err != nil {
 			return nil, err
 		}
 	}
@@ -99,6 +94,45 @@ func ensureAuthority(dir, name string) (*authority, error) {
 		return nil, fmt.Errorf("wanted a private key that can sign in %s, found %T", keyPath, key)
 	}
 	return &authority{cert: certs[0], key: signer, certPEM: certPEM}, nil
+}
+
+func makeAuthority(certPath, keyPath, commonName string) error {
+	key, err := newKey()
+	if err != nil {
+		return err
+	}
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: commonName, NotBefore: time.Now().Add(-time.Minute)}, key)
+	if err != nil {
+		return err
+	}
+	if err := writeKey(keyPath, key, user{os.Getuid(), os.Getgid()}); err != nil {
+		return err
+	}
+	return writeFile(certPath, encodeCert(cert.Raw), 0o644)
+}
+
+// missing says whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
+// is an error then, because a new one would make the Secrets unreadable, or cut off everyone who trusts the old one.
+func missing(l Layout, path string) (bool, error) {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	switch has, err := hasData(l); {
+	case err != nil:
+		return false, err
+	case has:
+		return false, fmt.Errorf("wanted %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; a new key is made only in an installation without data", path, l.Etcd())
+	}
+	return true, nil
+}
+
+// hasData says whether etcd has ever run.
+func hasData(l Layout) (bool, error) {
+	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // ensureLeaf makes <dir>/<name>.crt and .key unless a certificate is there that this authority has
@@ -186,16 +220,16 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err := ensureDirs(l, owner); err != nil {
 		return err
 	}
-	cluster, err := ensureAuthority(l.PKI(), "ca")
+	cluster, err := ensureAuthority(l, "ca")
 	if err != nil {
 		return err
 	}
-	etcdCA, err := ensureAuthority(l.PKI(), "etcd-ca")
+	etcdCA, err := ensureAuthority(l, "etcd-ca")
 	if err != nil {
 		return err
 	}
 	// Nobody speaks for others here: the authority has no leaves. Components ask for it all the same.
-	frontProxy, err := ensureAuthority(l.PKI(), "front-proxy-ca")
+	frontProxy, err := ensureAuthority(l, "front-proxy-ca")
 	if err != nil {
 		return err
 	}
@@ -225,7 +259,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 			return err
 		}
 	}
-	if err := ensureOnce(filepath.Join(l.Component(apiServer), "service-account.key"), owner, func() ([]byte, error) {
+	if err := ensureOnce(l, l.ServiceAccountKey(), owner, func() ([]byte, error) {
 		key, err := newKey()
 		if err != nil {
 			return nil, err
@@ -234,7 +268,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	}); err != nil {
 		return err
 	}
-	if err := ensureOnce(l.EncryptionConfig(), owner, encryptionConfig); err != nil {
+	if err := ensureOnce(l, l.EncryptionConfig(), owner, encryptionConfig); err != nil {
 		return err
 	}
 	// What the components trust. Copies, because the folder of the authorities is root's.
@@ -330,9 +364,9 @@ func ensureContent(path string, data []byte, mode os.FileMode, owner user) error
 	return writeFileAs(path, data, mode, owner.uid, owner.gid)
 }
 
-// ensureOnce writes a secret file unless there is one.
-func ensureOnce(path string, owner user, generate func() ([]byte, error)) error {
-	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+// ensureOnce writes the file of a key if there is none and etcd has no data.
+func ensureOnce(l Layout, path string, owner user, generate func() ([]byte, error)) error {
+	if lost, err := missing(l, path); err != nil || !lost {
 		return err
 	}
 	data, err := generate()

@@ -129,6 +129,45 @@ func TestPKIRenewal(t *testing.T) {
 	}
 }
 
+// A lost key is made anew only as long as no data needs it: not at a start, and not when certificates are renewed.
+func TestPKILostKey(t *testing.T) {
+	l, s, owner := testPKI(t)
+	keys := []string{
+		filepath.Join(l.PKI(), "ca.crt"), filepath.Join(l.PKI(), "ca.key"), filepath.Join(l.PKI(), "etcd-ca.key"),
+		filepath.Join(l.PKI(), "front-proxy-ca.key"), l.ServiceAccountKey(), l.EncryptionConfig(),
+	}
+	for _, data := range []bool{false, true} {
+		if data {
+			if err := os.Mkdir(filepath.Join(l.Etcd(), "member"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, path := range keys {
+			kept := path + ".kept"
+			if err := os.Rename(path, kept); err != nil {
+				t.Fatal(err)
+			}
+			err := ensurePKI(l, s, owner, time.Now())
+			_, missing := os.Stat(path)
+			switch {
+			case data && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "capstan restore")):
+				t.Errorf("%s is lost, and there is data: %v", path, err)
+			case data && missing == nil:
+				t.Errorf("%s is lost, there is data, and there is a new one", path)
+			case !data && (err != nil || missing != nil):
+				t.Errorf("%s is lost, and there is no data: %v, %v", path, err, missing)
+			case data:
+				if err := os.Rename(kept, path); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
 func loadCert(t *testing.T, path string) *x509.Certificate {
 	t.Helper()
 	certs, err := certutil.CertsFromFile(path)
