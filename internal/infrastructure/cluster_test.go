@@ -317,6 +317,36 @@ func TestDeletionWaitsForMachines_IC12(t *testing.T) {
 	b.gone(b.capstan)
 }
 
+// ALL-13: a Cluster that was removed by force does not hold up the deletion of its CapstanCluster: the last machine that
+// goes is still an event.
+func TestDeletionAfterTheClusterIsGone(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	b.delete(b.cluster)
+	b.gone(b.cluster)
+	b.delete(b.capstan)
+	b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "DeletionBlocked")
+	b.delete(m)
+	b.gone(m)
+	b.gone(b.capstan)
+	b.Expect(b.has(b.fake)()).To(neither)
+}
+
+// IC-12: an object that has an id and never had a Cluster, such as a copy, has nothing on any host that is its own.
+func TestDeletionWithAnIDAndNoOwner(t *testing.T) {
+	b := newBox(t).provisioned()
+	b.get(b.capstan)
+	copied := &infrav1.CapstanCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("copy"), Finalizers: []string{infrav1.ClusterFinalizer}},
+		Spec:       infrav1.CapstanClusterSpec{ID: b.capstan.Spec.ID},
+	}
+	b.create(copied)
+	b.delete(copied)
+	b.gone(copied)
+	b.Expect(b.has(b.fake)()).To(Equal([]bool{true, true}), "the load balancer and network of the original")
+}
+
 // ALL-08
 func TestPausedCluster_ALL08(t *testing.T) {
 	b := newNamespace(t)

@@ -389,6 +389,17 @@ func TestDeletionWithoutOwner_IM09(t *testing.T) {
 
 	machine, m := b.addMachine(nil, nil)
 	b.running(m)
+	// A copy has the id of the original and no Machine.
+	copied := &infrav1.CapstanMachine{
+		ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("copy"), Finalizers: []string{infrav1.MachineFinalizer}},
+		Spec:       *m.Spec.DeepCopy(),
+	}
+	b.create(copied)
+	b.delete(copied)
+	b.gone(copied)
+	original, _ := b.fake.Machine(m.Spec.ID)
+	b.Expect(original).NotTo(BeNil())
+
 	b.delete(machine)
 	b.gone(machine)
 	b.delete(m)

@@ -116,7 +116,16 @@ func TestDecisionsAreFinal(t *testing.T) {
 		"no id":       {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ID = "" }) }, why: "id is written once"},
 		"provider id": {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "capstan://x" }) }, why: "providerID cannot be changed"},
 		"host":        {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.HostName = "other" }) }, why: "a machine cannot move to another host"},
-		"cluster id":  {change: func() error { return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ID = "another-id" }) }, why: "id is written once"},
+		"its address": {change: func() error {
+			return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.Network.Addresses[0].Address = b.address(200) })
+		}, why: "network.addresses cannot be changed"},
+		"no addresses": {change: func() error { return changed(m, func(m *infrav1.CapstanMachine) { m.Spec.Network.Addresses = nil }) }, why: "network.addresses cannot be changed"},
+		"its pools": {change: func() error {
+			return changed(m, func(m *infrav1.CapstanMachine) {
+				m.Spec.Network.AddressesFromPools = []infrav1.IPPoolReference{{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "p"}}
+			})
+		}, why: "network.addressesFromPools cannot be changed"},
+		"cluster id": {change: func() error { return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ID = "another-id" }) }, why: "id is written once"},
 		"endpoint": {change: func() error {
 			return changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.ControlPlaneEndpoint.Host = "other" })
 		}, why: "the host of controlPlaneEndpoint cannot be changed"},

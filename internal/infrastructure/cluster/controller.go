@@ -75,13 +75,15 @@ type scope struct {
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }
 
-// clusterName is known also when the Cluster is gone, so that hosts can be told whose things are to go: core has
-// written it down twice.
-func (s *scope) clusterName() string {
-	if owner := manager.OwnerOf(s.capstan, clusterGroupKind); owner != nil {
+// clusterName is the name of the Cluster, which hosts need for every deletion. The owner reference and the label that
+// core writes hold it after the Cluster is gone.
+func (s *scope) clusterName() string { return clusterName(s.capstan) }
+
+func clusterName(c *infrav1.CapstanCluster) string {
+	if owner := manager.OwnerOf(c, clusterGroupKind); owner != nil {
 		return owner.Name
 	}
-	return cmp.Or(s.capstan.Labels[clusterv1.ClusterNameLabel], s.capstan.Name)
+	return cmp.Or(c.Labels[clusterv1.ClusterNameLabel], c.Name)
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package. It uses those of package host.

@@ -2,8 +2,10 @@ package cluster
 
 import (
 	"context"
+	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,10 +31,27 @@ const idIndex = "spec.id"
 func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.Request {
 	cluster := &clusterv1.Cluster{}
 	key := client.ObjectKey{Namespace: o.GetNamespace(), Name: o.GetLabels()[clusterv1.ClusterNameLabel]}
-	if key.Name == "" || r.Client.Get(ctx, key, cluster) != nil || cluster.Spec.InfrastructureRef.Kind != "CapstanCluster" {
+	if key.Name == "" {
+		return nil
+	}
+	switch err := r.Client.Get(ctx, key, cluster); {
+	case apierrors.IsNotFound(err):
+		return r.withoutCluster(ctx, key)
+	case err != nil || cluster.Spec.InfrastructureRef.Kind != "CapstanCluster":
 		return nil
 	}
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: key.Namespace, Name: cluster.Spec.InfrastructureRef.Name}}}
+}
+
+// withoutCluster finds the CapstanCluster of a Cluster that was removed by force: the deletion of the CapstanCluster
+// still waits for its machines (ALL-13).
+func (r *Reconciler) withoutCluster(ctx context.Context, key client.ObjectKey) []reconcile.Request {
+	list := &infrav1.CapstanClusterList{}
+	if r.Client.List(ctx, list, client.InNamespace(key.Namespace)) != nil {
+		return nil
+	}
+	list.Items = slices.DeleteFunc(list.Items, func(c infrav1.CapstanCluster) bool { return clusterName(&c) != key.Name })
+	return requests(list)
 }
 
 // ofMachine maps a machine to the CapstanCluster, whose load balancer leads to control planes, and which waits
