@@ -539,6 +539,24 @@ func (h *Host) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*host
 	return res, nil
 }
 
+// StartMachine starts a machine that has failed.
+func (h *Host) StartMachine(_ context.Context, req *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", req.Id, req); err != nil {
+		return nil, err
+	}
+	m, err := h.machine(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	if err := owner.Ensure("machine", req.Id, m.spec, req); err != nil {
+		return nil, err
+	}
+	if err := m.startAgain(); err != nil {
+		return nil, err
+	}
+	return m.snapshot(), nil
+}
+
 // deleteWait is for how long DeleteMachine waits, so that most callers need to ask only once.
 const deleteWait = 5 * time.Second
 

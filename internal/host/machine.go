@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -60,8 +62,10 @@ type machineState struct {
 	Restarts  int32     `json:"restarts,omitempty"`
 	// Deaths of PID 1 that count against the restart budget.
 	Deaths []time.Time `json:"deaths,omitempty"`
-	// Failed says why the machine is not started any more.
+	// Failed says why the machine is not started.
 	Failed string `json:"failed,omitempty"`
+	// RestartAt is when a failed machine is started again; zero: only on request.
+	RestartAt time.Time `json:"restartAt,omitzero"`
 }
 
 func (s machineState) bootstrapped() bool {
@@ -136,8 +140,8 @@ func rest(ctx context.Context, wake <-chan struct{}, pause time.Duration) bool {
 // live adopts or starts the machine, if it is to run, and watches it until PID 1 ends or life does. It
 // returns for how long to wait before the next call; attempt counts starts that failed in a row.
 func (m *machine) live(life context.Context, attempt *int) time.Duration {
-	if !m.toRun() {
-		return forever
+	if run, pause := m.toRun(); !run {
+		return pause
 	}
 	pid1, err := m.adoptOrStart(life)
 	if err != nil {
@@ -158,19 +162,51 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	return m.died()
 }
 
-// toRun says whether PID 1 is to run now.
-func (m *machine) toRun() bool {
+// toRun says whether PID 1 is to run now, and otherwise when to ask again.
+func (m *machine) toRun() (run bool, pause time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state.Failed != "" {
+	if pause := stillFailed(m.state.Failed, m.state.RestartAt, time.Now()); pause != 0 {
 		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.state.Failed })
-		return false
+		return false, pause
+	}
+	if m.state.Failed != "" {
+		if err := m.absolve(); err != nil {
+			m.log.Error("state cannot be saved", "error", err)
+			return false, maxRestartDelay
+		}
 	}
 	if !m.state.bootstrapped() && !disk.Exists(m.bootstrapFile()) {
 		m.publish(func(s *hostpb.MachineStatus) { s.Message = "waits for its bootstrap data" })
-		return false
+		return false, forever
 	}
-	return true
+	return true, 0
+}
+
+// absolve gives the machine all of its restarts again; m.mu is held.
+func (m *machine) absolve() error {
+	m.state.Failed, m.state.RestartAt, m.state.Deaths = "", time.Time{}, nil
+	m.publish(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Message = hostpb.MachineStatus_RESTARTING, "is started again"
+	})
+	return m.save()
+}
+
+// startAgain starts a machine that has failed, or that waits to be started again.
+func (m *machine) startAgain() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.deleted.Err() != nil {
+		return status.Errorf(codes.FailedPrecondition, "machine %s is being deleted", m.spec.Id)
+	}
+	if m.state.Failed == "" && m.status.Phase != hostpb.MachineStatus_RESTARTING {
+		return nil
+	}
+	if err := m.absolve(); err != nil {
+		return status.Errorf(codes.Internal, "recording that machine %s is to start: %v", m.spec.Id, err)
+	}
+	m.wakeUp()
+	return nil
 }
 
 func (m *machine) failed() bool {
@@ -408,8 +444,10 @@ func (m *machine) died() time.Duration {
 	var usedUp bool
 	m.state.Deaths, delay, usedUp = afterDeath(m.state.Deaths, time.Now())
 	if usedUp {
-		_ = m.fail(fmt.Sprintf("PID 1 ended %d times within %s; its init log tells why", len(m.state.Deaths), restartWindow))
-		return 0 // toRun says the rest
+		m.state.RestartAt = time.Now().Add(failedDelay)
+		_ = m.fail(fmt.Sprintf("PID 1 ended %d times within %s; its init log has the cause. The machine is started again at %s",
+			len(m.state.Deaths), restartWindow, m.state.RestartAt.UTC().Format(time.RFC3339)))
+		return 0 // toRun has the pause
 	}
 	m.log.Warn("PID 1 ended", "deaths", len(m.state.Deaths), "restart in", delay)
 	if err := m.save(); err != nil {

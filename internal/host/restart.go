@@ -2,12 +2,14 @@ package host
 
 import "time"
 
-// A machine whose PID 1 ends is started again at once, then after longer and longer pauses, and is
-// given up when it ended more than restartBudget times within restartWindow.
+// A machine whose PID 1 ends is started again at once, then after longer and longer pauses. It has failed when PID 1 ended more
+// than restartBudget times within restartWindow. A failed machine is tried again after failedDelay, with all of its restarts: what
+// it lacked, memory say, may be there again by then.
 const (
 	restartBudget   = 10
 	restartWindow   = 10 * time.Minute
 	maxRestartDelay = 30 * time.Second
+	failedDelay     = 15 * time.Minute
 )
 
 // afterDeath takes the earlier deaths of a machine and the newest, and returns those that still count,
@@ -32,4 +34,16 @@ func backoff(n int) time.Duration {
 		return 0
 	}
 	return min(maxRestartDelay, time.Second<<min(n, 10))
+}
+
+// stillFailed returns for how long a failed machine is to rest: forever if it cannot be started, 0 when it is to be started.
+func stillFailed(failed string, restartAt, now time.Time) time.Duration {
+	switch {
+	case failed == "":
+		return 0
+	case restartAt.IsZero():
+		return forever
+	}
+	// A clock that was set back must not prolong the pause.
+	return max(0, min(restartAt.Sub(now), failedDelay))
 }

@@ -3,6 +3,11 @@ package host
 import (
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 func TestAfterDeath(t *testing.T) {
@@ -37,5 +42,75 @@ func TestAfterDeath(t *testing.T) {
 		if delay != test.delay || usedUp != test.usedUp || len(counted) != test.counts {
 			t.Errorf("%s: got %s %v with %d deaths, want %s %v with %d", name, delay, usedUp, len(counted), test.delay, test.usedUp, test.counts)
 		}
+	}
+}
+
+func TestStillFailed(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	for name, test := range map[string]struct {
+		failed    string
+		restartAt time.Time
+		want      time.Duration
+	}{
+		"it has not failed":           {"", time.Time{}, 0},
+		"its disk is lost":            {"lost", time.Time{}, forever},
+		"a while is left":             {"used up", now.Add(time.Minute), time.Minute},
+		"the pause is over":           {"used up", now.Add(-time.Minute), 0},
+		"the clock was set back":      {"used up", now.Add(48 * time.Hour), failedDelay},
+		"the pause ends this instant": {"used up", now, 0},
+	} {
+		if got := stillFailed(test.failed, test.restartAt, now); got != test.want {
+			t.Errorf("%s: got %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// A machine that has used up its restarts rests, also in the eyes of the next capstand, and starts again after a while.
+func TestFailedMachineIsTriedAgain(t *testing.T) {
+	h := recorded(t)
+	m := onDisk(t, h)
+	for range restartBudget + 1 {
+		m.died()
+	}
+	run, pause := m.toRun()
+	if run || pause <= restartWindow || pause > failedDelay || m.status.Phase != hostpb.MachineStatus_FAILED {
+		t.Fatalf("run %v, pause %s, status %v", run, pause, m.status)
+	}
+	again := onDisk(t, h)
+	if run, pause := again.toRun(); run || pause <= restartWindow {
+		t.Fatalf("a new capstand: run %v, pause %s", run, pause)
+	}
+	again.state.RestartAt = time.Now().Add(-time.Second)
+	if run, _ := again.toRun(); !run || again.status.Phase != hostpb.MachineStatus_RESTARTING {
+		t.Fatalf("after the pause: run %v, status %v", run, again.status)
+	}
+	if last := onDisk(t, h).state; last.Failed != "" || len(last.Deaths) > 0 {
+		t.Errorf("recorded: %+v", last)
+	}
+}
+
+// StartMachine ends the pause, and only of the machine that the caller owns.
+func TestStartMachine(t *testing.T) {
+	h := recorded(t)
+	m := onDisk(t, h)
+	h.machines[m.spec.Id] = m
+	for range restartBudget + 1 {
+		m.died()
+	}
+	m.toRun()
+	req := &hostpb.StartMachineRequest{Id: m.spec.Id, Namespace: "thief", Name: m.spec.Name}
+	if _, err := h.StartMachine(t.Context(), req); status.Code(err) != codes.AlreadyExists || m.state.Failed == "" {
+		t.Fatalf("another's machine: %v", err)
+	}
+	req.Namespace = m.spec.Namespace
+	if _, err := h.StartMachine(t.Context(), req); err != nil || !rest(t.Context(), m.wake, forever) {
+		t.Fatal(err)
+	}
+	if run, _ := m.toRun(); !run || len(onDisk(t, h).state.Deaths) > 0 {
+		t.Errorf("it does not start: %+v", m.state)
+	}
+	m.setStatus(func(s *hostpb.MachineStatus) { s.Phase = hostpb.MachineStatus_RUNNING })
+	if answer, err := h.StartMachine(t.Context(), req); err != nil || answer.Status.Phase != hostpb.MachineStatus_RUNNING || len(m.wake) > 0 {
+		t.Errorf("one that runs: %v, %v", answer, err)
 	}
 }

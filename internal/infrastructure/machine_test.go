@@ -109,6 +109,26 @@ func (w witness) look(ctx context.Context, call string, obj client.Object, of ow
 	}
 }
 
+// startAgain asks with the annotation for the start of a failed machine. A host that cannot is not asked again and again.
+func (b *box) startAgain(m *infrav1.CapstanMachine) {
+	b.t.Helper()
+	annotated := func() bool { b.get(m); _, ok := m.Annotations[infrav1.MachineStartAnnotation]; return ok }
+	ask := func() {
+		b.get(m)
+		before := m.DeepCopy()
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, infrav1.MachineStartAnnotation, "")
+		b.Expect(env.Client.Patch(ctx, m, client.MergeFrom(before))).To(Succeed())
+	}
+	b.fake.Refuse("StartMachine", status.Error(codes.FailedPrecondition, "cannot"))
+	ask()
+	b.Eventually(annotated).Should(BeFalse())
+	b.Expect(b.fake.Calls("StartMachine")).To(Equal(1))
+	b.fake.Refuse("StartMachine", nil)
+	ask()
+	b.condition(m, "MachineRunning", metav1.ConditionTrue, "MachineRunning")
+	b.Eventually(annotated).Should(BeFalse())
+}
+
 // IM-10, IC-08: the finalizers are there before the first side effect, and whoever sees a machine that is provisioned
 // sees all the rest of it.
 func TestMachineOrder_IM10_IC08(t *testing.T) {
@@ -306,6 +326,7 @@ func TestTerminalFailures_IM08_ALL16(t *testing.T) {
 		s.Phase, s.Message, s.Restarts = hostpb.MachineStatus_FAILED, "its restarts are used up", 5
 	})
 	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineFailed")).To(ContainSubstring("its restarts are used up"))
+	b.startAgain(m)
 	b.Eventually(func() *int32 { b.get(m); return m.Status.Restarts }).Should(HaveValue(Equal(int32(5))))
 	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()), "provisioned is never taken back")
 }

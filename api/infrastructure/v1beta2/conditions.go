@@ -95,11 +95,12 @@ const (
 	MachineStartingReason = "MachineStarting"
 	// MachineRestartingReason: PID 1 ended and is started again.
 	MachineRestartingReason = "MachineRestarting"
-	// MachineFailedReason is terminal: the machine's disk is lost or its restarts are used up. The
-	// machine is not replaced by itself: a MachineHealthCheck or an operator deletes its Machine.
+	// MachineFailedReason: the machine's disk is lost, or PID 1 ended too often. In the second case the host starts the
+	// machine again after a quarter of an hour, or when the CapstanMachine gets MachineStartAnnotation. Capstan does
+	// not replace the machine: a MachineHealthCheck or an operator deletes its Machine.
 	MachineFailedReason = "MachineFailed"
-	// MachineLostReason is terminal: the host no longer has a machine that it had. See
-	// MachineFailedReason.
+	// MachineLostReason is terminal: the host no longer has a machine that it had. A MachineHealthCheck or an operator
+	// deletes its Machine.
 	MachineLostReason = "MachineLost"
 	// MachineRefusedReason: the host refused the machine; the message says why.
 	MachineRefusedReason = "MachineRefused"
@@ -149,6 +150,10 @@ const (
 	// it, and nothing new is placed on it. Set it only when the host will not come back: what
 	// still runs there would be orphaned.
 	HostAbandonedAnnotation = "infrastructure.capstan.dev/abandoned"
+
+	// MachineStartAnnotation on a CapstanMachine starts a failed machine again now, with all of its restarts. The
+	// controller removes the annotation when the host has answered.
+	MachineStartAnnotation = "infrastructure.capstan.dev/start"
 
 	// MachineCIDRFromPoolAnnotation on a CapstanCluster says that the controller chose
 	// spec.network.machineCIDR, so that it may choose another one as long as no host has taken it.

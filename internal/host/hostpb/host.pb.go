@@ -95,7 +95,7 @@ const (
 	MachineStatus_PENDING           MachineStatus_Phase = 1 // recorded, not started yet
 	MachineStatus_RUNNING           MachineStatus_Phase = 2 // PID 1 runs
 	MachineStatus_RESTARTING        MachineStatus_Phase = 3 // PID 1 ended and will be started again
-	MachineStatus_FAILED            MachineStatus_Phase = 4 // the disk is lost or the restarts are used up; not started again
+	MachineStatus_FAILED            MachineStatus_Phase = 4 // the machine cannot be started, or its restarts are used up; the message has the cause and what follows
 	MachineStatus_DELETING          MachineStatus_Phase = 5
 )
 
@@ -1001,6 +1001,8 @@ type MachineSpec struct {
 	ProviderId        string     `protobuf:"bytes,11,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
 	FailureDomain     string     `protobuf:"bytes,12,opt,name=failure_domain,json=failureDomain,proto3" json:"failure_domain,omitempty"`
 	ControlPlane      bool       `protobuf:"varint,13,opt,name=control_plane,json=controlPlane,proto3" json:"control_plane,omitempty"`
+	PidsLimit         int64      `protobuf:"varint,14,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"` // processes and threads of the machine together; 0: the host's default
+	DiskBytes         int64      `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"` // size of the machine's disk; 0: the host's default
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1124,6 +1126,20 @@ func (x *MachineSpec) GetControlPlane() bool {
 		return x.ControlPlane
 	}
 	return false
+}
+
+func (x *MachineSpec) GetPidsLimit() int64 {
+	if x != nil {
+		return x.PidsLimit
+	}
+	return 0
+}
+
+func (x *MachineSpec) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
 }
 
 type Address struct {
@@ -1653,6 +1669,67 @@ func (x *DeleteMachineRequest) GetName() string {
 	return ""
 }
 
+type StartMachineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the CapstanMachine: both are needed.
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartMachineRequest) Reset() {
+	*x = StartMachineRequest{}
+	mi := &file_host_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartMachineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartMachineRequest) ProtoMessage() {}
+
+func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
+func (*StartMachineRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *StartMachineRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StartMachineRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StartMachineRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type DeleteMachineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// done is true when nothing of the machine is left but files on their way to removal.
@@ -1663,7 +1740,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1752,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1765,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -1709,7 +1786,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1798,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1811,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LoadImageRequest) GetMachines() []string {
@@ -1760,7 +1837,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1849,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1862,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -1807,7 +1884,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1896,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1909,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -1872,7 +1949,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1961,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1974,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -1974,7 +2051,7 @@ const file_host_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"\x1c\n" +
-	"\x1aDeleteLoadBalancerResponse\"\xbe\x03\n" +
+	"\x1aDeleteLoadBalancerResponse\"\xfc\x03\n" +
 	"\vMachineSpec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1990,7 +2067,11 @@ const file_host_proto_rawDesc = "" +
 	"\vprovider_id\x18\v \x01(\tR\n" +
 	"providerId\x12%\n" +
 	"\x0efailure_domain\x18\f \x01(\tR\rfailureDomain\x12#\n" +
-	"\rcontrol_plane\x18\r \x01(\bR\fcontrolPlane\"U\n" +
+	"\rcontrol_plane\x18\r \x01(\bR\fcontrolPlane\x12\x1d\n" +
+	"\n" +
+	"pids_limit\x18\x0e \x01(\x03R\tpidsLimit\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\"U\n" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\x05R\x06prefix\x12\x18\n" +
@@ -2040,6 +2121,10 @@ const file_host_proto_rawDesc = "" +
 	"\x14DeleteMachineRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"W\n" +
+	"\x13StartMachineRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"+\n" +
 	"\x15DeleteMachineResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\"D\n" +
@@ -2055,7 +2140,7 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"tail_lines\x18\x04 \x01(\x05R\ttailLines\"\x1e\n" +
 	"\bLogChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xeb\a\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xbb\b\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -2067,7 +2152,8 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"GetMachine\x12\".capstan.host.v1.GetMachineRequest\x1a\x18.capstan.host.v1.Machine\x12[\n" +
 	"\fListMachines\x12$.capstan.host.v1.ListMachinesRequest\x1a%.capstan.host.v1.ListMachinesResponse\x12^\n" +
-	"\rDeleteMachine\x12%.capstan.host.v1.DeleteMachineRequest\x1a&.capstan.host.v1.DeleteMachineResponse\x12T\n" +
+	"\rDeleteMachine\x12%.capstan.host.v1.DeleteMachineRequest\x1a&.capstan.host.v1.DeleteMachineResponse\x12N\n" +
+	"\fStartMachine\x12$.capstan.host.v1.StartMachineRequest\x1a\x18.capstan.host.v1.Machine\x12T\n" +
 	"\tLoadImage\x12!.capstan.host.v1.LoadImageRequest\x1a\".capstan.host.v1.LoadImageResponse(\x01\x12A\n" +
 	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
 
@@ -2084,7 +2170,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_host_proto_goTypes = []any{
 	(Event_Type)(0),                    // 0: capstan.host.v1.Event.Type
 	(MachineStatus_Phase)(0),           // 1: capstan.host.v1.MachineStatus.Phase
@@ -2110,12 +2196,13 @@ var file_host_proto_goTypes = []any{
 	(*ListMachinesRequest)(nil),        // 21: capstan.host.v1.ListMachinesRequest
 	(*ListMachinesResponse)(nil),       // 22: capstan.host.v1.ListMachinesResponse
 	(*DeleteMachineRequest)(nil),       // 23: capstan.host.v1.DeleteMachineRequest
-	(*DeleteMachineResponse)(nil),      // 24: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 25: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 26: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 27: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 28: capstan.host.v1.LogChunk
-	(*timestamppb.Timestamp)(nil),      // 29: google.protobuf.Timestamp
+	(*StartMachineRequest)(nil),        // 24: capstan.host.v1.StartMachineRequest
+	(*DeleteMachineResponse)(nil),      // 25: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 26: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 27: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 28: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 29: capstan.host.v1.LogChunk
+	(*timestamppb.Timestamp)(nil),      // 30: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
@@ -2131,7 +2218,7 @@ var file_host_proto_depIdxs = []int32{
 	1,  // 10: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
 	2,  // 11: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
 	19, // 12: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	29, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	30, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
 	17, // 14: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
 	3,  // 15: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
 	5,  // 16: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
@@ -2143,22 +2230,24 @@ var file_host_proto_depIdxs = []int32{
 	20, // 22: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
 	21, // 23: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
 	23, // 24: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	25, // 25: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	27, // 26: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	4,  // 27: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	6,  // 28: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	7,  // 29: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	9,  // 30: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	10, // 31: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	13, // 32: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	17, // 33: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	17, // 34: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	22, // 35: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	24, // 36: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	26, // 37: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	28, // 38: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	27, // [27:39] is the sub-list for method output_type
-	15, // [15:27] is the sub-list for method input_type
+	24, // 25: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	26, // 26: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	28, // 27: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	4,  // 28: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	6,  // 29: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	7,  // 30: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	9,  // 31: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	10, // 32: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	13, // 33: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	17, // 34: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	17, // 35: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	22, // 36: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	25, // 37: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	17, // 38: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	27, // 39: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	29, // 40: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	28, // [28:41] is the sub-list for method output_type
+	15, // [15:28] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -2180,7 +2269,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   26,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

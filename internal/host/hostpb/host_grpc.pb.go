@@ -43,6 +43,7 @@ const (
 	Host_GetMachine_FullMethodName         = "/capstan.host.v1.Host/GetMachine"
 	Host_ListMachines_FullMethodName       = "/capstan.host.v1.Host/ListMachines"
 	Host_DeleteMachine_FullMethodName      = "/capstan.host.v1.Host/DeleteMachine"
+	Host_StartMachine_FullMethodName       = "/capstan.host.v1.Host/StartMachine"
 	Host_LoadImage_FullMethodName          = "/capstan.host.v1.Host/LoadImage"
 	Host_Logs_FullMethodName               = "/capstan.host.v1.Host/Logs"
 )
@@ -74,6 +75,9 @@ type HostClient interface {
 	// DeleteMachine kills a machine and removes all of it. Unknown ids are fine. A deleted id is
 	// remembered for a day and cannot be made again.
 	DeleteMachine(ctx context.Context, in *DeleteMachineRequest, opts ...grpc.CallOption) (*DeleteMachineResponse, error)
+	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
+	// for a machine that runs.
+	StartMachine(ctx context.Context, in *StartMachineRequest, opts ...grpc.CallOption) (*Machine, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -197,6 +201,16 @@ func (c *hostClient) DeleteMachine(ctx context.Context, in *DeleteMachineRequest
 	return out, nil
 }
 
+func (c *hostClient) StartMachine(ctx context.Context, in *StartMachineRequest, opts ...grpc.CallOption) (*Machine, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Machine)
+	err := c.cc.Invoke(ctx, Host_StartMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_LoadImage_FullMethodName, cOpts...)
@@ -256,6 +270,9 @@ type HostServer interface {
 	// DeleteMachine kills a machine and removes all of it. Unknown ids are fine. A deleted id is
 	// remembered for a day and cannot be made again.
 	DeleteMachine(context.Context, *DeleteMachineRequest) (*DeleteMachineResponse, error)
+	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
+	// for a machine that runs.
+	StartMachine(context.Context, *StartMachineRequest) (*Machine, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -299,6 +316,9 @@ func (UnimplementedHostServer) ListMachines(context.Context, *ListMachinesReques
 }
 func (UnimplementedHostServer) DeleteMachine(context.Context, *DeleteMachineRequest) (*DeleteMachineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteMachine not implemented")
+}
+func (UnimplementedHostServer) StartMachine(context.Context, *StartMachineRequest) (*Machine, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartMachine not implemented")
 }
 func (UnimplementedHostServer) LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method LoadImage not implemented")
@@ -500,6 +520,24 @@ func _Host_DeleteMachine_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_StartMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartMachineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).StartMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_StartMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).StartMachine(ctx, req.(*StartMachineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Host_LoadImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServer).LoadImage(&grpc.GenericServerStream[LoadImageRequest, LoadImageResponse]{ServerStream: stream})
 }
@@ -560,6 +598,10 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteMachine",
 			Handler:    _Host_DeleteMachine_Handler,
+		},
+		{
+			MethodName: "StartMachine",
+			Handler:    _Host_StartMachine_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -132,6 +132,9 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	}
 	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
 	s.capstan.Spec.HostID = cmp.Or(s.capstan.Spec.HostID, host.ID()) // machines from before the field existed
+	if err := r.startAgain(ctx, s, host); err != nil {
+		return err
+	}
 	r.observe(s, observed.GetStatus())
 	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
 		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
@@ -140,6 +143,24 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	} else if s.capstan.Spec.ProviderID != "" {
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())
 	}
+	return nil
+}
+
+// startAgain passes on the request to start a failed machine. A request that the host refuses is not repeated.
+func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *hostclient.Host) error {
+	if _, ok := s.capstan.Annotations[infrav1.MachineStartAnnotation]; !ok {
+		return nil
+	}
+	m := s.capstan
+	_, err := host.StartMachine(ctx, &hostpb.StartMachineRequest{Id: m.Spec.ID, Namespace: m.Namespace, Name: m.Name})
+	switch hostclient.Code(err) {
+	case codes.OK:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Internal:
+		return fmt.Errorf("start the machine on host %s: %s", host.Name(), hostclient.Message(err))
+	default:
+		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Start", "Host %s does not start the machine: %s", host.Name(), hostclient.Message(err))
+	}
+	delete(m.Annotations, infrav1.MachineStartAnnotation)
 	return nil
 }
 

@@ -45,7 +45,7 @@ func running(s *hostpb.MachineStatus) metav1.Condition {
 		c.Reason = infrav1.MachineRestartingReason
 	case hostpb.MachineStatus_FAILED:
 		c.Reason = infrav1.MachineFailedReason
-		c.Message = cmp.Or(s.GetMessage(), "The machine failed") + ". It is not started again: delete the Machine to replace it"
+		c.Message = cmp.Or(s.GetMessage(), "The machine failed") + ". To start it now, annotate the CapstanMachine with " + infrav1.MachineStartAnnotation + "; to replace it, delete the Machine"
 	case hostpb.MachineStatus_DELETING:
 		c.Reason = clusterv1.DeletingReason
 	default:

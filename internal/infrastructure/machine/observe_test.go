@@ -26,7 +26,7 @@ func TestConditionsOfAMachine_ALL09_ALL16_IM08(t *testing.T) {
 		"restarting": {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_RESTARTING, Message: "exit 1"}), "False", "MachineRestarting", "exit 1"},
 		"failed": {
 			running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Message: "disk is lost"}), "False", "MachineFailed",
-			"disk is lost. It is not started again: delete the Machine to replace it",
+			"disk is lost. To start it now, annotate the CapstanMachine with infrastructure.capstan.dev/start; to replace it, delete the Machine",
 		},
 		"deleting":          {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_DELETING}), "False", "Deleting", ""},
 		"bootstrap waits":   {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_WAITING}), "False", "BootstrapRunning", ""},

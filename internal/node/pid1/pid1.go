@@ -45,6 +45,7 @@ func Run(log *slog.Logger) {
 	// A closed log must not end PID 1.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
 
+	complain(log, "protection from lack of memory", process.ProtectInit())
 	reaper := process.NewReaper()
 	metadata, err := machine.LoadOptional(machine.MetadataPath)
 	complain(log, "metadata", err)

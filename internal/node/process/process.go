@@ -83,6 +83,8 @@ func (r *Reaper) Start(cmd *exec.Cmd) (<-chan Exit, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
+	// It must not inherit the protection of PID 1. A child that has ended needs none.
+	_ = SetOOMScore(cmd.Process.Pid, 0)
 	done := make(chan Exit, 1)
 	r.children[cmd.Process.Pid] = done
 	return done, nil

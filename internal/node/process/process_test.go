@@ -37,6 +37,9 @@ func reapEverything() error {
 		return err
 	}
 	r := NewReaper()
+	if err := childrenDieFirst(r); err != nil {
+		return err
+	}
 	// Many at once, some of which end before Start returns: no Exit is lost or mixed up.
 	var done []<-chan Exit
 	for i := range 100 {

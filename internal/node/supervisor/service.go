@@ -38,7 +38,8 @@ type Service struct {
 	StopSignal string `json:"stopSignal,omitempty"`
 	// StopTimeoutSeconds until SIGKILL; 10 by default.
 	StopTimeoutSeconds int `json:"stopTimeoutSeconds,omitempty"`
-	// OOMScoreAdj is set when the machine is allowed to.
+	// OOMScoreAdj of the process, from -1000 to 1000; -900 by default. The score is raised where it is not well above that of
+	// PID 1, which must die last. Lowering needs CAP_SYS_RESOURCE.
 	OOMScoreAdj *int `json:"oomScoreAdj,omitempty"`
 	// KillProcessGroup says whether what is left of the process group is killed when the main
 	// process has ended; true by default. containerd says no: its shims outlive it.
@@ -196,6 +197,16 @@ func (s Service) stopTimeout() time.Duration {
 		return 10 * time.Second
 	}
 	return time.Duration(s.StopTimeoutSeconds) * time.Second
+}
+
+// defaultOOMScore spares services as long as there is a pod to kill.
+const defaultOOMScore = -900
+
+func (s Service) oomScore() int {
+	if s.OOMScoreAdj == nil {
+		return defaultOOMScore
+	}
+	return *s.OOMScoreAdj
 }
 
 func (s Service) killsGroup() bool { return s.KillProcessGroup == nil || *s.KillProcessGroup }

@@ -330,10 +330,8 @@ func (s *Supervisor) spawn(u *unit) (*exec.Cmd, <-chan process.Exit, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if u.OOMScoreAdj != nil {
-		// Best effort: lowering needs CAP_SYS_RESOURCE.
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), fmt.Appendf(nil, "%d", *u.OOMScoreAdj), 0)
-	}
+	// Fails for a process that has ended, and without CAP_SYS_RESOURCE, which lowering needs.
+	_ = process.SetOOMScore(cmd.Process.Pid, u.oomScore())
 	return cmd, done, nil
 }
 

@@ -135,12 +135,14 @@ type host struct {
 	ns   netns.NsHandle
 	run  string // shared folder
 	root string
+	// memory limit in bytes.
+	memory int64
 }
 
 // newMachine makes a machine with its network and disk; start starts it.
 func (w *world) newMachine(name, ip string) *host {
 	w.t.Helper()
-	h := &host{world: w, name: name, ip: ip, id: w.prefix + "-" + name}
+	h := &host{world: w, name: name, ip: ip, id: w.prefix + "-" + name, memory: 4 << 30}
 	h.run, h.root = filepath.Join(w.dir, "run", name), filepath.Join(w.dir, "machines", name)
 	h.ns = w.namespace(name)
 	w.inside(w.bridge, func() {
@@ -212,11 +214,10 @@ func (h *host) spec() *specs.Spec {
 	views := filepath.Join(h.dir, "views", h.name)
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
 	must(h.t, err)
-	const memory = 4 << 30
-	must(h.t, runc.WriteViews(views, 2, memory, string(cpuinfo)))
+	must(h.t, runc.WriteViews(views, 2, h.memory, string(cpuinfo)))
 	spec := runc.Spec(runc.Params{
 		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: views,
-		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: memory,
+		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory,
 		Capabilities: capabilities, System: runc.HostSystem(),
 	})
 	for _, name := range []string{"kubernetes", "node", "images"} {

@@ -391,6 +391,24 @@ func (h *Host) run(m *hostpb.Machine) {
 	h.send(hostpb.Event_CHANGED, m)
 }
 
+// StartMachine implements hostpb.HostServer.
+func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := h.machines[r.GetId()]
+	if m == nil {
+		return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+	}
+	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
+		return nil, err
+	}
+	if m.Status.Phase == hostpb.MachineStatus_FAILED {
+		m.Status.Phase, m.Status.Message = hostpb.MachineStatus_RUNNING, ""
+		h.send(hostpb.Event_CHANGED, m)
+	}
+	return proto.CloneOf(m), nil
+}
+
 // DeleteMachine implements hostpb.HostServer.
 func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
 	h.mu.Lock()

@@ -1,0 +1,93 @@
+//go:build e2e
+
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/supervisor"
+)
+
+// When a machine runs out of memory, pods die and its services do not; and PID 1 lives even if it is larger than all else. In this
+// test the pods are children of a service, as they are of containerd, and have the scores that the kubelet gives.
+func TestOutOfMemory(t *testing.T) {
+	w := newWorld(t)
+	h := w.newMachine("full", "10.77.0.2")
+	h.memory = 256 << 20
+	dir := filepath.Join(h.root, supervisor.Dir)
+	must(t, os.MkdirAll(dir, 0o755))
+	shell := func(name, script string) {
+		must(t, supervisor.Service{Name: name, Command: []string{"/bin/sh", "-c", script}}.Write(dir))
+	}
+	// Larger than a pod below.
+	shell("database", `held=$(head -c 40000000 /dev/zero | tr '\0' x); while :; do sleep 1000; done`)
+	// Pods come when they are asked for. The service is like containerd: it lives on when a pod dies.
+	shell("pods", `mkfifo /run/go; while :; do read command < /run/go; eval "$command" & done`)
+	h.start(nil)
+	h.until("services run", patience, func(s initapi.Status) bool {
+		return len(s.Services) == 2 && len((initapi.Status{Services: s.Services}).NotReady([]string{"database", "pods"})) == 0
+	})
+	before := h.killed()
+
+	// Pods without requests: the best effort class.
+	h.order(t, `echo 1000 > /proc/self/oom_score_adj; exec tail /dev/zero`)
+	eventually(t, patience, func() error { return h.killedSince(before, 1) })
+	h.mustRun(t, "database", "pods")
+
+	// Many small pods whose requests are as large as the machine: their score is the lowest of all pods. Each is smaller than PID 1.
+	before = h.killed()
+	h.order(t, `for i in $(seq 400); do sh -c 'held=$(head -c 2000000 /dev/zero | tr "\0" x); while :; do sleep 1000; done' & done`)
+	eventually(t, patience, func() error { return h.killedSince(before, 5) })
+	if _, err := h.exec("/bin/true"); err != nil {
+		t.Errorf("PID 1 is gone: %v", err)
+	}
+}
+
+// order has the service run a shell command in the background.
+func (h *host) order(t *testing.T, command string) {
+	t.Helper()
+	_, err := h.execInput(command+"\n", "/bin/sh", "-c", "cat > /run/go")
+	must(t, err)
+}
+
+// mustRun fails the test if a service has ended since the machine started.
+func (h *host) mustRun(t *testing.T, names ...string) {
+	t.Helper()
+	status := h.until("known", patience, func(s initapi.Status) bool { return len(s.Services) >= len(names) })
+	for _, service := range status.Services {
+		if service.Restarts != 0 || service.PID == 0 {
+			t.Errorf("service %s: %+v", service.Name, service)
+		}
+	}
+}
+
+// killed is how many processes of the machine the kernel has killed for lack of memory.
+func (h *host) killed() int {
+	h.t.Helper()
+	for _, file := range []string{"/sys/fs/cgroup/memory" + string(h.cgroup()) + "/memory.oom_control", "/sys/fs/cgroup" + string(h.cgroup()) + "/memory.events"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(data)) {
+			var n int
+			if _, err := fmt.Sscanf(line, "oom_kill %d", &n); err == nil {
+				return n
+			}
+		}
+	}
+	h.t.Fatal("no count of kills")
+	return 0
+}
+
+func (h *host) killedSince(before, least int) error {
+	if now := h.killed(); now < before+least {
+		return fmt.Errorf("the kernel has killed %d processes, want %d", now-before, least)
+	}
+	return nil
+}
