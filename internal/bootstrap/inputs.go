@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -20,6 +19,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -161,17 +161,13 @@ func (r *Reconciler) endpoint(ctx context.Context, s *scope, network nodeconfig.
 }
 
 func (r *Reconciler) kubeconfigServer(ctx context.Context, cluster *clusterv1.Cluster) (*url.URL, error) {
-	kubeconfig, err := secret.GetFromNamespacedName(ctx, r.SecretClient, util.ObjectKey(cluster), secret.Kubeconfig)
+	found, err := secret.GetFromNamespacedName(ctx, r.SecretClient, util.ObjectKey(cluster), secret.Kubeconfig)
 	if err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig.Data[secret.KubeconfigDataName])
-	if err != nil {
-		return nil, nil // Someone else's; the Cluster will have the endpoint.
-	}
-	server, err := url.Parse(config.Host)
+	server, err := kubeconfig.Server(found.Data[secret.KubeconfigDataName])
 	if err != nil || server.Port() == "" {
-		return nil, nil
+		return nil, nil // Someone else's; the Cluster will have the endpoint.
 	}
 	return server, nil
 }

@@ -4,6 +4,7 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/bootstrap/status"
+	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/manager"
 )
 
@@ -251,6 +253,10 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 		return ctrl.Result{}, r.dropToken(ctx, s, token)
 	}
 	workload, err := r.workloadClient(ctx, s)
+	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
+		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, err.Error())
+		return ctrl.Result{}, nil // A change of the Secret is an event.
+	}
 	if err != nil || workload == nil {
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "the workload cluster is not reachable yet")
 		return ctrl.Result{}, err

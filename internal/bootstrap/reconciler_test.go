@@ -3,6 +3,9 @@ package bootstrap
 import (
 	"context"
 	"fmt"
+	"net/url"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +144,21 @@ func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.Capst
 	return cluster, cp
 }
 
+// answers makes the test API server the cluster's: core has copied its endpoint, and it has answered.
+func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
+	t.Helper()
+	u, err := url.Parse(env.Config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.ParseInt(u.Port(), 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.SetEndpoint(clusterv1.APIEndpoint{Host: u.Hostname(), Port: int32(port)})
+	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+}
+
 // kubeconfigOf makes the kubeconfig secret, with the test API server as the workload cluster.
 func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster, server string) {
 	t.Helper()
@@ -187,7 +205,7 @@ func TestWorker(t *testing.T) {
 	becomes(t, cluster, config, "the token waits", func() bool {
 		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "not reachable")
 	})
-	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	answers(t, cluster, cp)
 	becomes(t, cluster, config, "the token works", func() bool {
 		return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
 	})
@@ -205,6 +223,33 @@ func TestWorker(t *testing.T) {
 	becomes(t, cluster, config, "and it is said", func() bool {
 		return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
 	})
+}
+
+// TestHostileKubeconfig: a kubeconfig that would run a program, or that leads elsewhere, is named and not used.
+func TestHostileKubeconfig(t *testing.T) {
+	for field, spoil := range map[string][2]string{
+		"user.exec":         {"client-certificate-data: .*", `exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: "false"}`},
+		"cluster.proxy-url": {"server: ", "proxy-url: http://127.0.0.1:1\n    server: "},
+		"cluster.server":    {"server: https://[^:]*", "server: https://localhost"},
+	} {
+		t.Run(field, func(t *testing.T) {
+			cluster, cp := withControlPlane(t)
+			kubeconfigOf(t, cluster, env.Config.Host)
+			secret := cluster.Secret("demo-kubeconfig")
+			good := secret.Data["value"]
+			bad := regexp.MustCompile(spoil[0]).ReplaceAll(good, []byte(spoil[1]))
+			cluster.Change(secret, func() { secret.Data["value"] = bad })
+			answers(t, cluster, cp)
+			_, config := cluster.Machine("worker", nil, nil)
+			becomes(t, cluster, config, "refused", func() bool {
+				return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
+			})
+			cluster.Change(secret, func() { secret.Data["value"] = good })
+			becomes(t, cluster, config, "used once it is repaired", func() bool {
+				return has(config, bootstrapv1.BootstrapTokenAvailableCondition, metav1.ConditionTrue, "")
+			})
+		})
+	}
 }
 
 // TestRenewal: a token is renewed at half of its life, and one that cannot be read is written anew.
@@ -233,7 +278,7 @@ func TestRenewal(t *testing.T) {
 func TestTokenComesBack(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
-	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	answers(t, cluster, cp)
 	_, config := cluster.Machine("worker", nil, nil)
 	_, node := dataOf(t, cluster, config)
 	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
@@ -273,7 +318,7 @@ func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.
 func TestMachinePool(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
-	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	answers(t, cluster, cp)
 	pool, config := poolOf(cluster)
 	_, node := dataOf(t, cluster, config)
 	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })

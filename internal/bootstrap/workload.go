@@ -7,9 +7,11 @@ import (
 
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
-	"sigs.k8s.io/cluster-api/controllers/remote"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 // workloadTimeout limits a call to a workload cluster that is reached without the ClusterCache.
@@ -30,13 +32,21 @@ func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Clien
 			return nil, err
 		}
 	}
-	if s.controlPlane == nil || !ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false) {
+	initialized := s.controlPlane != nil && ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false)
+	if !initialized || !s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
 		return nil, nil
 	}
-	config, err := remote.RESTConfig(ctx, "capstan-bootstrap", r.SecretClient, key)
+	found, err := secret.Get(ctx, r.SecretClient, key, secret.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	config.Timeout = workloadTimeout
-	return client.New(config, client.Options{Scheme: r.Client.Scheme()})
+	config, err := kubeconfig.Load(found.Data[secret.KubeconfigDataName], s.cluster.Spec.ControlPlaneEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	http, err := kubeconfig.Client(config, workloadTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: r.Client.Scheme(), HTTPClient: http})
 }

@@ -16,6 +16,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 func aMachine(name, version string, ready bool) *clusterv1.Machine {
@@ -68,32 +69,34 @@ func newCA(t *testing.T) *certs.KeyPair {
 // TestKubeconfigRenewal (CP-14): a year, renewed at half; both configurable.
 func TestKubeconfigRenewal(t *testing.T) {
 	ca, other, start := newCA(t), newCA(t), time.Now()
+	here, there := clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}, clusterv1.APIEndpoint{Host: "10.0.0.2", Port: 6443}
 	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, 100*day, start)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		server string
-		ca     *certs.KeyPair
-		at     time.Time
-		good   bool
+		endpoint clusterv1.APIEndpoint
+		ca       *certs.KeyPair
+		at       time.Time
+		good     bool
 	}{
-		"new":               {"https://10.0.0.1:6443", ca, start, true},
-		"just before half":  {"https://10.0.0.1:6443", ca, start.Add(49 * day), true},
-		"past half":         {"https://10.0.0.1:6443", ca, start.Add(51 * day), false},
-		"not valid yet":     {"https://10.0.0.1:6443", ca, start.Add(-day), false},
-		"expired":           {"https://10.0.0.1:6443", ca, start.Add(101 * day), false},
-		"another endpoint":  {"https://10.0.0.2:6443", ca, start, false},
-		"another authority": {"https://10.0.0.1:6443", other, start, false},
+		"new":               {here, ca, start, true},
+		"just before half":  {here, ca, start.Add(49 * day), true},
+		"past half":         {here, ca, start.Add(51 * day), false},
+		"not valid yet":     {here, ca, start.Add(-day), false},
+		"expired":           {here, ca, start.Add(101 * day), false},
+		"another endpoint":  {there, ca, start, false},
+		"another authority": {here, other, start, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := kubeconfigGoodFor(data, c.server, c.ca.Cert, 50*day, c.at); (got > 0) != c.good {
+			config, _ := kubeconfig.Load(data, c.endpoint)
+			if got := kubeconfigGoodFor(config, c.ca.Cert, 50*day, c.at); (got > 0) != c.good {
 				t.Errorf("got %s", got)
 			}
 		})
 	}
-	if kubeconfigGoodFor([]byte("garbage"), "", nil, 0, start) != 0 {
-		t.Error("garbage is good")
+	if kubeconfigGoodFor(nil, nil, 0, start) != 0 {
+		t.Error("what is refused is good")
 	}
 	for _, c := range []struct {
 		spec                  controlplanev1.KubeconfigSpec
@@ -117,7 +120,11 @@ func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := kubeconfigGoodFor(data, "https://a:1", ca.Cert, 50*365*day, start); got == 0 {
+	config, err := kubeconfig.Load(data, clusterv1.APIEndpoint{Host: "a", Port: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := kubeconfigGoodFor(config, ca.Cert, 50*365*day, start); got == 0 {
 		t.Error("would be made again and again")
 	}
 }

@@ -7,11 +7,13 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"math/big"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
@@ -20,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 const day = 24 * time.Hour
@@ -29,9 +32,15 @@ const clockSkew = 5 * time.Minute
 
 // reconcileKubeconfig makes the kubeconfig secret as soon as the endpoint is known, and makes it again
 // when its certificate nears its end, or when the endpoint or the certificate authority is another one
-// (CP-13, CP-14). One that somebody else made is left alone. It returns when to look again.
+// (CP-13, CP-14). One that somebody else made is left alone, and used if it is not refused. It returns when to look
+// again.
 func (r *Reconciler) reconcileKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
 	again, err := r.ensureKubeconfig(ctx, s)
+	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
+		// A change of the Secret is an event.
+		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, err.Error())
+		return 0, nil
+	}
 	if err != nil {
 		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
 		return 0, err
@@ -43,7 +52,6 @@ func (r *Reconciler) reconcileKubeconfig(ctx context.Context, s *scope) (time.Du
 func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
 	validity, renewBefore := kubeconfigTimes(s.controlPlane.Spec.Kubeconfig)
 	ca := s.certificates.GetByPurpose(secret.ClusterCA).KeyPair
-	server := "https://" + s.endpoint.String()
 	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.Kubeconfig)}
 
 	existing, err := r.getSecret(ctx, key)
@@ -51,19 +59,21 @@ func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Durat
 		return 0, err
 	}
 	if existing != nil {
-		s.kubeconfig = existing.Data[secret.KubeconfigDataName]
+		s.access, err = kubeconfig.Load(existing.Data[secret.KubeconfigDataName], s.endpoint)
 		if !metav1.IsControlledBy(existing, s.controlPlane) {
-			return 0, nil
+			return 0, err
 		}
-		if again := kubeconfigGoodFor(s.kubeconfig, server, ca.Cert, renewBefore, now()); again > 0 {
+		if again := kubeconfigGoodFor(s.access, ca.Cert, renewBefore, now()); again > 0 {
 			return again, nil
 		}
 	}
-	data, err := newKubeconfig(s.cluster.Name, server, ca, validity, now())
+	data, err := newKubeconfig(s.cluster.Name, "https://"+s.endpoint.String(), ca, validity, now())
 	if err != nil {
 		return 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
 	}
-	s.kubeconfig = data
+	if s.access, err = kubeconfig.Load(data, s.endpoint); err != nil {
+		return 0, err
+	}
 	if existing == nil {
 		return validity - renewBefore, r.Client.Create(ctx, ownedSecret(s, key.Name, data))
 	}
@@ -84,10 +94,10 @@ func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore 
 	return validity, renewBefore
 }
 
-// kubeconfigGoodFor is how long a kubeconfig needs no renewal; 0 when it has to be made again now.
-func kubeconfigGoodFor(data []byte, server string, ca []byte, renewBefore time.Duration, now time.Time) time.Duration {
-	config, err := clientcmd.RESTConfigFromKubeConfig(data)
-	if err != nil || config.Host != server || !bytes.Equal(config.CAData, ca) {
+// kubeconfigGoodFor is how long a kubeconfig needs no renewal; 0 when it has to be made again now, and so when it is
+// refused.
+func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration, now time.Time) time.Duration {
+	if config == nil || !bytes.Equal(config.CAData, ca) {
 		return 0
 	}
 	cert, err := certs.DecodeCertPEM(config.CertData)

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 const (
@@ -61,12 +61,8 @@ func (p *prober) Start(ctx context.Context) error {
 
 // answeredOrAsk says whether the API server of a control plane has answered. It begins to ask when nobody
 // does yet; an event follows.
-func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, kubeconfig []byte) (bool, error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return false, fmt.Errorf("the kubeconfig secret cannot be used: %w", err)
-	}
-	http, err := probeClient(config)
+func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, config *rest.Config) (bool, error) {
+	http, err := kubeconfig.Client(config, probeTimeout)
 	if err != nil {
 		return false, err
 	}
@@ -118,16 +114,6 @@ func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlP
 	case p.events <- event.GenericEvent{Object: controlPlane}:
 	case <-ctx.Done():
 	}
-}
-
-// probeClient talks to the API server with a new connection for each request: one that hangs does
-// not spoil the next.
-func probeClient(config *rest.Config) (*http.Client, error) {
-	tls, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("the kubeconfig secret cannot be used: %w", err)
-	}
-	return &http.Client{Timeout: probeTimeout, Transport: &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}}, nil
 }
 
 // readyz asks an API server whether it can serve. If it answers but is not ready, failed are the

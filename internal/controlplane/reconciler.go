@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -82,8 +83,9 @@ type scope struct {
 	endpoint     clusterv1.APIEndpoint
 	certificates secret.Certificates
 	// authority is the secret of the cluster's certificate authority.
-	authority  *corev1.Secret
-	kubeconfig []byte
+	authority *corev1.Secret
+	// access is how the API server is reached; nil when the kubeconfig is refused.
+	access *rest.Config
 	// outdated says for each Machine by name why it is not up to date.
 	outdated map[string][]string
 	// workload is what the workload cluster says of its machines.
@@ -395,10 +397,10 @@ func (r *Reconciler) reconcileEndpoint(ctx context.Context, s *scope) (done bool
 // outlives a move, which loses the status.
 func (r *Reconciler) reconcileHealth(ctx context.Context, s *scope) (retry time.Duration, err error) {
 	if !s.initialized() {
-		if len(s.machines) == 0 {
+		if len(s.machines) == 0 || s.access == nil {
 			return 0, nil
 		}
-		answered, err := r.prober.answeredOrAsk(s.controlPlane, s.kubeconfig) //nolint:contextcheck // its probes outlive this call
+		answered, err := r.prober.answeredOrAsk(s.controlPlane, s.access) //nolint:contextcheck // its probes outlive this call
 		if err != nil || !answered {
 			return 0, err
 		}
@@ -409,8 +411,12 @@ func (r *Reconciler) reconcileHealth(ctx context.Context, s *scope) (retry time.
 	}
 	s.controlPlane.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
 	r.prober.forget(client.ObjectKeyFromObject(s.controlPlane))
+	if s.access == nil {
+		s.answer = &reply{err: errRefused}
+		return 0, nil // A change of the Secret is an event.
+	}
 	s.answer = &reply{}
-	s.answer.ready, s.answer.failed, s.answer.err = health(ctx, s.kubeconfig)
+	s.answer.ready, s.answer.failed, s.answer.err = health(ctx, s.access)
 	if s.answer.usesEtcd() {
 		r.answered.saw(s.controlPlane.UID, now())
 	}

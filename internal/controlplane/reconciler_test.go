@@ -311,7 +311,7 @@ func TestKubeconfig(t *testing.T) {
 	foreign := testcluster.New(t, env, nil)
 	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: cluster.Secret("demo-kubeconfig").Data}
 	foreign.Create(mine)
-	foreign.SetInfraEndpoint(somewhere)
+	foreign.SetInfraEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
 	foreign.ControlPlane(nil)
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, foreign)) == 1 })
 	if after := foreign.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -10,29 +11,25 @@ import (
 
 	"github.com/blang/semver/v4"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 // healthTimeout limits the question how an initialized control plane is.
 const healthTimeout = 3 * time.Second
 
 // health asks the API server how it and its etcd are; see readyz.
-func health(ctx context.Context, kubeconfig []byte) (ready bool, failed []string, err error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return false, nil, fmt.Errorf("the kubeconfig secret cannot be used: %w", err)
-	}
-	c, err := probeClient(config)
+func health(ctx context.Context, config *rest.Config) (ready bool, failed []string, err error) {
+	c, err := kubeconfig.Client(config, healthTimeout)
 	if err != nil {
 		return false, nil, err
 	}
-	c.Timeout = healthTimeout
 	return readyz(ctx, c, config.Host)
 }
 
@@ -43,11 +40,16 @@ type reply struct {
 	err    error
 }
 
+// errRefused is why an API server is not asked.
+var errRefused = errors.New("the API server cannot be asked, because the kubeconfig is refused: see KubeconfigAvailable")
+
 // problem is why the cluster cannot be used through its endpoint; "" when it can.
 func (a *reply) problem() string {
 	switch {
 	case a == nil || a.err == nil && a.ready:
 		return ""
+	case errors.Is(a.err, errRefused):
+		return a.err.Error()
 	case a.err != nil:
 		return "the API server does not answer through the endpoint"
 	}

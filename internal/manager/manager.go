@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/index"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/kubeconfig"
 )
 
 // Scheme with Kubernetes' and Cluster API's types, and those of the providers.
@@ -142,7 +143,7 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Pro
 			return opts, err
 		}
 		opts.ClusterCache, err = clustercache.SetupWithManager(ctx, mgr, clustercache.Options{
-			SecretClient:     opts.SecretCachingClient,
+			SecretClient:     kubeconfig.Reader{Secrets: opts.SecretCachingClient, Clusters: mgr.GetClient()},
 			WatchFilterValue: flags.WatchFilter,
 			ClusterFilter:    worthConnecting,
 			Cache: clustercache.CacheOptions{

@@ -48,6 +48,9 @@ const (
 	CertificatesAvailableCondition = "CertificatesAvailable"
 	// KubeconfigAvailableCondition: the kubeconfig secret is there and valid.
 	KubeconfigAvailableCondition = "KubeconfigAvailable"
+	// KubeconfigRefusedReason: the kubeconfig secret is not the control plane's own, and contains a field that managers
+	// do not accept. The message names the field.
+	KubeconfigRefusedReason = "KubeconfigRefused"
 	// EtcdClusterHealthyCondition: every voting member of etcd works. Its reason is QuorumLost when there is no
 	// majority.
 	EtcdClusterHealthyCondition = "EtcdClusterHealthy"

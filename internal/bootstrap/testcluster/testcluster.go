@@ -319,7 +319,7 @@ func (e *Endpoint) Close() {
 // lets only clients in that have one of its certificates.
 func (e *Endpoint) Serve(t *testing.T, ca *corev1.Secret, backend *rest.Config) {
 	t.Helper()
-	cert, err := serving(ca, e.Host)
+	cert, err := ServingCertificate(ca, e.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,8 @@ func (e *Endpoint) Serve(t *testing.T, ca *corev1.Secret, backend *rest.Config) 
 	go func() { _ = e.server.ServeTLS(e.listener, "", "") }()
 }
 
-func serving(ca *corev1.Secret, host string) (tls.Certificate, error) {
+// ServingCertificate of an API server at an address, by the authority in a Secret.
+func ServingCertificate(ca *corev1.Secret, host string) (tls.Certificate, error) {
 	caCert, err := certs.DecodeCertPEM(ca.Data[corev1.TLSCertKey])
 	if err != nil {
 		return tls.Certificate{}, err

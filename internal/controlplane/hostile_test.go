@@ -1,0 +1,192 @@
+package controlplane
+
+import (
+	"crypto/tls"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// trap is a server of a tenant. It asks for a client certificate, because that makes client-go run an exec plugin.
+type trap struct {
+	clusterv1.APIEndpoint
+	ca       []byte
+	contacts atomic.Int32
+}
+
+func newTrap(t *testing.T) *trap {
+	t.Helper()
+	ca := newCA(t)
+	cert, err := testcluster.ServingCertificate(&corev1.Secret{Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}, "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	out := &trap{ca: ca.Cert}
+	out.Host, out.Port = "127.0.0.1", int32(listener.Addr().(*net.TCPAddr).Port)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			out.contacts.Add(1)
+			go func() {
+				defer conn.Close()
+				_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+				_ = tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS12}).Handshake()
+			}()
+		}
+	}()
+	return out
+}
+
+// kubeconfig with lines of its own in the cluster and the user.
+func (p *trap) kubeconfig(server, cluster, user string) []byte {
+	return []byte(fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: x
+contexts: [{name: x, context: {cluster: c, user: u}}]
+clusters:
+- name: c
+  cluster: {server: %q, certificate-authority-data: %s%s}
+users:
+- name: u
+  user: {%s}
+`, server, base64.StdEncoding.EncodeToString(p.ca), cluster, user))
+}
+
+// TestHostileKubeconfig: a tenant who writes the kubeconfig Secret of a cluster makes the manager neither run a program,
+// nor read a file, nor connect to a server of the tenant's choice.
+func TestHostileKubeconfig(t *testing.T) {
+	for field, c := range map[string]struct {
+		server        string
+		cluster, user string
+	}{
+		"user.exec":                        {user: `exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: /bin/sh, args: ["-c", "touch FILE"]}`},
+		"user.tokenFile":                   {user: `tokenFile: /etc/hostname`},
+		"cluster.proxy-url":                {user: `token: t`, cluster: `, proxy-url: "http://TRAP"`},
+		"cluster.insecure-skip-tls-verify": {user: `token: t`, cluster: `, insecure-skip-tls-verify: true`},
+		"cluster.server":                   {user: `token: t`, server: "https://localhost:TRAPPORT"},
+	} {
+		t.Run(field, func(t *testing.T) {
+			t.Parallel()
+			trap, file := newTrap(t), filepath.Join(t.TempDir(), "touched")
+			fill := strings.NewReplacer("FILE", file, "TRAPPORT", fmt.Sprint(trap.Port), "TRAP", trap.String())
+			server := "https://" + trap.String()
+			if c.server != "" {
+				server = fill.Replace(c.server)
+			}
+			cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = trap.APIEndpoint })
+			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType,
+				Data: map[string][]byte{"value": trap.kubeconfig(server, fill.Replace(c.cluster), fill.Replace(c.user))}})
+			cp := cluster.ControlPlane(nil)
+			safe := func() bool {
+				_, err := os.Stat(file)
+				return os.IsNotExist(err) && trap.contacts.Load() == 0
+			}
+			refused := func() bool {
+				return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
+			}
+			becomes(t, cluster, cp, "refused, or the trap was sprung", func() bool { return refused() || !safe() })
+			testcluster.Eventually(t, "the first Machine, whose API server would be asked", func() bool { return !safe() || len(machinesOf(t, cluster)) == 1 })
+			// Once a cluster says that it is initialized, it is asked in other ways, and by the cache of workload clusters.
+			cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+			cluster.ChangeStatus(cluster.Cluster, func() {
+				cluster.Status.Initialization = clusterv1.ClusterInitializationStatus{ControlPlaneInitialized: ptr.To(true), InfrastructureProvisioned: ptr.To(true)}
+			})
+			becomes(t, cluster, cp, "not available", func() bool {
+				return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "because the kubeconfig is refused") || !safe()
+			})
+			testcluster.Eventually(t, "the cache of workload clusters tries", func() bool { return triedToConnect(t, cluster) || !safe() })
+			testcluster.Consistently(t, fmt.Sprintf("no program, no connection (%d)", trap.contacts.Load()), safe)
+		})
+	}
+}
+
+// triedToConnect says whether ClusterCache has tried to connect to a cluster, and failed.
+func triedToConnect(t *testing.T, cluster *testcluster.Cluster) bool {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != "capi_cluster_cache_connection_up" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			for _, label := range m.GetLabel() {
+				if label.GetName() == "cluster_namespace" && label.GetValue() == cluster.Namespace {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// TestUserKubeconfig (CP-14): one that the user provides works if it meets the rules, and is left alone. A repaired one
+// is used at once.
+func TestUserKubeconfig(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	ca := newCA(t)
+	authority := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
+	cluster.Create(authority)
+	endpoint := testcluster.NewEndpoint(t)
+	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, day, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := &corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType,
+		Data: map[string][]byte{"value": []byte(strings.Replace(string(data), "server: ", "proxy-url: http://127.0.0.1:1\n    server: ", 1))}}
+	cluster.Create(mine)
+	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
+	cp := cluster.ControlPlane(nil)
+	endpoint.Serve(t, authority, env.Config)
+	becomes(t, cluster, cp, "refused", func() bool {
+		return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "cluster.proxy-url")
+	})
+	cluster.Change(mine, func() { mine.Data["value"] = data })
+	becomes(t, cluster, cp, "initialized through the user's kubeconfig", func() bool {
+		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
+	})
+	if after := cluster.Secret("demo-kubeconfig"); after.ResourceVersion != mine.ResourceVersion {
+		t.Error("the user's kubeconfig was changed")
+	}
+}
+
+// TestSpoiledKubeconfig: the control plane's own Secret is made again when somebody adds a field that is refused.
+func TestSpoiledKubeconfig(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	becomes(t, cluster, cp, "a kubeconfig", func() bool {
+		return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "")
+	})
+	own := cluster.Secret("demo-kubeconfig")
+	spoiled := strings.Replace(string(own.Data["value"]), "server: ", "proxy-url: http://127.0.0.1:1\n    server: ", 1)
+	cluster.Change(own, func() { own.Data["value"] = []byte(spoiled) })
+	testcluster.Eventually(t, "made again", func() bool {
+		return !strings.Contains(string(cluster.Secret("demo-kubeconfig").Data["value"]), "proxy-url")
+	})
+}

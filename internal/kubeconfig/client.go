@@ -1,0 +1,60 @@
+package kubeconfig
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// maxResponse in bytes. Managers read single small objects through this client.
+const maxResponse = 8 << 20
+
+// Client returns a client for a connection that Load has accepted. Each request has a connection of its own, so one
+// that hangs does not spoil the next. Redirects are not followed: a cluster's API server is chosen by a tenant and
+// could send the manager anywhere. timeout limits a request with its answer.
+func Client(config *rest.Config, timeout time.Duration) (*http.Client, error) {
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, err
+	}
+	transport, err := rest.HTTPWrappersForConfig(config, &http.Transport{
+		TLSClientConfig: tls, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &http.Client{
+		Timeout: timeout, Transport: bounded{transport},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, nil
+}
+
+// bounded limits the bodies of answers.
+type bounded struct{ http.RoundTripper }
+
+func (b bounded) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := b.RoundTripper.RoundTrip(req)
+	if err == nil {
+		resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxResponse}
+	}
+	return resp, err
+}
+
+type boundedBody struct {
+	io.ReadCloser
+	left int
+}
+
+var errTooLong = errors.New("the answer of the API server is too long")
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, errTooLong
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}

@@ -1,0 +1,227 @@
+// Package kubeconfig reads the kubeconfigs of workload clusters. Whoever writes Secrets in a namespace chooses their
+// content, and a kubeconfig can name programs to run, files to read and proxies to use. So managers load a kubeconfig
+// with this package only: it takes an inline authority and inline credentials, and connects to nothing but the
+// cluster's own endpoint.
+package kubeconfig
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+const (
+	// MaxSize of a kubeconfig in bytes. One with a client certificate has about 6 KiB.
+	MaxSize = 64 << 10
+	// maxToken in bytes: what an API server accepts in a header, and more than any issuer writes.
+	maxToken = 16 << 10
+)
+
+// RefusedError says which field of a kubeconfig is refused, and why. It contains no value of the kubeconfig.
+type RefusedError struct {
+	// Field as kubeconfigs name it, after `cluster`, `user` or `context`: that of the current context.
+	Field string
+	// Problem is what is wrong and what is expected.
+	Problem string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the kubeconfig is refused: %s: %s", e.Field, e.Problem)
+}
+
+func refuse(field, problem string) error { return &RefusedError{Field: field, Problem: problem} }
+
+// Load returns the connection that the current context of a kubeconfig describes. endpoint is the cluster's own: a
+// kubeconfig for another server is refused. Each refusal is a *RefusedError. Nothing is run, read or connected to.
+func Load(data []byte, endpoint clusterv1.APIEndpoint) (*rest.Config, error) {
+	config, server, err := parse(data)
+	if err != nil {
+		return nil, err
+	}
+	if !sameServer(server, endpoint) {
+		return nil, refuse("cluster.server", "it is not the cluster's endpoint "+endpoint.String())
+	}
+	return config, nil
+}
+
+// Server returns the server of a kubeconfig that meets all rules of Load but the one about the endpoint.
+func Server(data []byte) (*url.URL, error) {
+	_, server, err := parse(data)
+	return server, err
+}
+
+// Rewrite returns a kubeconfig that contains only what Load has accepted, for code with a loader of its own.
+func Rewrite(data []byte, endpoint clusterv1.APIEndpoint) ([]byte, error) {
+	config, err := Load(data, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	const name = "cluster"
+	return clientcmd.Write(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{name: {
+			Server: config.Host, CertificateAuthorityData: config.CAData, TLSServerName: config.ServerName,
+		}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{name: {
+			ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken,
+		}},
+		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name}},
+		CurrentContext: name,
+	})
+}
+
+func parse(data []byte) (*rest.Config, *url.URL, error) {
+	cluster, user, err := current(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkForbidden(cluster, user); err != nil {
+		return nil, nil, err
+	}
+	server, err := parseServer(cluster.Server)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkTLS(cluster); err != nil {
+		return nil, nil, err
+	}
+	if err := checkCredentials(user); err != nil {
+		return nil, nil, err
+	}
+	return &rest.Config{
+		Host:        "https://" + server.Host,
+		BearerToken: user.Token,
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: cluster.CertificateAuthorityData, ServerName: cluster.TLSServerName,
+			CertData: user.ClientCertificateData, KeyData: user.ClientKeyData,
+		},
+	}, server, nil
+}
+
+// current returns the cluster and the user of the current context. What does not belong to it is not looked at,
+// because it is not used. Messages of the decoder quote the document, so they are not passed on.
+func current(data []byte) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
+	if len(data) > MaxSize {
+		return nil, nil, refuse("size", fmt.Sprintf("it has %d bytes, at most %d are allowed", len(data), MaxSize))
+	}
+	// A document of 64 KiB with aliases can take gigabytes when it is decoded.
+	if bytes.ContainsRune(data, '&') {
+		return nil, nil, refuse("&", "the character is not allowed, because it begins a YAML anchor")
+	}
+	config, err := clientcmd.Load(data)
+	if err != nil {
+		return nil, nil, refuse("document", "it is no valid kubeconfig: expected YAML or JSON with apiVersion v1 and kind Config, in which each name occurs once")
+	}
+	context := config.Contexts[config.CurrentContext]
+	if context == nil {
+		return nil, nil, refuse("current-context", "it names no context of the kubeconfig")
+	}
+	cluster, user := config.Clusters[context.Cluster], config.AuthInfos[context.AuthInfo]
+	switch {
+	case cluster == nil:
+		return nil, nil, refuse("context.cluster", "it names no cluster of the kubeconfig")
+	case user == nil:
+		return nil, nil, refuse("context.user", "it names no user of the kubeconfig")
+	}
+	return cluster, user, nil
+}
+
+// checkForbidden refuses the fields with which a kubeconfig makes its reader do more than connect to a server.
+func checkForbidden(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
+	const inline = "files are not read: give the content inline"
+	for _, f := range []struct {
+		field   string
+		set     bool
+		problem string
+	}{
+		{"user.exec", user.Exec != nil, "programs are not run: give a client certificate and key, or a token"},
+		{"user.auth-provider", user.AuthProvider != nil, "plugins are not run: give a client certificate and key, or a token"},
+		{"user.tokenFile", user.TokenFile != "", inline + " in token"},
+		{"user.client-certificate", user.ClientCertificate != "", inline + " in client-certificate-data"},
+		{"user.client-key", user.ClientKey != "", inline + " in client-key-data"},
+		{"user.username", user.Username != "", "passwords are not used: give a client certificate and key, or a token"},
+		{"user.password", user.Password != "", "passwords are not used: give a client certificate and key, or a token"},
+		{"user.as", user.Impersonate != "", "nobody is impersonated"},
+		{"user.as-uid", user.ImpersonateUID != "", "nobody is impersonated"},
+		{"user.as-groups", len(user.ImpersonateGroups) > 0, "nobody is impersonated"},
+		{"user.as-user-extra", len(user.ImpersonateUserExtra) > 0, "nobody is impersonated"},
+		{"cluster.certificate-authority", cluster.CertificateAuthority != "", inline + " in certificate-authority-data"},
+		{"cluster.proxy-url", cluster.ProxyURL != "", "proxies are not used: the endpoint must be reachable directly"},
+		{"cluster.insecure-skip-tls-verify", cluster.InsecureSkipTLSVerify, "the server's certificate is always verified: give the authority in certificate-authority-data"},
+	} {
+		if f.set {
+			return refuse(f.field, f.problem)
+		}
+	}
+	return nil
+}
+
+func parseServer(server string) (*url.URL, error) {
+	u, err := url.Parse(server)
+	switch {
+	case err != nil:
+		return nil, refuse("cluster.server", "it is no URL: expected https://HOST:PORT")
+	case u.Scheme != "https", u.Hostname() == "", u.User != nil, strings.TrimSuffix(u.Path, "/") != "", u.RawQuery != "", u.ForceQuery, u.Fragment != "":
+		return nil, refuse("cluster.server", "expected https://HOST:PORT and nothing else")
+	}
+	return u, nil
+}
+
+// checkTLS: tls-server-name is allowed. It changes neither the address nor the authority, and there are
+// endpoints whose address is not in the certificate.
+func checkTLS(cluster *clientcmdapi.Cluster) error {
+	if !x509.NewCertPool().AppendCertsFromPEM(cluster.CertificateAuthorityData) {
+		return refuse("cluster.certificate-authority-data", "it contains no certificate: expected PEM")
+	}
+	if name := cluster.TLSServerName; name != "" && net.ParseIP(name) == nil && len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return refuse("cluster.tls-server-name", "expected a DNS name or an IP address")
+	}
+	return nil
+}
+
+func checkCredentials(user *clientcmdapi.AuthInfo) error {
+	cert, key := user.ClientCertificateData, user.ClientKeyData
+	if user.Token == "" {
+		if _, err := tls.X509KeyPair(cert, key); err != nil {
+			return refuse("user.client-certificate-data", "expected a certificate in PEM, and its key in client-key-data; or a token")
+		}
+		return nil
+	}
+	switch {
+	case len(cert) > 0 || len(key) > 0:
+		return refuse("user.token", "expected either a token, or a client certificate and key")
+	case len(user.Token) > maxToken:
+		return refuse("user.token", fmt.Sprintf("it is longer than %d bytes", maxToken))
+	case strings.ContainsFunc(user.Token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return refuse("user.token", "it contains characters that no token has")
+	}
+	return nil
+}
+
+// sameServer compares host names and addresses as what they mean; https without a port is port 443.
+func sameServer(server *url.URL, endpoint clusterv1.APIEndpoint) bool {
+	port := server.Port()
+	if port == "" {
+		port = "443"
+	}
+	return port == strconv.Itoa(int(endpoint.Port)) && canonical(server.Hostname()) == canonical(endpoint.Host)
+}
+
+func canonical(host string) string {
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().String()
+	}
+	return strings.ToLower(host)
+}
