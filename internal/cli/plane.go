@@ -30,6 +30,9 @@ func (a *app) upCommand() *cobra.Command {
 			if noHosts {
 				o.Hosts = -1
 			}
+			if err := o.Backup.Absolute(); err != nil {
+				return err
+			}
 			status, err := a.up(ctx, o)
 			if err != nil {
 				return err
@@ -45,6 +48,7 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "no host on this box: all of them are elsewhere")
 	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves management planes elsewhere, with the certificates of `capstan host credentials`; none ends it (default: as it is)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
+	scheduleFlags(c.Flags(), &o.Backup)
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "how long to wait")
 	return c
 }
@@ -128,6 +132,7 @@ func (a *app) statusCommand() *cobra.Command {
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
+			printBackups(w, status)
 			fmt.Fprintln(w, "\nCOMPONENT\tSTATE\tPID\tRESTARTS\tMESSAGE")
 			for _, p := range status.Components {
 				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)

@@ -116,7 +116,7 @@ func (a *app) command() *cobra.Command {
 	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "json for scripts; text when empty")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management plane (default: that of this box)")
 	c.AddCommand(a.createCommand(), a.deleteCommand(), a.getCommand())
-	c.AddCommand(a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.doctorCommand(), a.versionCommand(), a.logsCommand(), a.loadCommand(), a.shellCommand(), a.quickstartCommand(), a.hostCommand())
+	c.AddCommand(a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(), a.versionCommand(), a.logsCommand(), a.loadCommand(), a.shellCommand(), a.quickstartCommand(), a.hostCommand())
 	return c
 }
 

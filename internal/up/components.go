@@ -53,6 +53,9 @@ const (
 	managerServiceAccount = "capstan-manager"
 	adminGroup            = "capstan:administrators"
 
+	// etcdName is that of etcd's only member.
+	etcdName = "capstan"
+
 	// clusterTopology is off in Cluster API by default; all other gates stay as they are.
 	coreFeatureGates = "ClusterTopology=true"
 )
@@ -78,7 +81,7 @@ func etcdComponent(l Layout, s State) component {
 		name: etcd,
 		path: filepath.Join(l.Bin(), "etcd"),
 		args: []string{
-			"--name=capstan", "--data-dir=" + l.Etcd(), "--initial-cluster=capstan=" + peer,
+			"--name=" + etcdName, "--data-dir=" + l.Etcd(), "--initial-cluster=" + etcdName + "=" + peer,
 			"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
 			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
 			"--cert-file=" + crt, "--key-file=" + key, "--trusted-ca-file=" + ca, "--client-cert-auth",

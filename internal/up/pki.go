@@ -32,6 +32,15 @@ const (
 	renewBefore = leafValidity / 3
 )
 
+// authorities are the names of the certificate authorities, and of their files.
+var authorities = []string{clusterAuthority, etcdAuthority, frontProxyAuthority}
+
+const (
+	clusterAuthority    = "ca"
+	etcdAuthority       = "etcd-ca"
+	frontProxyAuthority = "front-proxy-ca"
+)
+
 // authority is a certificate authority whose key only root can read.
 type authority struct {
 	cert    *x509.Certificate
@@ -220,16 +229,16 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err := ensureDirs(l, owner); err != nil {
 		return err
 	}
-	cluster, err := ensureAuthority(l, "ca")
+	cluster, err := ensureAuthority(l, clusterAuthority)
 	if err != nil {
 		return err
 	}
-	etcdCA, err := ensureAuthority(l, "etcd-ca")
+	etcdCA, err := ensureAuthority(l, etcdAuthority)
 	if err != nil {
 		return err
 	}
 	// Nobody speaks for others here: the authority has no leaves. Components ask for it all the same.
-	frontProxy, err := ensureAuthority(l, "front-proxy-ca")
+	frontProxy, err := ensureAuthority(l, frontProxyAuthority)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -48,6 +49,9 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	}
 	defer unlock()
 	defer lock.Close()
+	if err := endRestore(l); err != nil {
+		return err
+	}
 	state, err := LoadState(l)
 	if err != nil {
 		return fmt.Errorf("wanted an installation in %s: %w; make one with `capstan up`", l.Root, err)
@@ -72,6 +76,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: Version,
 		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen,
+		Backup: state.Backup,
 		Server: loopback("https", state.port(portAPIServer)),
 	})
 	server, err := p.board.serve(l.StatusSocket())
@@ -89,7 +94,10 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		p.board.update(func(s *Status) { s.Error = err.Error() })
 	}
+	var backups sync.WaitGroup
+	backups.Go(func() { p.backUp(ctx) })
 	p.keep(ctx)
+	backups.Wait()
 	p.stop()
 	return nil
 }

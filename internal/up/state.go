@@ -27,6 +27,8 @@ type State struct {
 	Hosts []string `json:"hosts"`
 	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere; none when empty.
 	Listen string `json:"listen,omitempty"`
+	// Backup is the schedule of backups; nil when there is none.
+	Backup *BackupSchedule `json:"backup,omitempty"`
 	// PortBase is the first of the ports on loopback that the installation has; 0 before its first
 	// start.
 	PortBase int `json:"portBase,omitempty"`
@@ -79,7 +81,8 @@ func checkListen(l Layout, s State) error {
 
 // decideState completes what is on disk with what was asked for. Hosts are only ever added: machines
 // may be on those that are there.
-func decideState(l Layout, assets string, hosts int, listen string) (State, error) {
+func decideState(l Layout, assets string, o Options) (State, error) {
+	hosts := o.Hosts
 	s, err := LoadState(l)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return State{}, err
@@ -100,7 +103,10 @@ func decideState(l Layout, assets string, hosts int, listen string) (State, erro
 	for i := len(s.Hosts); i < hosts; i++ {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
-	s.Listen = listenOf(s.Listen, listen)
+	s.Listen = listenOf(s.Listen, o.Listen)
+	if s.Backup, err = scheduleOf(s.Backup, o.Backup, l); err != nil {
+		return State{}, err
+	}
 	return s, checkListen(l, s)
 }
 

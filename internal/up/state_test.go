@@ -27,7 +27,7 @@ func testAssets(t *testing.T, versions ...string) string {
 func TestDecideState(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.35.9", "v1.36.3", "v1.9.1", "other")
-	first, err := decideState(l, assets, 0, "")
+	first, err := decideState(l, assets, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,18 +37,18 @@ func TestDecideState(t *testing.T) {
 	if err := first.save(l); err != nil {
 		t.Fatal(err)
 	}
-	again, err := decideState(l, assets, 1, "")
+	again, err := decideState(l, assets, Options{Hosts: 1})
 	if err != nil || !reflect.DeepEqual(again, first) {
 		t.Errorf("decided otherwise the second time: %+v, %v", again, err)
 	}
-	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), 3, "")
+	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), Options{Hosts: 3})
 	if err != nil || !reflect.DeepEqual(more.Hosts, []string{"local", "local-2", "local-3"}) || more.KubernetesVersion != "v1.36.3" {
 		t.Errorf("with more hosts and a newer version: %+v, %v", more, err)
 	}
 	if err := more.save(l); err != nil {
 		t.Fatal(err)
 	}
-	if fewer, err := decideState(l, assets, 1, ""); err != nil || len(fewer.Hosts) != 3 {
+	if fewer, err := decideState(l, assets, Options{Hosts: 1}); err != nil || len(fewer.Hosts) != 3 {
 		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
 	}
 }
@@ -76,7 +76,7 @@ func TestListen(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
 	decide := func(hosts int, listen string) (State, error) {
-		s, err := decideState(l, assets, hosts, listen)
+		s, err := decideState(l, assets, Options{Hosts: hosts, Listen: listen})
 		if err == nil {
 			err = s.save(l)
 		}
@@ -94,7 +94,7 @@ func TestListen(t *testing.T) {
 		if err != nil || s.Listen != test.want {
 			t.Fatalf("--listen %q: %q, %v", test.asked, s.Listen, err)
 		}
-		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets)
+		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets, Layout{})
 		if served != (test.asked == "" || test.asked == "none") {
 			t.Errorf("--listen %q is served by a plane without: %v", test.asked, served)
 		}
@@ -116,7 +116,7 @@ func TestDecideStateWithoutHosts(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
 	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {-1, 2}} {
-		s, err := decideState(l, assets, test.hosts, "")
+		s, err := decideState(l, assets, Options{Hosts: test.hosts})
 		if err != nil || len(s.Hosts) != test.want {
 			t.Fatalf("hosts %d: %+v, %v", test.hosts, s, err)
 		}
@@ -127,7 +127,7 @@ func TestDecideStateWithoutHosts(t *testing.T) {
 }
 
 func TestDecideStateWithoutAssets(t *testing.T) {
-	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), 1, "")
+	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), Options{Hosts: 1})
 	if err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("got %v", err)
 	}

@@ -31,6 +31,9 @@ type Status struct {
 	Listen            string          `json:"listen,omitempty"`
 	Installed         bool            `json:"installed"`
 	Components        []ProcessStatus `json:"components"`
+	// Backup is the schedule of backups; nil when there is none. BackupStatus is what has become of them.
+	Backup       *BackupSchedule `json:"backup,omitempty"`
+	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
 }
 
 // board holds the status and tells whoever watches of each change.
@@ -68,6 +71,21 @@ func (b *board) get() (Status, <-chan struct{}) {
 	s := b.status
 	s.Components = slices.Clone(s.Components)
 	return s, b.changed
+}
+
+// await returns true once the status is so, and false when ctx ends before.
+func (b *board) await(ctx context.Context, is func(Status) bool) bool {
+	for {
+		status, changed := b.get()
+		if is(status) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // serve answers GET /v1/status, with ?watch=true by one line at once and at each change.

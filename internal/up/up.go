@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"syscall"
 
@@ -25,6 +26,8 @@ type Options struct {
 	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere, with the
 	// certificates of `capstan host credentials`. Empty leaves it as it is, "none" ends it.
 	Listen string
+	// Backup is the schedule of the plane's backups. What is empty stays as it is; To "none" ends the schedule.
+	Backup BackupSchedule
 }
 
 // ErrNotRoot: capstand makes namespaces, and the plane gives up root for its components.
@@ -45,11 +48,14 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		return Status{}, err
 	}
 	defer unlock()
+	if err := finishRestore(l); err != nil {
+		return Status{}, err
+	}
 	status, notRunning := GetStatus(ctx, l)
-	if notRunning == nil && o.served(status, assets) {
+	if notRunning == nil && o.served(status, assets, l) {
 		return awaitReady(ctx, l, progress)
 	}
-	state, err := decideState(l, assets, o.Hosts, o.Listen)
+	state, err := decideState(l, assets, o)
 	if err != nil {
 		return Status{}, err
 	}
@@ -74,8 +80,9 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 }
 
 // served says whether a plane is what was asked for, and of this build.
-func (o Options) served(s Status, assets string) bool {
-	return s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
+func (o Options) served(s Status, assets string, l Layout) bool {
+	schedule, err := scheduleOf(s.Backup, o.Backup, l)
+	return err == nil && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
 		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen)
 }
 

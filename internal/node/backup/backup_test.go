@@ -114,6 +114,62 @@ func authority(t *testing.T, dir string) string {
 	return string(pki.EncodeCert(ca))
 }
 
+// TestFolders: a cluster's store never leaves its folder, even if another cluster's name begins with its own.
+func TestFolders(t *testing.T) {
+	s3, dir := s3Server(t, false), t.TempDir()
+	prefixed := s3
+	prefixed.Prefix = "production"
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, []byte("content"), 0o600))
+	for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir}, "s3": {S3: &s3}, "s3, a prefix": {S3: &prefixed}} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			open := func(folder string) Store {
+				config.Folder = folder
+				store, err := Open(config)
+				must(t, err)
+				return store
+			}
+			own, other, all := open("default/demo"), open("default/demo-2"), open("default")
+			must(t, errors.Join(own.Put(ctx, "a.db", file), other.Put(ctx, "a.db", file), other.Put(ctx, "b.db", file)))
+			for folder, test := range map[string]struct {
+				store Store
+				want  []string
+			}{"demo": {own, []string{"a.db"}}, "demo-2": {other, []string{"a.db", "b.db"}}, "default": {all, nil}} {
+				if names, err := test.store.List(ctx); err != nil || !slices.Equal(names, test.want) {
+					t.Errorf("%s has %v, %v, wanted %v", folder, names, err, test.want)
+				}
+			}
+			for _, bad := range []string{"../demo-2/a.db", "demo-2/a.db", "..", ".", "", "/a.db", `..\demo-2\a.db`} {
+				for what, err := range map[string]error{
+					"removed": own.Remove(ctx, bad), "read": own.Get(ctx, bad, filepath.Join(t.TempDir(), "x")), "written": own.Put(ctx, bad, file),
+				} {
+					if err == nil || !strings.Contains(err.Error(), "wanted the name of a backup") {
+						t.Errorf("%q was %s: %v", bad, what, err)
+					}
+				}
+			}
+			must(t, own.Remove(ctx, "a.db"))
+			if names, err := other.List(ctx); err != nil || len(names) != 2 {
+				t.Errorf("the other cluster has %v, %v", names, err)
+			}
+		})
+	}
+	for _, bad := range []string{"", "../demo", "/demo", "default/../other", "default//demo"} {
+		for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir, Folder: bad}, "s3": {S3: &s3, Folder: bad}} {
+			if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "wanted a folder") {
+				t.Errorf("%s, folder %q: %v", name, bad, err)
+			}
+		}
+	}
+	for _, bad := range []string{"..", "a/../b", "a//b", "../a"} {
+		prefixed.Prefix = bad
+		if _, err := Open(nodeconfig.BackupStore{S3: &prefixed, Folder: "a/b"}); err == nil || !strings.Contains(err.Error(), "wanted a prefix") {
+			t.Errorf("prefix %q: %v", bad, err)
+		}
+	}
+}
+
 // TestStores: a directory and a real S3 server, without and with TLS, keep what they are given.
 func TestStores(t *testing.T) {
 	folder := "default/demo"

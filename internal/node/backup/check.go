@@ -25,7 +25,7 @@ func Check(ctx context.Context, store Store, etcdutl, name, dir, sum string) (Ma
 	if err != nil {
 		return manifest, err
 	}
-	if err := room(dir, manifest.SizeBytes); err != nil {
+	if err := Room(dir, manifest.SizeBytes); err != nil {
 		return manifest, err
 	}
 	file, err := loadSnapshot(ctx, store, manifest, name, dir, sum)
@@ -39,8 +39,8 @@ func Check(ctx context.Context, store Store, etcdutl, name, dir, sum string) (Ma
 	return manifest, nil
 }
 
-// room says when a disk has no room for so many bytes.
-func room(dir string, bytes int64) error {
+// Room says when a disk has no room for so many bytes, and some more for what else writes to it.
+func Room(dir string, bytes int64) error {
 	var free syscall.Statfs_t
 	if err := syscall.Statfs(dir, &free); err != nil {
 		return fmt.Errorf("the free bytes of %s: %w", dir, err)

@@ -112,8 +112,8 @@ func TestCheck(t *testing.T) {
 
 // TestRoom: a look at a backup never fills the disk that etcd writes to.
 func TestRoom(t *testing.T) {
-	must(t, room(t.TempDir(), 1))
-	if err := room(t.TempDir(), 1<<60); err == nil || !strings.Contains(err.Error(), "no room") {
+	must(t, Room(t.TempDir(), 1))
+	if err := Room(t.TempDir(), 1<<60); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Error(err)
 	}
 }

@@ -59,18 +59,32 @@ func (r Restoring) Run(ctx context.Context) error {
 		return fmt.Errorf("the backup %s cannot be used in this cluster: %s", store.Location(snapshotFile(r.Name)), strings.Join(problems, "; "))
 	}
 	data := filepath.Join(scratch, "data")
-	out, err := exec.CommandContext(ctx, r.Etcdutl, "snapshot", "restore", file, "--data-dir="+data,
-		"--name="+r.Member, "--initial-cluster="+r.Member+"="+r.PeerURL, "--initial-advertise-peer-urls="+r.PeerURL,
-		// Another token makes another cluster: members of the former one are not talked to.
-		"--initial-cluster-token="+r.Cluster+"/"+r.Name+"/"+r.Member,
-		fmt.Sprintf("--bump-revision=%d", revisionBump), "--mark-compacted").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("etcdutl snapshot restore: %w: %s", err, lastLine(string(out)))
+	first := FirstMember{Name: r.Member, PeerURL: r.PeerURL, Token: r.Cluster + "/" + r.Name + "/" + r.Member}
+	if err := first.Restore(ctx, r.Etcdutl, file, data); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(r.DataDir, 0o700); err != nil {
 		return err
 	}
 	return disk.Rename(filepath.Join(data, "member"), filepath.Join(r.DataDir, "member"))
+}
+
+// FirstMember is the only member of an etcd that begins with a snapshot.
+type FirstMember struct {
+	Name, PeerURL string
+	// Token of the etcd cluster. Another token makes another cluster: members of the former one are not talked to.
+	Token string
+}
+
+// Restore makes the data folder of the member from a snapshot, which it checks. The folder must not exist.
+func (m FirstMember) Restore(ctx context.Context, etcdutl, snapshot, dataDir string) error {
+	out, err := exec.CommandContext(ctx, etcdutl, "snapshot", "restore", snapshot, "--data-dir="+dataDir,
+		"--name="+m.Name, "--initial-cluster="+m.Name+"="+m.PeerURL, "--initial-advertise-peer-urls="+m.PeerURL,
+		"--initial-cluster-token="+m.Token, fmt.Sprintf("--bump-revision=%d", revisionBump), "--mark-compacted").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("etcdutl snapshot restore: %w: %s", err, lastLine(string(out)))
+	}
+	return nil
 }
 
 func lastLine(text string) string {

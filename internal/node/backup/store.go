@@ -16,6 +16,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,8 +40,10 @@ type Store interface {
 	Put(ctx context.Context, name, file string) error
 	// Get a file into a local one, which must not exist.
 	Get(ctx context.Context, name, file string) error
-	// Remove files. One that is not there is no error.
+	// Remove a file, and what an interrupted Put has left of it. One that is not there is no error.
 	Remove(ctx context.Context, name string) error
+	// List the names of all complete files, sorted. Files in folders below are not among them.
+	List(ctx context.Context) ([]string, error)
 	// Location of a file, for people.
 	Location(name string) string
 }
@@ -48,21 +51,66 @@ type Store interface {
 // errNotFound: the store works, and has no such file.
 var errNotFound = errors.New("there is no such file")
 
-// Open opens a store. Nothing is asked of it yet.
+// Open opens a store. Nothing is asked of it yet. The store never leaves the folder, whatever names it is given: other
+// clusters have theirs beside it.
 func Open(c nodeconfig.BackupStore) (Store, error) {
+	if !filepath.IsLocal(c.Folder) || path.Clean(c.Folder) != c.Folder {
+		return nil, fmt.Errorf("wanted a folder in the backup store, such as namespace/name, found %q", c.Folder)
+	}
 	if c.S3 != nil {
-		return openS3(*c.S3, c.Folder)
+		store, err := openS3(*c.S3, c.Folder)
+		if err != nil {
+			return nil, err
+		}
+		return inFolder{store}, nil
 	}
-	if !filepath.IsAbs(c.Directory) || !filepath.IsLocal(c.Folder) {
-		return nil, fmt.Errorf("the backup store needs an absolute directory, and a folder in it: found %q and %q", c.Directory, c.Folder)
+	if !filepath.IsAbs(c.Directory) {
+		return nil, fmt.Errorf("wanted an absolute directory for the backup store, found %q", c.Directory)
 	}
-	return directory{root: c.Directory, folder: c.Folder}, nil
+	return inFolder{directory{root: c.Directory, folder: c.Folder}}, nil
+}
+
+// inFolder refuses names of files that are not in the folder of the store.
+type inFolder struct{ Store }
+
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\\\x00") {
+		return fmt.Errorf("wanted the name of a backup, found %q: it leads out of the folder of the backups", name)
+	}
+	return nil
+}
+
+// Put implements Store.
+func (s inFolder) Put(ctx context.Context, name, file string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	return s.Store.Put(ctx, name, file)
+}
+
+// Get implements Store.
+func (s inFolder) Get(ctx context.Context, name, file string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	return s.Store.Get(ctx, name, file)
+}
+
+// Remove implements Store.
+func (s inFolder) Remove(ctx context.Context, name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	return s.Store.Remove(ctx, name)
 }
 
 // directory on this machine.
 type directory struct{ root, folder string }
 
 func (d directory) path(name string) string { return filepath.Join(d.root, d.folder, name) }
+
+// part is where a file is until it is complete.
+func (d directory) part(name string) string { return d.path("." + name + ".part") }
 
 // Location implements Store.
 func (d directory) Location(name string) string { return d.path(name) }
@@ -83,7 +131,7 @@ func (d directory) Put(_ context.Context, name, file string) error {
 	if err := os.MkdirAll(filepath.Dir(d.path(name)), 0o700); err != nil {
 		return err
 	}
-	part := d.path("." + name + ".part")
+	part := d.part(name)
 	defer func() { _ = os.Remove(part) }()
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -114,10 +162,30 @@ func (d directory) Remove(_ context.Context, name string) error {
 	if err := d.exists(); err != nil {
 		return err
 	}
-	if err := os.Remove(d.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, path := range []string{d.path(name), d.part(name)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
+}
+
+// List implements Store.
+func (d directory) List(context.Context) ([]string, error) {
+	if err := d.exists(); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(d.root, d.folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type().IsRegular() && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // copyFile makes a copy, which is on the disk when it returns.
@@ -144,6 +212,10 @@ type bucket struct {
 }
 
 func openS3(c nodeconfig.S3, folder string) (Store, error) {
+	prefix := strings.Trim(c.Prefix, "/")
+	if prefix != "" && (!filepath.IsLocal(prefix) || path.Clean(prefix) != prefix) {
+		return nil, fmt.Errorf("wanted a prefix for the backup store without empty parts, . and .., found %q", c.Prefix)
+	}
 	endpoint, err := url.Parse(c.Endpoint)
 	if err != nil || endpoint.Host == "" || endpoint.Scheme != "http" && endpoint.Scheme != "https" {
 		return nil, fmt.Errorf("the endpoint %q of the backup store is not a URL with http or https and a host", c.Endpoint)
@@ -165,7 +237,7 @@ func openS3(c nodeconfig.S3, folder string) (Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the backup store %s: %w", c.Endpoint, err)
 	}
-	return bucket{client: client, endpoint: endpoint.Host, name: c.Bucket, folder: path.Join(strings.Trim(c.Prefix, "/"), folder)}, nil
+	return bucket{client: client, endpoint: endpoint.Host, name: c.Bucket, folder: path.Join(prefix, folder)}, nil
 }
 
 func (b bucket) key(name string) string { return path.Join(b.folder, name) }
@@ -200,6 +272,25 @@ func (b bucket) Remove(ctx context.Context, name string) error {
 		return nil
 	}
 	return b.explain("removing", name, err)
+}
+
+// List implements Store. The prefix ends with a slash: the folder demo-2 is not in the folder demo.
+func (b bucket) List(ctx context.Context) ([]string, error) {
+	prefix := ""
+	if b.folder != "." {
+		prefix = b.folder + "/"
+	}
+	var names []string
+	for object := range b.client.ListObjects(ctx, b.name, minio.ListObjectsOptions{Prefix: prefix}) {
+		if object.Err != nil {
+			return nil, b.explain("listing", "", object.Err)
+		}
+		if name := strings.TrimPrefix(object.Key, prefix); name != "" && !strings.Contains(name, "/") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 func (b bucket) explain(what, name string, err error) error {

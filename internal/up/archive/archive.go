@@ -1,0 +1,247 @@
+// Package archive is the file that a backup of an embedded management plane is: a tar.gz with manifest.json first, which
+// names every other file in it with its size and SHA-256.
+package archive
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+const (
+	// Format of the archives that this package writes. It reads no other.
+	Format = 1
+
+	manifestName = "manifest.json"
+	// manifestLimit and filesLimit bound an archive of unknown origin.
+	manifestLimit = 1 << 20
+	filesLimit    = 100
+)
+
+// Manifest describes a backup.
+type Manifest struct {
+	Format int `json:"format"`
+	// Installation is the id of the plane that was backed up.
+	Installation string    `json:"installation"`
+	Time         time.Time `json:"time"`
+	// CapstanVersion, KubernetesVersion and EtcdVersion are those of the plane.
+	CapstanVersion    string `json:"capstanVersion"`
+	KubernetesVersion string `json:"kubernetesVersion"`
+	EtcdVersion       string `json:"etcdVersion"`
+	// Revision of etcd: everything up to it is in the backup.
+	Revision int64  `json:"revision"`
+	Files    []File `json:"files"`
+}
+
+// File of an archive.
+type File struct {
+	// Name is a path with slashes, relative to the root of the archive.
+	Name      string `json:"name"`
+	SizeBytes int64  `json:"sizeBytes"`
+	SHA256    string `json:"sha256"`
+}
+
+// Write makes the archive at path, which must not exist, mode 0600, from the files of dir with these names.
+func Write(path string, m Manifest, dir string, names []string) (err error) {
+	m.Format, m.Files = Format, nil
+	for _, name := range names {
+		size, sum, err := sumOf(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		m.Files = append(m.Files, File{name, size, sum})
+	}
+	description, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	compressed, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	w := tar.NewWriter(compressed)
+	if err := w.WriteHeader(header(manifestName, int64(len(description)), m.Time)); err != nil {
+		return err
+	}
+	if _, err := w.Write(description); err != nil {
+		return err
+	}
+	for _, f := range m.Files {
+		if err := add(w, filepath.Join(dir, f.Name), f, m.Time); err != nil {
+			return err
+		}
+	}
+	return errors.Join(w.Close(), compressed.Close(), out.Sync())
+}
+
+func header(name string, size int64, at time.Time) *tar.Header {
+	return &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o600, ModTime: at, Format: tar.FormatPAX}
+}
+
+func sumOf(path string) (size int64, sum string, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	size, err = io.Copy(hash, f)
+	return size, hex.EncodeToString(hash.Sum(nil)), err
+}
+
+// add a file. One that has changed since its sum was taken is an error.
+func add(w *tar.Writer, path string, f File, at time.Time) error {
+	in, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if err := w.WriteHeader(header(f.Name, f.SizeBytes, at)); err != nil {
+		return err
+	}
+	hash := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(w, hash), in); err != nil {
+		return err
+	}
+	if sum := hex.EncodeToString(hash.Sum(nil)); sum != f.SHA256 {
+		return fmt.Errorf("%s changed while it was read", path)
+	}
+	return nil
+}
+
+// Read reads the manifest of an archive, and nothing else.
+func Read(path string) (Manifest, error) {
+	m := Manifest{}
+	err := open(path, func(_ *tar.Reader, manifest Manifest) error { m = manifest; return nil })
+	return m, err
+}
+
+// Extract unpacks an archive into the empty folder dir, with mode 0600, and checks all of it.
+func Extract(path, dir string) (Manifest, error) {
+	m := Manifest{}
+	err := open(path, func(r *tar.Reader, manifest Manifest) error {
+		m = manifest
+		return extractAll(r, m.Files, dir)
+	})
+	return m, err
+}
+
+func open(path string, use func(*tar.Reader, Manifest) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	compressed, err := gzip.NewReader(f)
+	if err != nil {
+		return damaged(path, err)
+	}
+	r := tar.NewReader(compressed)
+	m, err := readManifest(r)
+	if err != nil {
+		return damaged(path, err)
+	}
+	if m.Format != Format {
+		return fmt.Errorf("wanted a backup of format %d in %s, found format %d: use the version of Capstan that made it (%s), or a newer one", Format, path, m.Format, m.CapstanVersion)
+	}
+	if err := use(r, m); err != nil {
+		return damaged(path, err)
+	}
+	return nil
+}
+
+func damaged(path string, err error) error {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("wanted a whole backup of a management plane in %s: %w", path, err)
+}
+
+func readManifest(r *tar.Reader) (m Manifest, err error) {
+	h, err := r.Next()
+	if err != nil {
+		return m, err
+	}
+	if h.Name != manifestName || h.Size > manifestLimit {
+		return m, fmt.Errorf("its first file is %s with %d bytes, wanted %s", h.Name, h.Size, manifestName)
+	}
+	if err := json.NewDecoder(r).Decode(&m); err != nil {
+		return m, fmt.Errorf("%s: %w", manifestName, err)
+	}
+	if len(m.Files) > filesLimit {
+		return m, fmt.Errorf("%s names %d files, %d at most are expected", manifestName, len(m.Files), filesLimit)
+	}
+	return m, nil
+}
+
+func extractAll(r *tar.Reader, files []File, dir string) error {
+	for _, f := range files {
+		h, err := r.Next()
+		if err != nil {
+			return err
+		}
+		switch {
+		case h.Name != f.Name || h.Typeflag != tar.TypeReg || !filepath.IsLocal(f.Name):
+			return fmt.Errorf("it holds %s where its manifest names the file %s", h.Name, f.Name)
+		case h.Size != f.SizeBytes:
+			return fmt.Errorf("%s has %d bytes, its manifest names %d", f.Name, h.Size, f.SizeBytes)
+		}
+		if err := extract(r, f, filepath.Join(dir, filepath.FromSlash(f.Name))); err != nil {
+			return err
+		}
+	}
+	if h, err := r.Next(); err == nil {
+		return fmt.Errorf("it holds %s, which its manifest does not name", h.Name)
+	} else if !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func extract(r io.Reader, f File, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	hash := sha256.New()
+	_, err = io.Copy(io.MultiWriter(out, hash), r)
+	if err := errors.Join(err, out.Sync(), out.Close(), disk.SyncDir(filepath.Dir(path))); err != nil {
+		return err
+	}
+	if sum := hex.EncodeToString(hash.Sum(nil)); sum != f.SHA256 {
+		return fmt.Errorf("%s is damaged: its SHA-256 is %s, its manifest names %s", f.Name, sum, f.SHA256)
+	}
+	return nil
+}
+
+// SizeBytes of all files.
+func (m Manifest) SizeBytes() (total int64) {
+	for _, f := range m.Files {
+		total += f.SizeBytes
+	}
+	return total
+}
+
+// Has says whether a file is in the backup.
+func (m Manifest) Has(name string) bool {
+	return slices.ContainsFunc(m.Files, func(f File) bool { return f.Name == name })
+}

@@ -1,0 +1,96 @@
+package archive
+
+import (
+	"bytes"
+	"crypto/rand"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// example is an archive of two files.
+func example(t *testing.T) (path string, content []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	content = make([]byte, 100_000)
+	_, _ = rand.Read(content)
+	must(t, os.MkdirAll(filepath.Join(dir, "pki"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "etcd.db"), content, 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "pki", "ca.key"), []byte("secret"), 0o644))
+	path = filepath.Join(dir, "archive")
+	must(t, Write(path, Manifest{Installation: "abc", Time: time.Now().UTC().Truncate(time.Second), Revision: 7}, dir, []string{"etcd.db", "pki/ca.key"}))
+	return path, content
+}
+
+func TestRoundTrip(t *testing.T) {
+	path, content := example(t)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the archive has mode %v, %v", info.Mode(), err)
+	}
+	if err := Write(path, Manifest{}, t.TempDir(), nil); err == nil {
+		t.Error("an archive was written over another one")
+	}
+	dir := t.TempDir()
+	m, err := Extract(path, dir)
+	must(t, err)
+	if m.Format != Format || m.Installation != "abc" || m.Revision != 7 || !m.Has("pki/ca.key") || m.Has("pki") || m.SizeBytes() != 100_006 {
+		t.Errorf("the manifest is %+v", m)
+	}
+	for name, want := range map[string][]byte{"etcd.db": content, "pki/ca.key": []byte("secret")} {
+		file := filepath.Join(dir, name)
+		have, err := os.ReadFile(file)
+		must(t, err)
+		if info, err := os.Stat(file); !bytes.Equal(have, want) || err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %d bytes, mode %v, %v", name, len(have), info.Mode(), err)
+		}
+	}
+}
+
+// Each flipped byte and each missing end is found.
+func TestDamage(t *testing.T) {
+	path, _ := example(t)
+	whole, err := os.ReadFile(path)
+	must(t, err)
+	broken := filepath.Join(t.TempDir(), "broken")
+	for at := 20; at < len(whole); at += len(whole)/40 + 1 {
+		for name, data := range map[string][]byte{"flipped": bytes.Clone(whole), "cut": whole[:at]} {
+			if name == "flipped" {
+				data[at] ^= 0x10
+			}
+			must(t, os.WriteFile(broken, data, 0o600))
+			if _, err := Extract(broken, t.TempDir()); err == nil {
+				t.Errorf("byte %d of %d %s, and the archive is taken", at, len(whole), name)
+			}
+		}
+	}
+}
+
+// What an archive does not own up to, or what leads out of the folder, is refused.
+func TestRefused(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "a"), []byte("x"), 0o600))
+	outside := filepath.Join(filepath.Dir(dir), "outside")
+	must(t, os.WriteFile(outside, []byte("x"), 0o600))
+	path := filepath.Join(t.TempDir(), "archive")
+	must(t, Write(path, Manifest{}, dir, []string{"a", "../outside"}))
+	must(t, os.Remove(outside))
+	if _, err := Extract(path, dir+"/b"); err == nil || !strings.Contains(err.Error(), "../outside") {
+		t.Errorf("a file outside of the folder: %v", err)
+	}
+	if _, err := os.Stat(outside); err == nil {
+		t.Error("a file was written outside of the folder")
+	}
+	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
+	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a whole backup") {
+		t.Errorf("no archive: %v", err)
+	}
+}
