@@ -221,7 +221,7 @@ func (h *Host) recoverNetwork(n *hostpb.Network) {
 		if m.spec.Network.Id != n.Id {
 			continue
 		}
-		if err := h.lease(m.spec); err != nil { // before anyone else asks for its address
+		if err := h.renewLease(m.spec); err != nil { // before anyone else asks for its address
 			log.Error("lease", "machine", m.spec.Name, "error", err)
 		}
 	}
@@ -247,12 +247,21 @@ func fillNetwork(n *hostpb.Network) *hostpb.Network {
 	return n
 }
 
+// lease takes the addresses of a machine that is about to be recorded.
 func (h *Host) lease(spec *hostpb.MachineSpec) error {
-	var all []string
+	return h.box.Lease(spec.Network.Id, spec.Id, spec.Namespace+"/"+spec.Name, leased(spec))
+}
+
+// renewLease takes the addresses of a recorded machine again, as after a reboot.
+func (h *Host) renewLease(spec *hostpb.MachineSpec) error {
+	return h.box.Renew(spec.Network.Id, spec.Id, spec.Namespace+"/"+spec.Name, leased(spec))
+}
+
+func leased(spec *hostpb.MachineSpec) (all []string) {
 	for _, a := range spec.Addresses {
 		all = append(all, a.Address)
 	}
-	return h.box.Lease(spec.Network.Id, spec.Id, spec.Namespace+"/"+spec.Name, all)
+	return all
 }
 
 // GetInfo returns what the host is and has.

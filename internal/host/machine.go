@@ -367,7 +367,7 @@ func (m *machine) ensureNetwork(ctx context.Context) error {
 	if err := m.host.box.Ensure(ctx, boxNetwork(n)); err != nil {
 		return err
 	}
-	if err := m.host.lease(m.spec); err != nil {
+	if err := m.host.renewLease(m.spec); err != nil {
 		return err
 	}
 	return m.host.box.Plug(n.Id, m.spec.Id, addresses(m.spec))

@@ -186,8 +186,9 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	return nil
 }
 
-// list returns every network of the box. A folder without a readable network.json is one that was being
-// made, or removed, when its capstand was killed: nothing belongs to it, and it is dropped.
+// list returns every network of the box. A folder without a readable network.json and without a user is one that was
+// being made, or removed, when its capstand was killed: it is dropped. With a user, the file is damaged: the leases are
+// still needed, and the user writes the file again with its next machine or when it is restarted.
 func (b Box) list() ([]Network, error) {
 	entries, err := os.ReadDir(filepath.Join(b.Dir, "networks"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -199,7 +200,14 @@ func (b Box) list() ([]Network, error) {
 		dir := filepath.Join(b.Dir, "networks", entry.Name())
 		if disk.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
 			all = append(all, n)
-		} else if err := os.RemoveAll(dir); err != nil {
+			continue
+		}
+		if users, err := usersIn(filepath.Join(dir, "hosts")); err != nil {
+			return nil, err
+		} else if len(users) > 0 {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
 			return nil, err
 		}
 	}
@@ -245,7 +253,10 @@ func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error
 
 // users lists the capstands that use a network, and forgets those that are gone from the disk.
 func (b Box) users(networkID string) ([]owner, error) {
-	dir := filepath.Join(b.dir(networkID), "hosts")
+	return usersIn(filepath.Join(b.dir(networkID), "hosts"))
+}
+
+func usersIn(dir string) ([]owner, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -266,14 +277,23 @@ func (b Box) users(networkID string) ([]owner, error) {
 	return all, nil
 }
 
-// Lease takes addresses for a machine, all or none. InUseError when another machine has one, or another capstand's
-// machine has the id.
+// Lease takes addresses for a new machine, all or none. InUseError when another machine has one, when another
+// capstand's machine has the id, or when a lease cannot be read.
 func (b Box) Lease(networkID, machineID, name string, addresses []string) error {
+	return b.lend(networkID, machineID, name, addresses, false)
+}
+
+// Renew is Lease for a machine that this capstand has a record of: the record replaces a lease that cannot be read.
+func (b Box) Renew(networkID, machineID, name string, addresses []string) error {
+	return b.lend(networkID, machineID, name, addresses, true)
+}
+
+func (b Box) lend(networkID, machineID, name string, addresses []string, recorded bool) error {
 	return b.locked(func() error {
 		if err := b.elsewhere(machineID); err != nil {
 			return err
 		}
-		return b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses)
+		return b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses, recorded)
 	})
 }
 
@@ -298,7 +318,7 @@ func (b Box) elsewhere(machineID string) error {
 // those away that it had before. InUseError when a machine or another load balancer has one.
 func (b Box) Serve(networkID, balancerID, name string, addresses []string) error {
 	return b.locked(func() error {
-		if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses); err != nil {
+		if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses, false); err != nil {
 			return err
 		}
 		for _, address := range addresses {
@@ -312,11 +332,16 @@ func (b Box) Serve(networkID, balancerID, name string, addresses []string) error
 	})
 }
 
-// take writes a lease for each of the addresses, all or none.
-func (b Box) take(networkID string, want Lease, addresses []string) error {
+// take writes a lease for each of the addresses, all or none. A lease that cannot be read counts as another's, unless
+// the holder is recorded elsewhere.
+func (b Box) take(networkID string, want Lease, addresses []string, recorded bool) error {
 	for _, address := range addresses {
 		var l Lease
-		if disk.ReadJSON(b.lease(networkID, address), &l) != nil || l.Machine == want.Machine && l.Bridge == want.Bridge {
+		err := disk.ReadJSON(b.lease(networkID, address), &l)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !recorded {
+			return InUseError(fmt.Sprintf("the lease of address %s cannot be read (%v), so another machine may have the address: restart the capstands of this host, which write the leases of their machines again, or remove the file if no machine has the address", address, err))
+		}
+		if err != nil || l.Machine == want.Machine && l.Bridge == want.Bridge {
 			continue
 		}
 		if !l.stale() {

@@ -147,3 +147,75 @@ func TestUsers(t *testing.T) {
 		t.Errorf("users %v, %v", users, err)
 	}
 }
+
+// A damaged lease belongs to an unknown holder: no new machine gets its address. The machine that has it, by the record
+// of its capstand, writes it again.
+func TestDamagedLease(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "cut off": `{"machine":"on`, "garbage": "\x00\x00\x00\x00", "another type": `["one"]`} {
+		t.Run(name, func(t *testing.T) {
+			a := box(t, t.TempDir(), "a")
+			addresses := []string{"10.0.0.2"}
+			for _, dir := range []string{"hosts", "leases"} {
+				if err := os.MkdirAll(filepath.Join(a.dir("n"), dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := a.Lease("n", "one", "default/one", addresses); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(a.lease("n", addresses[0]), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var inUse InUseError
+			if err := a.Lease("n", "two", "default/two", addresses); !errors.As(err, &inUse) || !strings.Contains(err.Error(), "cannot be read") {
+				t.Errorf("another machine takes the address: %v", err)
+			}
+			if err := a.Renew("n", "one", "default/one", addresses); err != nil {
+				t.Errorf("the machine that has the address: %v", err)
+			}
+			if err := a.Lease("n", "two", "default/two", addresses); !errors.As(err, &inUse) || !strings.Contains(err.Error(), "default/one") {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
+
+// A network whose file is damaged keeps its leases as long as a capstand uses it.
+func TestDamagedNetwork(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "cut off": `{"id":`, "garbage": "\x00\x00"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			a, b := box(t, dir, "a"), box(t, dir, "b")
+			for _, sub := range []string{"hosts", "leases"} {
+				if err := os.MkdirAll(filepath.Join(a.dir("n"), sub), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := disk.WriteJSON(filepath.Join(a.dir("n"), "hosts", "a"), a.me(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.Lease("n", "one", "default/one", []string{"10.0.0.2"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(a.dir("n"), "network.json"), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.list(); err != nil {
+				t.Fatal(err)
+			}
+			var inUse InUseError
+			if err := b.Lease("n", "two", "default/two", []string{"10.0.0.2"}); !errors.As(err, &inUse) {
+				t.Errorf("the address of a running machine is given to another: %v", err)
+			}
+			if err := os.RemoveAll(a.HostRoot); err != nil { // the only user is gone
+				t.Fatal(err)
+			}
+			if _, err := b.list(); err != nil {
+				t.Fatal(err)
+			}
+			if disk.Exists(a.dir("n")) {
+				t.Error("a damaged network without a user is still there")
+			}
+		})
+	}
+}
