@@ -69,6 +69,27 @@ func newWorld(t *testing.T, webhooks ...string) *world {
 // run starts `manager all`. It ends with stop, or with the test.
 func (w *world) run(args ...string) (stop func()) {
 	w.t.Helper()
+	p := w.start("all", args...)
+	return p.stop
+}
+
+// process is a manager of a test.
+type process struct {
+	*exec.Cmd
+	ended chan struct{} // closed when it has ended
+	err   error         // how it ended
+}
+
+// stop ends it in good order, whatever was done to it before.
+func (p *process) stop() {
+	_ = p.Process.Signal(syscall.SIGCONT)
+	_ = p.Process.Signal(syscall.SIGTERM)
+	<-p.ended
+}
+
+// start starts a manager of one provider, or of all. It ends with the test at the latest.
+func (w *world) start(provider string, args ...string) *process {
+	w.t.Helper()
 	dir := w.t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	w.Expect(os.WriteFile(kubeconfig, w.env.Kubeconfig, 0o600)).To(Succeed())
@@ -76,30 +97,26 @@ func (w *world) run(args ...string) (stop func()) {
 	w.Expect(err).NotTo(HaveOccurred())
 	self, err := os.Executable()
 	w.Expect(err).NotTo(HaveOccurred())
-	cmd := exec.Command(self, append([]string{
-		"all", "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
+	p := &process{ended: make(chan struct{})}
+	p.Cmd = exec.Command(self, append([]string{
+		provider, "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
 	}, args...)...)
-	cmd.Env = append(os.Environ(), asManager+"=1")
-	cmd.Stdout, cmd.Stderr = log, log
-	w.Expect(cmd.Start()).To(Succeed())
-	running := true
-	stop = func() {
-		if !running {
-			return
-		}
-		running = false
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		_ = log.Close()
-	}
+	p.Env = append(os.Environ(), asManager+"=1")
+	p.Stdout, p.Stderr = log, log
+	w.Expect(p.Start()).To(Succeed())
+	go func() {
+		p.err = p.Wait()
+		close(p.ended)
+	}()
 	w.t.Cleanup(func() {
-		stop()
+		p.stop()
+		_ = log.Close()
 		if w.t.Failed() {
 			text, _ := exec.Command("tail", "-n", "20", log.Name()).Output()
-			w.t.Logf("manager all %v:\n%s", args, text)
+			w.t.Logf("manager %s %v:\n%s", provider, args, text)
 		}
 	})
-	return stop
+	return p
 }
 
 func (w *world) create(obj client.Object) {
