@@ -1,9 +1,12 @@
 package hostclient_test
 
 import (
+	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +24,11 @@ import (
 type line struct {
 	to  string
 	cut atomic.Pointer[atomic.Bool]
+	// delay of each message, in nanoseconds.
+	delay atomic.Int64
+
+	mu   sync.Mutex
+	open []net.Conn
 }
 
 func newLine(t *testing.T, to string) (*line, string) {
@@ -53,19 +61,33 @@ func (l *line) connect(t *testing.T, client net.Conn) {
 		return
 	}
 	t.Cleanup(func() { _ = host.Close() })
+	l.mu.Lock()
+	l.open = append(l.open, client, host)
+	l.mu.Unlock()
 	cut := l.cut.Load()
-	go carry(client, host, cut)
-	go carry(host, client, cut)
+	go l.carry(client, host, cut)
+	go l.carry(host, client, cut)
 }
 
 func (l *line) sever() { l.cut.Load().Store(true) }
 func (l *line) mend()  { l.cut.Store(&atomic.Bool{}) }
 
+// reset ends the connections of now, whatever is on its way.
+func (l *line) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, conn := range l.open {
+		_ = conn.Close()
+	}
+	l.open = nil
+}
+
 // carry copies until one end closes; neither hears of the other over a line that is cut.
-func carry(from, to net.Conn, cut *atomic.Bool) {
+func (l *line) carry(from, to net.Conn, cut *atomic.Bool) {
 	data := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(data)
+		time.Sleep(time.Duration(l.delay.Load()))
 		if cut.Load() {
 			if err != nil {
 				return
@@ -107,4 +129,44 @@ func TestSilence(t *testing.T) {
 	g.Eventually(events).Should(connection)
 	g.Eventually(h.Connected).Should(Succeed())
 	g.Expect(h.Machine("id-1")).To(BeNil())
+}
+
+// A line that delays everything and breaks again and again: each machine that is asked for until the answer comes is there
+// once, and in the end the manager knows what the host has, by one watch.
+func TestBadLine(t *testing.T) {
+	server := fakehost.New(t)
+	line, address := newLine(t, server.Address())
+	line.delay.Store(int64(20 * time.Millisecond))
+	g, _, h, _ := connect(t, address)
+	g.Eventually(h.Connected).Should(Succeed())
+	const machines = 10
+	breaking, stop := context.WithCancel(t.Context())
+	var breaks sync.WaitGroup
+	breaks.Go(func() {
+		for breaking.Err() == nil {
+			time.Sleep(150 * time.Millisecond)
+			line.reset()
+		}
+	})
+	for n := range machines {
+		g.Eventually(func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			_, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
+				Id: fmt.Sprintf("id-%d", n), Namespace: "ns", Name: fmt.Sprintf("m-%d", n), MemoryBytes: gib,
+				Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},
+				Addresses: []*hostpb.Address{{Address: fmt.Sprintf("10.200.0.%d", n+2), Prefix: 21}},
+			}})
+			return err
+		}).Should(Succeed())
+	}
+	server.Lose("id-0") // while nobody may be listening
+	stop()
+	breaks.Wait()
+	g.Eventually(h.Connected).Should(Succeed())
+	for n := 1; n < machines; n++ {
+		g.Eventually(func() bool { return h.Machine(fmt.Sprintf("id-%d", n)) != nil }).Should(BeTrue(), "machine %d is not known", n)
+	}
+	g.Eventually(func() bool { return h.Machine("id-0") == nil }).Should(BeTrue(), "the lost machine is still known")
+	g.Eventually(server.Watchers).Should(Equal(1))
 }
