@@ -58,13 +58,20 @@ func TestMain(m *testing.M) {
 
 func build(dir string) error {
 	for name, pkg := range map[string]string{"capstand": "../../../cmd/capstand", "testinit": "./testinit"} {
-		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+		if err := goBuild(filepath.Join(dir, name), pkg); err != nil {
+			return err
 		}
 	}
 	return os.Chmod(dir, 0o755)
+}
+
+func goBuild(out, pkg string, flags ...string) error {
+	cmd := exec.Command("go", append(append([]string{"build", "-o", out}, flags...), pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
+	}
+	return nil
 }
 
 // assets makes an assets folder with testinit as capstan-init and the real runc.
@@ -96,6 +103,7 @@ func copyFile(t *testing.T, from, to string) {
 // capstand is a running capstand.
 type capstand struct {
 	t      *testing.T
+	binary string
 	root   string
 	assets string
 	args   []string
@@ -110,9 +118,14 @@ type capstand struct {
 // has and stops it.
 func newCapstand(t *testing.T, args ...string) *capstand {
 	t.Helper()
-	root := filepath.Join(t.TempDir(), "host")
+	return newCapstandIn(t, filepath.Join(t.TempDir(), "host"), args...)
+}
+
+// newCapstandIn is newCapstand with a state folder that the test has prepared.
+func newCapstandIn(t *testing.T, root string, args ...string) *capstand {
+	t.Helper()
 	files := assets(t)
-	c := &capstand{t: t, root: root, assets: files, args: append([]string{
+	c := &capstand{t: t, binary: filepath.Join(programs, "capstand"), root: root, assets: files, args: append([]string{
 		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi",
 	}, args...)}
 	c.start()
@@ -126,7 +139,7 @@ func (c *capstand) socket() string { return filepath.Join(c.root, "capstand.sock
 func (c *capstand) start() {
 	c.t.Helper()
 	c.output, c.exited = &bytes.Buffer{}, make(chan error, 1)
-	c.cmd = exec.Command(filepath.Join(programs, "capstand"), c.args...)
+	c.cmd = exec.Command(c.binary, c.args...)
 	c.cmd.Stdout, c.cmd.Stderr = c.output, c.output
 	check(c.t, c.cmd.Start())
 	cmd, exited := c.cmd, c.exited

@@ -23,6 +23,9 @@ import (
 
 const data = "/run/capstan/bootstrap-data"
 
+// version is another one in a build that replaces this one.
+var version = "first"
+
 func main() {
 	fmt.Println("testinit starts")
 	bootstrap := "Waiting"
@@ -59,6 +62,7 @@ func serveAPI() {
 	mux := http.NewServeMux()
 	hostname, _ := os.Hostname()
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.HandleFunc("/version", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, version) })
 	mux.HandleFunc("/name", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, hostname) })
 	mux.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(3) })
 	mux.HandleFunc("/dial", func(w http.ResponseWriter, r *http.Request) {

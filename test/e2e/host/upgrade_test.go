@@ -1,0 +1,56 @@
+//go:build e2e
+
+package host_test
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Another build of capstand and of capstan-init takes over from those that run: the machine and what runs in it stay,
+// with their process ids. From its next start on the machine runs the new capstan-init.
+func TestUpgradeInPlace(t *testing.T) {
+	leavesNothing(t)
+	next := t.TempDir()
+	check(t, goBuild(filepath.Join(next, "capstand"), "../../../cmd/capstand", "-ldflags=-X capstan.dev/capstan/internal/host.Version=v99.0.0"))
+	check(t, goBuild(filepath.Join(next, "capstan-init"), "./testinit", "-ldflags=-X main.version=second"))
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	service := inside(t, blue.address(10), "setsid sleep 1000 >/dev/null 2>&1 & echo $!")
+
+	c.end(syscall.SIGTERM)
+	copyFile(t, filepath.Join(next, "capstan-init"), filepath.Join(c.assets, "capstan-init.new"))
+	check(t, os.Rename(filepath.Join(c.assets, "capstan-init.new"), filepath.Join(c.assets, "capstan-init")))
+	c.binary = filepath.Join(next, "capstand")
+	c.start()
+
+	info, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{})
+	check(t, err)
+	if info.CapstandVersion != "v99.0.0" {
+		t.Errorf("capstand %s runs, wanted the new build", info.CapstandVersion)
+	}
+	now := c.await(was.Spec.Id, running(0))
+	if now.Status.Pid != was.Status.Pid || now.Status.Restarts != 0 {
+		t.Errorf("PID 1 was %d, is %d after %d restarts", was.Status.Pid, now.Status.Pid, now.Status.Restarts)
+	}
+	if got := inside(t, blue.address(10), "cat /proc/"+service+"/comm"); got != "sleep" {
+		t.Errorf("process %s of the machine is %q, wanted the sleep of before", service, got)
+	}
+	version := func() string {
+		_, got, err := get(blue.address(10), "/version")
+		check(t, err)
+		return got
+	}
+	if got := version(); got != "first" {
+		t.Errorf("the %s capstan-init runs before a restart", got)
+	}
+	check(t, syscall.Kill(int(now.Status.Pid), syscall.SIGKILL))
+	c.await(was.Spec.Id, running(now.Status.Pid))
+	if got := version(); got != "second" {
+		t.Errorf("the %s capstan-init runs after a restart", got)
+	}
+}
