@@ -219,6 +219,10 @@ test-fuzz: ## Fuzz the address allocator and the parsers of user input, for a fe
 		go test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(FUZZTIME) ./internal/$${t%:*}; \
 	done
 
+.PHONY: soak
+soak: setup build ## Random operations under random faults for ten minutes; SOAK=8h for longer, SEED=7 for the same decisions.
+	go run -tags e2e ./test/soak $(if $(SOAK),-duration $(SOAK)) $(if $(SEED),-seed $(SEED))
+
 .PHONY: bench
 bench: setup build ## Measure how long clusters take, next to the floor of the same machine.
 	go run ./test/bench/clusters
