@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -223,14 +224,15 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
 			"the secret %s is in the way: bootstrap data goes there, but it has the type %q and is not ours; delete or rename it", existing.Name, existing.Type)}
 	}
-	controller := metav1.GetControllerOf(existing)
-	if controller != nil && controller.UID != s.config.UID {
+	ref, controller := controllerRef(s.config), metav1.GetControllerOf(existing)
+	// By group, kind and name: a reference may be of an older version, or from before the config was restored.
+	if controller != nil && !util.IsControlledBy(existing, s.config, bootstrapv1.GroupVersion.WithKind(ref.Kind).GroupKind()) {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
 			"the secret %s is in the way: it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
 	}
-	if controller == nil {
+	if !util.HasExactOwnerRef(existing.OwnerReferences, ref) {
 		before := existing.DeepCopy()
-		existing.OwnerReferences = append(existing.OwnerReferences, controllerRef(s.config))
+		existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
 		if err := r.Client.Patch(ctx, existing, client.MergeFrom(before)); err != nil {
 			return nil, err
 		}

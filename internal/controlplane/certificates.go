@@ -76,6 +76,11 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 	case err != nil:
 		return "", err
 	case existing != nil:
+		if !c.External {
+			if err := r.ownSecret(ctx, s, existing); err != nil {
+				return "", err
+			}
+		}
 		c.KeyPair = &certs.KeyPair{Cert: existing.Data[secret.TLSCrtDataName], Key: existing.Data[secret.TLSKeyDataName]}
 		if problem := checkCertificate(name, c, now()); problem != "" || c.Purpose != secret.ClusterCA {
 			return problem, nil
@@ -159,7 +164,7 @@ func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem
 	case existing != nil && len(existing.Data[secret.KubeconfigDataName]) != render.EncryptionKeySize:
 		return fmt.Sprintf("the secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
 	case existing != nil:
-		return "", nil
+		return "", r.ownSecret(ctx, s, existing)
 	case s.mustBeGiven(encryptionPurpose):
 		return notGiven(key.Name), nil
 	case s.initialized():

@@ -32,6 +32,10 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	if len(s.machines) == 0 {
+		// The garbage collector takes those that are owned, and nothing else would.
+		if err := r.ownSecrets(ctx, s); err != nil {
+			return ctrl.Result{}, err
+		}
 		s.deletingReason = clusterv1.DeletionCompletedReason
 		before := s.controlPlane.DeepCopy()
 		controllerutil.RemoveFinalizer(s.controlPlane, controlplanev1.ControlPlaneFinalizer)

@@ -130,6 +130,14 @@ func (r *Reconciler) clearOrphans(ctx context.Context, s *scope) error {
 			s.departing = append(s.departing, fmt.Sprintf("the etcd member %s belongs to no Machine and cannot leave yet: %s", m.name, why))
 			continue
 		}
+		machines, err := r.everyMachine(ctx, s)
+		if err != nil {
+			return err
+		}
+		if name := machineOf(machines, m.name); name != "" {
+			s.departing = append(s.departing, fmt.Sprintf("the etcd member %s may run on Machine %s, which does not belong to this control plane: it stays as long as the Machine exists", m.name, name))
+			continue
+		}
 		return r.askToLeave(ctx, s, m.name)
 	}
 	return nil

@@ -59,6 +59,9 @@ func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Durat
 		return 0, err
 	}
 	if existing != nil {
+		if err := r.ownSecret(ctx, s, existing); err != nil {
+			return 0, err
+		}
 		s.access, err = kubeconfig.Load(existing.Data[secret.KubeconfigDataName], s.endpoint)
 		if !metav1.IsControlledBy(existing, s.controlPlane) {
 			return 0, err

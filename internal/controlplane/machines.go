@@ -17,7 +17,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
-	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -77,7 +76,7 @@ func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err 
 		return false, nil
 	}
 	s.controlPlane.Annotations = live.Annotations
-	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil {
+	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.mixed != "" {
 		return false, err
 	}
 	if err := r.readAuthority(ctx, s); err != nil {
@@ -109,19 +108,6 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clust
 	deleted.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name, why).Inc()
 	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deletes Machine %s", machine.Name)
 	return nil
-}
-
-// ownMachines are the Machines of a control plane.
-func (r *Reconciler) ownMachines(ctx context.Context, c client.Reader, s *scope) (collections.Machines, error) {
-	list := &clusterv1.MachineList{}
-	if err := c.List(ctx, list, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{
-		clusterv1.ClusterNameLabel: s.cluster.Name,
-	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
-		return nil, err
-	}
-	return collections.FromMachineList(list).Filter(func(m *clusterv1.Machine) bool {
-		return m != nil && metav1.IsControlledBy(m, s.controlPlane)
-	}), nil
 }
 
 // createMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig

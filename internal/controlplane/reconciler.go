@@ -78,6 +78,8 @@ type scope struct {
 	cluster      *clusterv1.Cluster
 	// machines of the control plane.
 	machines collections.Machines
+	// mixed is why it is not certain which Machines belong to the control plane: nothing is decided about any of them.
+	mixed string
 	// infraCluster is the infrastructure's own object; read only while the Cluster has no endpoint.
 	infraCluster *unstructured.Unstructured
 	endpoint     clusterv1.APIEndpoint
@@ -169,6 +171,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if !controlPlane.DeletionTimestamp.IsZero() {
 		return r.reconcileDelete(ctx, s)
 	}
+	if err := r.reconcileOwnership(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
 	return r.reconcileNormal(ctx, s)
 }
 
@@ -208,6 +213,10 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	}
 	r.reconcileInstalled(ctx, s)
 	rotate := r.reconcileRotation(ctx, s)
+	if s.mixed != "" {
+		s.blocked, s.unchanged = s.mixed, append(s.unchanged, s.mixed)
+		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: unhealthyRetry}, ctrl.Result{RequeueAfter: retry}), nil
+	}
 	busy, restore, err := r.reconcileRestore(ctx, s)
 	if err != nil || busy {
 		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: restore}, ctrl.Result{RequeueAfter: retry}), err

@@ -236,7 +236,7 @@ func TestSteadyState(t *testing.T) {
 func TestUserAuthority(t *testing.T) {
 	ca := newCA(t)
 	cluster := testcluster.New(t, env, nil)
-	secret := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": []byte("broken"), "tls.key": ca.Key}}
+	secret := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": []byte("broken"), "tls.key": ca.Key}}
 	cluster.Create(secret)
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
@@ -309,7 +309,7 @@ func TestKubeconfig(t *testing.T) {
 	testcluster.Eventually(t, "made again", func() bool { return server() == "https://127.0.0.1:2" })
 
 	foreign := testcluster.New(t, env, nil)
-	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType, Data: cluster.Secret("demo-kubeconfig").Data}
+	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque, Data: cluster.Secret("demo-kubeconfig").Data}
 	foreign.Create(mine)
 	foreign.SetInfraEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
 	foreign.ControlPlane(nil)

@@ -66,8 +66,7 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 		WithOptions(opts.For(kind)).
 		Owns(&clusterv1.Machine{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane)).
-		// Workers that go: the deletion of a control plane waits for them.
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
 		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), builder.WithPredicates(dataCreated())).
@@ -112,9 +111,20 @@ func (r *Reconciler) labelledToControlPlane(ctx context.Context, obj client.Obje
 	return clusterToControlPlane(ctx, cluster)
 }
 
-// workerToControlPlane maps what goes to a control plane that goes, and that is all that it has to do with it.
+// machineToControlPlane maps control plane Machines that have no owner, because they have to be adopted, and workers.
+func (r *Reconciler) machineToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; !ok {
+		return r.workerToControlPlane(ctx, obj)
+	}
+	if metav1.GetControllerOfNoCopy(obj) != nil {
+		return nil
+	}
+	return r.labelledToControlPlane(ctx, obj)
+}
+
+// workerToControlPlane maps a worker that is being deleted to a control plane that is: its deletion waits for workers.
 func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
-	if _, ok := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]; ok || obj.GetDeletionTimestamp().IsZero() {
+	if obj.GetDeletionTimestamp().IsZero() {
 		return nil
 	}
 	out := r.labelledToControlPlane(ctx, obj)

@@ -79,6 +79,9 @@ func setHealth(s *scope) {
 	}
 }
 
+// majorityAdvice names no action: a restore destroys the Machines that are there, and most come back by themselves.
+const majorityAdvice = "docs/control-plane.md describes how to act when the majority is lost"
+
 // etcdHealth is what is known of etcd as a whole. The members' own word counts; the API server's alone when
 // there is none, because etcd is external or the machines do not tell.
 func etcdHealth(f fleet, a *reply) metav1.Condition {
@@ -88,11 +91,11 @@ func etcdHealth(f fleet, a *reply) metav1.Condition {
 	if !f.stacked || f.unknown != "" {
 		switch failing := a.failing(true); {
 		case len(failing) > 0 && f.stacked:
-			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, "the API server cannot use etcd ("+strings.Join(failing, ", ")+"): no majority of the members works. When the machines do not come back, set spec.restore to one of status.backups")
+			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, "the API server cannot use etcd ("+strings.Join(failing, ", ")+"): no majority of the members works. "+majorityAdvice)
 		case len(failing) > 0:
 			return condition(metav1.ConditionFalse, controlplanev1.NotHealthyReason, "the API server's checks fail: "+strings.Join(failing, ", "))
 		case a.err != nil && f.lostMachines() != "":
-			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, f.lostMachines()+". When they do not come back, set spec.restore to one of status.backups")
+			return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, f.lostMachines()+". "+majorityAdvice)
 		case a.err != nil:
 			return condition(metav1.ConditionUnknown, controlplanev1.WaitingForConnectionReason, a.problem())
 		case f.stacked:
@@ -108,7 +111,7 @@ func etcdHealth(f fleet, a *reply) metav1.Condition {
 	}
 	switch {
 	case !v.quorum():
-		return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, fmt.Sprintf("%d of %d voting members work, %d are needed. When the machines do not come back, set spec.restore to one of status.backups: %s", v.healthy, v.voting, v.voting/2+1, join(problems)))
+		return condition(metav1.ConditionFalse, controlplanev1.QuorumLostReason, fmt.Sprintf("%d of %d voting members work, %d are needed. %s: %s", v.healthy, v.voting, v.voting/2+1, majorityAdvice, join(problems)))
 	case len(problems) > 0:
 		return condition(metav1.ConditionFalse, controlplanev1.NotHealthyReason, join(problems))
 	}

@@ -86,7 +86,7 @@ func TestBackupAndRestore(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if c := conditions.Get(cp, controlplanev1.EtcdClusterHealthyCondition); c == nil || c.Reason != controlplanev1.QuorumLostReason || !strings.Contains(c.Message, "spec.restore") {
+		if c := conditions.Get(cp, controlplanev1.EtcdClusterHealthyCondition); c == nil || c.Reason != controlplanev1.QuorumLostReason || !strings.Contains(c.Message, "majority is lost") {
 			return errors.New(explain(cp, nil))
 		}
 		return nil

@@ -1,0 +1,275 @@
+package controlplane
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// secretsOfCapstan are those that Capstan makes for a cluster and that the control plane owns.
+var secretsOfCapstan = []string{"demo-ca", "demo-etcd", "demo-proxy", "demo-sa", "demo-encryption", "demo-kubeconfig"}
+
+// owned are the objects that a control plane is the controller of.
+func owned(t *testing.T, cluster *testcluster.Cluster) []client.Object {
+	t.Helper()
+	var out []client.Object
+	for _, m := range machinesOf(t, cluster) {
+		out = append(out, &m)
+	}
+	for _, name := range secretsOfCapstan {
+		out = append(out, cluster.Secret(name))
+	}
+	return out
+}
+
+// changeOwners changes the references of everything that a control plane owns, while the manager keeps away, as a backup
+// tool does that restores a namespace.
+func changeOwners(w *world, change func(client.Object)) {
+	w.t.Helper()
+	pause := func(paused bool) {
+		w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.Paused = &paused })
+		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: w.cluster.Meta("demo")}
+		becomes(w.t, w.cluster, cp, "paused or not", func() bool {
+			return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") == paused
+		})
+	}
+	pause(true)
+	for _, obj := range owned(w.t, w.cluster) {
+		w.cluster.Change(obj, func() { change(obj) })
+	}
+	pause(false)
+}
+
+func withoutOwners(obj client.Object) { obj.SetOwnerReferences(nil) }
+
+func ownersAre(t *testing.T, w *world, cp *controlplanev1.CapstanControlPlane) func() bool {
+	t.Helper()
+	return func() bool {
+		for _, obj := range owned(t, w.cluster) {
+			refs := obj.GetOwnerReferences()
+			if len(refs) != 1 || !util.HasExactOwnerRef(refs, controllerRef(cp)) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// TestAdoption (hostile tenants, C1): what belongs to a control plane by its labels gets its owner reference back, however it
+// was lost, and nothing else happens: no Machine is made or removed, and no member leaves etcd.
+func TestAdoption(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	names := strings.Join(namesOfMachines(t, w), " ")
+	w.most, w.fewest = 0, 1000
+	for _, c := range []struct {
+		what   string
+		change func(client.Object)
+	}{
+		{"no references", withoutOwners},
+		{"an old version", func(obj client.Object) {
+			refs := obj.GetOwnerReferences()
+			refs[0].APIVersion = "controlplane.capstan.dev/v1alpha1"
+			obj.SetOwnerReferences(refs)
+		}},
+		{"the UID of before", func(obj client.Object) {
+			refs := obj.GetOwnerReferences()
+			refs[0].UID = types.UID("11111111-2222-3333-4444-555555555555")
+			obj.SetOwnerReferences(refs)
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w.t = t
+			changeOwners(w, c.change)
+			w.until("the references are back", ownersAre(t, w, cp))
+			w.still("three members vote", func() bool { return w.settled(cp, 3)() })
+			if has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "") {
+				t.Error("it is not Available")
+			}
+		})
+	}
+	w.t = t
+	if after := strings.Join(namesOfMachines(t, w), " "); after != names || w.most != 3 || w.fewest != 3 || len(w.made) != 3 {
+		t.Errorf("Machines %s instead of %s, %d at most, %d voting members at least, %d made", after, names, w.most, w.fewest, len(w.made))
+	}
+}
+
+// TestDeleteWithoutOwners (hostile tenants, C1): a control plane whose Machines have lost their references, and that is
+// deleted before it could adopt them, takes them along. Secrets with keys get their owner, so that they are collected.
+func TestDeleteWithoutOwners(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
+	becomes(t, w.cluster, cp, "paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "") })
+	for _, obj := range owned(t, w.cluster) {
+		w.cluster.Change(obj, func() { withoutOwners(obj) })
+	}
+	if err := env.Client.Delete(context.Background(), cp); err != nil {
+		t.Fatal(err)
+	}
+	w.restoring = true // Nobody needs a majority any more.
+	w.cluster.Change(cp, func() { delete(cp.Annotations, clusterv1.PausedAnnotation) })
+	w.until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, w.cluster)) == 0 && w.cluster.Get(cp) != nil })
+	for _, name := range secretsOfCapstan {
+		if s := w.cluster.Secret(name); s == nil || !metav1.IsControlledBy(s, cp) {
+			t.Errorf("the secret %s would stay for ever: %v", name, s.OwnerReferences)
+		}
+	}
+}
+
+// TestMemberKeepsItsMachine (hostile tenants, C1): the member of a Machine that exists does not leave, whoever controls the
+// Machine and whatever labels it has lost. The conditions name the Machine, and recommend nothing that destroys.
+func TestMemberKeepsItsMachine(t *testing.T) {
+	other := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "other", UID: "other", Controller: ptr.To(true)}
+	for name, c := range map[string]struct {
+		change func(m *clusterv1.Machine)
+		says   string
+	}{
+		"another controller": {func(m *clusterv1.Machine) { m.OwnerReferences = []metav1.OwnerReference{other} }, "controlled by the ReplicaSet other"},
+		"no labels": {func(m *clusterv1.Machine) {
+			m.OwnerReferences, m.Labels = nil, nil
+		}, "may run on Machine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, cp, _ := connected(t, nil)
+			scaleTo(w, cp, 3)
+			w.until("three", w.settled(cp, 3))
+			m := &clusterv1.Machine{ObjectMeta: w.cluster.Meta(namesOfMachines(t, w)[0])}
+			w.cluster.Change(m, func() { c.change(m) })
+			says := func() bool {
+				if w.cluster.Get(cp) != nil {
+					return false
+				}
+				for _, condition := range cp.Status.Conditions {
+					if strings.Contains(condition.Message, "spec.restore") {
+						t.Errorf("%s recommends a restore: %s", condition.Type, condition.Message)
+					}
+				}
+				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, c.says) || has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, c.says)
+			}
+			w.until("the Machine is named", says)
+			w.still("nothing is made, and no member leaves", func() bool { return w.voting() == 3 && len(w.made) == 3 && says() })
+		})
+	}
+}
+
+// TestAllUnlabelled (hostile tenants, C1): Machines without labels are not gone.
+func TestAllUnlabelled(t *testing.T) {
+	cluster, cp, _ := started(t, nil)
+	machine := machinesOf(t, cluster)[0]
+	cluster.Change(&machine, func() { machine.Labels = nil })
+	becomes(t, cluster, cp, "it is said what to do", func() bool {
+		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "lacks its labels") && !has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "restore")
+	})
+	cluster.Change(&machine, func() { machine.Labels = ownLabels(&scope{controlPlane: cp, cluster: cluster.Cluster}) })
+	becomes(t, cluster, cp, "it goes on", func() bool { return has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
+}
+
+// TestNotOurs: which Machines with the labels belong to a control plane.
+func TestNotOurs(t *testing.T) {
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Name: "demo", UID: "now"}}
+	cp.Spec.Version = "v1.36.3"
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}
+	cluster.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: controlplanev1.GroupVersion.Group, Kind: kind, Name: "demo"}
+	controlledBy := func(apiVersion, kind, name, uid string) func(m *clusterv1.Machine) {
+		return func(m *clusterv1.Machine) {
+			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID(uid), Controller: ptr.To(true)}}
+		}
+	}
+	for name, c := range map[string]struct {
+		change    func(m *clusterv1.Machine)
+		not, skew string
+	}{
+		"no owner":            {func(*clusterv1.Machine) {}, "", ""},
+		"ours":                {controlledBy("controlplane.capstan.dev/v1beta2", kind, "demo", "now"), "", ""},
+		"an old version":      {controlledBy("controlplane.capstan.dev/v1alpha1", kind, "demo", "now"), "", ""},
+		"a former UID":        {controlledBy("controlplane.capstan.dev/v1beta2", kind, "demo", "before"), "", ""},
+		"another's":           {controlledBy("controlplane.capstan.dev/v1beta2", kind, "other", "other"), "controlled by", ""},
+		"a MachineSet's":      {controlledBy("cluster.x-k8s.io/v1beta2", "MachineSet", "demo", "set"), "controlled by the MachineSet demo", ""},
+		"another cluster's":   {func(m *clusterv1.Machine) { m.Spec.ClusterName = "other" }, "spec.clusterName other", ""},
+		"of kubeadm":          {func(m *clusterv1.Machine) { m.Spec.Bootstrap.ConfigRef.Kind = "KubeadmConfig" }, "only Machines with a CapstanConfig", ""},
+		"one minor older":     {func(m *clusterv1.Machine) { m.Spec.Version = "v1.35.4" }, "", ""},
+		"one minor newer":     {func(m *clusterv1.Machine) { m.Spec.Version = "v1.37.0" }, "", ""},
+		"two minors older":    {func(m *clusterv1.Machine) { m.Spec.Version = "v1.34.9" }, "", "within one minor version"},
+		"a version of no use": {func(m *clusterv1.Machine) { m.Spec.Version = "" }, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := aMachine("a", "v1.36.3", true)
+			m.Spec.ClusterName = "demo"
+			m.Spec.Bootstrap.ConfigRef = clusterv1.ContractVersionedObjectReference{APIGroup: "bootstrap.capstan.dev", Kind: "CapstanConfig", Name: "a"}
+			c.change(m)
+			if got := notOurs(cp, cluster, m); (got == "") != (c.not == "") || !strings.Contains(got, c.not) {
+				t.Errorf("not ours: %q, want %q", got, c.not)
+			}
+			if got := notAdoptable(cp, m); (got == "") != (c.skew == "") || !strings.Contains(got, c.skew) {
+				t.Errorf("not adoptable: %q, want %q", got, c.skew)
+			}
+		})
+	}
+	second := cp.DeepCopy()
+	second.Name = "second"
+	m := aMachine("a", "v1.36.3", true)
+	m.Spec.ClusterName = "demo"
+	if notOurs(second, cluster, m) == "" {
+		t.Error("a control plane that its Cluster does not name adopts Machines")
+	}
+}
+
+// TestMachineOf: which Machine a member may run on.
+func TestMachineOf(t *testing.T) {
+	named, byNode, unknown := *aMachine("a", "", true), *aMachine("b", "", true), *aMachine("c", "", true)
+	byNode.Status.NodeRef.Name = "node-b"
+	named.Status.NodeRef.Name = "a"
+	unknown.Labels = map[string]string{clusterv1.MachineControlPlaneLabel: ""}
+	unknown.Spec.Bootstrap.DataSecretName = ptr.To("c")
+	for _, c := range []struct {
+		machines []clusterv1.Machine
+		member   string
+		want     string
+	}{
+		{[]clusterv1.Machine{named, byNode}, "a", "a"}, {[]clusterv1.Machine{named, byNode}, "node-b", "b"},
+		{[]clusterv1.Machine{named, byNode}, "x", ""}, {[]clusterv1.Machine{named, unknown}, "x", "c"}, {nil, "x", ""},
+	} {
+		if got := machineOf(c.machines, c.member); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.member, got, c.want)
+		}
+	}
+}
+
+// TestSecretsOfUsers (CP-14, CP-15): a secret of another type than Cluster API's is a user's, and gets no owner.
+func TestSecretsOfUsers(t *testing.T) {
+	ca, cluster := newCA(t), testcluster.New(t, env, nil)
+	given := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
+	restored := &corev1.Secret{ObjectMeta: cluster.Meta("demo-etcd"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
+	other := restored.DeepCopy()
+	other.Name = "demo-proxy"
+	other.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "other", UID: "other", Controller: ptr.To(true)}}
+	for _, s := range []*corev1.Secret{given, restored, other} {
+		cluster.Create(s)
+	}
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	if s := cluster.Secret("demo-ca"); len(s.OwnerReferences) != 0 {
+		t.Errorf("the user's authority has an owner: %v", s.OwnerReferences)
+	}
+	if s := cluster.Secret("demo-etcd"); !metav1.IsControlledBy(s, cp) {
+		t.Errorf("the restored authority has no owner: %v", s.OwnerReferences)
+	}
+	if s := cluster.Secret("demo-proxy"); len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Name != "other" {
+		t.Errorf("another's secret was taken: %v", s.OwnerReferences)
+	}
+}
