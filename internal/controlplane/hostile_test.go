@@ -97,7 +97,7 @@ func TestHostileKubeconfig(t *testing.T) {
 				server = fill.Replace(c.server)
 			}
 			cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = trap.APIEndpoint })
-			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType,
+			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque,
 				Data: map[string][]byte{"value": trap.kubeconfig(server, fill.Replace(c.cluster), fill.Replace(c.user))}})
 			cp := cluster.ControlPlane(nil)
 			safe := func() bool {
@@ -150,14 +150,14 @@ func triedToConnect(t *testing.T, cluster *testcluster.Cluster) bool {
 func TestUserKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	ca := newCA(t)
-	authority := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
+	authority := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
 	cluster.Create(authority)
 	endpoint := testcluster.NewEndpoint(t)
 	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, day, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := &corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: clusterv1.ClusterSecretType,
+	mine := &corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque,
 		Data: map[string][]byte{"value": []byte(strings.Replace(string(data), "server: ", "proxy-url: http://127.0.0.1:1\n    server: ", 1))}}
 	cluster.Create(mine)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
