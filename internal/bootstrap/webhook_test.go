@@ -51,7 +51,7 @@ func TestRules(t *testing.T) {
 	}{
 		"plain":                         {func(s *spec) { s.PreCommands = []string{"true"} }, ""},
 		"a role that is none":           {func(s *spec) { s.Role = "Boss" }, "Unsupported value"},
-		"cluster settings of a worker":  {func(s *spec) { s.Role = bootstrapv1.RoleWorker; s.Cluster.DNS = bootstrapv1.DNSNone }, "cluster is for control plane machines"},
+		"cluster settings of a worker":  {func(s *spec) { s.Role = bootstrapv1.RoleWorker; s.Cluster.DNS = bootstrapv1.DNSNone }, "cluster requires a control plane role"},
 		"an argument with dashes":       {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "--v", Value: "2"}} }, "should match"},
 		"an argument without value":     {func(s *spec) { s.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v"}} }, ""},
 		"an empty command":              {func(s *spec) { s.PreCommands = []string{""} }, "at least 1"},
@@ -106,5 +106,5 @@ func TestTemplateImmutable(t *testing.T) {
 	named := &bootstrapv1.CapstanConfigTemplate{}
 	named.Namespace, named.Name = obj.Namespace, "named"
 	named.Spec.Template.Spec.Node.Name = "one"
-	refused(t, env.Client.Create(ctx, named), "need names of their own")
+	refused(t, env.Client.Create(ctx, named), "needs its own name")
 }

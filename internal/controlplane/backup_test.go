@@ -196,17 +196,17 @@ func TestBackupRules(t *testing.T) {
 		"nothing is kept":           {backup(func(b *controlplanev1.BackupSpec) { b.Retention = ptr.To[int32](0) }), "greater than or equal to 1"},
 		"a relative path":           {backup(func(b *controlplanev1.BackupSpec) { b.Store.Directory.Path = "backups" }), "absolute path"},
 		"a path that climbs":        {backup(func(b *controlplanev1.BackupSpec) { b.Store.Directory.Path = "/a/../etc" }), "absolute path"},
-		"an endpoint without http":  {store(func(s *etcdv1.S3Store) { s.Endpoint = "s3.example.org" }), "http:// or https://"},
+		"an endpoint without http":  {store(func(s *etcdv1.S3Store) { s.Endpoint = "s3.example.org" }), "http or https URL"},
 		"an endpoint with a path":   {store(func(s *etcdv1.S3Store) { s.Endpoint = "https://s3.example.org/backups" }), "without a path"},
 		"no credentials":            {store(func(s *etcdv1.S3Store) { s.CredentialsSecretRef.Name = "" }), "credentialsSecretRef"},
 		"an authority, and none":    {store(func(s *etcdv1.S3Store) { s.InsecureSkipTLSVerify, s.CASecretRef.Name = ptr.To(true), "x" }), "cannot be used together"},
 		"restore":                   {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "etcd-1", Store: s3()} }, ""},
-		"restore from nowhere":      {func(o *cp) { o.Spec.Restore.Name = "etcd-1" }, "restore needs a store"},
+		"restore from nowhere":      {func(o *cp) { o.Spec.Restore.Name = "etcd-1" }, "restore requires a store"},
 		"restore a path":            {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a/b", Store: s3()} }, "should match"},
 		"restore into the config":   {func(o *cp) { o.Spec.Config.Restore = bootstrapSource() }, "config.restore is set by"},
 		"restore from two":          {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: both()} }, "exactly one store"},
 		"restore, an external etcd": {withExternalEtcd(func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: s3()} }), "an external etcd is backed up by"},
-		"backup, an external etcd":  {withExternalEtcd(backup(func(*controlplanev1.BackupSpec) {})), "an external etcd is backed up by"},
+		"backup, an external etcd":  {withExternalEtcd(backup(func(*controlplanev1.BackupSpec) {})), "not possible with an external etcd"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			refused(t, env.Client.Create(context.Background(), newControlPlane(t, c.change), client.DryRunAll), c.want)

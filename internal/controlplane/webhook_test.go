@@ -100,14 +100,14 @@ func TestCreateRules(t *testing.T) {
 		"CP-14":                       {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 3} }, ""},
 		"etcd twice": {func(o *cp) {
 			o.Spec.Config.Cluster.Etcd = bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd:2379"}}}
-		}, "cannot be used together with external"},
+		}, "cannot be set together with external"},
 		"etcd without TLS": {func(o *cp) { o.Spec.Config.Cluster.Etcd.External.Endpoints = []string{"http://etcd:2379"} }, "should match"},
 		"encryption: all of it and a part": {func(o *cp) {
 			o.Spec.Config.Cluster.Encryption = bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionSecretBox, Configuration: bootstrapv1.EncryptionConfigurationSource{Secret: bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}}}
-		}, "cannot be used together with mode or resources"},
+		}, "cannot be set together with mode or resources"},
 		"encryption: nothing, of something": {func(o *cp) {
 			o.Spec.Config.Cluster.Encryption = bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionNone, Resources: []string{"secrets"}}
-		}, "resources make no sense"},
+		}, "resources cannot be set with mode None"},
 		"audit policy twice": {func(o *cp) {
 			o.Spec.Config.Cluster.APIServer.AuditPolicy = bootstrapv1.Document{Content: "x", ContentFrom: bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}}}
 		}, "exactly one of content and contentFrom"},

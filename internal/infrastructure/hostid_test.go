@@ -68,7 +68,7 @@ func TestHostSetUpAnew_CTL13(t *testing.T) {
 	b.condition(b.capstan, "Ready", metav1.ConditionUnknown, infrav1.HostMismatchReason)
 	old := b.capstan.Spec.LoadBalancer.HostID
 	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = "other" })).
-		To(MatchError(ContainSubstring("remove it when you change hostName")))
+		To(MatchError(ContainSubstring("remove hostID when you change hostName")))
 	update(b, b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostID = "" })
 	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
 	b.Eventually(func() string { b.get(b.capstan); return b.capstan.Spec.LoadBalancer.HostID }).ShouldNot(BeElementOf("", old))

@@ -170,7 +170,7 @@ func TestMachinesKeepOffTheEndpoint(t *testing.T) {
 
 	without := newBox(t).provisioned().capstan
 	b.Expect(changed(without, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.AddressFromPool = &pools[0] })).
-		To(MatchError(ContainSubstring("addressFromPool must be there from the start")))
+		To(MatchError(ContainSubstring("addressFromPool cannot be added")))
 }
 
 // An endpoint that cannot work is refused by name, and a better address is taken when it is there.

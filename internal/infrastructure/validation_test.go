@@ -60,7 +60,7 @@ func TestValidation(t *testing.T) {
 		"cluster, port":                 {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
 		"cluster, id":                   {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
 		"machine":                       {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs, s.Memory = 2, ptr.To(resource.MustParse("512Mi")) })},
-		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be 512Mi at least"},
+		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be at least 512Mi"},
 		"machine, processors":           {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs = -1 }), why: "greater than or equal to 1"},
 		"machine, addresses":            {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "10.200.8.1"}))},
 		"machine, address":              {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8", Prefix: 21})), why: "address must be an IP address"},
@@ -74,11 +74,11 @@ func TestValidation(t *testing.T) {
 		"cluster, pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.AddressFromPool = &pools[0] })},
 		"cluster, pool and bind address": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
 			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], BindAddress: "192.0.2.1"}
-		}), why: "addressFromPool and bindAddress exclude each other"},
+		}), why: "addressFromPool and bindAddress cannot be set together"},
 		"cluster, pool and no load balancer": {obj: cluster(func(s *infrav1.CapstanClusterSpec) {
 			s.LoadBalancer = infrav1.LoadBalancerSpec{AddressFromPool: &pools[0], Mode: infrav1.LoadBalancerExternal}
-		}), why: "addressFromPool is for mode Managed"},
-		"cluster, address without pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Address = "10.200.8.2" }), why: "address is written by the controller"},
+		}), why: "addressFromPool requires mode Managed"},
+		"cluster, address without pool": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Address = "10.200.8.2" }), why: "address is set by the controller"},
 		"host on a socket":              {obj: host(func(*infrav1.CapstanHostSpec) {})},
 		"host, TCP": {obj: host(func(s *infrav1.CapstanHostSpec) {
 			s.Address, s.CredentialsRef = "[2001:db8::1]:7443", infrav1.SecretReference{Namespace: "a", Name: "b"}

@@ -8,20 +8,20 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// Role is what a machine does in its cluster.
+// Role is the role of a machine in its cluster.
 // +kubebuilder:validation:Enum=Init;ControlPlane;Worker
 type Role string
 
-// KubernetesVersionAnnotation on a Secret with bootstrap data says for which version of Kubernetes it was made. A
-// MachinePool that has a new version already keeps the old Secret for a moment.
+// KubernetesVersionAnnotation on a Secret with bootstrap data is the Kubernetes version that the data was rendered
+// for. A MachinePool with a new version keeps the old Secret for a short time.
 const KubernetesVersionAnnotation = "bootstrap.capstan.dev/kubernetes-version"
 
-// AuthoritiesAnnotation on a Secret with bootstrap data names the certificate authorities of the cluster that are in
-// it, by their fingerprints. The first one signs.
+// AuthoritiesAnnotation on a Secret with bootstrap data contains the fingerprints of the certificate authorities
+// in it. The first authority signs.
 const AuthoritiesAnnotation = "bootstrap.capstan.dev/certificate-authorities"
 
 const (
-	// RoleInit is the first control plane machine: it makes a new etcd cluster.
+	// RoleInit is the first control plane machine, which creates a new etcd cluster.
 	RoleInit Role = "Init"
 	// RoleControlPlane joins an existing control plane.
 	RoleControlPlane Role = "ControlPlane"
@@ -29,7 +29,7 @@ const (
 	RoleWorker Role = "Worker"
 )
 
-// Encoding of a file's content.
+// Encoding is the encoding of a file's content.
 // +kubebuilder:validation:Enum=base64;gzip;gzip+base64
 type Encoding string
 
@@ -43,47 +43,47 @@ const (
 )
 
 const (
-	// DataSecretAvailableCondition says whether the bootstrap data secret was made.
+	// DataSecretAvailableCondition is true when the Secret with the bootstrap data exists.
 	DataSecretAvailableCondition = "DataSecretAvailable"
-	// DataSecretAvailableReason: the secret is there.
+	// DataSecretAvailableReason: the Secret exists.
 	DataSecretAvailableReason = "Available"
-	// DataSecretNotAvailableReason: the secret could not be made for a reason of ours; retried.
+	// DataSecretNotAvailableReason: an internal error prevented the creation of the Secret. The controller
+	// retries.
 	DataSecretNotAvailableReason = "NotAvailable"
 	// WaitingForEndpointReason: the cluster's endpoint is not known yet.
 	WaitingForEndpointReason = "WaitingForControlPlaneEndpoint"
-	// WaitingForControlPlaneReason: a control plane of another kind is not initialized yet.
+	// WaitingForControlPlaneReason: the control plane is of another kind and not initialized yet.
 	WaitingForControlPlaneReason = "WaitingForControlPlaneInitialized"
-	// CertificatesMissingReason: a certificate authority's secret is missing or broken.
+	// CertificatesMissingReason: the Secret of a certificate authority is missing or invalid.
 	CertificatesMissingReason = "CertificatesNotAvailable"
-	// SecretMissingReason: a secret that the spec names is missing, or lacks the key.
+	// SecretMissingReason: a Secret in spec is missing or lacks the key.
 	SecretMissingReason = "ReferencedSecretNotAvailable"
-	// InvalidConfigReason: the spec, or what the Cluster or the Machine says, cannot be rendered;
-	// a change by the user is needed.
+	// InvalidConfigReason: the spec, the Cluster or the Machine is invalid. The user has to change it.
 	InvalidConfigReason = "InvalidConfiguration"
 
-	// BootstrapTokenAvailableCondition says whether the machine's bootstrap token works in the
-	// workload cluster. Only on workers, and only until the machine has joined.
+	// BootstrapTokenAvailableCondition is true when the machine's bootstrap token works in the workload cluster.
+	// Only workers have it, and only until the machine has joined.
 	BootstrapTokenAvailableCondition = "BootstrapTokenAvailable"
 	// BootstrapTokenAvailableReason: the token works.
 	BootstrapTokenAvailableReason = "Available"
 	// BootstrapTokenWaitingReason: the workload cluster is not reachable yet.
 	BootstrapTokenWaitingReason = "WaitingForConnection"
-	// BootstrapTokenRemovedReason: the machine has joined, or needs no token; it does not exist any more.
+	// BootstrapTokenRemovedReason: the machine has joined or needs no token. The token was removed.
 	BootstrapTokenRemovedReason = "NoLongerNeeded"
 )
 
-// CapstanConfigSpec is the desired state of a CapstanConfig: what a machine needs to become a node.
-// It is read once, when the machine's bootstrap data is made.
-// +kubebuilder:validation:XValidation:rule="!has(self.restore) || (has(self.role) && self.role == 'Init')",message="restore is for the first control plane machine: role Init"
-// +kubebuilder:validation:XValidation:rule="!has(self.cluster) || !has(self.role) || self.role != 'Worker'",message="cluster is for control plane machines: a worker takes these settings from its cluster"
+// CapstanConfigSpec is the desired state of a CapstanConfig: the configuration that turns a machine into a node.
+// It is read once, when the bootstrap data is created.
+// +kubebuilder:validation:XValidation:rule="!has(self.restore) || (has(self.role) && self.role == 'Init')",message="restore requires role Init: only the first control plane machine can start from a backup"
+// +kubebuilder:validation:XValidation:rule="!has(self.cluster) || !has(self.role) || self.role != 'Worker'",message="cluster requires a control plane role: a worker uses the settings of its control plane"
 type CapstanConfigSpec struct {
-	// role of the machine in its cluster. The control plane provider sets it on the machines that
-	// it makes. Worker when not set and the Machine is not a control plane machine.
+	// role is the role of the machine in its cluster. The control plane provider sets it for its machines.
+	// Default: Worker, if the Machine is not a control plane machine.
 	// +optional
 	Role Role `json:"role,omitempty"`
 
-	// cluster holds the settings of the control plane and of the whole cluster. Control plane
-	// machines only.
+	// cluster contains the settings of the control plane and of the whole cluster. Only for control plane
+	// machines.
 	// +optional
 	Cluster ClusterConfiguration `json:"cluster,omitempty,omitzero"`
 
@@ -91,11 +91,11 @@ type CapstanConfigSpec struct {
 	// +optional
 	Kubelet KubeletSpec `json:"kubelet,omitempty,omitzero"`
 
-	// node is how the node registers.
+	// node configures the registration of the Node.
 	// +optional
 	Node NodeSpec `json:"node,omitempty,omitzero"`
 
-	// files are written to the machine before anything is started.
+	// files are written to the machine before any service starts.
 	// +optional
 	// +listType=map
 	// +listMapKey=path
@@ -103,7 +103,7 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MaxItems=200
 	Files []File `json:"files,omitempty"`
 
-	// preCommands are shell commands that run before the node is started.
+	// preCommands are shell commands that run before the node starts.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -112,7 +112,7 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:items:MaxLength=10240
 	PreCommands []string `json:"preCommands,omitempty"`
 
-	// postCommands are shell commands that run after the node was started.
+	// postCommands are shell commands that run after the node has started.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -121,7 +121,7 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:items:MaxLength=10240
 	PostCommands []string `json:"postCommands,omitempty"`
 
-	// registries configures how images are pulled: mirrors, credentials, certificates.
+	// registries configures image registries: mirrors, credentials and certificates.
 	// +optional
 	// +listType=map
 	// +listMapKey=host
@@ -129,35 +129,36 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	Registries []Registry `json:"registries,omitempty"`
 
-	// restore is the backup of etcd that the first control plane machine begins with. The control plane provider sets it.
+	// restore is the etcd backup from which the first control plane machine starts. The control plane provider
+	// sets it.
 	// +optional
 	Restore RestoreSource `json:"restore,omitempty,omitzero"`
 }
 
-// RestoreSource is a backup of etcd.
+// RestoreSource identifies a backup of etcd.
 type RestoreSource struct {
-	// name of the backup.
+	// name is the name of the backup.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// folder of the backup in the store.
+	// folder is the folder of the backup in the store.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	Folder string `json:"folder,omitempty"`
 
-	// store that has the backup.
+	// store is the store that contains the backup.
 	// +required
 	Store etcdv1.BackupStore `json:"store,omitempty,omitzero"`
 
-	// sha256 of the snapshot, if it is known; what its .json file in the store says counts otherwise.
+	// sha256 is the checksum of the snapshot, if known. Otherwise the checksum in the backup's .json file is used.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	SHA256 string `json:"sha256,omitempty"`
 
-	// keys of this cluster: those of the backup must be the same.
+	// keys are the keys of this cluster. The keys of the backup must be equal.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -165,21 +166,21 @@ type RestoreSource struct {
 	// +kubebuilder:validation:MaxItems=8
 	Keys []etcdv1.BackupKey `json:"keys,omitempty"`
 
-	// otherAuthorities allows all keys but the encryption key to be other ones.
+	// otherAuthorities allows a backup with other keys, except for the encryption key.
 	// +optional
 	OtherAuthorities *bool `json:"otherAuthorities,omitempty"`
 }
 
-// Arg is an argument of a component.
+// Arg is a command-line argument of a component.
 type Arg struct {
-	// name of the argument, without leading dashes.
+	// name is the name of the argument without leading dashes.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	// +kubebuilder:validation:Pattern=`^[a-z0-9][a-zA-Z0-9._-]*$`
 	Name string `json:"name,omitempty"`
 
-	// value of the argument. It may be empty.
+	// value is the value of the argument. It may be empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=10240
 	Value string `json:"value,omitempty"`
@@ -188,7 +189,7 @@ type Arg struct {
 // KubeletSpec configures the kubelet.
 // +kubebuilder:validation:MinProperties=1
 type KubeletSpec struct {
-	// extraArgs are arguments for the kubelet. They win over Capstan's own.
+	// extraArgs are arguments for the kubelet. They replace Capstan's arguments of the same name.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -196,123 +197,124 @@ type KubeletSpec struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 }
 
-// NodeSpec is how a node registers.
+// NodeSpec configures the registration of a Node.
 // +kubebuilder:validation:MinProperties=1
 type NodeSpec struct {
-	// name of the node; the machine's host name when not set.
+	// name is the name of the Node. Default: the machine's host name.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name,omitempty"`
 
-	// labels that the node registers with. A kubelet may not set labels of kubernetes.io and k8s.io
-	// other than those that Kubernetes allows it; set them on the Machine instead.
+	// labels are the labels with which the Node registers. Kubernetes forbids most labels of kubernetes.io and
+	// k8s.io to kubelets: set those on the Machine.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// taints that the node registers with. Control plane machines have
-	// node-role.kubernetes.io/control-plane:NoSchedule when not set; an empty list means none.
+	// taints are the taints with which the Node registers. Default for control plane machines:
+	// node-role.kubernetes.io/control-plane:NoSchedule. An empty list means no taint.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=50
 	Taints *[]Taint `json:"taints,omitempty"`
 }
 
-// Taint keeps pods that do not tolerate it away from a node.
+// Taint excludes pods without a matching toleration from a node.
 type Taint struct {
-	// key of the taint.
+	// key is the key of the taint.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	Key string `json:"key,omitempty"`
 
-	// value of the taint.
+	// value is the value of the taint.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	Value string `json:"value,omitempty"`
 
-	// effect on pods that do not tolerate the taint.
+	// effect is the effect on pods that do not tolerate the taint.
 	// +required
 	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
 	Effect corev1.TaintEffect `json:"effect,omitempty"`
 }
 
-// File is a file to write to a machine.
+// File is a file on a machine.
 // +kubebuilder:validation:XValidation:rule="!has(self.content) || !has(self.contentFrom)",message="content and contentFrom cannot be used together"
 type File struct {
-	// path of the file, absolute.
+	// path is the absolute path of the file.
 	// +required
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:Pattern=`^/`
 	Path string `json:"path,omitempty"`
 
-	// owner of the file as user:group. root:root when not set.
+	// owner is the owner of the file as user:group. Default: root:root.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	Owner string `json:"owner,omitempty"`
 
-	// permissions of the file in octal. 0644 when not set, 0600 when the content comes from a secret.
+	// permissions are the permissions of the file in octal. Default: 0644, or 0600 if the content comes from a
+	// Secret.
 	// +optional
 	// +kubebuilder:validation:MinLength=3
 	// +kubebuilder:validation:MaxLength=5
 	// +kubebuilder:validation:Pattern=`^0?[0-7]{3,4}$`
 	Permissions string `json:"permissions,omitempty"`
 
-	// encoding of the content. Plain text when not set.
+	// encoding is the encoding of the content. Default: plain text.
 	// +optional
 	Encoding Encoding `json:"encoding,omitempty"`
 
-	// append adds the content to a file that is there already.
+	// append adds the content to an existing file. Default: false, which replaces the file.
 	// +optional
 	Append *bool `json:"append,omitempty"`
 
-	// content of the file.
+	// content is the content of the file.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=262144
 	Content string `json:"content,omitempty"`
 
-	// contentFrom takes the content from elsewhere.
+	// contentFrom is the source of the content.
 	// +optional
 	ContentFrom ContentSource `json:"contentFrom,omitempty,omitzero"`
 }
 
-// ContentSource is where content comes from.
+// ContentSource is a source of content.
 type ContentSource struct {
-	// secret in the namespace of the cluster.
+	// secret names a key of a Secret in the namespace of the cluster.
 	// +required
 	Secret SecretKeyReference `json:"secret,omitempty,omitzero"`
 }
 
-// Document is a text given in place or taken from a secret.
-// +kubebuilder:validation:XValidation:rule="has(self.content) != has(self.contentFrom)",message="exactly one of content and contentFrom is needed"
+// Document is a text, either inline or from a Secret.
+// +kubebuilder:validation:XValidation:rule="has(self.content) != has(self.contentFrom)",message="exactly one of content and contentFrom must be set"
 type Document struct {
-	// content in place.
+	// content is the text.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=262144
 	Content string `json:"content,omitempty"`
 
-	// contentFrom takes the content from elsewhere.
+	// contentFrom is the source of the text.
 	// +optional
 	ContentFrom ContentSource `json:"contentFrom,omitempty,omitzero"`
 }
 
 // SecretKeyReference names a key of a Secret in the namespace of the cluster.
 type SecretKeyReference struct {
-	// name of the secret.
+	// name is the name of the Secret.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// key in the secret's data.
+	// key is the key in the Secret's data.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -321,16 +323,16 @@ type SecretKeyReference struct {
 
 // SecretReference names a Secret in the namespace of the cluster.
 type SecretReference struct {
-	// name of the secret.
+	// name is the name of the Secret.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 }
 
-// Registry configures how images of a registry are pulled.
+// Registry configures an image registry.
 type Registry struct {
-	// host of the registry as it stands in image names, for example docker.io; _default for all
+	// host is the host of the registry in image names, for example docker.io. _default applies to all registries
 	// that are not listed.
 	// +required
 	// +kubebuilder:validation:MinLength=1
@@ -338,7 +340,7 @@ type Registry struct {
 	// +kubebuilder:validation:Pattern=`^(_default|[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?(:[0-9]{1,5})?)$`
 	Host string `json:"host,omitempty"`
 
-	// mirrors are tried in order, before the registry itself.
+	// mirrors are tried in order before the registry itself.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -348,52 +350,52 @@ type Registry struct {
 	// +kubebuilder:validation:items:Pattern=`^https?://.+`
 	Mirrors []string `json:"mirrors,omitempty"`
 
-	// credentials names a secret with the keys username and password (kubernetes.io/basic-auth),
-	// for the registry and its mirrors.
+	// credentials names a Secret with the keys username and password (kubernetes.io/basic-auth) for the registry
+	// and its mirrors.
 	// +optional
 	Credentials SecretReference `json:"credentials,omitempty,omitzero"`
 
-	// ca names the certificate authority that signed the certificates of the registry and its mirrors.
+	// ca contains the certificate authority of the registry and its mirrors.
 	// +optional
 	CA SecretKeyReference `json:"ca,omitempty,omitzero"`
 
-	// insecureSkipVerify turns the check of the registry's certificate off.
+	// insecureSkipVerify disables the verification of the registry's certificate. Default: false.
 	// +optional
 	InsecureSkipVerify *bool `json:"insecureSkipVerify,omitempty"`
 }
 
-// CapstanConfigStatus is the observed state of a CapstanConfig. All of it can be rebuilt from the
-// spec, the Machine and the secret (ALL-12).
+// CapstanConfigStatus is the observed state of a CapstanConfig. It can be rebuilt from the spec, the Machine and
+// the Secret.
 // +kubebuilder:validation:MinProperties=1
 type CapstanConfigStatus struct {
-	// conditions are the observations of the current state: Ready, DataSecretAvailable,
-	// BootstrapTokenAvailable, Paused.
+	// conditions describe the current state: Ready, DataSecretAvailable, BootstrapTokenAvailable, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// initialization holds the observations that orchestrate the first provisioning.
+	// initialization contains the fields that Cluster API reads during the first provisioning.
 	// +optional
 	Initialization CapstanConfigInitializationStatus `json:"initialization,omitempty,omitzero"`
 
-	// dataSecretName is the secret with the bootstrap data; it has the name of the CapstanConfig (BC-02).
+	// dataSecretName is the name of the Secret with the bootstrap data. For a Machine it equals the name of the
+	// CapstanConfig. For a MachinePool it has a suffix that changes with the spec and the version.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	DataSecretName string `json:"dataSecretName,omitempty"`
 
-	// observedGeneration is the latest generation that the controller has seen.
+	// observedGeneration is the latest generation of this object that the controller processed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// CapstanConfigInitializationStatus holds the observations that orchestrate the first provisioning.
+// CapstanConfigInitializationStatus contains the fields that Cluster API reads during the first provisioning.
 // +kubebuilder:validation:MinProperties=1
 type CapstanConfigInitializationStatus struct {
-	// dataSecretCreated is true when the bootstrap data secret is there (BC-03).
+	// dataSecretCreated is true when the Secret with the bootstrap data exists.
 	// +optional
 	DataSecretCreated *bool `json:"dataSecretCreated,omitempty"`
 }
@@ -406,12 +408,12 @@ type CapstanConfigInitializationStatus struct {
 // +kubebuilder:printcolumn:name="Cluster",type="string",JSONPath=".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",description="Cluster"
 // +kubebuilder:printcolumn:name="Role",type="string",JSONPath=".spec.role",description="Role of the machine",priority=10
 // +kubebuilder:printcolumn:name="Data secret",type="string",JSONPath=".status.dataSecretName",description="Secret with the bootstrap data"
-// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The bootstrap data is there"
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why"
+// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The bootstrap data exists"
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanConfig is the bootstrap configuration of a machine (BC-01).
+// CapstanConfig is the bootstrap configuration of a machine or a machine pool.
 type CapstanConfig struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
@@ -448,15 +450,15 @@ type CapstanConfigList struct {
 
 // CapstanConfigTemplateSpec is the desired state of a CapstanConfigTemplate.
 type CapstanConfigTemplateSpec struct {
-	// template is what CapstanConfigs are made from.
+	// template describes the CapstanConfigs that are created from it.
 	// +required
 	Template CapstanConfigTemplateResource `json:"template,omitempty,omitzero"`
 }
 
-// CapstanConfigTemplateResource is what CapstanConfigs are made from.
+// CapstanConfigTemplateResource describes the CapstanConfigs that are created from a template.
 // +kubebuilder:validation:MinProperties=1
 type CapstanConfigTemplateResource struct {
-	// metadata is the labels and annotations of the CapstanConfigs.
+	// metadata contains the labels and annotations of the CapstanConfigs.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
@@ -471,14 +473,14 @@ type CapstanConfigTemplateResource struct {
 // +kubebuilder:storageversion
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanConfigTemplate is a template of CapstanConfigs, for MachineDeployments and ClusterClasses (BC-01).
+// CapstanConfigTemplate is a template of CapstanConfigs for MachineDeployments and ClusterClasses.
 type CapstanConfigTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the desired state of the template. It cannot be changed.
+	// spec is the desired state of the template. It is immutable.
 	// +required
 	Spec CapstanConfigTemplateSpec `json:"spec,omitempty,omitzero"`
 }

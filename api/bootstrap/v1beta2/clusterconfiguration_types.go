@@ -2,54 +2,54 @@ package v1beta2
 
 import "reflect"
 
-// PodNetwork says who connects pods.
+// PodNetwork selects the pod network.
 // +kubebuilder:validation:Enum=Routes;None
 type PodNetwork string
 
 const (
 	// PodNetworkRoutes connects pods with ptp interfaces and routes inside the machines.
 	PodNetworkRoutes PodNetwork = "Routes"
-	// PodNetworkNone leaves the pod network to a CNI of the user's.
+	// PodNetworkNone installs no pod network. The user installs a CNI plugin.
 	PodNetworkNone PodNetwork = "None"
 )
 
-// KubeProxy says how Services are reached.
+// KubeProxy selects the implementation of Services.
 // +kubebuilder:validation:Enum=NFTables;None
 type KubeProxy string
 
 const (
 	// KubeProxyNFTables runs kube-proxy in nftables mode.
 	KubeProxyNFTables KubeProxy = "NFTables"
-	// KubeProxyNone leaves Services to a proxy of the user's.
+	// KubeProxyNone installs no kube-proxy. The user installs a replacement.
 	KubeProxyNone KubeProxy = "None"
 )
 
-// DNS says who serves the cluster's names.
+// DNS selects the cluster's DNS server.
 // +kubebuilder:validation:Enum=CoreDNS;None
 type DNS string
 
 const (
 	// DNSCoreDNS runs CoreDNS on the control plane machines.
 	DNSCoreDNS DNS = "CoreDNS"
-	// DNSNone leaves DNS to the user.
+	// DNSNone installs no DNS server.
 	DNSNone DNS = "None"
 )
 
-// EncryptionMode says how secrets are encrypted in etcd.
+// EncryptionMode is the encryption of resources in etcd.
 // +kubebuilder:validation:Enum=SecretBox;AESGCM;None
 type EncryptionMode string
 
 const (
 	// EncryptionSecretBox is XSalsa20 and Poly1305.
 	EncryptionSecretBox EncryptionMode = "SecretBox"
-	// EncryptionAESGCM is AES-GCM, for where AES is prescribed, and for clusters that write few secrets: its key is good for some
-	// 200,000 writes and is not rotated.
+	// EncryptionAESGCM is AES-GCM, for environments that require AES and for clusters that write few Secrets: its
+	// key is good for about 200,000 writes and is not rotated.
 	EncryptionAESGCM EncryptionMode = "AESGCM"
-	// EncryptionNone stores everything as it is.
+	// EncryptionNone stores resources unencrypted.
 	EncryptionNone EncryptionMode = "None"
 )
 
-// ClusterConfiguration holds the settings of a control plane and of its whole cluster.
+// ClusterConfiguration contains the settings of a control plane and of its whole cluster.
 // +kubebuilder:validation:MinProperties=1
 type ClusterConfiguration struct {
 	// apiServer configures kube-apiserver.
@@ -68,31 +68,31 @@ type ClusterConfiguration struct {
 	// +optional
 	Etcd EtcdSpec `json:"etcd,omitempty,omitzero"`
 
-	// encryption says what is encrypted in etcd, and how. Secrets, with SecretBox, when not set.
+	// encryption configures the encryption of resources in etcd. Default: Secrets, with SecretBox.
 	// +optional
 	Encryption EncryptionSpec `json:"encryption,omitempty,omitzero"`
 
-	// podNetwork says who connects pods: Routes (the default) or None, for a CNI of your own.
+	// podNetwork selects the pod network: Routes (default), or None for your own CNI plugin.
 	// +optional
 	PodNetwork PodNetwork `json:"podNetwork,omitempty"`
 
-	// kubeProxy says how Services are reached: NFTables (the default) or None, for a proxy of your own.
+	// kubeProxy selects the implementation of Services: NFTables (default), or None for your own proxy.
 	// +optional
 	KubeProxy KubeProxy `json:"kubeProxy,omitempty"`
 
-	// dns says who serves the cluster's names: CoreDNS (the default) or None.
+	// dns selects the cluster's DNS server: CoreDNS (default) or None.
 	// +optional
 	DNS DNS `json:"dns,omitempty"`
 
-	// certificateValidityDays is how long the certificates on the machines are valid; they are
-	// renewed in time. 365 when not set.
+	// certificateValidityDays is the validity of the certificates on control plane machines in days. The machines
+	// renew them after two thirds of this time. Default: 365.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=3650
 	CertificateValidityDays int32 `json:"certificateValidityDays,omitempty"`
 }
 
-// IsDefined says whether anything is set.
+// IsDefined reports whether any field is set.
 func (c *ClusterConfiguration) IsDefined() bool {
 	return !reflect.DeepEqual(c, &ClusterConfiguration{})
 }
@@ -100,7 +100,7 @@ func (c *ClusterConfiguration) IsDefined() bool {
 // ComponentSpec configures a control plane component.
 // +kubebuilder:validation:MinProperties=1
 type ComponentSpec struct {
-	// extraArgs are arguments for the component. They win over Capstan's own.
+	// extraArgs are arguments for the component. They replace Capstan's arguments of the same name.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -111,14 +111,14 @@ type ComponentSpec struct {
 // APIServerSpec configures kube-apiserver.
 // +kubebuilder:validation:MinProperties=1
 type APIServerSpec struct {
-	// extraArgs are arguments for kube-apiserver. They win over Capstan's own.
+	// extraArgs are arguments for kube-apiserver. They replace Capstan's arguments of the same name.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 
-	// certSANs are additional names and addresses of the API server's certificate.
+	// certSANs are additional names and addresses in the API server's certificate.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -131,30 +131,30 @@ type APIServerSpec struct {
 	// +optional
 	AuditPolicy Document `json:"auditPolicy,omitempty,omitzero"`
 
-	// authentication is an apiserver.config.k8s.io AuthenticationConfiguration, for users of an
-	// OIDC provider. Anonymous access is limited to health endpoints unless it says otherwise.
+	// authentication is an apiserver.config.k8s.io AuthenticationConfiguration, for example for users of an OIDC
+	// provider. Its field anonymous cannot be set: anonymous requests can reach only /livez, /readyz and /healthz.
 	// +optional
 	Authentication Document `json:"authentication,omitempty,omitzero"`
 }
 
 // EtcdSpec configures etcd.
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !has(self.external)",message="extraArgs are for the etcd that Capstan runs, and cannot be used together with external"
+// +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !has(self.external)",message="extraArgs cannot be set together with external: they apply to the etcd that Capstan runs"
 type EtcdSpec struct {
-	// extraArgs are arguments for etcd. They win over Capstan's own.
+	// extraArgs are arguments for etcd. They replace Capstan's arguments of the same name.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 
-	// external uses an etcd of the user's instead of one on the machines.
+	// external uses an existing etcd instead of etcd on the machines.
 	// +optional
 	External ExternalEtcdSpec `json:"external,omitempty,omitzero"`
 }
 
-// ExternalEtcdSpec names an etcd of the user's. Its certificate authority is in the secret
-// <cluster>-etcd (tls.crt), the client's certificate and key in <cluster>-apiserver-etcd-client.
+// ExternalEtcdSpec identifies an existing etcd. The Secret <cluster>-etcd (tls.crt) contains its certificate
+// authority. The Secret <cluster>-apiserver-etcd-client contains the client certificate and key.
 type ExternalEtcdSpec struct {
 	// endpoints are the URLs of the members.
 	// +required
@@ -167,17 +167,16 @@ type ExternalEtcdSpec struct {
 	Endpoints []string `json:"endpoints,omitempty"`
 }
 
-// EncryptionSpec says what is encrypted in etcd, and how.
+// EncryptionSpec configures the encryption of resources in etcd.
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.configuration) || (!has(self.mode) && !has(self.resources))",message="configuration says everything itself, and cannot be used together with mode or resources"
-// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'None' || !has(self.resources)",message="resources make no sense with mode None"
+// +kubebuilder:validation:XValidation:rule="!has(self.configuration) || (!has(self.mode) && !has(self.resources))",message="configuration cannot be set together with mode or resources: it is a complete EncryptionConfiguration"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'None' || !has(self.resources)",message="resources cannot be set with mode None"
 type EncryptionSpec struct {
-	// mode says how resources are encrypted: SecretBox (the default), AESGCM or None. The key is
-	// in the secret <cluster>-encryption.
+	// mode is the encryption: SecretBox (default), AESGCM or None. The key is in the Secret <cluster>-encryption.
 	// +optional
 	Mode EncryptionMode `json:"mode,omitempty"`
 
-	// resources that are encrypted, for example configmaps or widgets.example.com. Secrets when not set.
+	// resources are the encrypted resources, for example configmaps or widgets.example.com. Default: secrets.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -186,16 +185,15 @@ type EncryptionSpec struct {
 	// +kubebuilder:validation:items:MaxLength=253
 	Resources []string `json:"resources,omitempty"`
 
-	// configuration is a complete apiserver.config.k8s.io/v1 EncryptionConfiguration of the user's,
-	// for example for a KMS.
+	// configuration is a complete apiserver.config.k8s.io/v1 EncryptionConfiguration, for example for a KMS.
 	// +optional
 	Configuration EncryptionConfigurationSource `json:"configuration,omitempty,omitzero"`
 }
 
-// EncryptionConfigurationSource is where a complete EncryptionConfiguration comes from: it holds
-// keys, so it is never given in place.
+// EncryptionConfigurationSource is the source of a complete EncryptionConfiguration. It contains keys, so it
+// cannot be inline.
 type EncryptionConfigurationSource struct {
-	// secret in the namespace of the cluster.
+	// secret names a key of a Secret in the namespace of the cluster.
 	// +required
 	Secret SecretKeyReference `json:"secret,omitempty,omitzero"`
 }

@@ -7,23 +7,24 @@ import (
 )
 
 const (
-	// BackupAnnotation asks for a backup: each value, whatever it is, is one. It is named in status.backups.
+	// BackupAnnotation requests a backup. Each new value requests one backup. status.backups contains the value.
 	BackupAnnotation = "controlplane.capstan.dev/backup"
 
-	// RestoreAnnotation is on a control plane while it is restored, and on the Machine that begins with the backup;
-	// RestoredAnnotation is on a control plane that was restored. Both say which restore it is. They outlive a move, which
-	// loses the status: a backup is never restored twice.
+	// RestoreAnnotation is on a control plane during a restore, and on the Machine that starts from the backup.
+	// RestoredAnnotation is on a control plane that was restored. Both identify the restore. They survive a move,
+	// which loses the status, so a backup is never restored twice.
 	RestoreAnnotation  = "controlplane.capstan.dev/restore"
 	RestoredAnnotation = "controlplane.capstan.dev/restored"
 
-	// RestoreUncheckedAnnotation names a restore that no machine has checked the backup for before it began. We set it when
-	// the cluster does not answer; users set it to restore a cluster that serves without a check, when no machine can do it.
+	// RestoreUncheckedAnnotation identifies a restore whose backup no machine has checked before the restore
+	// started. The controller sets it when the cluster does not answer. Users set it to restore a working cluster
+	// without a check, if no machine can do it.
 	RestoreUncheckedAnnotation = "controlplane.capstan.dev/restore-unchecked"
 
-	// DefaultBackupRetention is how many backups are kept.
+	// DefaultBackupRetention is the default number of backups that are kept.
 	DefaultBackupRetention = 7
 
-	// BackupSucceededCondition: the last backup that was due is in the store. Only with spec.backup.
+	// BackupSucceededCondition: the store contains the last backup that was due. It exists only with spec.backup.
 	BackupSucceededCondition = "BackupSucceeded"
 	// BackupSucceededReason, BackupFailedReason, NoBackupReason and BackupImpossibleReason are its reasons.
 	BackupSucceededReason  = "Succeeded"
@@ -31,10 +32,10 @@ const (
 	NoBackupReason         = "NoBackupYet"
 	BackupImpossibleReason = "NotPossible"
 
-	// RestoredCondition: what spec.restore asks for was done. Only with spec.restore.
+	// RestoredCondition: the restore of spec.restore is complete. It exists only with spec.restore.
 	RestoredCondition = "Restored"
-	// RestoredReason, CheckingReason (a machine looks at the backup before anything is removed), RestoringReason,
-	// RestoringUncheckedReason (no machine could look) and RestoreImpossibleReason are its reasons.
+	// RestoredReason, CheckingReason (a machine examines the backup before anything is removed), RestoringReason,
+	// RestoringUncheckedReason (no machine could examine the backup) and RestoreImpossibleReason are its reasons.
 	RestoredReason           = "Restored"
 	CheckingReason           = "Checking"
 	RestoringReason          = "Restoring"
@@ -42,29 +43,30 @@ const (
 	RestoreImpossibleReason  = "NotPossible"
 )
 
-// BackupSpec says when etcd is backed up, and where the backups go.
+// BackupSpec configures backups of etcd and their store.
 type BackupSpec struct {
-	// store of the backups.
+	// store is the place of the backups.
 	// +required
 	Store etcdv1.BackupStore `json:"store,omitempty,omitzero"`
 
-	// schedule of backups in the form of cron, in UTC: minute, hour, day of month, month, day of week; or @hourly, @daily,
-	// @weekly, @monthly, @every 6h. Without it backups are made on demand and before upgrades.
+	// schedule is the schedule of backups in cron format, in UTC: minute, hour, day of month, month, day of week;
+	// or @hourly, @daily, @weekly, @monthly, or for example @every 6h. If empty, backups are made on demand and
+	// before upgrades.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('@') || self.split(' ').filter(f, f != '').size() == 5",message="schedule must have five fields (minute, hour, day of month, month, day of week), or be one of @hourly, @daily, @weekly, @monthly, @every 6h"
 	Schedule string `json:"schedule,omitempty"`
 
-	// retention is how many backups are kept, whatever they were made for. The oldest are removed once another one is
-	// complete, but the last one of each kind (scheduled, on demand, before an upgrade) stays. 7 when not set.
+	// retention is the number of backups that are kept. When a new backup is complete, the oldest are removed,
+	// except for the last one of each kind (scheduled, on demand, before an upgrade). Default: 7.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=60
 	Retention *int32 `json:"retention,omitempty"`
 
-	// beforeUpgrade makes a backup before another version of Kubernetes is rolled out, which waits for it. True when not
-	// set. Set it to false to go on without one.
+	// beforeUpgrade makes a backup before the rollout of another Kubernetes version. The rollout waits for it.
+	// Default: true. Set it to false to continue without a backup.
 	// +optional
 	BeforeUpgrade *bool `json:"beforeUpgrade,omitempty"`
 }
@@ -72,35 +74,38 @@ type BackupSpec struct {
 // IsDefined says whether there are backups.
 func (b BackupSpec) IsDefined() bool { return b.Store.IsDefined() }
 
-// RestoreSpec names a backup that the cluster begins with again. Everything that was written after it is gone. It is done
-// once for each name, folder and attempt.
+// RestoreSpec names a backup to restore. All data that was written after the backup is lost. The restore happens
+// once for each combination of name, folder and attempt.
 type RestoreSpec struct {
-	// name of the backup, as in status.backups.
+	// name is the name of the backup in status.backups.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name,omitempty"`
 
-	// store that has the backup. That of spec.backup when not set.
+	// store is the store that contains the backup. Default: the store of spec.backup.
 	// +optional
 	Store etcdv1.BackupStore `json:"store,omitempty,omitzero"`
 
-	// folder of the backup in the store: namespace/name of the cluster that was backed up. This cluster's own when not set.
+	// folder is the folder of the backup in the store: namespace/name of the cluster of the backup. Default: the
+	// folder of this cluster.
 	// +optional
 	// +kubebuilder:validation:MinLength=3
 	// +kubebuilder:validation:MaxLength=126
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
 	Folder string `json:"folder,omitempty"`
 
-	// attempt tells a restore from an earlier one of the same backup: another value restores it again.
+	// attempt distinguishes this restore from an earlier restore of the same backup. A new value restores the
+	// backup again.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:Pattern=`^[-_.a-zA-Z0-9]+$`
 	Attempt string `json:"attempt,omitempty"`
 
-	// keys that the backup needs, as its .json file in the store names them. Not needed for a backup in status.backups.
+	// keys are the keys that the backup requires, as in its .json file in the store. They are not needed for a
+	// backup in status.backups.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -108,8 +113,9 @@ type RestoreSpec struct {
 	// +kubebuilder:validation:MaxItems=8
 	Keys []etcdv1.BackupKey `json:"keys,omitempty"`
 
-	// otherAuthorities allows the certificate authority and the service account key of this cluster to be other ones than the
-	// backup's: after they were rotated. Tokens of then are not valid any more. The encryption key is always needed.
+	// otherAuthorities allows a backup from before a rotation, with another certificate authority and service
+	// account key than this cluster's. Service account tokens from that time are no longer valid. The encryption
+	// key must be the same. Default: false.
 	// +optional
 	OtherAuthorities *bool `json:"otherAuthorities,omitempty"`
 }
@@ -129,56 +135,56 @@ func (r RestoreSpec) ID() string {
 	return id
 }
 
-// BackupStatus is a backup that is in the store.
+// BackupStatus describes a backup in the store.
 type BackupStatus struct {
-	// name of the backup.
+	// name is the name of the backup.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// trigger is why it was made.
+	// trigger is the cause of the backup.
 	// +optional
 	Trigger etcdv1.BackupTrigger `json:"trigger,omitempty"`
 
-	// request is what was due, asked for, or the version to come.
+	// request identifies the cause: the scheduled time, the value of the annotation, or the new version.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	Request string `json:"request,omitempty"`
 
-	// location of the snapshot.
+	// location is the location of the snapshot.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Location string `json:"location,omitempty"`
 
-	// time at which it was complete.
+	// time is the time at which the backup completed.
 	// +required
 	Time metav1.Time `json:"time,omitempty,omitzero"`
 
-	// sizeBytes of the snapshot.
+	// sizeBytes is the size of the snapshot in bytes.
 	// +optional
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 
-	// revision of etcd: everything up to it is in the snapshot.
+	// revision is the etcd revision of the snapshot. It contains all changes up to this revision.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`
 
-	// etcdVersion that made the snapshot.
+	// etcdVersion is the version of etcd that created the snapshot.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	EtcdVersion string `json:"etcdVersion,omitempty"`
 
-	// kubernetesVersion that the cluster ran.
+	// kubernetesVersion is the Kubernetes version of the cluster at the time of the backup.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
 
-	// sha256 of the snapshot.
+	// sha256 is the checksum of the snapshot.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	SHA256 string `json:"sha256,omitempty"`
 
-	// keys that what is in the backup needs. Keep them: they are not in the backup.
+	// keys are the keys that the backup requires. Keep them: the backup does not contain them.
 	// +optional
 	// +listType=map
 	// +listMapKey=name

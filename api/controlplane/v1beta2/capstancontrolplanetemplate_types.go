@@ -9,15 +9,15 @@ import (
 
 // CapstanControlPlaneTemplateSpec is the desired state of a CapstanControlPlaneTemplate.
 type CapstanControlPlaneTemplateSpec struct {
-	// template is what CapstanControlPlanes are made from.
+	// template describes the CapstanControlPlanes that are created from it.
 	// +required
 	Template CapstanControlPlaneTemplateResource `json:"template,omitempty,omitzero"`
 }
 
-// CapstanControlPlaneTemplateResource is what CapstanControlPlanes are made from.
+// CapstanControlPlaneTemplateResource describes the CapstanControlPlanes that are created from a template.
 // +kubebuilder:validation:MinProperties=1
 type CapstanControlPlaneTemplateResource struct {
-	// metadata is the labels and annotations of the CapstanControlPlanes.
+	// metadata contains the labels and annotations of the CapstanControlPlanes.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
@@ -26,48 +26,48 @@ type CapstanControlPlaneTemplateResource struct {
 	Spec CapstanControlPlaneTemplateResourceSpec `json:"spec,omitempty,omitzero"`
 }
 
-// CapstanControlPlaneTemplateResourceSpec is the spec of a CapstanControlPlane but for what a
-// Cluster's topology sets itself: replicas, version and infrastructureRef.
+// CapstanControlPlaneTemplateResourceSpec is the spec of a CapstanControlPlane without the fields that a Cluster's
+// topology sets: replicas, version and infrastructureRef.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.role)",message="config.role is set by the control plane provider for each machine"
-// +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.node) || !has(self.config.node.name)",message="config.node.name cannot be set: machines need names of their own"
+// +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.node) || !has(self.config.node.name)",message="config.node.name cannot be set: each machine needs its own name"
 // +kubebuilder:validation:XValidation:rule="!has(self.config) || !has(self.config.restore)",message="config.restore is set by the control plane provider"
-// +kubebuilder:validation:XValidation:rule="!has(self.backup) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup is for the etcd of the machines: an external etcd is backed up by who runs it"
-// +kubebuilder:validation:XValidation:rule="!has(self.rollout) || !has(self.rollout.before) || !has(self.rollout.before.certificatesExpiryDays) || self.rollout.before.certificatesExpiryDays < (has(self.config) && has(self.config.cluster) && has(self.config.cluster.certificateValidityDays) ? self.config.cluster.certificateValidityDays : 365)",message="rollout.before.certificatesExpiryDays must be less than config.cluster.certificateValidityDays (365 when not set): a new machine would have to be replaced at once"
+// +kubebuilder:validation:XValidation:rule="!has(self.backup) || !(has(self.config) && has(self.config.cluster) && has(self.config.cluster.etcd) && has(self.config.cluster.etcd.external))",message="backup is not possible with an external etcd: use the backup of that etcd"
+// +kubebuilder:validation:XValidation:rule="!has(self.rollout) || !has(self.rollout.before) || !has(self.rollout.before.certificatesExpiryDays) || self.rollout.before.certificatesExpiryDays < (has(self.config) && has(self.config.cluster) && has(self.config.cluster.certificateValidityDays) ? self.config.cluster.certificateValidityDays : 365)",message="rollout.before.certificatesExpiryDays must be less than config.cluster.certificateValidityDays (default 365): otherwise a new machine would be replaced at once"
 type CapstanControlPlaneTemplateResourceSpec struct {
-	// machineTemplate is what the Machines are made from.
+	// machineTemplate describes the Machines.
 	// +optional
 	MachineTemplate TemplateMachineTemplate `json:"machineTemplate,omitempty,omitzero"`
 
-	// config is the bootstrap configuration of the machines, and the settings of the cluster.
+	// config contains the bootstrap configuration of the machines and the settings of the cluster.
 	// +optional
 	Config bootstrapv1.CapstanConfigSpec `json:"config,omitempty,omitzero"`
 
-	// rollout says when and how machines are replaced.
+	// rollout configures when and how machines are replaced.
 	// +optional
 	Rollout RolloutSpec `json:"rollout,omitempty,omitzero"`
 
-	// remediation says how unhealthy machines are replaced.
+	// remediation configures the replacement of unhealthy machines.
 	// +optional
 	Remediation RemediationSpec `json:"remediation,omitempty,omitzero"`
 
-	// machineNaming is how Machines are named.
+	// machineNaming configures the names of Machines.
 	// +optional
 	MachineNaming MachineNamingSpec `json:"machineNaming,omitempty,omitzero"`
 
-	// kubeconfig configures the client certificate of the kubeconfig secret.
+	// kubeconfig configures the client certificate of the kubeconfig Secret.
 	// +optional
 	Kubeconfig KubeconfigSpec `json:"kubeconfig,omitempty,omitzero"`
 
-	// backup says when etcd is backed up, and where the backups go. Each cluster has a folder of its own in the store.
+	// backup configures backups of etcd and their store. Each cluster has its own folder in the store.
 	// +optional
 	Backup BackupSpec `json:"backup,omitempty,omitzero"`
 }
 
-// TemplateMachineTemplate is what the Machines of a control plane made from a template are made from.
+// TemplateMachineTemplate describes the Machines of a control plane that is created from a template.
 // +kubebuilder:validation:MinProperties=1
 type TemplateMachineTemplate struct {
-	// metadata is the labels and annotations of the Machines.
+	// metadata contains the labels and annotations of the Machines.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
@@ -76,10 +76,10 @@ type TemplateMachineTemplate struct {
 	Spec TemplateMachineTemplateSpec `json:"spec,omitempty,omitzero"`
 }
 
-// TemplateMachineTemplateSpec is the spec of the Machines but for the infrastructureRef.
+// TemplateMachineTemplateSpec is the spec of the Machines without the infrastructureRef.
 // +kubebuilder:validation:MinProperties=1
 type TemplateMachineTemplateSpec struct {
-	// readinessGates are conditions that a Machine must have to be Ready.
+	// readinessGates are additional conditions that a Machine needs to be Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=conditionType
@@ -87,16 +87,16 @@ type TemplateMachineTemplateSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	ReadinessGates []clusterv1.MachineReadinessGate `json:"readinessGates,omitempty"`
 
-	// minReadySeconds is how long a Machine must be Ready to be Available. 0 when not set: at once.
+	// minReadySeconds is the time in seconds that a Machine must be Ready before it is Available. Default: 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MinReadySeconds *int32 `json:"minReadySeconds,omitempty"`
 
-	// deletion says how Machines are deleted.
+	// deletion configures timeouts for the deletion of Machines.
 	// +optional
 	Deletion MachineDeletionSpec `json:"deletion,omitempty,omitzero"`
 
-	// taints are node taints that Cluster API manages, with its feature gate MachineTaintPropagation.
+	// taints are Node taints that Cluster API manages. They require its feature gate MachineTaintPropagation.
 	// +optional
 	// +listType=map
 	// +listMapKey=key
@@ -112,14 +112,14 @@ type TemplateMachineTemplateSpec struct {
 // +kubebuilder:storageversion
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanControlPlaneTemplate is a template of CapstanControlPlanes, for ClusterClasses (CP-12).
+// CapstanControlPlaneTemplate is a template of CapstanControlPlanes for ClusterClasses.
 type CapstanControlPlaneTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the desired state of the template. It cannot be changed.
+	// spec is the desired state of the template. It is immutable.
 	// +required
 	Spec CapstanControlPlaneTemplateSpec `json:"spec,omitempty,omitzero"`
 }

@@ -2,33 +2,33 @@ package v1beta2
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// AuthoritiesAnnotation on a control plane says which certificate authorities all of the cluster is known to
-// have. Those in the secret <cluster>-ca may be a step ahead.
+// AuthoritiesAnnotation on a control plane lists the certificate authorities that the whole cluster is known to
+// have. The Secret <cluster>-ca can be one phase ahead.
 const AuthoritiesAnnotation = "controlplane.capstan.dev/certificate-authorities"
 
 const (
-	// CertificateAuthorityRotatingCondition: the cluster's certificate authority is being replaced. Its reason is
-	// the phase, its message says what the next one waits for. Not there before the first rotation.
+	// CertificateAuthorityRotatingCondition: the cluster's certificate authority is being replaced. The reason is
+	// the phase. The message lists the missing steps. The condition does not exist before the first rotation.
 	CertificateAuthorityRotatingCondition = "CertificateAuthorityRotating"
-	// TrustingNewReason: everything comes to trust the new certificate authority; the old one signs.
+	// TrustingNewReason: all parts of the cluster start to trust the new certificate authority. The old one signs.
 	TrustingNewReason = "TrustingNew"
-	// SigningNewReason: everything is signed anew by the new certificate authority; both are trusted.
+	// SigningNewReason: the new certificate authority signs all certificates again. Both are trusted.
 	SigningNewReason = "SigningNew"
-	// DroppingOldReason: the old certificate authority ceases to be trusted.
+	// DroppingOldReason: the old certificate authority is removed from all trust stores.
 	DroppingOldReason = "DroppingOld"
-	// NotRotatingReason: there is one certificate authority, and everything has it.
+	// NotRotatingReason: there is one certificate authority, and all parts of the cluster have it.
 	NotRotatingReason = "NotRotating"
-	// AuthorityNotOwnedReason: the certificate authority is the user's, who has to do the next step.
+	// AuthorityNotOwnedReason: the certificate authority is provided by the user, who has to do the next step.
 	AuthorityNotOwnedReason = "NotOwned"
 )
 
-// CertificatesSpec says when the certificate authority of the cluster is replaced.
+// CertificatesSpec configures the rotation of the cluster's certificate authority.
 // +kubebuilder:validation:MinProperties=1
 type CertificatesSpec struct {
-	// rotateCAAfter replaces the cluster's certificate authority, by which the API servers, the kubelets and all
-	// their clients are signed, if it was made before this time, once this time has come. The cluster
-	// works all the while; kubeconfigs of before do not work any more in the end. The condition
-	// CertificateAuthorityRotating says how far it is.
+	// rotateCAAfter replaces the cluster's certificate authority if it was created before this time, as soon as
+	// this time has come. This authority signs the certificates of API servers, kubelets and their clients. The
+	// cluster works during the rotation. Kubeconfigs issued before the rotation stop working when it completes.
+	// The condition CertificateAuthorityRotating shows the progress.
 	// +optional
 	RotateCAAfter metav1.Time `json:"rotateCAAfter,omitempty,omitzero"`
 }

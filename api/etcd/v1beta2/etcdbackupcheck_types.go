@@ -4,27 +4,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// RestoreSecretName is the Secret in BackupSecretNamespace that has the credentials of the store that a backup is restored
-// from: it may be another one than that of the backups which are made meanwhile.
+// RestoreSecretName is the Secret in BackupSecretNamespace with the credentials of the store of a restore. It can
+// differ from the store of new backups.
 const RestoreSecretName = "capstan-etcd-restore"
 
-// CheckPhase says how far a check is.
+// CheckPhase is the progress of a check.
 // +kubebuilder:validation:Enum=Checking;Succeeded;Failed
 type CheckPhase string
 
 const (
-	// CheckBegun is a check that a machine has begun.
+	// CheckBegun: a machine has started the check.
 	CheckBegun CheckPhase = "Checking"
-	// CheckSucceeded is one of a backup that a machine can begin with.
+	// CheckSucceeded: a machine can start with the backup.
 	CheckSucceeded CheckPhase = "Succeeded"
-	// CheckFailed is one of a backup that cannot be used, or cannot be reached.
+	// CheckFailed: the backup is not usable or not reachable.
 	CheckFailed CheckPhase = "Failed"
 )
 
-// EtcdBackupCheckSpec says which machine is to look at which backup.
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a check is made once: make another one"
+// EtcdBackupCheckSpec describes the check: the machine and the backup.
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec is immutable: create another EtcdBackupCheck"
 type EtcdBackupCheckSpec struct {
-	// member of etcd whose machine makes the check.
+	// member is the name of the etcd member whose machine does the check.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -36,50 +36,50 @@ type EtcdBackupCheckSpec struct {
 	// +kubebuilder:validation:MaxLength=63
 	Backup string `json:"backup,omitempty"`
 
-	// store of the backup. The Secrets that it names are in the management cluster: what is in them the machine finds
-	// in the Secret kube-system/capstan-etcd-restore.
+	// store is the store of the backup. Its Secrets are in the management cluster. The machine reads their content
+	// from the Secret kube-system/capstan-etcd-restore.
 	// +required
 	Store BackupStore `json:"store,omitempty,omitzero"`
 
-	// folder in the store: namespace and name of the cluster that was backed up.
+	// folder is the folder in the store: namespace and name of the cluster of the backup.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	Folder string `json:"folder,omitempty"`
 
-	// sha256 of the snapshot, when it is known.
+	// sha256 is the checksum of the snapshot, if known.
 	// +optional
 	// +kubebuilder:validation:MinLength=64
 	// +kubebuilder:validation:MaxLength=64
 	SHA256 string `json:"sha256,omitempty"`
 }
 
-// EtcdBackupCheckStatus is what the machine has found.
+// EtcdBackupCheckStatus is the result of the check.
 type EtcdBackupCheckStatus struct {
-	// phase: Checking, Succeeded or Failed; not set as long as no machine has begun.
+	// phase is Checking, Succeeded or Failed. It is empty until a machine has started the check.
 	// +optional
 	Phase CheckPhase `json:"phase,omitempty"`
 
-	// message is why it has failed.
+	// message contains the cause of a failure.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
 
-	// location of the snapshot.
+	// location is the location of the snapshot.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Location string `json:"location,omitempty"`
 
-	// sizeBytes of the snapshot.
+	// sizeBytes is the size of the snapshot in bytes.
 	// +optional
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 
-	// kubernetesVersion of the cluster when it was backed up.
+	// kubernetesVersion is the Kubernetes version of the cluster at the time of the backup.
 	// +optional
 	// +kubebuilder:validation:MaxLength=256
 	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
 
-	// keys that what is in the backup needs.
+	// keys are the keys that the backup requires.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -91,24 +91,24 @@ type EtcdBackupCheckStatus struct {
 // +kubebuilder:resource:path=etcdbackupchecks,scope=Cluster,categories=capstan
 // +kubebuilder:storageversion
 // +kubebuilder:subresource:status
-// +kubebuilder:printcolumn:name="Backup",type="string",JSONPath=".spec.backup",description="Which backup"
+// +kubebuilder:printcolumn:name="Backup",type="string",JSONPath=".spec.backup",description="Name of the backup"
 // +kubebuilder:printcolumn:name="Phase",type="string",JSONPath=".status.phase",description="Checking, Succeeded or Failed"
-// +kubebuilder:printcolumn:name="Message",type="string",JSONPath=".status.message",description="Why it has failed"
-// +kubebuilder:printcolumn:name="Member",type="string",JSONPath=".spec.member",description="Whose machine makes it",priority=10
+// +kubebuilder:printcolumn:name="Message",type="string",JSONPath=".status.message",description="Cause of the failure"
+// +kubebuilder:printcolumn:name="Member",type="string",JSONPath=".spec.member",description="etcd member whose machine does it",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// EtcdBackupCheck is a look at a backup before the cluster is restored from it. The control plane provider makes it as long
-// as the cluster serves; the machine of the member that it names fetches the backup and tells whether it can be used.
+// EtcdBackupCheck examines a backup before the cluster is restored from it. The control plane provider creates it
+// while the cluster works. The machine of the named member downloads the backup and reports whether it is usable.
 type EtcdBackupCheck struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec says which machine is to look at which backup.
+	// spec describes the check.
 	// +required
 	Spec EtcdBackupCheckSpec `json:"spec,omitempty,omitzero"`
-	// status is what the machine has found.
+	// status is the result of the check.
 	// +optional
 	Status EtcdBackupCheckStatus `json:"status,omitempty,omitzero"`
 }

@@ -1,7 +1,7 @@
-// Package v1beta2 contains the etcd.capstan.dev API: the members of a cluster's own etcd. It lives in
-// workload clusters only: the first control plane machine installs it there, the machines tell the state
-// of their members in it, and the control plane provider tells its wishes. So the provider needs neither
-// a way to etcd nor one to the hosts, and works with machines of any infrastructure.
+// Package v1beta2 contains the API group etcd.capstan.dev: the members, backups and backup checks of a cluster's
+// own etcd. It exists only in workload clusters. The first control plane machine installs it, the machines report
+// the state of their members in it, and the control plane provider writes its requests to it. The provider
+// therefore needs no connection to etcd or to the hosts, and works with machines of any infrastructure.
 // +kubebuilder:object:generate=true
 // +groupName=etcd.capstan.dev
 package v1beta2

@@ -8,42 +8,41 @@ import (
 )
 
 const (
-	// ClusterFinalizer lets the reconciler remove a cluster's networks and load balancer before the
-	// object goes (IC-08, IC-12).
+	// ClusterFinalizer keeps a CapstanCluster until its networks and load balancer are removed from all hosts.
 	ClusterFinalizer = "infrastructure.capstan.dev/capstancluster"
 )
 
-// LoadBalancerMode says who provides the control plane endpoint.
+// LoadBalancerMode selects the provider of the control plane endpoint.
 // +kubebuilder:validation:Enum=Managed;External
 type LoadBalancerMode string
 
 const (
-	// LoadBalancerManaged makes a host run a load balancer for the cluster's API servers.
+	// LoadBalancerManaged runs a load balancer for the cluster's API servers on a host.
 	LoadBalancerManaged LoadBalancerMode = "Managed"
 
-	// LoadBalancerExternal leaves the endpoint to others: the cluster waits until the endpoint is
-	// set on the Cluster or on this object (IC-14).
+	// LoadBalancerExternal uses an endpoint from outside Capstan. The cluster waits until the endpoint is set on
+	// the Cluster or on this object.
 	LoadBalancerExternal LoadBalancerMode = "External"
 )
 
 // CapstanClusterSpec is the desired state of a CapstanCluster.
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(self.id) && self.id == oldSelf.id)",message="id is written once by the controller and cannot be changed"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(self.controlPlaneEndpoint) && has(self.controlPlaneEndpoint.host) && self.controlPlaneEndpoint.host == oldSelf.controlPlaneEndpoint.host)",message="the host of controlPlaneEndpoint cannot be changed once it is set: certificates and kubeconfigs carry it"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.port) || (has(self.controlPlaneEndpoint) && has(self.controlPlaneEndpoint.port) && self.controlPlaneEndpoint.port == oldSelf.controlPlaneEndpoint.port)",message="the port of controlPlaneEndpoint cannot be changed once it is set: certificates and kubeconfigs carry it"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancer) || !has(oldSelf.loadBalancer.address) || has(self.loadBalancer)",message="loadBalancer cannot be removed once the load balancer has its address from a pool: certificates and kubeconfigs carry it"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.addressFromPool)) == (has(self.loadBalancer) && has(self.loadBalancer.addressFromPool))",message="addressFromPool must be there from the start: the cluster has its endpoint already"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(self.controlPlaneEndpoint) && has(self.controlPlaneEndpoint.host) && self.controlPlaneEndpoint.host == oldSelf.controlPlaneEndpoint.host)",message="the host of controlPlaneEndpoint cannot be changed once it is set: certificates and kubeconfigs contain it"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.port) || (has(self.controlPlaneEndpoint) && has(self.controlPlaneEndpoint.port) && self.controlPlaneEndpoint.port == oldSelf.controlPlaneEndpoint.port)",message="the port of controlPlaneEndpoint cannot be changed once it is set: certificates and kubeconfigs contain it"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancer) || !has(oldSelf.loadBalancer.address) || has(self.loadBalancer)",message="loadBalancer cannot be removed once the load balancer has its address from a pool: certificates and kubeconfigs contain it"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.addressFromPool)) == (has(self.loadBalancer) && has(self.loadBalancer.addressFromPool))",message="addressFromPool cannot be added to a cluster that has an endpoint: set it when you create the cluster"
 type CapstanClusterSpec struct {
-	// id is the identity of this cluster on its hosts. The controller writes it before the first
-	// side effect and never changes it: hosts refuse a known name that comes with another id, so
-	// that a cluster made again under an old name never adopts what is left of the old one.
+	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
+	// it. A host refuses a known name with another id, so a new cluster under an old name never adopts the remains
+	// of the old one.
 	// +optional
 	// +kubebuilder:validation:MinLength=8
 	// +kubebuilder:validation:MaxLength=36
 	// +kubebuilder:validation:Pattern=`^[a-z0-9-]+$`
 	ID string `json:"id,omitempty"`
 
-	// controlPlaneEndpoint is the address on which the cluster's API server is reached. The
-	// controller sets it from the load balancer; a value given by the user is kept (IC-01, IC-10).
+	// controlPlaneEndpoint is the address of the cluster's API server. The controller sets it from the load
+	// balancer. A value that you set is kept. Host and port cannot be changed after they are set.
 	// +optional
 	ControlPlaneEndpoint clusterv1.APIEndpoint `json:"controlPlaneEndpoint,omitempty,omitzero"`
 
@@ -51,9 +50,9 @@ type CapstanClusterSpec struct {
 	// +optional
 	LoadBalancer LoadBalancerSpec `json:"loadBalancer,omitempty,omitzero"`
 
-	// loadBalancerHosts are the hosts on which the load balancer and its network were made: that of
-	// loadBalancer.hostName and, after a move, those that are not rid of it yet. Written by the controller
-	// before it makes anything on a host; the cluster's deletion waits for all of them (IC-12).
+	// loadBalancerHosts lists the hosts on which the load balancer and its network were created: the host of
+	// loadBalancer.hostName and, after a move, previous hosts that still have them. The controller writes this
+	// list before it creates anything on a host. Deletion of the cluster waits for all of them.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -61,103 +60,104 @@ type CapstanClusterSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	LoadBalancerHosts []LoadBalancerHost `json:"loadBalancerHosts,omitempty"`
 
-	// network configures the network that the cluster's machines share.
+	// network configures the network of the cluster's machines.
 	// +optional
 	Network ClusterNetworkSpec `json:"network,omitempty,omitzero"`
 
-	// hostSelector limits the hosts on which the cluster's machines are placed.
-	// All hosts that admit the namespace when empty.
+	// hostSelector limits the hosts for the cluster's machines by label. If empty, the cluster can use all hosts
+	// that admit its namespace.
 	// +optional
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
 }
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.
 // +kubebuilder:validation:MinProperties=1
-// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.bindAddress)",message="addressFromPool and bindAddress exclude each other: one is an address of the cluster's network, the other one of the host"
-// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.mode) || self.mode != 'External'",message="addressFromPool is for mode Managed: with mode External there is no load balancer that could have the address"
-// +kubebuilder:validation:XValidation:rule="!has(self.address) || has(self.addressFromPool)",message="address is written by the controller from addressFromPool: name a pool, or use bindAddress"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address && has(self.addressFromPool) && self.addressFromPool == oldSelf.addressFromPool)",message="address and addressFromPool cannot be changed once the load balancer has its address: certificates and kubeconfigs carry it"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || !has(self.hostID) || self.hostID != oldSelf.hostID || (has(self.hostName) && self.hostName == oldSelf.hostName)",message="hostID says which host hostName is: remove it when you change hostName"
+// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.bindAddress)",message="addressFromPool and bindAddress cannot be set together: the first is an address of the cluster's network, the second an address of the host"
+// +kubebuilder:validation:XValidation:rule="!has(self.addressFromPool) || !has(self.mode) || self.mode != 'External'",message="addressFromPool requires mode Managed: mode External has no load balancer"
+// +kubebuilder:validation:XValidation:rule="!has(self.address) || has(self.addressFromPool)",message="address is set by the controller from addressFromPool: set addressFromPool or bindAddress instead"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address && has(self.addressFromPool) && self.addressFromPool == oldSelf.addressFromPool)",message="address and addressFromPool cannot be changed once the load balancer has its address: certificates and kubeconfigs contain it"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || !has(self.hostID) || self.hostID != oldSelf.hostID || (has(self.hostName) && self.hostName == oldSelf.hostName)",message="hostID identifies the host of hostName: remove hostID when you change hostName"
 type LoadBalancerSpec struct {
-	// mode says who provides the endpoint: Managed (the default) or External.
+	// mode selects the provider of the control plane endpoint: Managed (default) or External.
 	// +optional
 	Mode LoadBalancerMode `json:"mode,omitempty"`
 
-	// bindAddress is an address of the host on which the load balancer listens as well, so that the
-	// API server is reached from outside of the box; it becomes the endpoint's host when no
-	// endpoint was given. Only the gateway address of the cluster's network when empty.
+	// bindAddress is an additional IP address of the host on which the load balancer listens, so that clients
+	// outside the box reach the API server. It becomes the endpoint's host if no endpoint was set. If empty, the
+	// load balancer listens only on the gateway address of the cluster's network.
 	// +optional
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="bindAddress must be an IP address, for example 192.0.2.10"
 	BindAddress string `json:"bindAddress,omitempty"`
 
-	// addressFromPool is the IPAM pool that gives the load balancer an address of its own within the
-	// cluster's machineCIDR; it becomes the endpoint's host when no endpoint was given (IPAM-07). The
-	// load balancer still listens on the network's gateway as well.
+	// addressFromPool names an IPAM pool. The load balancer gets an address from it within the cluster's
+	// machineCIDR. The address becomes the endpoint's host if no endpoint was set. The load balancer still listens
+	// on the network's gateway address.
 	// +optional
 	AddressFromPool *IPPoolReference `json:"addressFromPool,omitempty"`
 
-	// address is what addressFromPool gave. Written by the controller before the load balancer is made,
-	// so that a cluster keeps its endpoint for life.
+	// address is the address that addressFromPool provided. The controller sets it before it creates the load
+	// balancer, so that the endpoint never changes.
 	// +optional
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=39
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="address must be an IP address, for example 10.200.8.2"
 	Address string `json:"address,omitempty"`
 
-	// port is the TCP port on which the load balancer listens. 6443 when not set.
+	// port is the TCP port of the load balancer. Default: 6443.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port,omitempty"`
 
-	// hostName is the CapstanHost that runs the load balancer. The controller chooses one when
-	// it is not set.
+	// hostName is the name of the CapstanHost that runs the load balancer. If empty, the controller chooses a
+	// host.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostName string `json:"hostName,omitempty"`
 
-	// hostID is the identity of the host behind hostName, as capstand made it. Written by the controller. A
-	// CapstanHost of that name may be another host after a move to another management cluster: then
-	// nothing is made there (CTL-13).
+	// hostID is the id of the host of hostName, as capstand generated it. The controller sets it. After a move to
+	// another management cluster, a CapstanHost of this name can be another host. Capstan then creates nothing on
+	// it.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostID string `json:"hostID,omitempty"`
 }
 
-// LoadBalancerHost is a host on which a cluster's load balancer was made.
+// LoadBalancerHost is a host on which a cluster's load balancer was created.
 type LoadBalancerHost struct {
-	// name is that of the CapstanHost.
+	// name is the name of the CapstanHost.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// id is the identity of the host, as capstand made it; empty if that is too old to have one.
+	// id is the id of the host, as capstand generated it. Empty for a capstand of a version without ids.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	ID string `json:"id,omitempty"`
 }
 
-// ClusterNetworkSpec configures the network that a cluster's machines share.
+// ClusterNetworkSpec configures the network of a cluster's machines.
 // +kubebuilder:validation:MinProperties=1
 type ClusterNetworkSpec struct {
-	// machineCIDR is the IPv4 network of the machines. The controller takes a free one from its pool
-	// when it is not set; its first address is the gateway.
+	// machineCIDR is the IPv4 network of the machines, for example 10.200.8.0/21. Its first address is the
+	// gateway. If empty, the controller chooses a free network from its own range (manager flag
+	// --machine-network-pool).
 	// +optional
 	// +kubebuilder:validation:MinLength=9
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="machineCIDR must be a network without host bits, for example 10.200.8.0/21"
 	MachineCIDR string `json:"machineCIDR,omitempty"`
 
-	// machineIPv6CIDR is a second, IPv6 network of the machines, which makes them dual stack (IPAM-08):
-	// each has an address of both networks, IPv4 first, or, when it names pools, one for each pool. Its
-	// first address is the gateway; packets that leave the host bear the host's address, as with IPv4. The
-	// control plane endpoint stays IPv4. Machines have IPv4 addresses only when it is not set.
+	// machineIPv6CIDR is an additional IPv6 network. It makes the machines dual stack: each machine has an IPv4
+	// address first and an IPv6 address second, or one address from each of its pools. The first address of the
+	// network is the gateway. Traffic that leaves the host has the host's address, as with IPv4. The control plane
+	// endpoint remains IPv4. If empty, machines have IPv4 addresses only.
 	// +optional
 	// +kubebuilder:validation:MinLength=4
 	// +kubebuilder:validation:MaxLength=43
@@ -165,28 +165,27 @@ type ClusterNetworkSpec struct {
 	MachineIPv6CIDR string `json:"machineIPv6CIDR,omitempty"`
 }
 
-// String names the machines' networks, for messages.
+// String returns the machine networks for messages.
 func (n ClusterNetworkSpec) String() string {
 	return strings.TrimSpace(n.MachineCIDR + " " + n.MachineIPv6CIDR)
 }
 
-// CapstanClusterStatus is the observed state of a CapstanCluster. All of it can be rebuilt from the
-// spec and the hosts (ALL-12).
+// CapstanClusterStatus is the observed state of a CapstanCluster. It can be rebuilt from the spec and the hosts.
 // +kubebuilder:validation:MinProperties=1
 type CapstanClusterStatus struct {
-	// conditions are the observations of the cluster's current state: Ready, HostsAvailable,
-	// NetworkReady, LoadBalancerReady, Deleting, Paused.
+	// conditions describe the current state: Ready, HostsAvailable, NetworkReady, LoadBalancerReady, Deleting,
+	// Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// initialization holds the observations that orchestrate the first provisioning.
+	// initialization contains the fields that Cluster API reads during the first provisioning.
 	// +optional
 	Initialization CapstanClusterInitializationStatus `json:"initialization,omitempty,omitzero"`
 
-	// failureDomains are those of the hosts that the cluster can use (IC-04).
+	// failureDomains are the failure domains of the hosts that the cluster can use. At most 100 are listed.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
@@ -194,16 +193,16 @@ type CapstanClusterStatus struct {
 	// +kubebuilder:validation:MaxItems=100
 	FailureDomains []clusterv1.FailureDomain `json:"failureDomains,omitempty"`
 
-	// observedGeneration is the latest generation that the controller has seen.
+	// observedGeneration is the latest generation of this object that the controller processed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// CapstanClusterInitializationStatus holds the observations that orchestrate the first provisioning.
+// CapstanClusterInitializationStatus contains the fields that Cluster API reads during the first provisioning.
 // +kubebuilder:validation:MinProperties=1
 type CapstanClusterInitializationStatus struct {
-	// provisioned is true when the network and the endpoint are there (IC-02).
+	// provisioned is true when the network and the control plane endpoint exist.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
@@ -215,16 +214,16 @@ type CapstanClusterInitializationStatus struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Cluster",type="string",JSONPath=".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",description="Cluster"
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The cluster's infrastructure is ready"
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why"
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Provisioned",type="boolean",JSONPath=".status.initialization.provisioned",description="The first provisioning is complete"
 // +kubebuilder:printcolumn:name="Endpoint",type="string",JSONPath=".spec.controlPlaneEndpoint.host",description="API server endpoint"
 // +kubebuilder:printcolumn:name="Port",type="integer",JSONPath=".spec.controlPlaneEndpoint.port",description="API server port"
-// +kubebuilder:printcolumn:name="Network",type="string",JSONPath=".spec.network.machineCIDR",description="The machines' network",priority=10
+// +kubebuilder:printcolumn:name="Network",type="string",JSONPath=".spec.network.machineCIDR",description="Network of the machines",priority=10
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanCluster is the infrastructure of a Cluster: its network on the hosts and the load balancer
-// in front of its API servers.
+// CapstanCluster is the infrastructure of a Cluster: its network on the hosts, and the load balancer in front of
+// its API servers.
 type CapstanCluster struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.

@@ -7,14 +7,14 @@ import (
 
 // CapstanClusterTemplateSpec is the desired state of a CapstanClusterTemplate.
 type CapstanClusterTemplateSpec struct {
-	// template is what CapstanClusters are made from.
+	// template describes the CapstanClusters that are created from it.
 	// +required
 	Template CapstanClusterTemplateResource `json:"template,omitempty,omitzero"`
 }
 
-// CapstanClusterTemplateResource is what CapstanClusters are made from.
+// CapstanClusterTemplateResource describes the CapstanClusters that are created from a template.
 type CapstanClusterTemplateResource struct {
-	// metadata is the labels and annotations of the CapstanClusters.
+	// metadata contains the labels and annotations of the CapstanClusters.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
@@ -29,14 +29,14 @@ type CapstanClusterTemplateResource struct {
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanClusterTemplate is a template of CapstanClusters, for ClusterClasses (IC-05).
+// CapstanClusterTemplate is a template of CapstanClusters for ClusterClasses.
 type CapstanClusterTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the desired state of the template. It cannot be changed.
+	// spec is the desired state of the template. It is immutable.
 	// +required
 	Spec CapstanClusterTemplateSpec `json:"spec,omitempty,omitzero"`
 }

@@ -5,68 +5,66 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// HostCredentialsLabel marks the Secrets that hold credentials of hosts. The controller sets it when the host becomes
-// the Secret's owner.
+// HostCredentialsLabel marks Secrets with credentials of hosts. The controller sets it when the host becomes the
+// owner of the Secret.
 const HostCredentialsLabel = "infrastructure.capstan.dev/host-credentials"
 
 // CapstanHostSpec is the desired state of a CapstanHost.
-// +kubebuilder:validation:XValidation:rule="self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: TCP is served with mutual TLS only"
+// +kubebuilder:validation:XValidation:rule="self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: capstand serves TCP with mutual TLS only"
 type CapstanHostSpec struct {
-	// address is where the host's capstand is reached: unix:///path for a socket on the same box,
-	// or host:port for TCP with mutual TLS.
+	// address is the address of the host's capstand: unix:///path for a socket on the same box, or host:port for
+	// TCP with mutual TLS.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(unix:///.+|[^/:]+:[0-9]{1,5}|\\\\[[0-9a-fA-F:]+\\\\]:[0-9]{1,5})$')",message="address must be unix:///path/to/socket or host:port"
 	Address string `json:"address,omitempty"`
 
-	// credentialsRef names the Secret with ca.crt, tls.crt and tls.key for mutual TLS. Needed for
-	// an address of the form host:port. The host becomes the Secret's owner, so that the Secret
-	// moves with it (CTL-13).
+	// credentialsRef names the Secret with the keys ca.crt, tls.crt and tls.key for mutual TLS. Required for an
+	// address of the form host:port. The host becomes an owner of the Secret, so that clusterctl moves both.
 	// +optional
 	CredentialsRef SecretReference `json:"credentialsRef,omitempty,omitzero"`
 
-	// allowedNamespaces selects the namespaces whose clusters may use the host. All of them when
-	// not set; none when it selects none (ALL-18).
+	// allowedNamespaces selects the namespaces whose clusters may use the host. If not set, all namespaces may use
+	// it. If it selects nothing, no namespace may use it.
 	// +optional
 	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
 
-	// failureDomain is what the host fails together with: a rack, a power circuit, the host itself.
-	// The host's own name when not set.
+	// failureDomain is the name of the unit that fails together with the host, for example a rack or a power
+	// circuit. Default: the name of the host.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	FailureDomain string `json:"failureDomain,omitempty"`
 
-	// controlPlane says whether control plane machines may be placed on the host. True when not set.
+	// controlPlane allows control plane machines on the host. Default: true.
 	// +optional
 	ControlPlane *bool `json:"controlPlane,omitempty"`
 
-	// unschedulable keeps new machines off the host; those that are there stay.
+	// unschedulable prevents new machines on the host. Existing machines continue. Default: false.
 	// +optional
 	Unschedulable *bool `json:"unschedulable,omitempty"`
 }
 
 // SecretReference names a Secret.
 type SecretReference struct {
-	// name of the Secret.
+	// name is the name of the Secret.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name,omitempty"`
 
-	// namespace of the Secret.
+	// namespace is the namespace of the Secret.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// AllowedNamespaces selects namespaces by name or by label; a namespace that either selects is
-// allowed.
+// AllowedNamespaces selects namespaces by name or by label. A namespace is allowed if either selects it.
 // +kubebuilder:validation:MinProperties=1
 type AllowedNamespaces struct {
-	// names of namespaces.
+	// names lists allowed namespaces.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=1000
@@ -74,7 +72,7 @@ type AllowedNamespaces struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	Names []string `json:"names,omitempty"`
 
-	// selector of namespaces by label.
+	// selector selects allowed namespaces by label.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
@@ -82,27 +80,27 @@ type AllowedNamespaces struct {
 // CapstanHostStatus is the observed state of a CapstanHost.
 // +kubebuilder:validation:MinProperties=1
 type CapstanHostStatus struct {
-	// conditions are the observations of the host's current state: Ready, Connected, Deleting, Paused.
+	// conditions describe the current state: Ready, Connected, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// capacity is what the host has for machines: cpu and memory.
+	// capacity is the cpu and memory of the host that machines can use.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
-	// allocatable is what is left of the capacity.
+	// allocatable is the part of the capacity that is not used.
 	// +optional
 	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
 
-	// machines is the number of machines on the host, of all management planes.
+	// machines is the number of machines on the host, including machines of other management clusters.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Machines *int32 `json:"machines,omitempty"`
 
-	// versions are the Kubernetes versions that the host can run.
+	// versions lists the Kubernetes versions that the host can run.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
@@ -110,18 +108,19 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:items:MaxLength=64
 	Versions []string `json:"versions,omitempty"`
 
-	// nodeInfo is the architecture and operating system of the host.
+	// nodeInfo contains the architecture and operating system of the host.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 
-	// boxID is the same for all hosts on one Linux box. All machines of a cluster are placed on hosts of one box,
-	// which its network does not leave. Hosts that do not tell are taken for hosts of any box.
+	// boxID identifies the Linux box of the host. All hosts on one box have the same boxID. All machines of a
+	// cluster are placed on hosts of one box, because the cluster's network does not leave it. A host without a
+	// boxID is treated as a host of any box.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	BoxID string `json:"boxID,omitempty"`
 
-	// observedGeneration is the latest generation that the controller has seen.
+	// observedGeneration is the latest generation of this object that the controller processed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -133,18 +132,17 @@ type CapstanHostStatus struct {
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
 // +kubebuilder:subresource:status
 // +kubebuilder:metadata:labels="clusterctl.cluster.x-k8s.io/move-hierarchy="
-// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The host is connected and takes machines"
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why"
+// +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The host is connected and accepts machines"
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Domain",type="string",JSONPath=".spec.failureDomain",description="Failure domain"
 // +kubebuilder:printcolumn:name="Machines",type="integer",JSONPath=".status.machines",description="Machines on the host"
 // +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory for machines"
-// +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.allocatable.memory",description="Memory that is left"
+// +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.allocatable.memory",description="Free memory"
 // +kubebuilder:printcolumn:name="Versions",type="string",JSONPath=".status.versions",description="Kubernetes versions",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanHost is a Linux host whose capstand runs machines. It is cluster-scoped on purpose: hosts
-// are shared, and core never touches them (ALL-01).
+// CapstanHost is a Linux host whose capstand runs machines. It is cluster-scoped, because namespaces share hosts.
 type CapstanHost struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.

@@ -7,14 +7,13 @@ import (
 )
 
 const (
-	// MachineFinalizer lets the reconciler remove the machine from its host before the object goes
-	// (IM-09).
+	// MachineFinalizer keeps a CapstanMachine until its machine is removed from the host.
 	MachineFinalizer = "infrastructure.capstan.dev/capstanmachine"
 
-	// ProviderIDPrefix starts the providerID of every machine; the machine's id follows.
+	// ProviderIDPrefix is the prefix of every machine's providerID. The machine's id follows.
 	ProviderIDPrefix = "capstan://"
 
-	// DefaultMachineImage is the host's own /usr as the machine's root file system.
+	// DefaultMachineImage uses the host's own /usr as root file system.
 	DefaultMachineImage = "host"
 )
 
@@ -26,80 +25,78 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || !has(oldSelf.network) || !has(oldSelf.network.addresses) || (has(self.network) && has(self.network.addresses) && self.network.addresses == oldSelf.network.addresses)",message="network.addresses cannot be changed once the machine exists: it keeps its addresses for life"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.network) && has(oldSelf.network.addressesFromPools) ? has(self.network) && has(self.network.addressesFromPools) && self.network.addressesFromPools == oldSelf.network.addressesFromPools : !has(self.network) || !has(self.network.addressesFromPools))",message="network.addressesFromPools cannot be changed once the machine has its id: its addresses were claimed from these pools"
 type CapstanMachineSpec struct {
-	// id is the identity of this machine on its host. The controller writes it before the first
-	// side effect and never changes it: a host refuses a known name that comes with another id.
+	// id identifies this machine on its host. The controller sets it before it creates anything and never changes
+	// it. A host refuses a known name with another id.
 	// +optional
 	// +kubebuilder:validation:MinLength=8
 	// +kubebuilder:validation:MaxLength=36
 	// +kubebuilder:validation:Pattern=`^[a-z0-9-]+$`
 	ID string `json:"id,omitempty"`
 
-	// providerID is capstan:// and the id; the Node has the same (IM-01).
+	// providerID is capstan:// followed by the id. The Node has the same providerID.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
 
-	// hostName is the CapstanHost that the machine runs on. The controller places the machine
-	// when it is not set: by failure domain, then by free capacity.
+	// hostName is the name of the CapstanHost that runs the machine. If empty, the controller chooses a host by
+	// failure domain, then by free memory. It cannot be changed.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostName string `json:"hostName,omitempty"`
 
-	// hostID is the identity of the host behind hostName, as capstand made it. The controller writes it
-	// when it places the machine. A CapstanHost of that name may be another host after a move to another
-	// management cluster: then nothing is done to the machine (CTL-13).
+	// hostID is the id of the host of hostName, as capstand generated it. The controller sets it during placement.
+	// After a move to another management cluster, a CapstanHost of this name can be another host. Capstan then
+	// leaves the machine unchanged.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	HostID string `json:"hostID,omitempty"`
 
-	// hostSelector limits the hosts on which the machine may be placed.
+	// hostSelector limits the hosts for the machine by label.
 	// +optional
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
 
-	// image is the machine's root file system, a name that the host knows. `host`, the host's own
-	// /usr, when not set.
+	// image is the name of the machine's root file system on the host. Default: `host`, the host's own /usr.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Image string `json:"image,omitempty"`
 
-	// cpus is the number of processors of the machine; its Node reports as many. All of the host's
-	// when not set. Machines may have more processors together than the host.
+	// cpus is the number of processors of the machine, which its Node reports. Default: all processors of the
+	// host. The sum of all machines may exceed the processors of the host.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	CPUs int32 `json:"cpus,omitempty"`
 
-	// memory is the memory limit of the machine; its Node reports as much. 2Gi when not set, 512Mi
-	// at least. A host takes no more machines than its memory holds.
+	// memory is the memory limit of the machine, which its Node reports. Default: 2Gi. Minimum: 512Mi. A host
+	// accepts machines only up to its memory.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('512Mi')) >= 0",message="memory must be 512Mi at least"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('512Mi')) >= 0",message="memory must be at least 512Mi"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
-	// network is how the machine is attached to its cluster's network.
+	// network configures the machine's attachment to the network of its cluster.
 	// +optional
 	Network MachineNetworkSpec `json:"network,omitempty,omitzero"`
 }
 
-// MachineNetworkSpec is how a machine is attached to its cluster's network.
+// MachineNetworkSpec configures a machine's attachment to the network of its cluster.
 // +kubebuilder:validation:MinProperties=1
 type MachineNetworkSpec struct {
-	// addressesFromPools are the IPAM pools that give the machine its addresses, one address from
-	// each (IPAM-07): one pool whose addresses lie in the cluster's machineCIDR, and for a dual stack
-	// machine a second one with those of its machineIPv6CIDR (IPAM-08). The controller takes addresses
-	// of these networks when there are no pools.
+	// addressesFromPools names the IPAM pools that provide the machine's addresses, one address from each pool.
+	// The first pool must contain addresses of the cluster's machineCIDR. A dual-stack machine has a second pool
+	// with addresses of the machineIPv6CIDR. If empty, the controller chooses addresses of these networks.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
-	// +kubebuilder:validation:XValidation:rule="size(self) < 2 || self[0] != self[1]",message="the two pools must differ: a dual stack machine takes one IPv4 and one IPv6 pool"
+	// +kubebuilder:validation:XValidation:rule="size(self) < 2 || self[0] != self[1]",message="the two pools must differ: a dual-stack machine needs one IPv4 pool and one IPv6 pool"
 	AddressesFromPools []IPPoolReference `json:"addressesFromPools,omitempty"`
 
-	// addresses are the addresses of the machine's interface, with their prefix lengths. Written by
-	// the controller before the machine is made, so that a machine keeps its address for life.
+	// addresses are the addresses of the machine's interface with their prefix lengths. The controller sets them
+	// before it creates the machine, so that they never change.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -107,22 +104,22 @@ type MachineNetworkSpec struct {
 	Addresses []InterfaceAddress `json:"addresses,omitempty"`
 }
 
-// IPPoolReference names an IPAM pool of any provider, in the namespace of the object that names it, or
-// cluster-scoped.
+// IPPoolReference names an IPAM pool of any provider. The pool is cluster-scoped or in the namespace of the object
+// that contains the reference.
 type IPPoolReference struct {
-	// apiGroup of the pool, for example ipam.capstan.dev.
+	// apiGroup is the API group of the pool, for example ipam.capstan.dev.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	APIGroup string `json:"apiGroup,omitempty"`
 
-	// kind of the pool, for example CapstanIPPool.
+	// kind is the kind of the pool, for example CapstanIPPool.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Kind string `json:"kind,omitempty"`
 
-	// name of the pool.
+	// name is the name of the pool.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -138,13 +135,13 @@ type InterfaceAddress struct {
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="address must be an IP address, for example 10.200.8.2"
 	Address string `json:"address,omitempty"`
 
-	// prefix is the length of the network prefix.
+	// prefix is the length of the network prefix in bits.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=128
 	Prefix int32 `json:"prefix,omitempty"`
 
-	// gateway is the router of the network.
+	// gateway is the address of the network's router.
 	// +optional
 	// +kubebuilder:validation:MinLength=2
 	// +kubebuilder:validation:MaxLength=39
@@ -152,49 +149,48 @@ type InterfaceAddress struct {
 	Gateway string `json:"gateway,omitempty"`
 }
 
-// CapstanMachineStatus is the observed state of a CapstanMachine. All of it can be rebuilt from the
-// spec and the host (ALL-12).
+// CapstanMachineStatus is the observed state of a CapstanMachine. It can be rebuilt from the spec and the host.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineStatus struct {
-	// conditions are the observations of the machine's current state: Ready, HostAssigned,
-	// AddressesAssigned, MachineRunning, BootstrapSucceeded, ServicesHealthy, Deleting, Paused.
+	// conditions describe the current state: Ready, HostAssigned, AddressesAssigned, MachineRunning,
+	// BootstrapSucceeded, ServicesHealthy, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// initialization holds the observations that orchestrate the first provisioning.
+	// initialization contains the fields that Cluster API reads during the first provisioning.
 	// +optional
 	Initialization CapstanMachineInitializationStatus `json:"initialization,omitempty,omitzero"`
 
-	// addresses of the machine: Hostname and InternalIP (IM-03).
+	// addresses are the machine's addresses, of the types Hostname and InternalIP.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	Addresses []clusterv1.MachineAddress `json:"addresses,omitempty"`
 
-	// failureDomain is where the machine is (IM-02).
+	// failureDomain is the failure domain of the machine's host.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	FailureDomain string `json:"failureDomain,omitempty"`
 
-	// restarts is how often the machine's PID 1 was started again since it was made.
+	// restarts counts the restarts of the machine's PID 1 since the machine was created.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Restarts *int32 `json:"restarts,omitempty"`
 
-	// observedGeneration is the latest generation that the controller has seen.
+	// observedGeneration is the latest generation of this object that the controller processed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
 
-// CapstanMachineInitializationStatus holds the observations that orchestrate the first provisioning.
+// CapstanMachineInitializationStatus contains the fields that Cluster API reads during the first provisioning.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineInitializationStatus struct {
-	// provisioned is true when the machine runs (IM-04).
+	// provisioned is true when the machine runs.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
@@ -205,9 +201,9 @@ type CapstanMachineInitializationStatus struct {
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Cluster",type="string",JSONPath=".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",description="Cluster"
-// +kubebuilder:printcolumn:name="Machine",type="string",JSONPath=".metadata.ownerReferences[?(@.kind==\"Machine\")].name",description="Machine that owns this one",priority=10
+// +kubebuilder:printcolumn:name="Machine",type="string",JSONPath=".metadata.ownerReferences[?(@.kind==\"Machine\")].name",description="Owning Machine",priority=10
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The machine runs and its services are healthy"
-// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why"
+// +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
 // +kubebuilder:printcolumn:name="Host",type="string",JSONPath=".spec.hostName",description="Host"
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.network.addresses[0].address",description="First address"
 // +kubebuilder:printcolumn:name="ProviderID",type="string",JSONPath=".spec.providerID",description="Provider ID"
@@ -215,7 +211,8 @@ type CapstanMachineInitializationStatus struct {
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanMachine is a machine on a CapstanHost: namespaces, an address, limits and an init process.
+// CapstanMachine is a machine on a CapstanHost: a container with its own namespaces, address, limits and init
+// process.
 type CapstanMachine struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.

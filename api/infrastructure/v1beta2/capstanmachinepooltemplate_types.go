@@ -8,32 +8,32 @@ import (
 
 // CapstanMachinePoolTemplateSpec is the desired state of a CapstanMachinePoolTemplate.
 type CapstanMachinePoolTemplateSpec struct {
-	// template is what CapstanMachinePools are made from.
+	// template describes the CapstanMachinePools that are created from it.
 	// +required
 	Template CapstanMachinePoolTemplateResource `json:"template,omitempty,omitzero"`
 }
 
-// CapstanMachinePoolTemplateResource is what CapstanMachinePools are made from.
+// CapstanMachinePoolTemplateResource describes the CapstanMachinePools that are created from a template.
 type CapstanMachinePoolTemplateResource struct {
-	// metadata is the labels and annotations of the CapstanMachinePools.
+	// metadata contains the labels and annotations of the CapstanMachinePools.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
 	// spec is the spec of the CapstanMachinePools.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="!has(self.id) && !has(self.providerID) && !has(self.providerIDList) && !has(self.replicas)",message="id, providerID, providerIDList and replicas belong to one pool and cannot be set in a template"
+	// +kubebuilder:validation:XValidation:rule="!has(self.id) && !has(self.providerID) && !has(self.providerIDList) && !has(self.replicas)",message="id, providerID, providerIDList and replicas apply to one pool and cannot be set in a template"
 	Spec CapstanMachinePoolSpec `json:"spec,omitempty,omitzero"`
 }
 
-// CapstanMachinePoolTemplateStatus is what a machine of a pool made from the template will have, for
+// CapstanMachinePoolTemplateStatus describes a machine of a pool that is created from the template, for
 // autoscalers that scale from zero.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachinePoolTemplateStatus struct {
-	// capacity is the resources of one machine.
+	// capacity contains the resources of one machine.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
-	// nodeInfo is the architecture and operating system of the machines.
+	// nodeInfo contains the architecture and operating system of the machines.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 }
@@ -47,17 +47,17 @@ type CapstanMachinePoolTemplateStatus struct {
 // +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory of a machine"
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanMachinePoolTemplate is a template of CapstanMachinePools, for ClusterClasses (MP-10).
+// CapstanMachinePoolTemplate is a template of CapstanMachinePools for ClusterClasses.
 type CapstanMachinePoolTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the desired state of the template. It cannot be changed.
+	// spec is the desired state of the template. It is immutable.
 	// +required
 	Spec CapstanMachinePoolTemplateSpec `json:"spec,omitempty,omitzero"`
-	// status is what a machine of a pool made from the template will have.
+	// status describes a machine of a pool that is created from the template.
 	// +optional
 	Status CapstanMachinePoolTemplateStatus `json:"status,omitempty,omitzero"`
 }

@@ -8,14 +8,14 @@ import (
 
 // CapstanMachineTemplateSpec is the desired state of a CapstanMachineTemplate.
 type CapstanMachineTemplateSpec struct {
-	// template is what CapstanMachines are made from.
+	// template describes the CapstanMachines that are created from it.
 	// +required
 	Template CapstanMachineTemplateResource `json:"template,omitempty,omitzero"`
 }
 
-// CapstanMachineTemplateResource is what CapstanMachines are made from.
+// CapstanMachineTemplateResource describes the CapstanMachines that are created from a template.
 type CapstanMachineTemplateResource struct {
-	// metadata is the labels and annotations of the CapstanMachines.
+	// metadata contains the labels and annotations of the CapstanMachines.
 	// +optional
 	ObjectMeta clusterv1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
@@ -24,29 +24,29 @@ type CapstanMachineTemplateResource struct {
 	Spec CapstanMachineSpec `json:"spec,omitempty,omitzero"`
 }
 
-// CapstanMachineTemplateStatus is what a machine made from the template will have, for autoscalers
-// that scale from zero (IM-07).
+// CapstanMachineTemplateStatus describes a machine that is created from the template, for autoscalers that scale
+// from zero.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineTemplateStatus struct {
-	// capacity is the resources of a machine made from the template.
+	// capacity contains the resources of a machine.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
-	// nodeInfo is the architecture and operating system of a machine made from the template.
+	// nodeInfo contains the architecture and operating system of a machine.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 }
 
-// NodeInfo is the architecture and operating system of machines.
+// NodeInfo contains the architecture and operating system of machines.
 // +kubebuilder:validation:MinProperties=1
 type NodeInfo struct {
-	// architecture of the machines' processors, as Go names it: amd64, arm64.
+	// architecture is the processor architecture, for example amd64 or arm64.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	Architecture string `json:"architecture,omitempty"`
 
-	// operatingSystem of the machines: linux.
+	// operatingSystem is the operating system: linux.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
@@ -62,17 +62,17 @@ type NodeInfo struct {
 // +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory of a machine"
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
-// CapstanMachineTemplate is a template of CapstanMachines (IM-07).
+// CapstanMachineTemplate is a template of CapstanMachines.
 type CapstanMachineTemplate struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the desired state of the template. It cannot be changed.
+	// spec is the desired state of the template. It is immutable.
 	// +required
 	Spec CapstanMachineTemplateSpec `json:"spec,omitempty,omitzero"`
-	// status is what a machine made from the template will have.
+	// status describes a machine that is created from the template.
 	// +optional
 	Status CapstanMachineTemplateStatus `json:"status,omitempty,omitzero"`
 }

@@ -1,6 +1,5 @@
-// Package v1beta2 contains the infrastructure.capstan.dev API: the machines, clusters and hosts
-// that Capstan turns Linux boxes into. The version's name is the Cluster API contract that it
-// satisfies.
+// Package v1beta2 contains the API group infrastructure.capstan.dev: clusters, machines, machine pools and hosts.
+// The version name is the Cluster API contract that it satisfies.
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.capstan.dev
 package v1beta2

@@ -1,27 +1,24 @@
 package v1beta2
 
-// Conditions of both kinds of pool (row IPAM-02).
+// Conditions of both kinds of pool.
 const (
-	// ReadyCondition says whether the pool can serve claims. It is False
-	// while any of these holds: the spec is invalid, the pool is being
-	// deleted, it overlaps where that is refused, its addresses are still
-	// arriving from a move, or claims wait because nothing is free. A pool
-	// that is full while nobody waits is Ready.
+	// ReadyCondition is True when the pool can serve claims. It is False if the spec is invalid, the pool is being
+	// deleted, it overlaps with another pool and one of them refuses that, its addresses are still arriving from a
+	// move, or claims wait because no address is free. A full pool without waiting claims is Ready.
 	ReadyCondition = "Ready"
 
-	// SpecValidCondition is False when the spec cannot be used. Admission
-	// refuses such a spec, so this is seen only where the webhook is off.
+	// SpecValidCondition is False when the spec is invalid. Admission refuses such a spec, so this occurs only
+	// without the webhook.
 	SpecValidCondition = "SpecValid"
 
 	// AddressesAvailableCondition is False when no address is free.
 	AddressesAvailableCondition = "AddressesAvailable"
 
-	// AddressesInRangeCondition is False when addresses are handed out that
-	// the spec no longer contains. They stay with their claims.
+	// AddressesInRangeCondition is False when the spec no longer contains all allocated addresses. These addresses
+	// stay with their claims.
 	AddressesInRangeCondition = "AddressesInRange"
 
-	// NotOverlappingCondition is False when another pool hands out some of
-	// the same addresses.
+	// NotOverlappingCondition is False when another pool contains some of the same addresses.
 	NotOverlappingCondition = "NotOverlapping"
 )
 
@@ -29,27 +26,28 @@ const (
 const (
 	// ReadyReason: the pool serves claims.
 	ReadyReason = "Ready"
-	// ValidReason: the spec can be used.
+	// ValidReason: the spec is valid.
 	ValidReason = "Valid"
-	// InvalidSpecReason: the spec cannot be used; the message says what was wanted.
+	// InvalidSpecReason: the spec is invalid. The message contains the cause.
 	InvalidSpecReason = "InvalidSpec"
 	// AvailableReason: an address is free.
 	AvailableReason = "Available"
-	// ExhaustedReason: no address is free; claims are served as soon as one is.
+	// ExhaustedReason: no address is free. Waiting claims are served when an address is released.
 	ExhaustedReason = "Exhausted"
-	// InRangeReason: the spec contains every address that is out.
+	// InRangeReason: the spec contains every allocated address.
 	InRangeReason = "InRange"
-	// OutOfRangeReason: the message counts the addresses that the spec no longer contains.
+	// OutOfRangeReason: the spec no longer contains some allocated addresses. The message contains their number.
 	OutOfRangeReason = "OutOfRange"
-	// NotOverlappingReason: no other pool has addresses of this one.
+	// NotOverlappingReason: no other pool contains addresses of this one.
 	NotOverlappingReason = "NotOverlapping"
-	// OverlappingReason: another pool, which the message names, has some of the same addresses.
+	// OverlappingReason: another pool contains some of the same addresses. The message contains its name.
 	OverlappingReason = "Overlapping"
-	// OverlapRefusedReason: it overlaps, and a pool concerned refuses that: nothing new is handed out.
+	// OverlapRefusedReason: the pool overlaps with another pool and one of them refuses that. The pool allocates
+	// no new address.
 	OverlapRefusedReason = "OverlapRefused"
-	// DeletingReason: the pool is being deleted and waits for its addresses to come back.
+	// DeletingReason: the pool is being deleted and waits for the release of its addresses.
 	DeletingReason = "Deleting"
-	// ArrivingFromMoveReason: clusterctl move has brought the pool, and its addresses are still to come.
+	// ArrivingFromMoveReason: clusterctl move created the pool, and its addresses are still arriving.
 	ArrivingFromMoveReason = "ArrivingFromMove"
 	// ClaimAddressReadyReason: a claim got an address.
 	ClaimAddressReadyReason = "AddressAllocated"

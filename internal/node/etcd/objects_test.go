@@ -82,7 +82,7 @@ func TestObjects(t *testing.T) {
 	member.Spec.Leave = true
 	must(t, env.Client.Update(ctx, member))
 	member.Spec.Leave = false
-	if err := env.Client.Update(ctx, member); err == nil || !strings.Contains(err.Error(), "cannot be taken back") {
+	if err := env.Client.Update(ctx, member); err == nil || !strings.Contains(err.Error(), "cannot be unset") {
 		t.Errorf("leave was taken back: %v", err)
 	}
 

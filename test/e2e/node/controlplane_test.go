@@ -529,7 +529,7 @@ func testDownToOne(t *testing.T, p *plane) {
 		if err == nil {
 			t.Fatal("leave was taken back")
 		}
-		if !strings.Contains(err.Error(), "cannot be taken back") {
+		if !strings.Contains(err.Error(), "cannot be unset") {
 			return err
 		}
 		return nil

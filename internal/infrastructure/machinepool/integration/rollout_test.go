@@ -461,11 +461,11 @@ func TestValidation(t *testing.T) {
 		}, "percentage"},
 		"unknown policy":    {func(s *infrav1.CapstanMachinePoolSpec) { s.DeletePolicy = "Nicest" }, "Unsupported value"},
 		"negative replicas": {func(s *infrav1.CapstanMachinePoolSpec) { s.Replicas = ptr.To[int32](-1) }, "replicas"},
-		"a machine's id":    {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.ID = "12345678" }, "belong to one machine"},
-		"a machine's host":  {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.HostName = "h" }, "belong to one machine"},
+		"a machine's id":    {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.ID = "12345678" }, "identify one machine"},
+		"a machine's host":  {func(s *infrav1.CapstanMachinePoolSpec) { s.MachineTemplate.Spec.HostName = "h" }, "identify one machine"},
 		"a machine's address": {func(s *infrav1.CapstanMachinePoolSpec) {
 			s.MachineTemplate.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "10.0.0.2", Prefix: 24}}
-		}, "belong to one machine"},
+		}, "apply to one machine"},
 	} {
 		p := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("pool")}}
 		tc.change(&p.Spec)
@@ -502,5 +502,5 @@ func TestTemplate(t *testing.T) {
 	w.Expect(env.Client.Patch(ctx, changed, client.MergeFrom(tpl), client.DryRunAll)).To(Succeed())
 	own := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("tpl")}}
 	own.Spec.Template.Spec.ProviderID = "capstan-pool://1"
-	w.Expect(env.Client.Create(ctx, own)).To(MatchError(ContainSubstring("belong to one pool")))
+	w.Expect(env.Client.Create(ctx, own)).To(MatchError(ContainSubstring("apply to one pool")))
 }
