@@ -205,7 +205,7 @@ func TestBackupRules(t *testing.T) {
 		"restore a path":            {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a/b", Store: s3()} }, "should match"},
 		"restore into the config":   {func(o *cp) { o.Spec.Config.Restore = bootstrapSource() }, "config.restore is set by"},
 		"restore from two":          {func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: both()} }, "exactly one store"},
-		"restore, an external etcd": {withExternalEtcd(func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: s3()} }), "an external etcd is backed up by"},
+		"restore, an external etcd": {withExternalEtcd(func(o *cp) { o.Spec.Restore = controlplanev1.RestoreSpec{Name: "a", Store: s3()} }), "not possible with an external etcd"},
 		"backup, an external etcd":  {withExternalEtcd(backup(func(*controlplanev1.BackupSpec) {})), "not possible with an external etcd"},
 	} {
 		t.Run(name, func(t *testing.T) {
