@@ -1,4 +1,3 @@
-// Package api_test holds the types to the conventions that no single kind proves.
 package api_test
 
 import (

@@ -1,4 +1,3 @@
-// Package docs checks that the documents name only code and tests that exist.
 package docs
 
 import (

@@ -1,4 +1,3 @@
-// Package integration tests the IPAM provider against a real API server.
 package integration
 
 import (

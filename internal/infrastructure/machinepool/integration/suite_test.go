@@ -1,6 +1,3 @@
-// Package integration tests machine pools against a real API server, with the real manager of Cluster API core
-// (MachinePool, Machine and MachineHealthCheck controllers), the infrastructure provider, and hollow
-// hosts whose machines register Nodes.
 package integration
 
 import (
