@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +65,7 @@ func newLoadBalancer(h *Host, spec *hostpb.LoadBalancer, listen []string) *loadB
 
 // shared is the only folder that the balancer's process can write to.
 func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "shared") }
+func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
 func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup("balancer-" + lb.id) }
 
 // listenAddresses fills in the gateway.
@@ -147,8 +149,18 @@ func (lb *loadBalancer) live(life context.Context) error {
 	if err := changes.Add(lb.shared()); err != nil {
 		return err
 	}
+	log, err := openLog(lb.logPath())
+	if err != nil {
+		return err
+	}
+	_ = log.Close() // it is there to be watched
+	ctx, stop := context.WithCancel(life)
+	defer stop()
+	go capLog(ctx, lb.logPath(), lb.log)
 	process, err := lb.find()
-	if errors.Is(err, proc.ErrGone) {
+	if err == nil {
+		process = lb.renew(life, process, changes)
+	} else if errors.Is(err, proc.ErrGone) {
 		process, err = lb.start()
 	}
 	if err != nil {
@@ -187,6 +199,62 @@ func (lb *loadBalancer) find() (*proc.Handle, error) {
 	return status.Process.Open()
 }
 
+// renewTime is how long a new process may take to follow the one before.
+const renewTime = 20 * time.Second
+
+// renew has a process of another program than capstand's own, from before an upgrade, followed by a new one. The two
+// settle it between them (package balancer), so capstand may die at any time: the status names the one that serves.
+// The process before goes on with its connections for a while; it is in the same cgroup and is removed with it. If the
+// new process does not take over, the one before is kept.
+func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changes *fsnotify.Watcher) *proc.Handle {
+	if !lb.outdated(old) {
+		return old
+	}
+	next, err := lb.start()
+	if err != nil {
+		lb.log.Warn("the balancer keeps its program of before", "error", err)
+		return old
+	}
+	ctx, cancel := context.WithTimeout(life, renewTime)
+	defer cancel()
+	if err := lb.awaitFollowed(ctx, next, changes); err != nil {
+		lb.log.Warn("the balancer keeps its program of before; stop it when its connections may end", "pid", old.PID, "error", err)
+		_, _ = next.Signal(unix.SIGKILL), next.Close()
+		return old
+	}
+	lb.log.Info("balancer renewed", "pid", next.PID, "before", old.PID)
+	_ = old.Close()
+	return next
+}
+
+// outdated says whether a process runs another program than capstand does.
+func (lb *loadBalancer) outdated(process *proc.Handle) bool {
+	theirs, err1 := os.Stat(fmt.Sprintf("/proc/%d/exe", process.PID))
+	own, err2 := os.Stat("/proc/self/exe")
+	return err1 == nil && err2 == nil && !os.SameFile(theirs, own)
+}
+
+// awaitFollowed returns when the status is that of the process, or with an error when the process has ended.
+func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, changes *fsnotify.Watcher) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	var waited error
+	go func() { defer close(ended); waited = next.Wait(ctx) }()
+	defer func() { cancel(); <-ended }() // a handle is waited for by one at a time
+	for {
+		var status balancer.Status
+		if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err == nil && status.Process == next.Ref {
+			return nil
+		}
+		select {
+		case <-ended:
+			return fmt.Errorf("the new process did not take over, see balancer.log: %w", cmp.Or(waited, proc.ErrGone))
+		case <-changes.Events:
+		case <-changes.Errors: // lost events: look again
+		}
+	}
+}
+
 // start starts the process: unprivileged but for ports below 1024, in a session and cgroup of its own,
 // with nothing of capstand's but its folder, as descriptor 3.
 func (lb *loadBalancer) start() (*proc.Handle, error) {
@@ -195,7 +263,7 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 		return nil, err
 	}
 	defer func() { _ = shared.Close() }()
-	log, err := os.OpenFile(filepath.Join(lb.dir, "balancer.log"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	log, err := openLog(lb.logPath())
 	if err != nil {
 		return nil, err
 	}

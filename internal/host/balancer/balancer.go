@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/proc"
@@ -28,29 +28,36 @@ type Balancer struct {
 	timing Timing
 	log    *slog.Logger
 	pool   *pool
-	slots  *semaphore.Weighted
+	gate   *gate
 	self   proc.Ref
+
+	metrics *metrics
+	// complaints bounds the lines that clients can cause.
+	complaints *rate.Limiter
+	// succeeded is closed when another balancer has taken over.
+	succeeded chan struct{}
 
 	mu        sync.Mutex
 	listeners map[string]net.Listener
+	// inherited listeners are those of the balancer before that no address has used yet.
+	inherited map[string]net.Listener
 	message   string
 }
 
 // New returns the balancer of a folder.
 func New(dir string, timing Timing, log *slog.Logger) *Balancer {
-	return &Balancer{
-		dir: dir, timing: timing, log: log, pool: newPool(),
-		slots: semaphore.NewWeighted(maxConnections), listeners: map[string]net.Listener{},
+	b := &Balancer{
+		dir: dir, timing: timing, log: log, pool: newPool(), gate: newGate(connectionLimit()),
+		complaints: rate.NewLimiter(1, 20), succeeded: make(chan struct{}),
+		listeners: map[string]net.Listener{}, inherited: map[string]net.Listener{},
 	}
+	b.metrics = newMetrics(b.gate, b.pool)
+	return b
 }
 
-// Run serves until ctx is done, following changes of the configuration.
-func (b *Balancer) Run(ctx context.Context) error {
-	unlock, err := lock(b.dir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+// Run serves until ctx is done, following changes of the configuration. If a balancer serves the folder already, Run
+// takes over from it. When another one takes over from this one, Run finishes the connections that there are.
+func (b *Balancer) Run(ctx context.Context) (err error) {
 	if b.self, err = proc.Find(os.Getpid()); err != nil {
 		return err
 	}
@@ -63,13 +70,104 @@ func (b *Balancer) Run(ctx context.Context) error {
 		return err
 	}
 	defer b.close()
+	unlock, err := lock(b.dir)
+	if err != nil {
+		unlock, err = b.takeOver(ctx, err)
+	}
+	if err != nil {
+		return err
+	}
+	stop, err := b.openSockets()
+	if err == nil {
+		err = b.follow(ctx, changes)
+		stop()
+	}
+	if err != nil || ctx.Err() != nil {
+		unlock()
+		return err
+	}
+	b.listenNoMore()
+	unlock()
+	return b.drain(ctx, changes)
+}
+
+// takeOver serves in the place of the balancer that has the lock. One of before handovers were there refuses.
+func (b *Balancer) takeOver(ctx context.Context, locked error) (unlock func(), err error) {
+	p, err := b.inherit()
+	if err != nil {
+		return nil, fmt.Errorf("%w; it does not hand over: %w", locked, err)
+	}
+	b.apply()
+	return p.replace(ctx, b.dir)
+}
+
+// openSockets opens those for metrics and for the next balancer.
+func (b *Balancer) openSockets() (stop func(), err error) {
+	m, err := listenUnix(filepath.Join(b.dir, MetricsSocket))
+	if err != nil {
+		return nil, err
+	}
+	h, err := listenUnix(filepath.Join(b.dir, handoverSocket))
+	if err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	go b.metrics.serve(m)
+	go b.give(h)
+	return func() { _, _ = m.Close(), h.Close() }, nil
+}
+
+// follow does what the configuration says until ctx is done or another balancer has taken over.
+func (b *Balancer) follow(ctx context.Context, changes *fsnotify.Watcher) error {
 	for {
 		retry := b.apply()
 		if err := b.waitForChange(ctx, changes, retry); err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || b.hasSuccessor() {
 			return nil
+		}
+	}
+}
+
+func (b *Balancer) hasSuccessor() bool {
+	select {
+	case <-b.succeeded:
+		return true
+	default:
+		return false
+	}
+}
+
+// listenNoMore closes the listeners. The successor has the same sockets, so nobody is refused.
+func (b *Balancer) listenNoMore() {
+	if err := b.listen(nil); err != nil {
+		b.log.Error("closing listeners", "error", err)
+	}
+}
+
+// drain waits for the end of all connections, but not for ever. Those to backends that leave are ended as always.
+func (b *Balancer) drain(ctx context.Context, changes *fsnotify.Watcher) error {
+	timeout := time.After(b.timing.Drain)
+	for {
+		open, _, empty := b.gate.load()
+		if open == 0 {
+			return nil
+		}
+		b.log.Info("another balancer serves; the last connections go on", "connections", open)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timeout:
+			return nil
+		case <-empty:
+		case err := <-changes.Errors:
+			return err
+		case event := <-changes.Events:
+			var config Config
+			if filepath.Base(event.Name) == ConfigFile && disk.ReadJSON(event.Name, &config) == nil {
+				b.pool.set(config.Backends)
+			}
 		}
 	}
 }
@@ -98,6 +196,8 @@ func (b *Balancer) waitForChange(ctx context.Context, changes *fsnotify.Watcher,
 	for {
 		select {
 		case <-ctx.Done():
+			return nil
+		case <-b.succeeded:
 			return nil
 		case <-again:
 			return nil
@@ -148,7 +248,7 @@ func (b *Balancer) listen(addresses []string) error {
 		if b.listeners[address] != nil {
 			continue
 		}
-		listener, err := net.Listen("tcp", address)
+		listener, err := b.open(address)
 		if err != nil {
 			errs = errors.Join(errs, err)
 			continue
@@ -156,7 +256,21 @@ func (b *Balancer) listen(addresses []string) error {
 		b.listeners[address] = listener
 		go b.accept(listener)
 	}
+	for address, listener := range b.inherited {
+		_ = listener.Close()
+		delete(b.inherited, address)
+	}
 	return errs
+}
+
+// open listens on an address, with the socket of the balancer before if it had one.
+func (b *Balancer) open(address string) (net.Listener, error) {
+	if listener := b.inherited[address]; listener != nil {
+		delete(b.inherited, address)
+		return listener, nil
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	return config.Listen(context.Background(), "tcp", address)
 }
 
 func (b *Balancer) close() {
@@ -164,10 +278,13 @@ func (b *Balancer) close() {
 	_ = b.listen(nil)
 }
 
-// report writes the status for capstand.
+// report writes the status for capstand, unless that is up to another balancer.
 func (b *Balancer) report() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.hasSuccessor() {
+		return
+	}
 	status := Status{
 		Process: b.self, Healthy: b.pool.healthy(), Message: b.message, Listening: []string{},
 	}
@@ -182,11 +299,8 @@ func (b *Balancer) report() {
 
 func (b *Balancer) accept(listener net.Listener) {
 	for {
-		// At the limit new connections wait in the kernel.
-		_ = b.slots.Acquire(context.Background(), 1)
 		conn, err := listener.Accept()
 		if err != nil {
-			b.slots.Release(1)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -194,32 +308,67 @@ func (b *Balancer) accept(listener net.Listener) {
 			time.Sleep(50 * time.Millisecond) // out of files or memory: more haste makes it worse
 			continue
 		}
+		leave := b.gate.enter(sourceOf(conn.RemoteAddr()))
+		if leave == nil {
+			b.complain(conn, refused, errShare)
+			_ = conn.Close()
+			continue
+		}
 		go func() {
-			defer b.slots.Release(1)
+			defer leave()
 			defer func() { _ = conn.Close() }()
-			if err := b.serve(conn.(*net.TCPConn)); err != nil {
-				b.log.Warn("connection", "client", conn.RemoteAddr().String(), "error", err)
+			if result, err := b.serve(conn.(*net.TCPConn)); err != nil {
+				b.complain(conn, result, err)
 			}
 		}()
 	}
 }
 
+var errShare = errors.New("this source has its share of the connections")
+
+// complain counts a connection that was not served and logs it, unless clients have caused too many lines lately.
+func (b *Balancer) complain(conn net.Conn, result string, err error) {
+	b.metrics.connections.WithLabelValues(result).Inc()
+	if b.complaints.Allow() {
+		b.log.Warn("connection", "client", conn.RemoteAddr().String(), "result", result, "error", err)
+	}
+}
+
 // serve connects a client to a backend and carries bytes both ways until both have ended.
-func (b *Balancer) serve(client *net.TCPConn) error {
+func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
+	notice(client)
+	hello, err := readHello(client, b.timing.Hello)
+	if err != nil {
+		return noHello, err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), b.timing.Park)
 	defer cancel()
 	backend, conn, err := b.connect(ctx)
 	if err != nil {
-		return err
+		return noBackend, err
 	}
 	defer func() { _ = conn.Close() }()
+	notice(conn)
+	b.metrics.connections.WithLabelValues(served).Inc()
 	stop := context.AfterFunc(backend.removed, func() { _, _ = conn.Close(), client.Close() })
 	defer stop()
+	if _, err := conn.Write(hello); err != nil {
+		return noBackend, err
+	}
 	var both sync.WaitGroup
 	both.Go(func() { carry(conn, client) })
 	both.Go(func() { carry(client, conn) })
 	both.Wait()
-	return nil
+	return served, nil
+}
+
+// notice has the kernel end a connection whose peer takes no bytes and answers nothing.
+func notice(conn *net.TCPConn) {
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		})
+	}
 }
 
 // connect waits for a healthy backend that takes the connection, as long as ctx allows.
@@ -238,7 +387,7 @@ func (b *Balancer) connect(ctx context.Context) (*backend, *net.TCPConn, error) 
 			tried = nil
 			continue
 		}
-		dialer := net.Dialer{Timeout: b.timing.Dial}
+		dialer := net.Dialer{Timeout: b.timing.Dial, KeepAliveConfig: keepAlive}
 		conn, err := dialer.DialContext(ctx, "tcp", backend.Address)
 		if err == nil {
 			return backend, conn.(*net.TCPConn), nil

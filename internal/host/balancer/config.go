@@ -11,6 +11,7 @@
 package balancer
 
 import (
+	"net"
 	"time"
 
 	"capstan.dev/capstan/internal/host/proc"
@@ -62,6 +63,10 @@ type Timing struct {
 	Park time.Duration
 	// Dial ends an attempt to connect to a backend.
 	Dial time.Duration
+	// Hello is how long a client may take to begin its TLS handshake.
+	Hello time.Duration
+	// Drain is how long the connections of a balancer go on that another one has followed.
+	Drain time.Duration
 }
 
 // DefaultTiming is what the balancer uses.
@@ -71,11 +76,15 @@ var DefaultTiming = Timing{
 	CheckTimeout: 5 * time.Second,
 	Park:         30 * time.Second,
 	Dial:         2 * time.Second,
+	Hello:        10 * time.Second,
+	Drain:        15 * time.Minute,
 }
 
-// maxConnections bounds the connections of a balancer, parked ones included. More wait in the
-// kernel's backlog.
-const maxConnections = 8192
+// Peers that are gone without a word are noticed after a minute; a connection that is only silent, such as a watch,
+// stays as long as its client answers the kernel.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
+
+const userTimeout = time.Minute
 
 // failures in a row, other than a refused connection, make a backend unhealthy. An API server under
 // load may miss one check.

@@ -3,7 +3,12 @@
 package host_test
 
 import (
+	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,4 +128,77 @@ func TestBalancerKilled(t *testing.T) {
 	c.start()
 	eventually(t, "balancer is gone", func() error { return gone(filepath.Join(c.root, "balancers", blue.id)) })
 	check(t, tryHost("! ss -Hltn 'src "+blue.address(1)+"' | grep ."))
+}
+
+// A new capstand has its own program follow the balancer of before. A connection that is open goes on, new ones are
+// served all the while, and the process of before ends with its last connection.
+func TestBalancerUpgraded(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	c.make(blue.machine(10))
+	c.balancer(blue, 10)
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	before := balancerPID(t, blue)
+	dials := 0
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			dials++
+			return (&net.Dialer{}).DialContext(ctx, network, blue.address(1)+":6443")
+		},
+	}}
+	ask := func() {
+		t.Helper()
+		res, err := client.Get("https://" + blue.address(1) + ":6443/name")
+		check(t, err)
+		_, _ = io.Copy(io.Discard, res.Body)
+		check(t, res.Body.Close())
+	}
+	ask()
+
+	stop, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, _, err := get(blue.address(1), "/name"); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	next := filepath.Join(t.TempDir(), "capstand")
+	copyFile(t, c.binary, next)
+	c.binary = next
+	c.kill()
+	c.start()
+	var now int
+	eventually(t, "another balancer", func() error {
+		if now = balancerPID(t, blue); now == before {
+			return fmt.Errorf("still process %d", before)
+		}
+		return nil
+	})
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	ask()
+	if dials != 1 {
+		t.Errorf("the open connection was lost: %d dials", dials)
+	}
+	close(stop)
+	check(t, <-failed)
+	check(t, syscall.Kill(before, 0)) // it has a connection
+	client.CloseIdleConnections()
+	eventually(t, "the end of the balancer of before", func() error { return gone(fmt.Sprintf("/proc/%d", before)) })
+
+	// The same program again changes nothing.
+	c.kill()
+	c.start()
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	if pid := balancerPID(t, blue); pid != now {
+		t.Errorf("balancer is process %d after a restart of the same capstand, was %d", pid, now)
+	}
 }

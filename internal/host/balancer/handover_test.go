@@ -1,0 +1,200 @@
+package balancer
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/testenv/ports"
+)
+
+// running is a balancer of a folder that has others.
+type running struct {
+	*Balancer
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func run(t *testing.T, dir string, timing Timing) *running {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{New(dir, timing, quiet()), cancel, make(chan error, 1)}
+	go func() { r.done <- r.Run(ctx); close(r.done) }()
+	t.Cleanup(func() { cancel(); <-r.done })
+	return r
+}
+
+// serves waits until the balancer itself listens, and has the folder.
+func (r *running) awaitServing(t *testing.T) {
+	t.Helper()
+	until(t, "serving", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		conn, err := net.Dial("unix", filepath.Join(r.dir, handoverSocket))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return len(r.listeners) == 1 && err == nil && len(r.pool.healthy()) > 0
+	})
+}
+
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not %s", what)
+		}
+	}
+}
+
+// Under a stream of connections another balancer takes over: none is refused, and one that was open goes on in the
+// first until it ends.
+func TestHandover(t *testing.T) {
+	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
+	f.configure(apiServer(t, "a", ready(200)))
+	first := run(t, f.dir, fast)
+	f.awaitHealthy(1)
+	open, err := net.Dial("tcp", f.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Close() }()
+	_, _ = open.Write(record("\x01\x00\x03\xe8")) // the server waits for more
+	until(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
+
+	stop, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := f.get(); err != nil {
+				failed <- err
+				return
+			}
+		}
+	}()
+	second := run(t, f.dir, fast)
+	until(t, "handed over", first.hasSuccessor)
+	second.awaitServing(t)
+	third := run(t, f.dir, fast) // and again
+	until(t, "handed over", second.hasSuccessor)
+	if err := <-second.done; err != nil {
+		t.Errorf("the second balancer: %v", err)
+	}
+	close(stop)
+	if err := <-failed; err != nil {
+		t.Errorf("while balancers change: %v", err)
+	}
+	_ = third
+
+	select {
+	case err := <-first.done:
+		t.Fatalf("the first balancer ended with an open connection: %v", err)
+	default:
+	}
+	_ = open.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := open.Read(make([]byte, 1)); err == nil || !os.IsTimeout(err) {
+		t.Errorf("the open connection: %v", err)
+	}
+	_ = open.Close()
+	if err := <-first.done; err != nil {
+		t.Errorf("the first balancer: %v", err)
+	}
+	if name, err := f.get(); err != nil || name != "a" {
+		t.Errorf("%q, %v", name, err)
+	}
+}
+
+// Connections of a balancer that was followed end in the end, and at once if their backend leaves.
+func TestDrainEnds(t *testing.T) {
+	for name, tt := range map[string]struct {
+		drain time.Duration
+		leave bool
+	}{"after a while": {50 * time.Millisecond, false}, "backend leaves": {patience, true}} {
+		t.Run(name, func(t *testing.T) {
+			f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
+			f.configure(apiServer(t, "a", ready(200)))
+			timing := fast
+			timing.Drain = tt.drain
+			first := run(t, f.dir, timing)
+			f.awaitHealthy(1)
+			open, err := net.Dial("tcp", f.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = open.Close() }()
+			_, _ = open.Write(record("\x01\x00\x03\xe8"))
+			until(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
+			second := run(t, f.dir, fast)
+			until(t, "handed over", first.hasSuccessor)
+			second.awaitServing(t)
+			if tt.leave {
+				f.configure()
+			}
+			if err := <-first.done; err != nil {
+				t.Error(err)
+			}
+			if _, err := open.Read(make([]byte, 1)); err == nil {
+				t.Error("the connection goes on")
+			}
+		})
+	}
+}
+
+// A successor that dies between any two steps changes nothing: the first goes on, says so, and can be followed again.
+func TestHandoverBroken(t *testing.T) {
+	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
+	f.configure(apiServer(t, "a", ready(200)))
+	first := run(t, f.dir, fast)
+	first.awaitServing(t)
+	for _, receives := range []bool{false, true} {
+		second := New(f.dir, fast, quiet())
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(f.dir, handoverSocket), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if receives {
+			if err := second.receiveListeners(conn); err != nil {
+				t.Fatal(err)
+			}
+			if second.inherited[f.address] == nil {
+				t.Errorf("inherited %v", second.inherited)
+			}
+			_ = disk.WriteJSON(filepath.Join(f.dir, StatusFile), Status{Message: "of the second"}, 0o644)
+		}
+		_ = conn.Close()
+		second.close()
+		f.await("the first's status", func(s Status) bool { return s.Message == "" && slices.Contains(s.Listening, f.address) })
+		if name, err := f.get(); err != nil || name != "a" {
+			t.Errorf("%q, %v", name, err)
+		}
+	}
+	if first.hasSuccessor() {
+		t.Error("the first balancer has given up")
+	}
+	run(t, f.dir, fast)
+	until(t, "handed over", first.hasSuccessor)
+}
+
+// A balancer of before handovers were there keeps its folder.
+func TestNoHandover(t *testing.T) {
+	dir := t.TempDir()
+	unlock, err := lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	err = New(dir, fast, quiet()).Run(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "another balancer") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,51 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+)
+
+const (
+	recordHeader    = 5
+	handshakeRecord = 22
+	// maxRecord is the longest that TLS allows.
+	maxRecord = 1 << 14
+)
+
+var (
+	errSilent = errors.New("the client said nothing")
+	errNotTLS = errors.New("the client does not begin with a TLS handshake")
+)
+
+// readHello reads the first record of a TLS handshake, which a client sends at once. A connection that does not begin
+// with one within the time never costs an API server anything.
+func readHello(client net.Conn, within time.Duration) ([]byte, error) {
+	if err := client.SetReadDeadline(time.Now().Add(within)); err != nil {
+		return nil, err
+	}
+	hello := make([]byte, recordHeader)
+	if _, err := io.ReadFull(client, hello); err != nil {
+		return nil, helloError(err, within)
+	}
+	length := int(binary.BigEndian.Uint16(hello[3:]))
+	if hello[0] != handshakeRecord || hello[1] != 3 || length == 0 || length > maxRecord {
+		return nil, errNotTLS
+	}
+	hello = append(hello, make([]byte, length)...)
+	if _, err := io.ReadFull(client, hello[recordHeader:]); err != nil {
+		return nil, helloError(err, within)
+	}
+	return hello, client.SetReadDeadline(time.Time{})
+}
+
+func helloError(err error, within time.Duration) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%w within %s", errSilent, within)
+	}
+	return fmt.Errorf("%w: %w", errSilent, err)
+}

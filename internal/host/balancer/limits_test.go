@@ -1,0 +1,179 @@
+package balancer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/testenv/ports"
+)
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// However many sources take all they can get, a new one finds room.
+func TestGate(t *testing.T) {
+	g := newGate(1000)
+	for i := range 9 {
+		source := netip.MustParsePrefix(fmt.Sprintf("10.0.0.%d/32", i))
+		for g.enter(source) != nil {
+		}
+		if i == 0 && g.sources[source] != 500 {
+			t.Errorf("the only source has %d of 1000", g.sources[source])
+		}
+	}
+	leave := g.enter(netip.MustParsePrefix("10.0.1.1/32"))
+	if leave == nil {
+		t.Fatalf("no room for a tenth source: %+v", g.sources)
+	}
+	open, sources, _ := g.load()
+	leave()
+	if nowOpen, nowSources, _ := g.load(); nowOpen != open-1 || nowSources != sources-1 {
+		t.Errorf("%d connections of %d sources, had %d of %d", nowOpen, nowSources, open, sources)
+	}
+}
+
+func TestSourceOf(t *testing.T) {
+	for address, want := range map[string]string{
+		"10.0.0.1:5": "10.0.0.1/32", "[::ffff:10.0.0.1]:5": "10.0.0.1/32", "[2001:db8::1]:5": "2001:db8::/64", "[fe80::1%lo]:5": "fe80::/64",
+	} {
+		at, err := netip.ParseAddrPort(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := sourceOf(net.TCPAddrFromAddrPort(at)); got.String() != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+}
+
+// from connects from a loopback address.
+func from(t *testing.T, source, address string) net.Conn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+	conn, err := dialer.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	return conn
+}
+
+// echoServer counts as healthy once the balancer's pool has it.
+func echoServer(t *testing.T, accepted *atomic.Int32) Backend {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			go func() { _, _ = io.Copy(conn, conn); _ = conn.Close() }()
+		}
+	}()
+	return Backend{"echo", listener.Addr().String()}
+}
+
+// listening is a balancer without a process around it, in front of an echo server.
+func listening(t *testing.T, timing Timing, most int) (b *Balancer, address string, accepted *atomic.Int32) {
+	t.Helper()
+	accepted = &atomic.Int32{}
+	b = New(t.TempDir(), timing, quiet())
+	b.gate.most = most
+	b.pool.setHealth(b.pool.set([]Backend{echoServer(t, accepted)})[0], true)
+	address = ports.Address(t)
+	if err := b.listen([]string{address}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	return b, address, accepted
+}
+
+// A source with thousands of idle connections cannot keep another one from connecting, nor reach an API server.
+func TestIdleConnections(t *testing.T) {
+	b, address, accepted := listening(t, fast, 2000)
+	for range 2500 {
+		from(t, "127.0.0.2", address)
+	}
+	victim := from(t, "127.0.0.3", address)
+	if err := echoes(victim); err != nil {
+		t.Errorf("another source: %v", err)
+	}
+	if open, sources, _ := b.gate.load(); open != 1001 || sources != 2 || accepted.Load() != 1 {
+		t.Errorf("%d connections of %d sources, %d reached the server", open, sources, accepted.Load())
+	}
+}
+
+// A client that says nothing, too little, or something else is let go and reaches no API server.
+func TestNoHello(t *testing.T) {
+	timing := fast
+	timing.Hello = 100 * time.Millisecond
+	b, address, accepted := listening(t, timing, 100)
+	for name, said := range map[string]string{"nothing": "", "half a record": string(record("hello")[:7]), "no TLS": "GET / HTTP/1.1\r\n\r\n",
+		"empty record": "\x16\x03\x01\x00\x00", "no handshake": "\x17\x03\x03\x00\x01x"} {
+		conn := from(t, "127.0.0.1", address)
+		_, _ = io.WriteString(conn, said)
+		_ = conn.SetDeadline(time.Now().Add(patience / 4))
+		if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: read %d bytes, %v", name, n, err)
+		}
+	}
+	if err := echoes(from(t, "127.0.0.1", address)); err != nil || accepted.Load() != 1 {
+		t.Errorf("%v; %d connections reached the server", err, accepted.Load())
+	}
+	families, err := b.metrics.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.Metric {
+			if len(m.Label) == 1 && *m.Label[0].Value == noHello && *m.Counter.Value != 5 {
+				t.Errorf("%s counts %v", noHello, *m.Counter.Value)
+			}
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	f := start(t, fast, apiServer(t, "a", ready(200)))
+	f.awaitHealthy(1)
+	if _, err := f.get(); err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(f.dir, MetricsSocket))
+	}}}
+	var body string
+	f.await("metrics", func(Status) bool {
+		res, err := client.Get("http://balancer/metrics")
+		if err != nil {
+			return false // the status comes before the socket
+		}
+		defer func() { _ = res.Body.Close() }()
+		data, _ := io.ReadAll(res.Body)
+		body = string(data)
+		return true
+	})
+	for _, want := range []string{`capstan_balancer_connections_total{result="served"} 1`, "capstan_balancer_healthy_backends 1", "capstan_balancer_connections_limit "} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %q in\n%s", want, body)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package balancer
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// MetricsSocket answers GET /metrics in Prometheus' text format, in the balancer's folder.
+const MetricsSocket = "metrics.sock"
+
+// Results of connections.
+const (
+	served    = "served"
+	refused   = "refused"
+	noHello   = "no_hello"
+	noBackend = "no_backend"
+)
+
+type metrics struct {
+	registry    *prometheus.Registry
+	connections *prometheus.CounterVec
+}
+
+func newMetrics(g *gate, p *pool) *metrics {
+	m := &metrics{
+		registry: prometheus.NewRegistry(),
+		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "capstan_balancer_connections_total",
+			Help: "Connections by result: served, refused (the source had its share), no_hello (no TLS handshake in time), no_backend.",
+		}, []string{"result"}),
+	}
+	for _, result := range []string{served, refused, noHello, noBackend} {
+		m.connections.WithLabelValues(result)
+	}
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
+	}
+	m.registry.MustRegister(m.connections,
+		gauge("capstan_balancer_connections", "Open connections.", func() float64 { open, _, _ := g.load(); return float64(open) }),
+		gauge("capstan_balancer_connections_limit", "Most connections that may be open.", func() float64 { return float64(g.most) }),
+		gauge("capstan_balancer_sources", "Addresses (IPv4) and networks (IPv6, /64) with open connections.", func() float64 { _, sources, _ := g.load(); return float64(sources) }),
+		gauge("capstan_balancer_healthy_backends", "API servers that answer.", func() float64 { return float64(len(p.healthy())) }),
+	)
+	return m
+}
+
+// serveMetrics serves until the listener is closed.
+func (m *metrics) serve(listener net.Listener) {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	_ = server.Serve(listener)
+}
+
+// listenUnix listens on a socket for its owner alone, in place of one of a balancer before.
+func listenUnix(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	// The path may be that of the next balancer when this listener is closed.
+	listener.SetUnlinkOnClose(false)
+	return listener, os.Chmod(path, 0o600)
+}
