@@ -35,11 +35,12 @@ func writeCNI(path string, podCIDRs []netip.Prefix) (changed bool, err error) {
 		return false, err
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return false, nil
+		return false, os.Chmod(path, 0o600) // of a machine that was made before
 	}
 	// In the same folder, and under a name that is not loaded: containerd looks again when a file in
 	// it is written or renamed, but not when one is moved in from elsewhere.
-	if err := os.WriteFile(path+".tmp", data, 0o644); err != nil {
+	// CIS 1.1.9: nobody but root needs it.
+	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
 		return false, err
 	}
 	return true, os.Rename(path+".tmp", path)

@@ -11,6 +11,16 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
+// tlsMinVersion and cipherSuites of the API server and the kubelet: forward secrecy and authenticated encryption
+// only. They are those of TLS 1.2; those of TLS 1.3 cannot be turned off.
+const tlsMinVersion = "VersionTLS12"
+
+var cipherSuites = []string{
+	"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+	"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+	"TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+}
+
 type args []nodeconfig.Arg
 
 func arg(name, value string) nodeconfig.Arg { return nodeconfig.Arg{Name: name, Value: value} }
@@ -122,7 +132,8 @@ func (n *node) apiServerArgs() args {
 		arg("authentication-config", authenticationFile),
 		arg("authorization-mode", "Node,RBAC"),
 		arg("client-ca-file", caFile),
-		arg("enable-admission-plugins", "NodeRestriction"),
+		// A Service that claims addresses outside of the cluster takes over its neighbours' traffic (CVE-2020-8554).
+		arg("enable-admission-plugins", "NodeRestriction,DenyServiceExternalIPs"),
 		arg("enable-bootstrap-token-auth", "true"),
 		arg("etcd-servers", n.etcdServers()),
 		arg("etcd-cafile", pkiFile("etcd/ca.crt")),
@@ -132,6 +143,7 @@ func (n *node) apiServerArgs() args {
 		arg("kubelet-client-certificate", pkiFile("apiserver-kubelet-client.crt")),
 		arg("kubelet-client-key", pkiFile("apiserver-kubelet-client.key")),
 		arg("kubelet-preferred-address-types", "InternalIP,ExternalIP,Hostname"),
+		arg("profiling", "false"),
 		arg("proxy-client-cert-file", pkiFile("front-proxy-client.crt")),
 		arg("proxy-client-key-file", pkiFile("front-proxy-client.key")),
 		arg("requestheader-allowed-names", "front-proxy-client"),
@@ -139,12 +151,23 @@ func (n *node) apiServerArgs() args {
 		arg("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
 		arg("requestheader-group-headers", "X-Remote-Group"),
 		arg("requestheader-username-headers", "X-Remote-User"),
+		// A token is good for the hour that a pod asked for, and not for a year: clients read it anew.
+		arg("service-account-extend-token-expiration", "false"),
 		arg("service-account-issuer", "https://kubernetes.default.svc."+n.Network.ServiceDomain),
 		arg("service-account-key-file", pkiFile("sa.pub")),
 		arg("service-account-signing-key-file", pkiFile("sa.key")),
 		arg("service-cluster-ip-range", strings.Join(n.Network.ServiceCIDRs, ",")),
 		arg("tls-cert-file", pkiFile("apiserver.crt")),
+		arg("tls-cipher-suites", strings.Join(cipherSuites, ",")),
+		arg("tls-min-version", tlsMinVersion),
 		arg("tls-private-key-file", pkiFile("apiserver.key")),
+		arg("audit-policy-file", n.auditPolicyFile()),
+		arg("audit-log-path", auditLog),
+		// At most 100 MiB as text and ten compressed files, for a month.
+		arg("audit-log-maxage", "30"),
+		arg("audit-log-maxbackup", "10"),
+		arg("audit-log-maxsize", "100"),
+		arg("audit-log-compress", "true"),
 	}
 	if n.ips[0].Is6() {
 		out = append(out, arg("bind-address", "::"))
@@ -153,12 +176,15 @@ func (n *node) apiServerArgs() args {
 		out = append(out, arg("encryption-provider-config", nodeconfig.EncryptionConfigPath),
 			arg("encryption-provider-config-automatic-reload", "true"))
 	}
-	if n.ControlPlane.AuditPolicy {
-		out = append(out, arg("audit-policy-file", nodeconfig.AuditPolicyPath),
-			arg("audit-log-path", "/var/log/kubernetes/audit.log"), arg("audit-log-maxage", "30"),
-			arg("audit-log-maxbackup", "3"), arg("audit-log-maxsize", "100"))
-	}
 	return out
+}
+
+// auditPolicyFile is the user's policy, or the default one.
+func (n *node) auditPolicyFile() string {
+	if n.ControlPlane.AuditPolicy {
+		return nodeconfig.AuditPolicyPath
+	}
+	return auditPolicyFile
 }
 
 func (n *node) etcdServers() string {
@@ -186,10 +212,13 @@ func (n *node) controllerManagerArgs() args {
 		arg("kube-api-qps", "200"),
 		arg("kube-api-burst", "400"),
 		arg("leader-elect", "true"),
+		arg("profiling", "false"),
 		arg("requestheader-client-ca-file", nodeconfig.PKIDir+"/front-proxy-ca.crt"),
 		arg("root-ca-file", caFile),
 		arg("service-account-private-key-file", nodeconfig.PKIDir+"/sa.key"),
 		arg("service-cluster-ip-range", strings.Join(n.Network.ServiceCIDRs, ",")),
+		// Beyond a thousand finished pods the oldest are removed; Kubernetes' own 12500 are 100 MiB in etcd.
+		arg("terminated-pod-gc-threshold", "1000"),
 		arg("tls-cert-file", nodeconfig.PKIDir+"/components.crt"),
 		arg("tls-private-key-file", nodeconfig.PKIDir+"/components.key"),
 		arg("use-service-account-credentials", "true"),
@@ -208,6 +237,7 @@ func (n *node) schedulerArgs() args {
 		arg("authorization-kubeconfig", kubeconfig),
 		arg("bind-address", "127.0.0.1"),
 		arg("leader-elect", "true"),
+		arg("profiling", "false"),
 		arg("tls-cert-file", nodeconfig.PKIDir+"/components.crt"),
 		arg("tls-private-key-file", nodeconfig.PKIDir+"/components.key"),
 	}
@@ -218,8 +248,10 @@ func (n *node) kubeletArgs() args {
 		arg("config", kubeletConfigFile),
 		arg("kubeconfig", nodeconfig.KubeletKubeconfig),
 		arg("cert-dir", kubeletPKIDir),
-		arg("hostname-override", n.name),
 		arg("node-ip", strings.Join(n.ipStrings(), ",")),
+	}
+	if n.name != n.hostname {
+		out = append(out, arg("hostname-override", n.name))
 	}
 	labels, _ := n.Node.KubeletLabels()
 	if len(labels) > 0 {

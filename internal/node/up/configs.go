@@ -2,6 +2,7 @@ package up
 
 import (
 	"bytes"
+	_ "embed"
 	"errors"
 	"fmt"
 	"net"
@@ -27,6 +28,8 @@ const (
 	configDir            = kubernetesDir + "/config"
 	authenticationFile   = configDir + "/authentication.yaml"
 	kubeProxyConfigFile  = configDir + "/kube-proxy.yaml"
+	auditPolicyFile      = configDir + "/audit-policy.yaml"
+	auditLog             = "/var/log/kubernetes/audit.log"
 	corefile             = configDir + "/Corefile"
 	kubeletConfigFile    = "/var/lib/kubelet/config.yaml"
 	containerdConfigFile = "/etc/containerd/config.toml"
@@ -35,6 +38,12 @@ const (
 	volumePluginDir = "/var/lib/kubelet/volumeplugins"
 	pauseImage      = "registry.capstan.dev/pause:v1"
 )
+
+// auditPolicy is the default one: who did what, without the content of requests, and without what the components
+// of the cluster do all the time.
+//
+//go:embed audit-policy.yaml
+var auditPolicy []byte
 
 // writeConfigs writes the configuration of all components that this machine runs.
 func (n *node) writeConfigs() error {
@@ -57,6 +66,7 @@ func (n *node) writeConfigs() error {
 		authentication, err := n.authenticationConfig()
 		add(authenticationFile, authentication, err)
 		resolvConf, _ := os.ReadFile("/etc/resolv.conf")
+		files[auditPolicyFile] = auditPolicy
 		files[corefile] = n.corefile(bytes.Contains(resolvConf, []byte("nameserver")))
 	}
 	for path, data := range files {
@@ -128,8 +138,11 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		RegisterWithTaints:       taints,
 		ResolverConfig:           ptr.To("/etc/resolv.conf"),
 		RotateCertificates:       true,
+		SeccompDefault:           ptr.To(true),
 		ServerTLSBootstrap:       true,
 		StaticPodPath:            "/etc/kubernetes/manifests",
+		TLSCipherSuites:          cipherSuites,
+		TLSMinVersion:            tlsMinVersion,
 		VolumePluginDir:          volumePluginDir,
 		// The disk is the host's: shares of it say nothing of what is left for this machine.
 		EvictionHard: map[string]string{

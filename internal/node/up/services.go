@@ -44,7 +44,7 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 		OOMScoreAdj: ptr.To(-997),
 		// It takes no new requests at once, and would wait a minute for watches to end.
 		StopTimeoutSeconds: 3,
-		Revision:           revision(authenticationFile, nodeconfig.AuditPolicyPath),
+		Revision:           revision(authenticationFile, n.auditPolicyFile()),
 	},
 		component("kube-controller-manager",
 			n.controllerManagerArgs().with(n.program("kube-controller-manager"), c.ControllerManager.ExtraArgs), 10257),

@@ -37,9 +37,11 @@ type node struct {
 	*nodeconfig.NodeConfiguration
 	machine machine.Metadata
 	name    string
-	ips     []netip.Addr
-	init    *initapi.Client
-	log     *slog.Logger
+	// hostname of the machine, in lower case as the kubelet takes it; name is the same unless the user chose one.
+	hostname string
+	ips      []netip.Addr
+	init     *initapi.Client
+	log      *slog.Logger
 	// initialCluster is what a joining etcd was told of the others.
 	initialCluster string
 }
@@ -70,7 +72,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 }
 
 func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname string) (*node, error) {
-	n := &node{NodeConfiguration: config, machine: m, name: config.NodeName(hostname)}
+	n := &node{NodeConfiguration: config, machine: m, name: config.NodeName(hostname), hostname: strings.ToLower(hostname)}
 	var err error
 	if n.ips, err = m.IPs(); err != nil {
 		return nil, err

@@ -31,7 +31,7 @@ func testNode(role nodeconfig.Role, change func(*nodeconfig.NodeConfiguration)) 
 		change(config)
 	}
 	config.Default()
-	return &node{NodeConfiguration: config, machine: machine.Metadata{ID: "id"}, name: "m", ips: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
+	return &node{NodeConfiguration: config, machine: machine.Metadata{ID: "id"}, name: "m", hostname: "m", ips: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
 }
 
 func TestUserArgumentsWin(t *testing.T) {
