@@ -17,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/machine"
 )
 
@@ -40,6 +42,7 @@ func prepare(m machine.Metadata) iter.Seq2[string, error] {
 		{"/etc/resolv.conf", func() error { return copyResolvConf(machine.ResolvConfPath, "/etc/resolv.conf") }},
 		{"/etc/machine-id", func() error { return writeMachineID(m) }},
 		{"/etc", writeTables},
+		{"users of services", addAccounts},
 	}
 	return func(yield func(string, error) bool) {
 		for _, step := range steps {
@@ -245,6 +248,19 @@ func writeTables() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
+	}
+	return errors.Join(errs...)
+}
+
+// addAccounts gives the users of services their names.
+func addAccounts() error {
+	var errs []error
+	for path, complete := range map[string]func([]byte) []byte{"/etc/passwd": accounts.Passwd, "/etc/group": accounts.Group} {
+		old, err := readIfThere(path)
+		if err == nil && !bytes.Equal(old, complete(old)) {
+			err = disk.WriteFile(path, complete(old), 0o644)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -218,16 +218,20 @@ func EncodeCert(c *x509.Certificate) []byte {
 	return data
 }
 
-// WriteFile writes a file with mode 0600, whole or not at all, and returns when it is on the disk: the bootstrap's
-// record vouches for it. Folders on the way get 0755.
+// WriteFile writes a file whole or not at all, and returns when it is on the disk: the bootstrap's record vouches for
+// it. Everybody can read a certificate (.crt); any other file has mode 0600. Folders on the way get 0755.
 func WriteFile(path string, data []byte) error {
+	mode := fs.FileMode(0o600)
+	if filepath.Ext(path) == ".crt" {
+		mode = 0o644
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return os.Chmod(path, 0o600)
+		return os.Chmod(path, mode)
 	}
-	return disk.WriteFile(path, data, 0o600)
+	return disk.WriteFile(path, data, mode)
 }
 
 func sameSet(a, b []string) bool {

@@ -89,8 +89,8 @@ func TestEnsure(t *testing.T) {
 				t.Error("the key changed")
 			}
 			verify(t, dir, leaf, now.Add(tt.later))
-			for _, path := range []string{crt, key} {
-				if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 { // CP-23
+			for path, mode := range map[string]os.FileMode{crt: 0o644, key: 0o600} {
+				if info, _ := os.Stat(path); info.Mode().Perm() != mode { // CP-23
 					t.Errorf("%s has mode %s", path, info.Mode())
 				}
 			}

@@ -44,6 +44,15 @@ type Service struct {
 	// KillProcessGroup says whether what is left of the process group is killed when the main
 	// process has ended; true by default. containerd says no: its shims outlive it.
 	KillProcessGroup *bool `json:"killProcessGroup,omitempty"`
+	// User, one of package accounts, that the process runs as; root by default.
+	User string `json:"user,omitempty"`
+	// Capabilities, without CAP_, that the process and all that it starts can have. Without any, root has those of
+	// the machine and a User has none.
+	Capabilities []string `json:"capabilities,omitempty"`
+	// Owns are files and folders that are given to the User, with everything in them, before each start.
+	Owns []string `json:"owns,omitempty"`
+	// Reads are files that the User gets to read, as other services may too.
+	Reads []string `json:"reads,omitempty"`
 	// Revision is whatever the author likes: a change of it restarts the service on a reload.
 	Revision string `json:"revision,omitempty"`
 }
@@ -77,6 +86,7 @@ func (s Service) Validate() error {
 	if s.Ready != nil {
 		errs = append(errs, s.Ready.validate())
 	}
+	errs = append(errs, s.validateRights())
 	return errors.Join(errs...)
 }
 

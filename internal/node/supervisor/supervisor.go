@@ -319,14 +319,18 @@ func (s *Supervisor) spawn(u *unit) (*exec.Cmd, <-chan process.Exit, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(u.Command[0], u.Command[1:]...)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/root"}, u.Env...)
+	home := "/root"
+	if u.User != "" {
+		home = "/"
+	}
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + home}, u.Env...)
 	cmd.Dir = u.Dir
 	if cmd.Dir == "" {
 		cmd.Dir = "/"
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	done, err := s.starter.Start(cmd)
+	done, err := u.start(s.starter, cmd)
 	if err != nil {
 		return nil, nil, err
 	}

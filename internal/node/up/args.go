@@ -215,7 +215,7 @@ func (n *node) controllerManagerArgs() args {
 		arg("profiling", "false"),
 		arg("requestheader-client-ca-file", nodeconfig.PKIDir+"/front-proxy-ca.crt"),
 		arg("root-ca-file", caFile),
-		arg("service-account-private-key-file", nodeconfig.PKIDir+"/sa.key"),
+		arg("service-account-private-key-file", controllerManagerSAKey),
 		arg("service-cluster-ip-range", strings.Join(n.Network.ServiceCIDRs, ",")),
 		// Beyond a thousand finished pods the oldest are removed; Kubernetes' own 12500 are 100 MiB in etcd.
 		arg("terminated-pod-gc-threshold", "1000"),
@@ -238,8 +238,8 @@ func (n *node) schedulerArgs() args {
 		arg("bind-address", "127.0.0.1"),
 		arg("leader-elect", "true"),
 		arg("profiling", "false"),
-		arg("tls-cert-file", nodeconfig.PKIDir+"/components.crt"),
-		arg("tls-private-key-file", nodeconfig.PKIDir+"/components.key"),
+		arg("tls-cert-file", nodeconfig.PKIDir+"/scheduler.crt"),
+		arg("tls-private-key-file", nodeconfig.PKIDir+"/scheduler.key"),
 	}
 }
 

@@ -3,7 +3,9 @@ package up
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -36,6 +38,9 @@ const (
 	AgentUserPrefix = "capstan:node-agent:"
 	proxyUser       = "system:kube-proxy"
 
+	// controllerManagerSAKey is a copy of sa.key: no other user can read a key of the API server's.
+	controllerManagerSAKey = nodeconfig.PKIDir + "/controller-manager-sa.key"
+
 	clientSigner  = "kubernetes.io/kube-apiserver-client"
 	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 )
@@ -52,6 +57,7 @@ func (n *node) leaves() []pki.Leaf {
 		{Name: "apiserver-kubelet-client", CA: "ca", CommonName: "kube-apiserver-kubelet-client", Usages: pki.Client},
 		{Name: "front-proxy-client", CA: "front-proxy-ca", CommonName: "front-proxy-client", Usages: pki.Client},
 		{Name: "components", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
+		{Name: "scheduler", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
 		client("admin", "kubernetes-admin", "system:masters"),
 		client("controller-manager", "system:kube-controller-manager"),
 		client("scheduler", "system:kube-scheduler"),
@@ -137,7 +143,7 @@ func (n *node) validity() time.Duration {
 // writeCertificates makes or renews all leaves. The kubelet's first client certificate is signed
 // here too: it holds the CA's key anyway. The kubelet renews it by itself.
 func (n *node) writeCertificates() error {
-	if err := writeSigningCA(); err != nil {
+	if err := errors.Join(writeSigningCA(), copyServiceAccountKey()); err != nil {
 		return err
 	}
 	for _, leaf := range n.leaves() {
@@ -163,6 +169,24 @@ func writeSigningCA() error {
 		return fmt.Errorf("the CA that the bootstrap data writes: %w", err)
 	}
 	return pki.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authorities[0]))
+}
+
+func copyServiceAccountKey() error {
+	key, err := os.ReadFile(nodeconfig.PKIDir + "/sa.key")
+	if err != nil {
+		return fmt.Errorf("the key of service accounts that the bootstrap data writes: %w", err)
+	}
+	return pki.WriteFile(controllerManagerSAKey, key)
+}
+
+// publish lets everybody read certificates that the bootstrap data may have written for root alone.
+func publish(dir string) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".crt" {
+			return err
+		}
+		return os.Chmod(path, 0o644)
+	})
 }
 
 // kubeletCertificateValid says whether the kubelet has a certificate that is valid now.

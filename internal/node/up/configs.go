@@ -72,13 +72,20 @@ func (n *node) writeConfigs() error {
 	for path, data := range files {
 		errs = append(errs, pki.WriteFile(path, data))
 	}
-	return errors.Join(append(errs, makeComponentFolders())...)
+	return errors.Join(append(errs, publish(nodeconfig.PKIDir), n.makeComponentFolders())...)
 }
 
-func makeComponentFolders() error {
-	return errors.Join(
-		os.MkdirAll("/var/lib/etcd", 0o700), os.MkdirAll("/var/log/kubernetes", 0o750),
-		os.MkdirAll("/etc/cni/net.d", 0o755), os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll("/etc/kubernetes/manifests", 0o755))
+func (n *node) makeComponentFolders() error {
+	var errs []error
+	if n.Role != nodeconfig.RoleWorker {
+		for _, service := range n.controlPlaneServices() {
+			for _, folder := range ownFolders(service.Command) {
+				errs = append(errs, os.MkdirAll(folder, 0o700))
+			}
+		}
+	}
+	return errors.Join(append(errs,
+		os.MkdirAll("/etc/cni/net.d", 0o755), os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll("/etc/kubernetes/manifests", 0o755))...)
 }
 
 // healthPaths are all that anonymous requests may ask for.

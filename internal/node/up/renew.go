@@ -2,6 +2,7 @@ package up
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/node/supervisor"
 )
 
 const (
@@ -61,6 +63,14 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 		return time.Time{}, err
 	}
 	next, err := ensureLeaves(nodeconfig.PKIDir, n.leaves(), n.validity(), time.Now())
+	if err != nil {
+		return time.Time{}, err
+	}
+	// A key that was lost is made anew, by root.
+	services, err := supervisor.Load(supervisor.Dir)
+	for _, service := range services {
+		err = errors.Join(err, service.HandOver())
+	}
 	if err != nil {
 		return time.Time{}, err
 	}

@@ -61,16 +61,21 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 			StopTimeoutSeconds: 2,
 		})
 	}
+	for i := range services {
+		n.confine(&services[i])
+	}
 	return services
 }
 
 func (n *node) etcdService() supervisor.Service {
-	return supervisor.Service{
+	service := supervisor.Service{
 		Name:        "etcd",
 		Command:     n.etcdArgs().with(n.program("etcd"), n.ControlPlane.Etcd.ExtraArgs),
 		Ready:       &supervisor.Probe{URL: etcdMetrics + "/readyz"},
 		OOMScoreAdj: ptr.To(-997), StopTimeoutSeconds: 5,
 	}
+	n.confine(&service)
+	return service
 }
 
 // nodeServices are those of every machine.
@@ -113,6 +118,9 @@ func (n *node) nodeServices() []supervisor.Service {
 			StopTimeoutSeconds: 5,
 			Revision:           revision(kubeProxyConfigFile),
 		})
+	}
+	for i := range services {
+		n.confine(&services[i])
 	}
 	return services
 }

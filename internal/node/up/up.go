@@ -224,7 +224,8 @@ func (n *node) startServices(ctx context.Context, services ...supervisor.Service
 		return err
 	}
 	for _, service := range services {
-		if err := service.Write(supervisor.Dir); err != nil {
+		// A service that runs already may have had a file of its own replaced.
+		if err := errors.Join(service.Write(supervisor.Dir), service.HandOver()); err != nil {
 			return err
 		}
 	}

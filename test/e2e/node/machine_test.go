@@ -265,13 +265,18 @@ func tail(data []byte, n int) []byte { return data[max(0, len(data)-n):] }
 func (h *host) exec(args ...string) (string, error) { return h.execInput("", args...) }
 
 func (h *host) execInput(input string, args ...string) (string, error) {
+	return h.runcExec(input, append([]string{h.id}, args...)...)
+}
+
+// runcExec is `runc exec` with its options.
+func (h *host) runcExec(input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, h.runc.Binary, append([]string{"--root", h.runc.Root, "exec", h.id}, args...)...)
+	cmd := exec.CommandContext(ctx, h.runc.Binary, append([]string{"--root", h.runc.Root, "exec"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &errs
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("%s: %w: %s", args[0], err, errs.String())
+		return out.String(), fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, errs.String())
 	}
 	return out.String(), nil
 }

@@ -42,6 +42,8 @@ func TestMachines(t *testing.T) {
 		{"data erased IM-08", testErased},
 		{"workload", testWorkload},
 		{"credentials", testCredentials},
+		{"users", testUsers},
+		{"CIS benchmark", testCIS},
 		{"kill every service", testKillServices},
 		{"restart without data", testRestart},
 		{"up again changes nothing", testUpAgain},
@@ -268,10 +270,11 @@ func testKillServices(t *testing.T, cp, worker *host) {
 	pods(t, cp)
 }
 
-// testRestart: a machine whose PID 1 dies starts again from its disk.
+// testRestart: a machine whose PID 1 dies starts again from its disk, also if all files on it are still root's.
 func testRestart(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		h.kill()
+		toRoot(h)
 		h.start(nil)
 		s := h.until("ready", time.Minute, allReady)
 		if s.Bootstrap != initapi.Succeeded {

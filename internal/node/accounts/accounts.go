@@ -1,0 +1,59 @@
+// Package accounts holds the users that the services of a machine run as. Their numbers are the same on every machine,
+// so that files keep their owners whatever the machine's /etc/passwd holds. Machines share the host's numbers: these lie
+// in a range that neither Debian nor systemd gives to anybody.
+package accounts
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+)
+
+// Users of services, each with a group of its own.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	ControllerManager = "kube-controller-manager"
+	Scheduler         = "kube-scheduler"
+	CoreDNS           = "coredns"
+	KubeProxy         = "kube-proxy"
+	// Config is no user but the group of files that the user's own arguments name: the components of the control
+	// plane may read them.
+	Config = "kube-config"
+)
+
+const first = 60700
+
+// names in the order of their numbers, from first on. A name is only ever added at the end.
+var names = []string{Etcd, APIServer, ControllerManager, Scheduler, CoreDNS, KubeProxy, Config}
+
+// ID is the number of a user and of its group.
+func ID(name string) (id int, known bool) {
+	i := slices.Index(names, name)
+	return first + i, i >= 0
+}
+
+// Passwd returns the content of /etc/passwd with the accounts that it lacks.
+func Passwd(old []byte) []byte {
+	return complete(old, func(name string, id int) string {
+		return fmt.Sprintf("%s:x:%d:%d::/nonexistent:/usr/sbin/nologin\n", name, id, id)
+	})
+}
+
+// Group returns the content of /etc/group with the groups that it lacks.
+func Group(old []byte) []byte {
+	return complete(old, func(name string, id int) string { return fmt.Sprintf("%s:x:%d:\n", name, id) })
+}
+
+func complete(old []byte, line func(string, int) string) []byte {
+	out := bytes.Clone(old)
+	if len(out) > 0 && out[len(out)-1] != '\n' {
+		out = append(out, '\n')
+	}
+	for i, name := range names {
+		if !bytes.HasPrefix(out, []byte(name+":")) && !bytes.Contains(out, []byte("\n"+name+":")) {
+			out = append(out, line(name, first+i)...)
+		}
+	}
+	return out
+}

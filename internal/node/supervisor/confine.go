@@ -1,0 +1,170 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/node/accounts"
+	"capstan.dev/capstan/internal/node/process"
+	"capstan.dev/capstan/internal/thread"
+)
+
+// capabilities that a service can keep, by name.
+var capabilities = map[string]uintptr{
+	"CHOWN": unix.CAP_CHOWN, "DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "FOWNER": unix.CAP_FOWNER,
+	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+}
+
+// confined says whether the service has fewer rights than root.
+func (s Service) confined() bool { return s.User != "" || len(s.Capabilities) > 0 }
+
+func (s Service) validateRights() error {
+	var errs []error
+	if _, known := accounts.ID(s.User); s.User != "" && !known {
+		errs = append(errs, fmt.Errorf("user %q: want one of Capstan's own, or none for root", s.User))
+	}
+	if s.User == "" && len(s.Owns)+len(s.Reads) > 0 {
+		errs = append(errs, errors.New("owns and reads: want a user with them; root needs no files of its own"))
+	}
+	for _, name := range s.Capabilities {
+		if _, known := capabilities[name]; !known {
+			errs = append(errs, fmt.Errorf("capability %q: not one that a service can keep", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// start starts the command with the rights of the service. A thread that gave up rights does not get them back, so
+// it is one that ends after that.
+func (s Service) start(starter process.Starter, cmd *exec.Cmd) (done <-chan process.Exit, err error) {
+	if !s.confined() {
+		return starter.Start(cmd)
+	}
+	if err := s.HandOver(); err != nil {
+		return nil, err
+	}
+	keep := map[uintptr]bool{}
+	for _, name := range s.Capabilities {
+		keep[capabilities[name]] = true
+	}
+	if s.User != "" {
+		s.becomeUser(cmd.SysProcAttr, keep)
+	}
+	thread.Throwaway(func() {
+		if err = limit(keep); err == nil {
+			done, err = starter.Start(cmd)
+		}
+	})
+	return done, err
+}
+
+func (s Service) becomeUser(attr *syscall.SysProcAttr, keep map[uintptr]bool) {
+	id, _ := accounts.ID(s.User)
+	attr.Credential = &syscall.Credential{Uid: uint32(id), Gid: uint32(id)}
+	if len(s.Reads) > 0 {
+		group, _ := accounts.ID(accounts.Config)
+		attr.Credential.Groups = []uint32{uint32(group)}
+	}
+	for capability := range keep {
+		attr.AmbientCaps = append(attr.AmbientCaps, capability)
+	}
+}
+
+// limit takes from this thread, and all that it starts, the way to any other capability.
+func limit(keep map[uintptr]bool) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	for capability := uintptr(0); capability <= 63; capability++ {
+		if keep[capability] {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // the kernel has no more
+		}
+		if err != nil {
+			return fmt.Errorf("dropping capability %d: %w", capability, err)
+		}
+	}
+	return nil
+}
+
+// HandOver gives the user of the service the files that it needs, as they are now: bootstrap data, restores and
+// renewals write as root. What is missing is left out; the service itself says so.
+func (s Service) HandOver() error {
+	var errs []error
+	id, _ := accounts.ID(s.User)
+	for _, path := range s.Owns {
+		errs = append(errs, own(path, id))
+	}
+	group, _ := accounts.ID(accounts.Config)
+	for _, path := range s.Reads {
+		errs = append(errs, share(path, group))
+	}
+	return errors.Join(errs...)
+}
+
+// own gives a file, or a folder with everything in it, to a user.
+func own(path string, id int) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		parent, err := os.OpenRoot(filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		defer parent.Close()
+		return chown(parent, filepath.Base(path), id)
+	}
+	// Nothing in the folder, which the user can write to, leads out of it.
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return chown(root, name, id)
+	})
+}
+
+// chown leaves alone what has a second name: it may be a file from elsewhere. The group of a file that the user has
+// already may be that of others who read it.
+func chown(root *os.Root, name string, id int) error {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	if int(stat.Uid) == id || info.Mode().IsRegular() && stat.Nlink > 1 {
+		return nil
+	}
+	return root.Lchown(name, id, id)
+}
+
+// share lets a group read a file that not everybody can read.
+func share(path string, group int) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (!info.Mode().IsRegular() || info.Mode().Perm()&0o004 != 0) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.Chown(path, -1, group), os.Chmod(path, info.Mode().Perm()|0o040))
+}

@@ -1,0 +1,100 @@
+package supervisor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"capstan.dev/capstan/internal/node/accounts"
+	"capstan.dev/capstan/internal/node/initapi"
+)
+
+// A service has its user, its capabilities and nothing else, and can use its files but not those of others.
+func TestConfined(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("needs root: services change their user")
+	}
+	f := newFixture(t)
+	for dir := f.dir; dir != "/"; dir = filepath.Dir(dir) { // t.TempDir is for its owner only
+		if info, err := os.Stat(dir); err == nil && info.Mode().Perm()&0o001 == 0 {
+			must(t, os.Chmod(dir, info.Mode()|0o011))
+		}
+	}
+	data, key, other, shared := f.path("data"), f.path("key"), f.path("other"), f.path("shared")
+	must(t, os.MkdirAll(filepath.Join(data, "member"), 0o700))
+	for _, path := range []string{key, other, shared, filepath.Join(data, "member", "db"), f.path("elsewhere")} {
+		must(t, os.WriteFile(path, nil, 0o600))
+	}
+	must(t, os.Link(f.path("elsewhere"), filepath.Join(data, "linked")))
+	must(t, os.Symlink(other, filepath.Join(data, "led-out")))
+	out := f.path("data/out")
+	script := "cat " + key + " " + shared + " && ! cat " + other + " && cat /proc/self/status >" + out + ".new && mv " + out + ".new " + out + " && sleep 1000"
+	s := shell("etcd", script)
+	s.User, s.Capabilities, s.Owns, s.Reads = accounts.Etcd, []string{"NET_BIND_SERVICE"}, []string{data, key, f.path("missing")}, []string{shared}
+	s.Ready = &Probe{File: out}
+	f.apply(s)
+	f.untilState("etcd", initapi.StateReady)
+	status, err := os.ReadFile(out)
+	must(t, err)
+	for _, want := range []string{
+		"Uid:\t60700\t60700\t60700\t60700", "Gid:\t60700\t60700\t60700\t60700", "Groups:\t60706 \n", "NoNewPrivs:\t1",
+		"CapInh:\t0000000000000400", "CapPrm:\t0000000000000400", "CapEff:\t0000000000000400", "CapBnd:\t0000000000000400", "CapAmb:\t0000000000000400",
+	} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("no %q in\n%s", want, status)
+		}
+	}
+	for path, want := range map[string]uint32{key: 60700, data + "/member/db": 60700, other: 0, f.path("elsewhere"): 0, shared: 0} {
+		info, err := os.Stat(path)
+		must(t, err)
+		if got := info.Sys().(*syscall.Stat_t).Uid; got != want {
+			t.Errorf("%s belongs to %d, want %d", path, got, want)
+		}
+	}
+	if info, _ := os.Stat(shared); info.Mode().Perm() != 0o640 {
+		t.Errorf("the shared file has mode %s", info.Mode())
+	}
+}
+
+// Root with a list of capabilities has those only, and services without either are left as they are.
+func TestConfinedRoot(t *testing.T) {
+	f := newFixture(t)
+	for name, want := range map[string]string{"limited": "CapBnd:\t0000000000001000", "full": "NoNewPrivs:\t0"} {
+		out := f.path(name)
+		s := shell(name, "cat /proc/self/status >"+out+".new && mv "+out+".new "+out+" && sleep 1000")
+		if name == "limited" {
+			s.Capabilities = []string{"NET_ADMIN"}
+		}
+		s.Ready = &Probe{File: out}
+		f.apply(s)
+		f.untilState(name, initapi.StateReady)
+		status, err := os.ReadFile(out)
+		must(t, err)
+		if !strings.Contains(string(status), want) {
+			t.Errorf("%s: no %q in\n%s", name, want, status)
+		}
+		must(t, f.Apply(nil))
+	}
+}
+
+func TestRightsAreValidated(t *testing.T) {
+	for want, s := range map[string]Service{
+		`user "mallory"`:              {User: "mallory"},
+		`capability "SYS_ADMIN"`:      {User: accounts.Etcd, Capabilities: []string{"SYS_ADMIN"}},
+		"owns and reads: want a user": {Owns: []string{"/a"}},
+	} {
+		s.Name, s.Command = "a", []string{"/bin/true"}
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %s", s, err, want)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
