@@ -127,7 +127,7 @@ type APIServerSpec struct {
 	// +kubebuilder:validation:items:MaxLength=253
 	CertSANs []string `json:"certSANs,omitempty"`
 
-	// auditPolicy is an audit.k8s.io/v1 Policy. No audit log when not set.
+	// auditPolicy is an audit.k8s.io/v1 Policy. Without it the log has who did what, and no bodies of requests.
 	// +optional
 	AuditPolicy Document `json:"auditPolicy,omitempty,omitzero"`
 
