@@ -429,11 +429,28 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	var all sync.WaitGroup
 	all.Go(func() { watchInit(ctx, m.runDir(), func(s initStatus) { m.heard(life, s) }) })
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
+	all.Go(func() { m.keepConnected(ctx) })
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
 		m.log.Error("waiting for PID 1", "error", err)
 	}
 	stop()
 	all.Wait()
+}
+
+// keepConnected makes the machine's network again whenever something else on the box has removed its cable or its bridge.
+func (m *machine) keepConnected(ctx context.Context) {
+	for range network.LostLinks(ctx, m.log, m.spec.Network.Id, m.spec.Id) {
+		for attempt := 0; ctx.Err() == nil; attempt++ {
+			err := m.ensureNetwork(ctx)
+			if err == nil {
+				m.log.Warn("something on this host removed a link of the machine; it is back")
+				break
+			}
+			m.log.Error("network", "error", err)
+			rest(ctx, nil, backoff(attempt))
+		}
+		rest(ctx, nil, time.Second) // something that removes it again at once does not keep the box busy
+	}
 }
 
 // died notes that PID 1 ended, and returns for how long to wait before the next start.

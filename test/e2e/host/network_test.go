@@ -4,10 +4,12 @@ package host_test
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -124,6 +126,37 @@ func TestFirewallRemoved(t *testing.T) {
 	eventually(t, "the rules are back", func() error { return tryHost("nft list " + table) })
 	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: blue.network().Namespace, Name: blue.network().Name})
 	check(t, err)
+}
+
+// A machine whose cable or bridge was removed is connected again, also when capstand was away at that moment.
+func TestLinkRemoved(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	was := c.make(blue.machine(10))
+	cable := "cpm" + hash(was.Spec.Id)
+	reached := func() error {
+		// Without the bridge, packets to the machine's address would leave the box.
+		if err := tryHost("ip -o link show master " + bridge(blue) + " | grep " + cable); err != nil {
+			return err
+		}
+		conn, err := net.DialTimeout("tcp", blue.address(10)+":6443", time.Second)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	}
+	for _, link := range []string{cable, bridge(blue)} {
+		host(t, "ip link delete "+link)
+		eventually(t, link+" is back", reached)
+	}
+	c.kill()
+	host(t, "ip link delete "+bridge(blue))
+	host(t, "ip link delete "+cable)
+	c.start()
+	eventually(t, "both links are back", reached)
+	if now := c.await(was.Spec.Id, running(0)); now.Status.Pid != was.Status.Pid {
+		t.Errorf("PID 1 was %d, is %d", was.Status.Pid, now.Status.Pid)
+	}
 }
 
 // Two capstands of one box share the network of a cluster: their machines reach each other, none gets
