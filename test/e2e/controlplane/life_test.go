@@ -32,8 +32,9 @@ const limit = 4 * time.Minute
 // subject is a cluster whose control plane is put to the test.
 type subject struct {
 	*harness.Cluster
-	etcd client.Client // knows EtcdMembers
-	made map[string]bool
+	etcd   client.Client // knows EtcdMembers
+	made   map[string]bool
+	writer *writer // of TestLife
 }
 
 // TestLife takes one control plane through its life, under a load of writes: 1, 3, 5, 3 and 1 machines (CP-03,
@@ -43,11 +44,14 @@ func TestLife(t *testing.T) {
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.settled(t, 1)
 	w := startWriter(t, s.Cluster)
+	s.writer = w
 	for _, part := range []struct {
 		name string
 		run  func(*testing.T, *subject)
 	}{
 		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
+		{"etcd's leader is cut off", cutOff},
+		{"packets are lost", losePackets},
 		{"a rollout of another template", rollOut},
 		{"a deleted Machine is replaced", deleteOne},
 		{"a machine that is killed for good is replaced", killOne},
@@ -240,24 +244,7 @@ func rollOut(t *testing.T, s *subject) {
 
 // deleteOne deletes the Machine that has etcd's leader.
 func deleteOne(t *testing.T, s *subject) {
-	var leader clusterv1.Machine
-	harness.Eventually(t, "a Machine has etcd's leader", limit, func(ctx context.Context) error {
-		members := &etcdv1.EtcdMemberList{}
-		if err := s.etcd.List(ctx, members); err != nil {
-			return err
-		}
-		machines, err := s.machines(ctx)
-		if err != nil {
-			return err
-		}
-		for _, m := range members.Items {
-			if machine, ok := machines[m.Name]; ok && ptr.Deref(m.Status.Leader, false) {
-				leader = machine
-				return nil
-			}
-		}
-		return fmt.Errorf("the members are %v", members.Items)
-	})
+	leader := s.mustMachines(t)[s.leader(t)]
 	if err := plane.Client.Delete(t.Context(), &leader); err != nil {
 		t.Fatal(err)
 	}

@@ -3,56 +3,20 @@
 package host_test
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/e2e/harness"
 )
-
-// fullDisk makes a small disk and returns where it is mounted, and what makes writes to it fail and work again.
-type fullDisk func(t *testing.T) (dir string, fail, mend func())
-
-// noSpace is a tmpfs: writes fail with ENOSPC.
-func noSpace(t *testing.T) (dir string, fail, mend func()) {
-	dir = t.TempDir()
-	mounted(t, "-t tmpfs -o size=64m,mode=755 tmpfs", dir)
-	fail, mend = filler(dir)
-	return dir, fail, mend
-}
-
-// ioErrors is a loop device over a sparse file whose own disk gets full: the device cannot write and reports EIO. Without
-// a journal the file system works again when the device does.
-func ioErrors(t *testing.T) (dir string, fail, mend func()) {
-	below := t.TempDir()
-	mounted(t, "-t tmpfs -o size=96m tmpfs", below)
-	image := filepath.Join(below, "image")
-	host(t, "truncate -s 256M "+image+" && mkfs.ext4 -q -O ^has_journal -E lazy_itable_init=1 "+image)
-	dir = t.TempDir()
-	mounted(t, "-o loop,errors=continue "+image, dir)
-	fail, mend = filler(below)
-	return dir, fail, mend
-}
-
-func mounted(t *testing.T, what, dir string) {
-	t.Helper()
-	host(t, "mount "+what+" "+dir)
-	t.Cleanup(func() { host(t, "umount "+dir) })
-}
-
-// filler fills a file system to the last byte.
-func filler(dir string) (fail, mend func()) {
-	file := filepath.Join(dir, "filler")
-	return func() { _ = tryHost("cat /dev/zero > " + file + "; sync " + file) }, func() { _ = os.Remove(file) }
-}
 
 // A host whose disk fails keeps the machines that it has, also across a restart of capstand, and refuses new ones
 // with the reason. When the disk works again, so does everything.
 func TestDiskFails(t *testing.T) {
-	for name, disk := range map[string]fullDisk{"no space": noSpace, "I/O errors": ioErrors} {
+	for name, disk := range harness.Disks {
 		t.Run(name, func(t *testing.T) {
 			leavesNothing(t)
-			dir, fail, mend := disk(t)
+			dir, fail, mend := disk(t, "96")
 			c := newCapstandIn(t, filepath.Join(dir, "host"))
 			was := c.make(blue.machine(10))
 			fail()

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/test/e2e/harness"
 )
 
 // commandTimeout bounds every command that a test runs.
@@ -102,6 +103,12 @@ func (i *installation) tool(name string, args ...string) string {
 func (i *installation) kubectl(args ...string) string {
 	i.t.Helper()
 	return i.tool(filepath.Join("kubernetes", i.status().KubernetesVersion, "kubectl"), args...)
+}
+
+// tryKubectl is kubectl for what may fail.
+func (i *installation) tryKubectl(args ...string) (string, error) {
+	kubectl := filepath.Join(i.bin, "kubernetes", harness.KubernetesVersion, "kubectl")
+	return run(kubectl, append([]string{"--kubeconfig", filepath.Join(i.root, "admin.kubeconfig")}, args...)...)
 }
 
 func run(name string, args ...string) (string, error) {
