@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -19,10 +20,12 @@ import (
 	"path/filepath"
 	"time"
 
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -96,7 +99,7 @@ func ensureAuthority(l Layout, name string) (*authority, error) {
 	}
 	key, err := keyutil.PrivateKeyFromFile(keyPath)
 	if err != nil {
-		return nil, err
+		return nil, damaged(keyPath, err)
 	}
 	signer, ok := key.(crypto.Signer)
 	if !ok {
@@ -148,7 +151,7 @@ func hasData(l Layout) (bool, error) {
 // signed and that is not due for renewal. It tells whether it made one.
 func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Time) (bool, error) {
 	certPath, keyPath := filepath.Join(dir, id.name+".crt"), filepath.Join(dir, id.name+".key")
-	if a.keeps(certPath, id, now) {
+	if a.keeps(certPath, keyPath, id, now) {
 		return false, nil
 	}
 	key, err := newKey()
@@ -181,13 +184,13 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 	return true, writeFileAs(certPath, encodeCert(der), 0o644, owner.uid, owner.gid)
 }
 
-// keeps tells whether a certificate can stay.
-func (a *authority) keeps(certPath string, id identity, now time.Time) bool {
-	certs, err := certutil.CertsFromFile(certPath)
+// keeps tells whether a certificate and its key can stay.
+func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) bool {
+	pair, err := tls.LoadX509KeyPair(certPath, keyPath)
 	if err != nil {
 		return false
 	}
-	cert := certs[0]
+	cert := pair.Leaf
 	return cert.CheckSignatureFrom(a.cert) == nil && cert.Subject.CommonName == id.cn && now.Add(renewBefore).Before(cert.NotAfter)
 }
 
@@ -222,6 +225,28 @@ resources:
         secret: %s
   - identity: {}
 `, base64.StdEncoding.EncodeToString(key)), nil
+}
+
+func checkKey(data []byte) error {
+	_, err := keyutil.ParsePrivateKeyPEM(data)
+	return err
+}
+
+// checkEncryptionConfig finds damage. The API server judges the rest.
+func checkEncryptionConfig(data []byte) error {
+	var config apiserverv1.EncryptionConfiguration
+	if err := yaml.UnmarshalStrict(data, &config); err != nil {
+		return err
+	}
+	if len(config.Resources) == 0 || len(config.Resources[0].Providers) < 2 {
+		return errors.New("it names no key, or ends too early")
+	}
+	return nil
+}
+
+// damaged is the error for a key that cannot be made again.
+func damaged(path string, err error) error {
+	return fmt.Errorf("the key in %s cannot be read: %w: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`", path, err)
 }
 
 // ensurePKI makes every certificate, key and kubeconfig of the installation that is missing or due.
@@ -268,7 +293,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 			return err
 		}
 	}
-	if err := ensureOnce(l, l.ServiceAccountKey(), owner, func() ([]byte, error) {
+	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, func() ([]byte, error) {
 		key, err := newKey()
 		if err != nil {
 			return nil, err
@@ -277,7 +302,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	}); err != nil {
 		return err
 	}
-	if err := ensureOnce(l, l.EncryptionConfig(), owner, encryptionConfig); err != nil {
+	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
 		return err
 	}
 	// What the components trust. Copies, because the folder of the authorities is root's.
@@ -373,10 +398,21 @@ func ensureContent(path string, data []byte, mode os.FileMode, owner user) error
 	return writeFileAs(path, data, mode, owner.uid, owner.gid)
 }
 
-// ensureOnce writes the file of a key if there is none and etcd has no data.
-func ensureOnce(l Layout, path string, owner user, generate func() ([]byte, error)) error {
-	if lost, err := missing(l, path); err != nil || !lost {
+// ensureOnce writes the file of a key if there is none and etcd has no data. A file that check finds damaged is an error.
+func ensureOnce(l Layout, path string, owner user, check func([]byte) error, generate func() ([]byte, error)) error {
+	lost, err := missing(l, path)
+	if err != nil {
 		return err
+	}
+	if !lost {
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = check(data)
+		}
+		if err != nil {
+			return damaged(path, err)
+		}
+		return nil
 	}
 	data, err := generate()
 	if err != nil {
