@@ -16,7 +16,7 @@ const (
 	maxWorkers       = 2 // of one cluster
 	maxClaims        = 60
 	claimsAtOnce     = 20
-	maxFaults        = 3
+	maxFaults        = 4
 )
 
 // operationKind is what a user does.
