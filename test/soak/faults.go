@@ -156,7 +156,7 @@ func servicesOf(m *hostpb.Machine) (out []victim, err error) {
 	}
 	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", m.Status.Pid))
 	if err != nil {
-		return nil, nil //nolint:nilerr // the machine has ended: it has no services
+		return nil, nil // the machine has ended: it has no services
 	}
 	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
