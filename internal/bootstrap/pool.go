@@ -18,9 +18,9 @@ import (
 
 // The machines of a pool share one Secret of bootstrap data, and come and go for as long as the pool lives. So its
 // data is not made once and for all: a change of the CapstanConfig, or of the version, makes a new
-// Secret under a new name, and the new name is what has the pool replace its machines. The content of a
-// Secret stays, and its token is renewed in the workload cluster for as long as the pool uses it, so
-// that a machine that is made late can join.
+// Secret under a new name, and the new name is what has the pool replace its machines. A Secret gets another token
+// every PoolTokenTTL/2, under the same name, so that a machine that is made late can join and a token is of no use
+// for long.
 
 // poolSecretName has a hash of what the data of a pool's machines is made from.
 func poolSecretName(config *bootstrapv1.CapstanConfig, version string) string {

@@ -199,6 +199,7 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 			Annotations: map[string]string{
 				bootstrapv1.KubernetesVersionAnnotation: in.KubernetesVersion,
 				bootstrapv1.AuthoritiesAnnotation:       namedAuthorities(in.Certificates),
+				bootstrapv1.TokenIDsAnnotation:          tokenID(in.Token),
 			},
 			OwnerReferences: []metav1.OwnerReference{controllerRef(s.config)},
 		},
@@ -263,7 +264,7 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "the workload cluster is not reachable yet")
 		return ctrl.Result{}, err
 	}
-	again, err := ensureToken(ctx, workload, token, s.config, r.now())
+	again, err := r.ensureToken(ctx, s, workload, token)
 	if err != nil {
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, err.Error())
 		return ctrl.Result{}, err
@@ -271,6 +272,24 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 	setToken(s.config, metav1.ConditionTrue, bootstrapv1.BootstrapTokenAvailableReason, "")
 	// Time itself is what makes a token expire.
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// ensureToken does what is due about the token, and returns when to look again. A token that was rotated is an event:
+// the data has changed.
+func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.Client, token string) (time.Duration, error) {
+	existing, err := readToken(ctx, workload, token, s.config)
+	if err != nil {
+		return 0, err
+	}
+	ttl := s.owner.tokenTTL()
+	switch step, again := nextTokenStep(existing, s.owner.pool != nil, ttl, r.now()); step {
+	case rotateToken:
+		return 0, r.rotate(ctx, s, token)
+	case writeToken:
+		return again, putToken(ctx, workload, token, existing, s.config, r.now().Add(ttl))
+	default:
+		return again, nil
+	}
 }
 
 // dropToken removes the token once; the condition remembers that there is one. If it is lost, the

@@ -211,7 +211,7 @@ func TestWorker(t *testing.T) {
 	})
 	s := tokenIn(t, node.BootstrapToken)
 	expires, err := time.Parse(time.RFC3339, string(s.Data["expiration"]))
-	if err != nil || time.Until(expires) > TokenTTL || time.Until(expires) < tokenRenewBefore || s.Type != "bootstrap.kubernetes.io/token" {
+	if err != nil || time.Until(expires) > TokenTTL || time.Until(expires) < TokenTTL/2 || s.Type != "bootstrap.kubernetes.io/token" {
 		t.Errorf("token: type %s, expires %s, %v", s.Type, expires, err)
 	}
 	if string(s.Data["token-id"])+"."+string(s.Data["token-secret"]) != node.BootstrapToken || s.Data["usage-bootstrap-signing"] != nil {
@@ -252,23 +252,28 @@ func TestHostileKubeconfig(t *testing.T) {
 	}
 }
 
-// TestRenewal: a token is renewed at half of its life, and one that cannot be read is written anew.
-func TestRenewal(t *testing.T) {
+// TestNextTokenStep: at half of its life the token of a Machine is renewed and that of a pool is replaced. One that cannot
+// be read, or is not there, is written.
+func TestNextTokenStep(t *testing.T) {
 	now := time.Now()
+	const ttl = 20 * time.Minute
 	expiring := func(in time.Duration) *corev1.Secret {
 		return &corev1.Secret{Data: map[string][]byte{"expiration": []byte(now.Add(in).UTC().Format(time.RFC3339))}}
 	}
 	for name, c := range map[string]struct {
-		existing *corev1.Secret
-		write    bool
+		existing        *corev1.Secret
+		machine, pooled tokenStep
 	}{
-		"none": {nil, true}, "new": {expiring(TokenTTL), false}, "just before half": {expiring(tokenRenewBefore + time.Minute), false},
-		"half": {expiring(tokenRenewBefore), true}, "expired": {expiring(-time.Minute), true}, "garbage": {&corev1.Secret{}, true},
+		"none": {nil, writeToken, writeToken}, "new": {expiring(ttl), keepToken, keepToken},
+		"just before half": {expiring(ttl/2 + time.Minute), keepToken, keepToken}, "half": {expiring(ttl / 2), writeToken, rotateToken},
+		"expired": {expiring(-time.Minute), writeToken, writeToken}, "garbage": {&corev1.Secret{}, writeToken, writeToken},
 	} {
 		t.Run(name, func(t *testing.T) {
-			write, again := renewal(c.existing, now)
-			if write != c.write || again <= 0 || again > TokenTTL-tokenRenewBefore {
-				t.Errorf("got %v, %s", write, again)
+			for pool, want := range map[bool]tokenStep{false: c.machine, true: c.pooled} {
+				step, again := nextTokenStep(c.existing, pool, ttl, now)
+				if step != want || again < 0 || again > ttl/2 || again == 0 && step != rotateToken {
+					t.Errorf("pool %v: got %v, %s", pool, step, again)
+				}
 			}
 		})
 	}
@@ -295,7 +300,7 @@ func TestTokenComesBack(t *testing.T) {
 			return false
 		}
 		expires, err := time.Parse(time.RFC3339, string(s.Data["expiration"]))
-		return err == nil && time.Until(expires) > tokenRenewBefore
+		return err == nil && time.Until(expires) > TokenTTL/2
 	})
 }
 
@@ -314,7 +319,7 @@ func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.
 	return pool, config
 }
 
-// TestMachinePool (BC-04): the machines of a pool share the data, and the token lives as long as the pool.
+// TestMachinePool (BC-04): the machines of a pool share the data, and its token is rotated.
 func TestMachinePool(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
@@ -324,6 +329,7 @@ func TestMachinePool(t *testing.T) {
 	testcluster.Eventually(t, "the token", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	cluster.ChangeStatus(pool, func() { pool.Status.NodeRefs = []corev1.ObjectReference{{Name: "node"}} })
 	testcluster.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
+	rotates(t, cluster, config, node.BootstrapToken)
 
 	// What a machine is made from has changed: a new name, so that the pool replaces its machines.
 	first := config.Status.DataSecretName
@@ -348,6 +354,37 @@ func TestMachinePool(t *testing.T) {
 	}
 	change(t, config, func() { config.Spec.Files = nil })
 	renamed("data for the spec and version", config.Status.DataSecretName)
+}
+
+// rotates: at half of its life the token of a pool is replaced, in data whose name stays. The former one is left to
+// expire, and the data still names it for the approver.
+func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig, former string) {
+	t.Helper()
+	name := config.Status.DataSecretName
+	half := tokenIn(t, former)
+	before := half.DeepCopy()
+	half.Data["expiration"] = []byte(time.Now().Add(PoolTokenTTL / 2).UTC().Format(time.RFC3339))
+	if err := env.Client.Patch(context.Background(), half, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Change(config, func() { config.Annotations = map[string]string{"touched": "yes"} })
+	var token string
+	testcluster.Eventually(t, "another token", func() bool {
+		_, node := dataOf(t, cluster, config)
+		token = node.BootstrapToken
+		return token != former && tokenIn(t, token) != nil
+	})
+	testcluster.Consistently(t, "and no third one", func() bool {
+		_, node := dataOf(t, cluster, config)
+		return node.BootstrapToken == token
+	})
+	ids, old := cluster.Secret(name).Annotations[bootstrapv1.TokenIDsAnnotation], tokenIn(t, former)
+	if ids != tokenID(token)+","+tokenID(former) || config.Status.DataSecretName != name {
+		t.Errorf("the data %s, formerly %s, names the tokens %s", config.Status.DataSecretName, name, ids)
+	}
+	if old == nil || remaining(old, time.Now()) > PoolTokenTTL/2 {
+		t.Errorf("the former token is removed or renewed: %v", old)
+	}
 }
 
 // change patches an object.

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strings"
@@ -11,15 +12,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
+	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
 const (
-	// TokenTTL is how long a bootstrap token is valid unless it is renewed.
+	// TokenTTL is how long the bootstrap token of a Machine is valid unless it is renewed.
 	TokenTTL = 15 * time.Minute
-	// tokenRenewBefore is how long before its end a token that is still needed is renewed.
-	tokenRenewBefore = TokenTTL / 2
+	// PoolTokenTTL is how long the bootstrap token of a pool is valid. At half of it the pool gets another one: a
+	// machine that was made with the former token has the other half to join.
+	PoolTokenTTL = 30 * time.Minute
 )
+
+// tokenTTL of the machines of an owner.
+func (o *owner) tokenTTL() time.Duration {
+	if o.pool != nil {
+		return PoolTokenTTL
+	}
+	return TokenTTL
+}
 
 // newToken is a new bootstrap token, id.secret.
 func newToken() (string, error) { return tokenutil.GenerateBootstrapToken() }
@@ -43,36 +56,62 @@ func tokenSecret(token string, owner client.Object, expires time.Time) (*corev1.
 	}, nil
 }
 
-// renewal says whether a token must be written at the time now, and when to look again.
-func renewal(existing *corev1.Secret, now time.Time) (write bool, again time.Duration) {
-	fresh := TokenTTL - tokenRenewBefore
-	if existing == nil {
-		return true, fresh
-	}
+// remaining is how long a token in the workload cluster stays valid; negative if it cannot be read.
+func remaining(existing *corev1.Secret, now time.Time) time.Duration {
 	expires, err := time.Parse(time.RFC3339, string(existing.Data[bootstrapapi.BootstrapTokenExpirationKey]))
-	if err != nil || expires.Sub(now) <= tokenRenewBefore {
-		return true, fresh
+	if err != nil {
+		return -1
 	}
-	return false, expires.Sub(now) - tokenRenewBefore
+	return expires.Sub(now)
 }
 
-// ensureToken makes the token work in the workload cluster for as long as it is needed. It returns
-// after how long the token has to be renewed.
-func ensureToken(ctx context.Context, workload client.Client, token string, owner client.Object, now time.Time) (time.Duration, error) {
-	desired, err := tokenSecret(token, owner, now.Add(TokenTTL))
+// tokenStep is what is to be done about a token.
+type tokenStep int
+
+const (
+	keepToken tokenStep = iota
+	writeToken
+	rotateToken
+)
+
+// nextTokenStep decides on a token that is still needed, and when to look again. A token that is not there is written: a
+// machine may have it already. At half of its life that of a Machine is renewed and that of a pool is replaced,
+// whose machines come and go.
+func nextTokenStep(existing *corev1.Secret, pool bool, ttl time.Duration, now time.Time) (step tokenStep, again time.Duration) {
+	if existing == nil {
+		return writeToken, ttl / 2
+	}
+	left := remaining(existing, now)
+	switch {
+	case left > ttl/2:
+		return keepToken, left - ttl/2
+	case pool && left > 0:
+		return rotateToken, 0
+	}
+	return writeToken, ttl / 2
+}
+
+// readToken reads a token in the workload cluster; nil when it is not there.
+func readToken(ctx context.Context, workload client.Client, token string, owner client.Object) (*corev1.Secret, error) {
+	found, err := tokenSecret(token, owner, time.Time{})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	existing := &corev1.Secret{}
-	err = workload.Get(ctx, client.ObjectKeyFromObject(desired), existing)
+	err = workload.Get(ctx, client.ObjectKeyFromObject(found), found)
 	if apierrors.IsNotFound(err) {
-		existing = nil
-	} else if err != nil {
-		return 0, fmt.Errorf("cannot read the bootstrap token in the workload cluster: %w", err)
+		return nil, nil
 	}
-	write, again := renewal(existing, now)
-	if !write {
-		return again, nil
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the bootstrap token in the workload cluster: %w", err)
+	}
+	return found, nil
+}
+
+// putToken makes the token work in the workload cluster until it expires.
+func putToken(ctx context.Context, workload client.Client, token string, existing *corev1.Secret, owner client.Object, expires time.Time) error {
+	desired, err := tokenSecret(token, owner, expires)
+	if err != nil {
+		return err
 	}
 	if existing == nil {
 		err = workload.Create(ctx, desired)
@@ -82,9 +121,40 @@ func ensureToken(ctx context.Context, workload client.Client, token string, owne
 		err = workload.Patch(ctx, existing, client.MergeFrom(before))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot write the bootstrap token to the workload cluster: %w", err)
+		return fmt.Errorf("cannot write the bootstrap token to the workload cluster: %w", err)
 	}
-	return again, nil
+	return nil
+}
+
+// rotate puts another token into the bootstrap data of a pool. Its name stays, so that the pool replaces no machine. The
+// former token is not renewed any more, and the data names its id for as long: machines that were made with it
+// may still join.
+func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error {
+	stored := &corev1.Secret{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: s.config.Status.DataSecretName}, stored); err != nil {
+		return err
+	}
+	token, err := newToken()
+	if err != nil {
+		return err
+	}
+	data := stored.Data[secret.KubeconfigDataName]
+	if bytes.Count(data, []byte(former)) != 1 {
+		return nil // Somebody has rotated it: the change is an event.
+	}
+	before := stored.DeepCopy()
+	stored.Data[secret.KubeconfigDataName] = bytes.Replace(data, []byte(former), []byte(token), 1)
+	metav1.SetMetaDataAnnotation(&stored.ObjectMeta, bootstrapv1.TokenIDsAnnotation, tokenID(token)+","+tokenID(former))
+	if err := r.Client.Patch(ctx, stored, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("cannot write another bootstrap token into the bootstrap data: %w", err)
+	}
+	return nil
+}
+
+// tokenID is the part of a token that is no secret.
+func tokenID(token string) string {
+	id, _, _ := strings.Cut(token, ".")
+	return id
 }
 
 // removeToken removes the token from the workload cluster.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -46,7 +47,8 @@ func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time)
 	return c != nil && c.Status == metav1.ConditionTrue && now.Sub(c.LastTransitionTime.Time) >= installAfter
 }
 
-// install applies what the agents need, as the first machine does: what is current already is not written.
+// install applies what the agents need, as the first machine does: what is current already is not written. It removes what
+// only a former version needed.
 func install(ctx context.Context, c client.Client, stackedEtcd bool) error {
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()
@@ -57,6 +59,12 @@ func install(ctx context.Context, c client.Client, stackedEtcd bool) error {
 	for _, o := range objects {
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	for _, name := range manifests.FormerClusterRoleBindings() {
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if err := c.Delete(ctx, binding); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("removing ClusterRoleBinding %s: %w", name, err)
 		}
 	}
 	return nil

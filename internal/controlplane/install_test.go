@@ -101,3 +101,32 @@ func TestInstalled(t *testing.T) {
 	s.workload.missing = true
 	current("etcd's members are not told of", first)
 }
+
+// TestFormerBindingIsRemoved: a cluster of a former version let kube-controller-manager approve the kubelet certificate
+// of any node for any bootstrap token. The binding goes, and the renewals of kubelets stay approved.
+func TestFormerBindingIsRemoved(t *testing.T) {
+	former := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "capstan:approve-kubelet-clients"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:bootstrappers"}},
+	}
+	if err := env.Client.Create(t.Context(), former); err != nil {
+		t.Fatal(err)
+	}
+	s := &scope{controlPlane: initializedFor(time.Hour), workload: &workload{client: env.Client}}
+	for range 2 { // Another manager finds it removed.
+		(&Reconciler{}).reconcileInstalled(t.Context(), s)
+		bindings := &rbacv1.ClusterRoleBindingList{}
+		if err := env.Client.List(t.Context(), bindings); err != nil {
+			t.Fatal(err)
+		}
+		approved := map[string]bool{}
+		for _, b := range bindings.Items {
+			approved[b.RoleRef.Name] = true
+		}
+		const requests = "system:certificates.k8s.io:certificatesigningrequests:"
+		if approved[requests+"nodeclient"] || !approved[requests+"selfnodeclient"] {
+			t.Error("kube-controller-manager approves more, or less, than the renewals of kubelets")
+		}
+	}
+}

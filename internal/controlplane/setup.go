@@ -83,7 +83,7 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 	if opts.ClusterCache == nil {
 		return nil
 	}
-	return csr.SetupWithManager(mgr, opts.ClusterCache, opts.For(kind))
+	return csr.SetupWithManager(mgr, opts.SecretCachingClient, opts.ClusterCache, opts.For(kind))
 }
 
 func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request {

@@ -20,6 +20,11 @@ const KubernetesVersionAnnotation = "bootstrap.capstan.dev/kubernetes-version"
 // in it. The first authority signs.
 const AuthoritiesAnnotation = "bootstrap.capstan.dev/certificate-authorities"
 
+// TokenIDsAnnotation on a Secret with bootstrap data has the ids of the bootstrap tokens with which its machines may
+// join, separated by commas: first that of the token in the data, then those of former tokens that machines may still
+// have. An id is no secret.
+const TokenIDsAnnotation = "bootstrap.capstan.dev/token-ids"
+
 const (
 	// RoleInit is the first control plane machine, which creates a new etcd cluster.
 	RoleInit Role = "Init"

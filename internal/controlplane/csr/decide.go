@@ -1,6 +1,7 @@
-// Package csr approves the certificates that the machines of a cluster ask for: serving certificates
-// of kubelets, and the client certificates of kube-proxy and of the node agent. kube-controller-manager
-// itself approves the kubelets' client certificates, and nothing else.
+// Package csr approves the certificates that the machines of a cluster request: the first client certificate
+// of a kubelet, its serving certificates, and the client certificates of kube-proxy and of the node agent.
+// kube-controller-manager approves one thing itself, the renewal of a kubelet's client certificate: such a request
+// cannot name another node, and it must not depend on the management cluster.
 package csr
 
 import (
@@ -45,37 +46,65 @@ const (
 type Decision struct {
 	Verdict Verdict
 	Message string
+	// NewNode is the name of a Node that must not exist when the request is approved. Empty: no such condition.
+	NewNode string
 }
 
-func untouched(message string) Decision { return Decision{Untouched, message} }
+func untouched(format string, args ...any) Decision {
+	return Decision{Verdict: Untouched, Message: fmt.Sprintf(format, args...)}
+}
+
 func deny(format string, args ...any) Decision {
-	return Decision{Denied, fmt.Sprintf(format, args...)}
-}
-func approve(format string, args ...any) Decision {
-	return Decision{Approved, fmt.Sprintf(format, args...)}
+	return Decision{Verdict: Denied, Message: fmt.Sprintf(format, args...)}
 }
 
-// Decide on a request, by what it asks for, who asks, and the Machines of the cluster. A request that
-// may become acceptable when a Machine changes is left untouched.
-func Decide(csr *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) Decision {
+func approve(format string, args ...any) Decision {
+	return Decision{Verdict: Approved, Message: fmt.Sprintf(format, args...)}
+}
+
+// Decide on a request, by its content, its author, and the machines of the cluster. A request that
+// may become acceptable when a Machine or its bootstrap data changes is left untouched.
+func Decide(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
 	switch csr.Spec.SignerName {
 	case certificatesv1.KubeletServingSignerName:
-		return decideServing(csr, machines)
+		return decideServing(csr, cluster.Machines)
+	case certificatesv1.KubeAPIServerClientKubeletSignerName:
+		return decideKubelet(csr, cluster)
 	case certificatesv1.KubeAPIServerClientSignerName:
-		return decideClient(csr, machines)
+		return decideClient(csr, cluster)
 	}
 	return untouched("another signer's")
 }
 
+// decideKubelet: a machine requests the first client certificate of its kubelet with its own bootstrap token.
+func decideKubelet(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
+	token := bootstrapToken(csr)
+	if token == "" {
+		return untouched("not from a bootstrap token")
+	}
+	request, err := parse(csr)
+	if err != nil {
+		return deny("%s", err)
+	}
+	node, ok := strings.CutPrefix(request.Subject.CommonName, nodeUserPrefix)
+	if !ok || node == "" || !slices.Equal(request.Subject.Organization, []string{nodesGroup}) {
+		return deny("the subject must be CN=%s<node>, O=%s", nodeUserPrefix, nodesGroup)
+	}
+	if problem := checkClient(csr, request); problem != "" {
+		return deny("%s", problem)
+	}
+	return cluster.join(token, node)
+}
+
 // decideServing: a kubelet asks for its own node, for names and addresses that its Machine has.
 func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) Decision {
-	node, ok := strings.CutPrefix(csr.Spec.Username, nodeUserPrefix)
-	if !ok || !slices.Contains(csr.Spec.Groups, nodesGroup) {
+	node := kubeletNode(csr)
+	if node == "" {
 		return untouched("not from a node")
 	}
 	machine := machineOf(node, machines)
 	if machine == nil {
-		return untouched(fmt.Sprintf("no Machine has the node %s yet", node))
+		return untouched("no Machine has the node %s yet", node)
 	}
 	request, err := parse(csr)
 	if err != nil {
@@ -94,7 +123,7 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 		return deny("the certificate would be for no name and no address")
 	}
 	if len(machine.Status.Addresses) == 0 {
-		return untouched(fmt.Sprintf("the addresses of Machine %s are not known yet", machine.Name))
+		return untouched("the addresses of Machine %s are not known yet", machine.Name)
 	}
 	if foreign := foreignSANs(request, node, machine); len(foreign) > 0 {
 		return deny("%s are not names or addresses of Machine %s", strings.Join(foreign, ", "), machine.Name)
@@ -102,9 +131,9 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 	return approve("node %s is Machine %s, and it asks for its own names and addresses", node, machine.Name)
 }
 
-// decideClient: a machine that holds a bootstrap token asks for kube-proxy's or its node agent's
-// certificate, or either of them for its next one.
-func decideClient(csr *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) Decision {
+// decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
+// token, the next ones with the certificate itself, or with its kubelet's when that has expired.
+func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
 	request, err := parse(csr)
 	if err != nil {
 		return untouched("not a request that can be read")
@@ -114,7 +143,8 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, machines []clus
 	if !agent && user != kubeProxyUser {
 		return untouched("another client's")
 	}
-	if !fromBootstrapToken(csr) && csr.Spec.Username != user {
+	token, kubelet := bootstrapToken(csr), kubeletNode(csr)
+	if token == "" && kubelet == "" && csr.Spec.Username != user {
 		return untouched("neither from a bootstrap token nor a renewal")
 	}
 	var groups []string
@@ -124,41 +154,49 @@ func decideClient(csr *certificatesv1.CertificateSigningRequest, machines []clus
 	if !slices.Equal(request.Subject.Organization, groups) {
 		return deny("the subject CN=%s needs the organizations %v, it has %v", user, groups, request.Subject.Organization)
 	}
-	if len(request.DNSNames)+len(request.IPAddresses)+len(request.EmailAddresses)+len(request.URIs) > 0 {
-		return deny("a client's certificate has no alternative names")
-	}
-	if problem := checkUsages(csr.Spec.Usages, certificatesv1.UsageClientAuth); problem != "" {
+	if problem := checkClient(csr, request); problem != "" {
 		return deny("%s", problem)
 	}
-	if agent && machineOf(node, machines) == nil {
-		return untouched(fmt.Sprintf("no Machine has the node %s yet", node))
+	if !agent {
+		return decideProxy(cluster, token, kubelet)
 	}
-	return approve("%s on a machine of this cluster", user)
+	if kubelet != "" && kubelet != node {
+		return untouched("the node %s requests the certificate of the node %s", kubelet, node)
+	}
+	machine := cluster.machineFor(node, token)
+	if machine == nil {
+		return untouched("%s", cluster.stranger(node, token))
+	}
+	return approve("%s is on Machine %s", user, machine.Name)
 }
 
-func fromBootstrapToken(csr *certificatesv1.CertificateSigningRequest) bool {
-	return strings.HasPrefix(csr.Spec.Username, bootstrapUserPrefix) && slices.Contains(csr.Spec.Groups, bootstrapGroup)
+// decideProxy: kube-proxy is the same user on all machines, so its certificate names none of them.
+func decideProxy(cluster Cluster, token, kubelet string) Decision {
+	switch {
+	case token != "" && !cluster.knows(token):
+		return untouched("no bootstrap data of the cluster has the token %s", token)
+	case kubelet != "" && machineOf(kubelet, cluster.Machines) == nil:
+		return untouched("no Machine has the node %s yet", kubelet)
+	}
+	return approve("%s on a machine of this cluster", kubeProxyUser)
 }
 
-// machineOf is the Machine whose node has the name. Before Cluster API has linked the two, the node's
-// name is that of the Machine, of its infrastructure machine, or the machine's host name.
-func machineOf(node string, machines []clusterv1.Machine) *clusterv1.Machine {
-	if node == "" {
-		return nil
+// bootstrapToken is the id of the bootstrap token that made the request; empty if another credential did.
+func bootstrapToken(csr *certificatesv1.CertificateSigningRequest) string {
+	id, ok := strings.CutPrefix(csr.Spec.Username, bootstrapUserPrefix)
+	if !ok || !slices.Contains(csr.Spec.Groups, bootstrapGroup) {
+		return ""
 	}
-	for i := range machines {
-		m := &machines[i]
-		if m.Status.NodeRef.IsDefined() {
-			if m.Status.NodeRef.Name == node {
-				return m
-			}
-			continue
-		}
-		if m.Name == node || m.Spec.InfrastructureRef.Name == node || hasAddress(m, node, isName) {
-			return m
-		}
+	return id
+}
+
+// kubeletNode is the node whose kubelet made the request; empty if another credential did.
+func kubeletNode(csr *certificatesv1.CertificateSigningRequest) string {
+	node, ok := strings.CutPrefix(csr.Spec.Username, nodeUserPrefix)
+	if !ok || !slices.Contains(csr.Spec.Groups, nodesGroup) {
+		return ""
 	}
-	return nil
+	return node
 }
 
 func foreignSANs(request *x509.CertificateRequest, node string, machine *clusterv1.Machine) []string {
@@ -190,6 +228,14 @@ func hasIP(m *clusterv1.Machine, ip net.IP) bool {
 	return slices.ContainsFunc(m.Status.Addresses, func(a clusterv1.MachineAddress) bool {
 		return !isName(a.Type) && ip.Equal(net.ParseIP(a.Address))
 	})
+}
+
+// checkClient: the certificate of a client has one usage and no alternative names.
+func checkClient(csr *certificatesv1.CertificateSigningRequest, request *x509.CertificateRequest) string {
+	if len(request.DNSNames)+len(request.IPAddresses)+len(request.EmailAddresses)+len(request.URIs) > 0 {
+		return "a client's certificate has no alternative names"
+	}
+	return checkUsages(csr.Spec.Usages, certificatesv1.UsageClientAuth)
 }
 
 // checkUsages: purpose is needed, and of the others only what TLS takes for it.

@@ -13,8 +13,12 @@ import (
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
 // asked is a request in short.
@@ -45,7 +49,7 @@ func serving() asked {
 
 func agent() asked {
 	return asked{
-		signer: certificatesv1.KubeAPIServerClientSignerName, user: "system:bootstrap:abcdef", groups: []string{bootstrapGroup, authenticated},
+		signer: certificatesv1.KubeAPIServerClientSignerName, user: "system:bootstrap:aaaaaa", groups: []string{bootstrapGroup, authenticated},
 		cn: "capstan:node-agent:w1", o: []string{NodeAgentGroup}, usages: clientUsages,
 	}
 }
@@ -54,6 +58,19 @@ func proxy() asked {
 	a := agent()
 	a.cn, a.o = kubeProxyUser, nil
 	return a
+}
+
+// fromKubelet makes a request one that the kubelet of the node has made.
+func fromKubelet(node string) func(*asked) {
+	return func(a *asked) { a.user, a.groups = "system:node:"+node, []string{nodesGroup, authenticated} }
+}
+
+// data is bootstrap data of our own provider.
+func data(name, ids string) corev1.Secret {
+	return corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{bootstrapv1.TokenIDsAnnotation: ids}},
+		Type:       clusterv1.ClusterSecretType,
+	}
 }
 
 func with(a asked, change func(*asked)) asked {
@@ -100,6 +117,7 @@ func requestPEM(t *testing.T, a asked) []byte {
 func machine(name string, change func(*clusterv1.Machine)) clusterv1.Machine {
 	m := clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	m.Spec.InfrastructureRef.Name = name
+	m.Spec.Bootstrap.DataSecretName = &name
 	m.Status.Addresses = clusterv1.MachineAddresses{
 		{Type: clusterv1.MachineHostName, Address: name},
 		{Type: clusterv1.MachineInternalIP, Address: "10.200.0.3"},
@@ -112,6 +130,7 @@ func machine(name string, change func(*clusterv1.Machine)) clusterv1.Machine {
 
 func TestDecide(t *testing.T) {
 	w1 := []clusterv1.Machine{machine("w1", nil)}
+	two := []clusterv1.Machine{machine("w1", nil), machine("w2", nil)}
 	linked := []clusterv1.Machine{machine("machine-of-w1", func(m *clusterv1.Machine) { m.Status.NodeRef.Name = "w1" })}
 	for name, c := range map[string]struct {
 		asked    asked
@@ -148,6 +167,10 @@ func TestDecide(t *testing.T) {
 		"agent: with a token":                {agent(), w1, Approved, ""},
 		"agent: renewal":                     {with(agent(), func(a *asked) { a.user, a.groups = a.cn, []string{NodeAgentGroup} }), w1, Approved, ""},
 		"agent: renewal of another's":        {with(agent(), func(a *asked) { a.user = "capstan:node-agent:w2" }), w1, Untouched, ""},
+		"agent: with another's token":        {with(agent(), func(a *asked) { a.user = "system:bootstrap:bbbbbb" }), two, Untouched, "token"},
+		"agent: from its kubelet":            {with(agent(), fromKubelet("w1")), w1, Approved, ""},
+		"agent: from another's kubelet":      {with(agent(), fromKubelet("w2")), two, Untouched, "w2"},
+		"agent: its kubelet, more groups":    {with(agent(), func(a *asked) { fromKubelet("w1")(a); a.o = append(a.o, "system:masters") }), w1, Denied, "organizations"},
 		"agent: no Machine yet":              {agent(), nil, Untouched, "no Machine"},
 		"agent: without a node":              {with(agent(), func(a *asked) { a.cn = "capstan:node-agent:" }), w1, Untouched, "no Machine"},
 		"agent: more groups":                 {with(agent(), func(a *asked) { a.o = append(a.o, "system:masters") }), w1, Denied, "organizations"},
@@ -157,22 +180,117 @@ func TestDecide(t *testing.T) {
 		"agent: from an administrator":       {with(agent(), func(a *asked) { a.user, a.groups = "kubernetes-admin", []string{"system:masters"} }), w1, Untouched, ""},
 		"agent: token's name, not its group": {with(agent(), func(a *asked) { a.groups = []string{authenticated} }), w1, Untouched, ""},
 
-		"proxy: with a token":      {proxy(), w1, Approved, ""},
-		"proxy: renewal":           {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Approved, ""},
-		"proxy: with a group":      {with(proxy(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "organizations"},
-		"proxy: from a node":       {with(proxy(), func(a *asked) { a.user = "system:node:w1" }), w1, Untouched, ""},
-		"client: somebody else":    {with(proxy(), func(a *asked) { a.cn = "alice" }), w1, Untouched, ""},
-		"client: an administrator": {with(proxy(), func(a *asked) { a.cn, a.o = "kubernetes-admin", []string{"system:masters"} }), w1, Untouched, ""},
-		"client: garbage":          {with(proxy(), func(a *asked) { a.pem = []byte("garbage") }), w1, Untouched, ""},
-		"kubelet's client":         {with(agent(), func(a *asked) { a.signer = certificatesv1.KubeAPIServerClientKubeletSignerName }), w1, Untouched, "signer"},
+		"proxy: with a token":                              {proxy(), w1, Approved, ""},
+		"proxy: renewal":                                   {with(proxy(), func(a *asked) { a.user, a.groups = kubeProxyUser, nil }), w1, Approved, ""},
+		"proxy: with a group":                              {with(proxy(), func(a *asked) { a.o = []string{"system:masters"} }), w1, Denied, "organizations"},
+		"proxy: with an unknown token":                     {with(proxy(), func(a *asked) { a.user = "system:bootstrap:zzzzzz" }), w1, Untouched, "token"},
+		"proxy: from its kubelet":                          {with(proxy(), fromKubelet("w1")), w1, Approved, ""},
+		"proxy: from a strange kubelet":                    {with(proxy(), fromKubelet("w2")), w1, Untouched, "no Machine"},
+		"proxy: a name like a kubelet's, not in the group": {with(proxy(), func(a *asked) { a.user, a.groups = "system:node:w1", nil }), w1, Untouched, ""},
+		"client: somebody else":                            {with(proxy(), func(a *asked) { a.cn = "alice" }), w1, Untouched, ""},
+		"client: an administrator":                         {with(proxy(), func(a *asked) { a.cn, a.o = "kubernetes-admin", []string{"system:masters"} }), w1, Untouched, ""},
+		"client: garbage":                                  {with(proxy(), func(a *asked) { a.pem = []byte("garbage") }), w1, Untouched, ""},
+		"another signer's":                                 {with(agent(), func(a *asked) { a.signer = "example.com/signer" }), w1, Untouched, "signer"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Decide(request(t, c.asked), c.machines)
+			got := Decide(request(t, c.asked), Cluster{Machines: c.machines, Secrets: []corev1.Secret{data("w1", "aaaaaa"), data("w2", "bbbbbb")}})
 			if got.Verdict != c.want || !strings.Contains(got.Message, c.why) {
 				t.Errorf("got %v, want %s with %q", got, c.want, c.why)
 			}
 			if got.Message == "" {
 				t.Error("no reason is given")
+			}
+		})
+	}
+}
+
+func kubelet(node, token string) asked {
+	return asked{
+		signer: certificatesv1.KubeAPIServerClientKubeletSignerName, user: "system:bootstrap:" + token, groups: []string{bootstrapGroup, authenticated},
+		cn: "system:node:" + node, o: []string{nodesGroup}, usages: clientUsages,
+	}
+}
+
+// foreign is bootstrap data of another provider.
+func foreign(name, content string) corev1.Secret {
+	s := data(name, "")
+	s.Annotations, s.Data = nil, map[string][]byte{"value": []byte(content)}
+	return s
+}
+
+func pool(name, infrastructure, data string) clusterv1.MachinePool {
+	p := clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.Template.Spec.InfrastructureRef.Kind = infrastructure
+	p.Spec.Template.Spec.Bootstrap.DataSecretName = &data
+	return p
+}
+
+// ofPool makes a Machine one that core has made for a machine of a pool.
+func ofPool(name string) func(*clusterv1.Machine) {
+	return func(m *clusterv1.Machine) {
+		m.Spec.Bootstrap.DataSecretName = ptr.To("")
+		m.OwnerReferences = []metav1.OwnerReference{{Kind: "MachinePool", Name: name}}
+	}
+}
+
+// TestDecideKubelet: a token gets the name of its own machine, and that of no other.
+func TestDecideKubelet(t *testing.T) {
+	cluster := Cluster{
+		Machines: []clusterv1.Machine{
+			machine("w1", nil), machine("w2", nil), machine("kubeadm", nil), machine("cp", nil),
+			machine("going", func(m *clusterv1.Machine) { m.DeletionTimestamp = ptr.To(metav1.Now()) }),
+			machine("linked", func(m *clusterv1.Machine) { m.Status.NodeRef.Name = "n1" }),
+			machine("n1", nil), // A Machine with the name of another one's node.
+			machine("p1", ofPool("pool")), machine("q1", ofPool("quay")),
+		},
+		Pools: []clusterv1.MachinePool{
+			pool("pool", "CapstanMachinePool", "pool-1"), pool("quay", "CapstanMachinePool", "quay-1"),
+			pool("cloud", "CloudMachinePool", "cloud-1"), pool("empty", "CapstanMachinePool", "empty-1"),
+		},
+		Secrets: []corev1.Secret{
+			data("w1", "aaaaaa"), data("w2", "bbbbbb"), data("going", "gggggg"), data("linked", "llllll"), data("n1", "nnnnnn"),
+			data("pool-1", "pppppp,oooooo"), data("quay-1", "qqqqqq"), data("cloud-1", "cccccc"), data("empty-1", "eeeeee"),
+			foreign("kubeadm", "token: kkkkkk.0123456789abcdef"), foreign("cp", "no token: xaaaaaa.0123456789abcdef aaaaaa.0123"),
+			{ObjectMeta: metav1.ObjectMeta{Name: "w1"}, Data: map[string][]byte{"value": []byte("zzzzzz.0123456789abcdef")}},
+		},
+	}
+	for name, c := range map[string]struct {
+		asked   asked
+		want    Verdict
+		newNode string
+		why     string
+	}{
+		"its own":                        {kubelet("w1", "aaaaaa"), Approved, "", ""},
+		"another Machine's":              {kubelet("w2", "aaaaaa"), Untouched, "", "w2"},
+		"a control plane machine's":      {kubelet("cp", "aaaaaa"), Untouched, "", "cp"},
+		"no Machine's":                   {kubelet("w9", "aaaaaa"), Untouched, "", "no Machine"},
+		"an unknown token":               {kubelet("w1", "uuuuuu"), Untouched, "", "uuuuuu"},
+		"a Secret of another type":       {kubelet("w1", "zzzzzz"), Untouched, "", "zzzzzz"},
+		"data of another provider":       {kubelet("kubeadm", "kkkkkk"), Approved, "", ""},
+		"the same machine again":         {kubelet("n1", "llllll"), Approved, "", ""},
+		"a node that is another's":       {kubelet("n1", "nnnnnn"), Untouched, "", "linked"},
+		"a Machine that goes":            {kubelet("going", "gggggg"), Untouched, "", "going"},
+		"a pool's machine":               {kubelet("p1", "pppppp"), Approved, "p1", ""},
+		"with the pool's former token":   {kubelet("p1", "oooooo"), Approved, "p1", ""},
+		"another pool's machine":         {kubelet("q1", "pppppp"), Untouched, "", "q1"},
+		"a Machine, with a pool's token": {kubelet("w1", "pppppp"), Untouched, "", "w1"},
+		"a pool without Machines yet":    {kubelet("e1", "eeeeee"), Untouched, "", "no Machine"},
+		"a pool of a cloud":              {kubelet("i-123", "cccccc"), Approved, "i-123", ""},
+		"a cloud's, a Machine's name":    {kubelet("w1", "cccccc"), Untouched, "", "w1"},
+		"renewal":                        {with(kubelet("w1", ""), fromKubelet("w1")), Untouched, "", "token"},
+		"from a kubelet, another name":   {with(kubelet("w1", ""), fromKubelet("w2")), Untouched, "", "token"},
+		"token's name, not its group":    {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.groups = nil }), Untouched, "", "token"},
+		"another organization":           {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.o = []string{"system:masters"} }), Denied, "", "subject"},
+		"no name":                        {kubelet("", "aaaaaa"), Denied, "", "subject"},
+		"another subject":                {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.cn = "kubernetes-admin" }), Denied, "", "subject"},
+		"as a server":                    {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.usages = serverUsages }), Denied, "", "server auth"},
+		"with names":                     {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.dns = []string{"w1"} }), Denied, "", "alternative names"},
+		"garbage":                        {with(kubelet("w1", "aaaaaa"), func(a *asked) { a.pem = []byte("garbage") }), Denied, "", "PEM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Decide(request(t, c.asked), cluster)
+			if got.Verdict != c.want || got.NewNode != c.newNode || !strings.Contains(got.Message, c.why) {
+				t.Errorf("got %v, want %s %q with %q", got, c.want, c.newNode, c.why)
 			}
 		})
 	}

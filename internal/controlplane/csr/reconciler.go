@@ -9,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util/annotations"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/manager"
 )
 
 // reason of the conditions Approved and Denied.
@@ -28,7 +30,9 @@ const reason = "CapstanControlPlane"
 
 // Reconciler decides on the requests of every cluster whose control plane is ours.
 type Reconciler struct {
-	Client       client.Client
+	Client client.Client
+	// SecretClient reads Secrets with the cluster-name label from the cache.
+	SecretClient client.Reader
 	ClusterCache clustercache.ClusterCache
 
 	controller controller.Controller
@@ -36,8 +40,8 @@ type Reconciler struct {
 
 // SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and goes over all its
 // requests that are not decided: there are few, and a Machine that changes may decide several.
-func SetupWithManager(mgr ctrl.Manager, clusterCache clustercache.ClusterCache, opts controller.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), ClusterCache: clusterCache}
+func SetupWithManager(mgr ctrl.Manager, secrets client.Reader, clusterCache clustercache.ClusterCache, opts controller.Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), SecretClient: secrets, ClusterCache: clusterCache}
 	c, err := ctrl.NewControllerManagedBy(mgr).
 		Named("capstan-csr").
 		WithOptions(opts).
@@ -46,6 +50,9 @@ func SetupWithManager(mgr ctrl.Manager, clusterCache clustercache.ClusterCache, 
 			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 		})).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster), builder.WithPredicates(machineChanged())).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(poolToCluster), builder.WithPredicates(manager.IgnoreStatus())).
+		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(resumed())).
 		Build(r)
 	r.controller = c
@@ -56,14 +63,28 @@ func machineToCluster(_ context.Context, obj client.Object) []ctrl.Request {
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: obj.(*clusterv1.Machine).Spec.ClusterName}}}
 }
 
-// machineChanged passes what a decision depends on: that there is a Machine, its node and its addresses. A status of
-// a Machine is written a dozen times on its way up.
+func poolToCluster(_ context.Context, obj client.Object) []ctrl.Request {
+	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: obj.(*clusterv1.MachinePool).Spec.ClusterName}}}
+}
+
+// dataToCluster maps the Secrets of a cluster to it: among them is bootstrap data.
+func dataToCluster(_ context.Context, obj client.Object) []ctrl.Request {
+	cluster := obj.GetLabels()[clusterv1.ClusterNameLabel]
+	if cluster == "" || obj.(*corev1.Secret).Type != clusterv1.ClusterSecretType {
+		return nil
+	}
+	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: cluster}}}
+}
+
+// machineChanged passes the changes that a decision depends on: a new Machine, its node, its addresses and the name of
+// its bootstrap data. A status of a Machine is written a dozen times on its way up.
 func machineChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			old, now := e.ObjectOld.(*clusterv1.Machine), e.ObjectNew.(*clusterv1.Machine)
-			return old.Status.NodeRef != now.Status.NodeRef || !slices.Equal(old.Status.Addresses, now.Status.Addresses)
+			return old.Status.NodeRef != now.Status.NodeRef || !slices.Equal(old.Status.Addresses, now.Status.Addresses) ||
+				!ptr.Equal(old.Spec.Bootstrap.DataSecretName, now.Spec.Bootstrap.DataSecretName)
 		},
 	}
 }
@@ -136,23 +157,46 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	if len(requests.Items) == 0 {
 		return nil
 	}
-	// The list is as long as the cluster is large, and only read: it is not copied.
-	machines := &clusterv1.MachineList{}
-	if err := r.Client.List(ctx, machines, client.InNamespace(cluster.Namespace),
-		client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}, client.UnsafeDisableDeepCopy); err != nil {
+	known, err := r.known(ctx, cluster, slices.ContainsFunc(requests.Items, func(c certificatesv1.CertificateSigningRequest) bool {
+		return bootstrapToken(&c) != ""
+	}))
+	if err != nil {
 		return err
 	}
 	var errs []error
 	for i := range requests.Items {
-		errs = append(errs, r.answer(ctx, workload, &requests.Items[i], machines.Items))
+		errs = append(errs, r.answer(ctx, cluster, workload, &requests.Items[i], known))
 	}
 	return errors.Join(errs...)
 }
 
+// known reads the machines of a cluster, and the bootstrap data that tokens are compared with. The lists are as long
+// as the cluster is large, and only read: they are not copied.
+func (r *Reconciler) known(ctx context.Context, cluster client.ObjectKey, tokens bool) (Cluster, error) {
+	machines, pools, secrets := &clusterv1.MachineList{}, &clusterv1.MachinePoolList{}, &corev1.SecretList{}
+	options := []client.ListOption{
+		client.InNamespace(cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.Name}, client.UnsafeDisableDeepCopy,
+	}
+	err := r.Client.List(ctx, machines, options...)
+	if tokens {
+		err = errors.Join(err, r.Client.List(ctx, pools, options...), r.SecretClient.List(ctx, secrets, options...))
+	}
+	return Cluster{Machines: machines.Items, Pools: pools.Items, Secrets: secrets.Items}, err
+}
+
 // answer writes the decision on one request.
-func (r *Reconciler) answer(ctx context.Context, workload client.Client, request *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) error {
-	decision := Decide(request, machines)
+func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workload client.Client, request *certificatesv1.CertificateSigningRequest, known Cluster) error {
+	decision := Decide(request, known)
 	log := ctrl.LoggerFrom(ctx).WithValues("request", request.Name, "user", request.Spec.Username, "signer", request.Spec.SignerName)
+	if decision.NewNode != "" {
+		exists, err := r.nodeExists(ctx, cluster, decision.NewNode)
+		if err != nil {
+			return err
+		}
+		if exists {
+			decision = untouched("the node %s exists, and the token %s is not of one machine only", decision.NewNode, bootstrapToken(request))
+		}
+	}
 	condition := certificatesv1.CertificateSigningRequestCondition{Status: corev1.ConditionTrue, Reason: reason, Message: decision.Message}
 	switch decision.Verdict {
 	case Approved:
@@ -172,6 +216,16 @@ func (r *Reconciler) answer(ctx context.Context, workload client.Client, request
 	}
 	log.Info("Certificate request "+string(decision.Verdict), "why", decision.Message)
 	return nil
+}
+
+// nodeExists asks the cluster itself: a cache may be behind.
+func (r *Reconciler) nodeExists(ctx context.Context, cluster client.ObjectKey, name string) (bool, error) {
+	workload, err := r.ClusterCache.GetUncachedClient(ctx, cluster)
+	if err != nil {
+		return false, err
+	}
+	err = workload.Get(ctx, client.ObjectKey{Name: name}, &corev1.Node{})
+	return err == nil, client.IgnoreNotFound(err)
 }
 
 func decided(request *certificatesv1.CertificateSigningRequest) bool {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/node/pki"
 )
@@ -38,6 +39,9 @@ type Request struct {
 	IPs      []net.IP
 	// KeyFile is made when it is not there. It is kept, so the same request is found again after a crash.
 	KeyFile string
+	// replaces is the serial number of the certificate that is renewed: a renewal is another request than the one
+	// before, which the cluster may still have. Empty for the first certificate.
+	replaces string
 }
 
 // RequestCertificate asks for the certificate and waits until it was approved and signed. Until the
@@ -75,11 +79,12 @@ func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request
 	return issued, err
 }
 
-// requestName is the same for the same key and subject.
+// requestName is the same for the same key, subject and certificate that is renewed.
 func requestName(r Request, public []byte) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%q %q %q", r.Signer, r.CommonName, r.Organization)
 	sum.Write(public)
+	sum.Write([]byte(r.replaces))
 	return r.Name + "-" + hex.EncodeToString(sum.Sum(nil)[:10])
 }
 
@@ -119,6 +124,9 @@ func issuedCertificate(o *unstructured.Unstructured) ([]byte, error) {
 
 // EnsureCertificate requests a certificate and writes it once it is there.
 func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request, certFile string) error {
+	if former, err := cert.CertsFromFile(certFile); err == nil {
+		r.replaces = former[0].SerialNumber.String()
+	}
 	certificate, err := RequestCertificate(ctx, client, r)
 	if err != nil {
 		return err

@@ -2,7 +2,11 @@ package kube
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
+	"math/big"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -16,6 +20,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 	k8stesting "k8s.io/client-go/testing"
+
+	"capstan.dev/capstan/internal/node/pki"
 )
 
 func newFake() *fake.FakeDynamicClient {
@@ -63,6 +69,41 @@ func TestAsksAgain(t *testing.T) {
 				t.Errorf("%q, %v", got, err)
 			}
 		})
+	}
+}
+
+// TestRenewalIsAnotherRequest: the cluster keeps a request for an hour after it was answered. A renewal must not be
+// answered with the certificate that it is to replace.
+func TestRenewalIsAnotherRequest(t *testing.T) {
+	client, dir := newFake(), t.TempDir()
+	r := Request{Name: "r", CommonName: "cn", KeyFile: filepath.Join(dir, "key")}
+	signer, err := pki.EnsureKey(r.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued, names := int64(0), map[string]bool{}
+	client.PrependReactor("create", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
+		issued++
+		template := &x509.Certificate{SerialNumber: big.NewInt(issued), NotAfter: time.Now().Add(time.Hour)}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, signer.Public(), signer)
+		if err != nil {
+			return true, nil, err
+		}
+		pem := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		csr := action.(k8stesting.CreateAction).GetObject().(*unstructured.Unstructured)
+		names[csr.GetName()] = true
+		return false, nil, unstructured.SetNestedField(csr.Object, base64.StdEncoding.EncodeToString(pem), "status", "certificate")
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for want := 1; want <= 3; want++ {
+		if err := EnsureCertificate(ctx, client, r, filepath.Join(dir, "crt")); err != nil {
+			t.Fatal(err)
+		}
+		if len(names) != want {
+			t.Errorf("%d certificates, by the requests %v", want, names)
+		}
+		deleteAll(t, client) // The fake finds objects of other names, too.
 	}
 }
 

@@ -172,12 +172,8 @@ func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certific
 		if signedBy(request.CertFile, authority) {
 			continue
 		}
-		client, err := kube.NewClient(request.Kubeconfig)
-		if err != nil {
-			return renewed, err
-		}
 		request.Request.Name = requestPrefix(request.Request.Name, authority)
-		if err := kube.EnsureCertificate(ctx, client, request.Request, request.CertFile); err != nil {
+		if err := request.renew(ctx); err != nil {
 			return renewed, err
 		}
 		renewed = true

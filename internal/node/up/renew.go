@@ -111,7 +111,7 @@ func ensureLeaves(dir string, leaves []pki.Leaf, validity time.Duration, now tim
 	return next, nil
 }
 
-// renewClients has a worker's client certificates renewed, each with its own credential.
+// renewClients has a worker's client certificates renewed.
 func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, log *slog.Logger) (time.Time, error) {
 	next := time.Now().Add(renewMax)
 	for _, request := range ClientRequests(config, nodeName) {
@@ -128,15 +128,36 @@ func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nod
 			}
 			continue
 		}
-		client, err := kube.NewClient(request.Kubeconfig)
-		if err != nil {
-			return time.Time{}, err
-		}
-		if err := kube.EnsureCertificate(ctx, client, request.Request, request.CertFile); err != nil {
+		if err := request.renew(ctx); err != nil {
 			return time.Time{}, err
 		}
 		log.Info("certificate renewed", "user", request.CommonName)
 		next = time.Now()
 	}
 	return next, nil
+}
+
+// renew has the certificate signed again. It waits for the approval, with the certificate itself until that expires and
+// with the kubelet's from then on: nobody may have been there to approve the request, or the Cluster was paused.
+func (r ClientRequest) renew(ctx context.Context) error {
+	kubeconfig, until := r.credential(time.Now())
+	if !until.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, until)
+		defer cancel()
+	}
+	client, err := kube.NewClient(kubeconfig)
+	if err != nil {
+		return err
+	}
+	return kube.EnsureCertificate(ctx, client, r.Request, r.CertFile)
+}
+
+// credential is the kubeconfig with which the certificate is requested, and until when that is of use; zero: as long as
+// the kubelet renews its own.
+func (r ClientRequest) credential(now time.Time) (kubeconfig string, until time.Time) {
+	if certs, err := cert.CertsFromFile(r.CertFile); err == nil && pki.ValidAt(certs[0], now) {
+		return r.Kubeconfig, certs[0].NotAfter
+	}
+	return nodeconfig.KubeletKubeconfig, time.Time{}
 }

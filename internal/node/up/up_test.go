@@ -130,7 +130,7 @@ func TestManifests(t *testing.T) {
 		"CustomResourceDefinition etcdbackups.etcd.capstan.dev",
 		"CustomResourceDefinition etcdbackupchecks.etcd.capstan.dev",
 		"ClusterRole capstan:etcd-care", "ClusterRoleBinding capstan:etcd-care", "Role capstan:etcd-care", "RoleBinding capstan:etcd-care",
-		"ClusterRoleBinding capstan:node-bootstrappers", "ClusterRoleBinding capstan:approve-kubelet-clients",
+		"ClusterRoleBinding capstan:node-bootstrappers",
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
 		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent", "ClusterRoleBinding capstan:kube-proxy",
 		"Service kube-dns", "ClusterRole capstan:coredns", "ClusterRoleBinding capstan:coredns",

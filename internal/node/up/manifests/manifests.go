@@ -33,6 +33,14 @@ func ForAgents(stackedEtcd bool) []string {
 	}
 }
 
+// FormerClusterRoleBindings are names of bindings that former versions of Capstan made and that must not stay.
+func FormerClusterRoleBindings() []string {
+	return []string{
+		// kube-controller-manager approved the kubelet certificate of any node for any bootstrap token.
+		"capstan:approve-kubelet-clients",
+	}
+}
+
 // Parse reads the objects of files. The add-ons are templates over the configuration of the network.
 func Parse(network any, names ...string) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured

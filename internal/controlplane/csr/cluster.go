@@ -1,0 +1,153 @@
+package csr
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+)
+
+// Cluster is the knowledge about the machines of a cluster that a decision needs.
+type Cluster struct {
+	Machines []clusterv1.Machine
+	Pools    []clusterv1.MachinePool
+	// Secrets of the cluster, among them the bootstrap data of its Machines and pools.
+	Secrets []corev1.Secret
+}
+
+// join decides whether the holder of a bootstrap token may become the node. A token belongs to the Machine, or to the
+// machines of the pool, whose bootstrap data holds it. The machines of a pool share a token: with it, none of them gets
+// the name of one that is a node already.
+func (c Cluster) join(token, node string) Decision {
+	if machine := c.machineFor(node, token); machine != nil {
+		d := approve("node %s is Machine %s, whose bootstrap data has the token %s", node, machine.Name, token)
+		if ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "") == "" {
+			d.NewNode = node
+		}
+		return d
+	}
+	if pool := c.openPool(token); pool != nil && len(machinesOf(node, c.Machines)) == 0 {
+		d := approve("the bootstrap data of MachinePool %s has the token %s, and node %s is new", pool.Name, token, node)
+		d.NewNode = node
+		return d
+	}
+	return untouched("%s", c.stranger(node, token))
+}
+
+// machineFor is the Machine whose node has the name. With a token, only a Machine whose bootstrap data holds it, and that is
+// not being deleted.
+func (c Cluster) machineFor(node, token string) *clusterv1.Machine {
+	for _, m := range machinesOf(node, c.Machines) {
+		if token == "" || m.DeletionTimestamp.IsZero() && holds(c.secret(c.dataOf(m)), token) {
+			return m
+		}
+	}
+	return nil
+}
+
+// stranger is why no Machine may have the name with the token.
+func (c Cluster) stranger(node, token string) string {
+	machines := machinesOf(node, c.Machines)
+	if len(machines) == 0 {
+		return fmt.Sprintf("no Machine has the node %s yet", node)
+	}
+	return fmt.Sprintf("node %s is Machine %s, and its bootstrap data does not have the token %s", node, machines[0].Name, token)
+}
+
+// dataOf is the name of a Machine's bootstrap data. The Machines of a pool share that of the pool.
+func (c Cluster) dataOf(m *clusterv1.Machine) string {
+	if name := ptr.Deref(m.Spec.Bootstrap.DataSecretName, ""); name != "" {
+		return name
+	}
+	for _, ref := range m.OwnerReferences {
+		i := slices.IndexFunc(c.Pools, func(p clusterv1.MachinePool) bool { return ref.Kind == "MachinePool" && p.Name == ref.Name })
+		if i >= 0 {
+			return dataOfPool(&c.Pools[i])
+		}
+	}
+	return ""
+}
+
+func dataOfPool(p *clusterv1.MachinePool) string {
+	return ptr.Deref(p.Spec.Template.Spec.Bootstrap.DataSecretName, "")
+}
+
+// openPool is the pool whose bootstrap data holds the token and whose infrastructure makes no Machines: nobody knows the
+// names of its nodes in advance. A CapstanMachinePool makes Machines.
+func (c Cluster) openPool(token string) *clusterv1.MachinePool {
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		if p.Spec.Template.Spec.InfrastructureRef.Kind != "CapstanMachinePool" && !c.hasMachines(p) && holds(c.secret(dataOfPool(p)), token) {
+			return p
+		}
+	}
+	return nil
+}
+
+func (c Cluster) hasMachines(p *clusterv1.MachinePool) bool {
+	return slices.ContainsFunc(c.Machines, func(m clusterv1.Machine) bool {
+		return slices.ContainsFunc(m.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.Kind == "MachinePool" && ref.Name == p.Name })
+	})
+}
+
+// knows says whether some bootstrap data of the cluster holds the token.
+func (c Cluster) knows(token string) bool {
+	return slices.ContainsFunc(c.Secrets, func(s corev1.Secret) bool { return holds(&s, token) })
+}
+
+func (c Cluster) secret(name string) *corev1.Secret {
+	i := slices.IndexFunc(c.Secrets, func(s corev1.Secret) bool { return s.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &c.Secrets[i]
+}
+
+// holds says whether bootstrap data has a token of the id. Our own provider names the ids in an annotation; the data of
+// others, and of former versions, is searched.
+func holds(s *corev1.Secret, id string) bool {
+	if s == nil || s.Type != clusterv1.ClusterSecretType || id == "" {
+		return false
+	}
+	if ids, ok := s.Annotations[bootstrapv1.TokenIDsAnnotation]; ok {
+		return slices.Contains(strings.Split(ids, ","), id)
+	}
+	token, err := regexp.Compile(`\b` + regexp.QuoteMeta(id) + `\.[a-z0-9]{16}\b`)
+	return err == nil && token.Match(s.Data[secret.KubeconfigDataName])
+}
+
+// machineOf is the Machine whose node has the name.
+func machineOf(node string, machines []clusterv1.Machine) *clusterv1.Machine {
+	if found := machinesOf(node, machines); len(found) > 0 {
+		return found[0]
+	}
+	return nil
+}
+
+// machinesOf are the Machines whose node has the name: the one that Cluster API has linked to it. Before that, the
+// node's name is that of the Machine, of its infrastructure machine, or the machine's host name.
+func machinesOf(node string, machines []clusterv1.Machine) []*clusterv1.Machine {
+	if node == "" {
+		return nil
+	}
+	var found []*clusterv1.Machine
+	for i := range machines {
+		m := &machines[i]
+		switch {
+		case m.Status.NodeRef.Name == node:
+			return []*clusterv1.Machine{m}
+		case m.Status.NodeRef.IsDefined():
+		case m.Name == node || m.Spec.InfrastructureRef.Name == node || hasAddress(m, node, isName):
+			found = append(found, m)
+		}
+	}
+	return found
+}
