@@ -81,6 +81,9 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if err := host.Lock(config.Root); err != nil {
 		return err
 	}
+	if o.root = config.Root; o.listen != "" {
+		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
+	}
 	h, err := host.New(ctx, config, log)
 	if err != nil {
 		return err

@@ -54,14 +54,21 @@ func (o options) serve(ctx context.Context, socket host.Socket, s server, log *s
 	return g.Wait()
 }
 
-func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener, grpc.ServerOption, error) {
+// tlsFiles are those of the TCP listener.
+func (o options) tlsFiles() credentials.Server {
 	files := credentials.In(filepath.Join(o.root, "tls"))
 	files.ClientName = o.tls.ClientName
 	files.Cert, files.Key, files.ClientCA = cmp.Or(o.tls.Cert, files.Cert), cmp.Or(o.tls.Key, files.Key), cmp.Or(o.tls.ClientCA, files.ClientCA)
-	transport, err := files.Transport(func(err error) { log.Warn("TLS", "error", err) })
+	return files
+}
+
+func (o options) listenTCP(ctx context.Context, log *slog.Logger) (net.Listener, grpc.ServerOption, error) {
+	files, warn := o.tlsFiles(), func(err error) { log.Warn("TLS", "error", err) }
+	transport, err := files.Transport(warn)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--listen %s: %w", o.listen, err)
 	}
+	go files.KeepRenewed(ctx, warn)
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
 	return listener, grpc.Creds(transport), err
 }

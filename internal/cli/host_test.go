@@ -43,7 +43,7 @@ func TestHostCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Transport(time.Now()); err != nil {
+	if _, err := client.Transport(time.Now(), nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := credentials.In(dir).Transport(nil); err != nil {

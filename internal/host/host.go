@@ -51,6 +51,8 @@ type Config struct {
 	BalancerUID int
 	// RunDir is shared by every capstand of the box: network.DefaultRunDir.
 	RunDir string
+	// Credentials renews the certificates of the managers that come over TCP; nil without TCP.
+	Credentials hostpb.CredentialsServer
 }
 
 // Host is the service.

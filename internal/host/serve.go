@@ -71,6 +71,9 @@ func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc
 	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)))
 	server := grpc.NewServer(options...)
 	hostpb.RegisterHostServer(server, h)
+	if h.config.Credentials != nil {
+		hostpb.RegisterCredentialsServer(server, h.config.Credentials)
+	}
 	stop := context.AfterFunc(ctx, func() {
 		// Streams follow logs and changes for as long as anyone likes; they are cut.
 		force := time.AfterFunc(2*time.Second, server.Stop)

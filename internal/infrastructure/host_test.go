@@ -1,6 +1,8 @@
 package infrastructure_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -8,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -15,6 +18,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // A host shows what capstand says of it, and follows changes.
@@ -160,4 +164,69 @@ func TestPausedHost_ALL08(t *testing.T) {
 	b.Consistently(func() []string { b.get(host); return host.Finalizers }).ShouldNot(BeEmpty())
 	update(b, host, func(h *infrav1.CapstanHost) { h.Annotations = nil })
 	b.gone(host)
+}
+
+// The certificates of a host over TCP: the manager's is renewed over the connection that it protects, and the host renews its
+// own. A certificate that stays beyond two thirds of its life is in a condition, and the time of each in the metric.
+func TestHostCertificatesAreRenewed(t *testing.T) {
+	b := newNamespace(t)
+	dir := t.TempDir()
+	due, err := credentials.Make(dir, []string{"127.0.0.1"}, time.Hour, time.Now().Add(-50*time.Minute))
+	b.Expect(err).NotTo(HaveOccurred())
+	files := credentials.In(dir)
+	fake := fakehost.New(t)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: due.Data()}
+	b.create(secret)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: fake.ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	var renewed credentials.Client
+	b.Eventually(func() time.Duration {
+		b.get(secret)
+		renewed, err = credentials.FromSecret(secret.Data)
+		b.Expect(err).NotTo(HaveOccurred())
+		return time.Until(renewed.Certificate().NotAfter)
+	}).Should(BeNumerically(">", 55*time.Minute))
+	b.Expect(renewed.CA).To(Equal(due.CA))
+	b.Expect(renewed.Key).NotTo(Equal(due.Key))
+	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
+	expiring := func() string { return b.condition(host, expiry.ConditionType, metav1.ConditionTrue, expiry.ExpiringReason) }
+	b.Eventually(expiring).Should(And(HavePrefix("server expires on"), Not(ContainSubstring("client"))))
+
+	_, err = files.Renew(time.Now()) // as capstand does
+	b.Expect(err).NotTo(HaveOccurred())
+	fake.SetInfo(func(i *hostpb.HostInfo) { i.Machines = 1 })
+	b.condition(host, expiry.ConditionType, metav1.ConditionFalse, expiry.NotExpiringReason)
+	b.Expect(expirations(b, host.Name)).To(And(HaveLen(3), HaveKeyWithValue("client", float64(renewed.Certificate().NotAfter.Unix()))))
+
+	b.Expect(os.Remove(filepath.Join(dir, "ca.key"))).To(Succeed())
+	update(b, secret, func(s *corev1.Secret) { s.Data = due.Data() })
+	b.Eventually(expiring).Should(And(HavePrefix("client expires on"), ContainSubstring("make new credentials")))
+	b.delete(host)
+	b.gone(host)
+	b.Eventually(func() map[string]float64 { return expirations(b, host.Name) }).Should(BeEmpty())
+}
+
+// expirations is the metric of a host, by certificate.
+func expirations(b *box, host string) map[string]float64 {
+	families, err := ctrlmetrics.Registry.Gather()
+	b.Expect(err).NotTo(HaveOccurred())
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if f.GetName() == "capstan_certificate_expiration_timestamp_seconds" && labels["name"] == host {
+				out[labels["certificate"]] = m.GetGauge().GetValue()
+			}
+		}
+	}
+	return out
 }

@@ -41,8 +41,23 @@ func (c Client) Equal(o Client) bool {
 }
 
 // Transport is mutual TLS with a host. The error never says more about the material than which part of it is
-// unusable.
-func (c Client) Transport(now time.Time) (credentials.TransportCredentials, error) {
+// unusable. seen is called with the host's certificate at each handshake, if it is not nil.
+func (c Client) Transport(now time.Time, seen func(*x509.Certificate)) (credentials.TransportCredentials, error) {
+	config, err := c.config(now)
+	if err != nil {
+		return nil, err
+	}
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		if seen != nil {
+			seen(state.PeerCertificates[0])
+		}
+		return nil
+	}
+	return patient{credentials.NewTLS(config)}, nil
+}
+
+// config is that of a client.
+func (c Client) config(now time.Time) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(c.CA) {
 		return nil, fmt.Errorf("%s holds no PEM certificate", CAKey)
@@ -55,11 +70,7 @@ func (c Client) Transport(now time.Time) (credentials.TransportCredentials, erro
 		return nil, fmt.Errorf("%s has expired on %s: make another one with `capstan host credentials`",
 			corev1.TLSCertKey, pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
-	return patient{credentials.NewTLS(&tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		RootCAs:      roots,
-		Certificates: []tls.Certificate{pair},
-	})}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
 // patient waits, after the handshake, for the first byte of the host's greeting. With TLS 1.3 a server refuses a

@@ -71,7 +71,7 @@ func call(t *testing.T, address string, transport grpccredentials.TransportCrede
 // transport of a client whose clock is an hour late.
 func transport(t *testing.T, c credentials.Client, serverName string) grpccredentials.TransportCredentials {
 	t.Helper()
-	transport, err := c.Transport(time.Now().Add(-time.Hour))
+	transport, err := c.Transport(time.Now().Add(-time.Hour), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestClient(t *testing.T) {
 		change(data)
 		c, err := credentials.FromSecret(data)
 		if err == nil {
-			_, err = c.Transport(now)
+			_, err = c.Transport(now, nil)
 		}
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("got %v, want %q", err, want)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +36,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostclient"
 	"capstan.dev/capstan/internal/infrastructure/hosts"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
@@ -152,6 +154,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	host := &infrav1.CapstanHost{}
 	if err := r.Client.Get(ctx, req.NamespacedName, host); err != nil {
 		if apierrors.IsNotFound(err) {
+			expiry.Forget(hostKind, "", req.Name)
 			r.Pool.Disconnect(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -175,11 +178,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		}
 	}()
 	// A host that is being deleted stays connected: what is on it can still be removed.
-	err = r.reconcileConnection(ctx, host)
+	again, err := r.reconcileConnection(ctx, host)
 	if !host.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.reconcileDelete(ctx, host)
 	}
-	return ctrl.Result{}, err
+	return ctrl.Result{RequeueAfter: again}, err
 }
 
 func patchHost(ctx context.Context, helper *patch.Helper, host *infrav1.CapstanHost) error {
@@ -187,20 +190,20 @@ func patchHost(ctx context.Context, helper *patch.Helper, host *infrav1.CapstanH
 		return err
 	}
 	return helper.Patch(ctx, host, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{Conditions: []string{
-		clusterv1.ReadyCondition, infrav1.HostConnectedCondition, clusterv1.DeletingCondition, clusterv1.PausedCondition,
+		clusterv1.ReadyCondition, infrav1.HostConnectedCondition, clusterv1.DeletingCondition, clusterv1.PausedCondition, expiry.ConditionType,
 	}})
 }
 
-// reconcileConnection connects and shows what the host says.
-func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) error {
+// reconcileConnection connects and shows what the host says. It returns when to look at the certificates again.
+func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) (time.Duration, error) {
 	if err := r.ownCredentials(ctx, host); err != nil {
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
-		return err
+		return 0, err
 	}
 	conn, err := r.Pool.Connect(ctx, host)
 	if err != nil {
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
-		return err
+		return 0, err
 	}
 	switch err := conn.Connected(); {
 	case err == nil:
@@ -214,7 +217,7 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
 	}
-	return nil
+	return r.reconcileCertificates(ctx, host, conn), nil
 }
 
 func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {

@@ -2,9 +2,11 @@ package hostclient
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -38,6 +40,7 @@ type Host struct {
 
 	name, address string
 	credentials   credentials.Client
+	served        *atomic.Pointer[x509.Certificate] // the host's at the last handshake
 	conn          *grpc.ClientConn
 	notify        func(Event)
 	stop          context.CancelFunc
@@ -53,7 +56,8 @@ type Host struct {
 }
 
 func newHost(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, notify func(Event)) (*Host, error) {
-	transport, err := transport(address, creds)
+	served := &atomic.Pointer[x509.Certificate]{}
+	transport, err := transport(address, creds, served.Store)
 	if err != nil {
 		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
 	}
@@ -74,7 +78,8 @@ func newHost(name, address string, creds credentials.Client, keepalive hostpb.Ke
 	return &Host{
 		HostClient: hostpb.NewHostClient(conn),
 		name:       name, address: address, credentials: creds,
-		conn: conn, notify: notify, stop: cancel, stopped: ctx,
+		served: served,
+		conn:   conn, notify: notify, stop: cancel, stopped: ctx,
 		err:           ErrConnecting,
 		machines:      map[string]*hostpb.Machine{},
 		loadBalancers: map[string]*hostpb.LoadBalancer{},

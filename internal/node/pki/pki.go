@@ -91,6 +91,11 @@ func RenewAt(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
 }
 
+// Validity is how long a certificate that this package made was to be valid, without the time before it was made.
+func Validity(c *x509.Certificate) time.Duration {
+	return max(time.Minute, c.NotAfter.Sub(c.NotBefore)-clockSkew)
+}
+
 // ValidAt says whether a certificate is valid already, and still.
 func ValidAt(c *x509.Certificate, now time.Time) bool {
 	return !now.Before(c.NotBefore) && now.Before(c.NotAfter)
@@ -148,6 +153,15 @@ func (l Leaf) Issue(dir string, validity time.Duration, now time.Time) ([]byte, 
 		return nil, fmt.Errorf("signing %s: %w", l.Name, err)
 	}
 	return append(EncodeCert(made), keyPEM...), nil
+}
+
+// IssueFor signs a certificate for a key that somebody else holds.
+func (l Leaf) IssueFor(public crypto.PublicKey, dir string, validity time.Duration, now time.Time) (*x509.Certificate, error) {
+	ca, caKey, err := loadCA(dir, l.CA)
+	if err != nil {
+		return nil, err
+	}
+	return l.sign(ca, caKey, public, validity, now)
 }
 
 // EnsureKey reads the private key, or makes a P-256 one.

@@ -99,6 +99,7 @@ func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
 	}
 	server := grpc.NewServer(append(h.Keepalive.Server(), grpc.UnaryInterceptor(h.intercept), grpc.Creds(transport))...)
 	hostpb.RegisterHostServer(server, h)
+	hostpb.RegisterCredentialsServer(server, &credentials.Service{Server: files})
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
 	return l.Addr().String()

@@ -1,0 +1,157 @@
+package credentials
+
+import (
+	"cmp"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// ErrNoAuthority is the error of a host that cannot sign certificates: they were not made by Make, or the key of the
+// authority was taken away.
+var ErrNoAuthority = errors.New("the host does not have the key of the authority of its certificates, ca.key beside ca.crt")
+
+// renewMax: clocks jump and machines sleep, so a renewal that is far off is looked at now and then.
+const renewMax = time.Hour
+
+// authority is the folder that Make made, if the server still uses it.
+func (s Server) authority() (dir string, err error) {
+	dir = filepath.Dir(s.ClientCA)
+	if made := In(dir); s.Cert != made.Cert || s.Key != made.Key || s.ClientCA != made.ClientCA {
+		return "", ErrNoAuthority
+	}
+	if _, err := os.Stat(filepath.Join(dir, "ca.key")); errors.Is(err, fs.ErrNotExist) {
+		return "", ErrNoAuthority
+	}
+	return dir, nil
+}
+
+// Renew signs the server's certificate again, for the same names and the same time, when two thirds of that are over. It
+// returns when to look again.
+func (s Server) Renew(now time.Time) (next time.Time, err error) {
+	dir, err := s.authority()
+	if err != nil {
+		return time.Time{}, err
+	}
+	certs, err := cert.CertsFromFile(s.Cert)
+	if err != nil {
+		return time.Time{}, err
+	}
+	old := certs[0]
+	leaf := pki.Leaf{Name: "server", CA: "ca", CommonName: old.Subject.CommonName, DNSNames: old.DNSNames, IPs: old.IPAddresses, Usages: pki.Server}
+	return leaf.Ensure(dir, pki.Validity(old), now)
+}
+
+// KeepRenewed renews the server's certificate until ctx ends. Servers read it at each handshake. warn is called with
+// each failure.
+func (s Server) KeepRenewed(ctx context.Context, warn func(error)) {
+	for ctx.Err() == nil {
+		next, err := s.Renew(time.Now())
+		if err != nil {
+			warn(fmt.Errorf("the server's certificate is not renewed: %w", err))
+			next = time.Now().Add(renewMax)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(time.Second, min(renewMax, time.Until(next)))):
+		}
+	}
+}
+
+// SignClient signs a client's next certificate: for the key of the request, with the name that clients must have, and for
+// as long as the certificate that the client has shown was valid.
+func (s Server) SignClient(request []byte, shown *x509.Certificate, now time.Time) (*x509.Certificate, error) {
+	dir, err := s.authority()
+	if err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: make new credentials where the authority is", err)
+	}
+	parsed, err := x509.ParseCertificateRequest(request)
+	if err == nil {
+		err = parsed.CheckSignature()
+	}
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "wanted a certificate request that is signed by its own key: %s", err)
+	}
+	leaf := pki.Leaf{Name: "client", CA: "ca", CommonName: cmp.Or(s.ClientName, ClientName), Usages: pki.Client}
+	return leaf.IssueFor(parsed.PublicKey, dir, pki.Validity(shown), now)
+}
+
+// Service answers the calls of host.v1.Credentials.
+type Service struct {
+	hostpb.UnimplementedCredentialsServer
+	Server Server
+}
+
+// RenewClient implements hostpb.CredentialsServer.
+func (s *Service) RenewClient(ctx context.Context, r *hostpb.RenewClientRequest) (*hostpb.RenewClientResponse, error) {
+	caller, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, status.Error(codes.FailedPrecondition, "the caller is not known")
+	}
+	info, ok := caller.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil, status.Error(codes.FailedPrecondition, "wanted a call over TCP with mutual TLS: the socket needs no certificate")
+	}
+	made, err := s.Server.SignClient(r.GetRequest(), info.State.PeerCertificates[0], time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return &hostpb.RenewClientResponse{Certificate: made.Raw}, nil
+}
+
+// Renew has the host sign another certificate, for another key. What comes back must be what was requested.
+func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Client, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Client{}, err
+	}
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return Client{}, err
+	}
+	response, err := host.RenewClient(ctx, &hostpb.RenewClientRequest{Request: request})
+	if err != nil {
+		return Client{}, err
+	}
+	made, err := x509.ParseCertificate(response.GetCertificate())
+	if err != nil {
+		return Client{}, fmt.Errorf("the host's answer is not a certificate: %w", err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(c.CA)
+	if _, err := made.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		return Client{}, fmt.Errorf("the host's certificate is of no use: %w", err)
+	}
+	if !key.PublicKey.Equal(made.PublicKey) {
+		return Client{}, errors.New("the host's certificate is for another key")
+	}
+	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return Client{CA: c.CA, Cert: pki.EncodeCert(made), Key: data}, err
+}
+
+// Certificate is the client's own; nil if it cannot be read.
+func (c Client) Certificate() *x509.Certificate {
+	certs, err := cert.ParseCertsPEM(c.Cert)
+	if err != nil {
+		return nil
+	}
+	return certs[0]
+}

@@ -1,0 +1,56 @@
+package expiry
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestCondition: a certificate that was not renewed after two thirds of its life is reported. The time at which that
+// happens without any event is known.
+func TestCondition(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	of := func(name string, since, until time.Duration) Certificate {
+		return Certificate{Name: name, NotBefore: now.Add(-since), NotAfter: now.Add(until)}
+	}
+	for name, c := range map[string]struct {
+		certificates []Certificate
+		status       metav1.ConditionStatus
+		message      string
+		again        time.Duration
+	}{
+		"none":              {nil, metav1.ConditionFalse, "", 0},
+		"new":               {[]Certificate{of("a", 0, 300*time.Hour)}, metav1.ConditionFalse, "", 203 * time.Hour},
+		"the next first":    {[]Certificate{of("a", 0, 300*time.Hour), of("b", 0, 100*time.Hour)}, metav1.ConditionFalse, "", 67*time.Hour + 40*time.Minute},
+		"a moment to renew": {[]Certificate{of("a", 201*time.Hour, 99*time.Hour)}, metav1.ConditionFalse, "", 2 * time.Hour},
+		"two thirds":        {[]Certificate{of("a", 203*time.Hour, 97*time.Hour), of("b", 0, 3*time.Hour)}, metav1.ConditionTrue, "a expires on 1970-01-16T14:46:40Z: why", 2*time.Hour + 108*time.Second},
+		"expired":           {[]Certificate{of("a", 2*time.Hour, -time.Hour)}, metav1.ConditionTrue, "a expires", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, again := Condition(c.certificates, "why", now)
+			if got.Status != c.status || !strings.Contains(got.Message, c.message) || again.Round(time.Second) != c.again {
+				t.Errorf("got %v again in %s", got, again)
+			}
+		})
+	}
+}
+
+// TestRecord: the metric has the certificates of today.
+func TestRecord(t *testing.T) {
+	at := time.Unix(2_000_000, 0)
+	Record("Kind", "ns", "a", []Certificate{{Name: "old", NotAfter: at}, {Name: "stays", NotAfter: at}})
+	Record("Kind", "ns", "a", []Certificate{{Name: "stays", NotAfter: at}})
+	if n := testutil.CollectAndCount(expiration); n != 1 {
+		t.Errorf("%d series", n)
+	}
+	if got := testutil.ToFloat64(expiration.WithLabelValues("Kind", "ns", "a", "stays")); got != 2_000_000 {
+		t.Errorf("%f", got)
+	}
+	Forget("Kind", "ns", "a")
+	if n := testutil.CollectAndCount(expiration); n != 0 {
+		t.Errorf("%d series of an object that is gone", n)
+	}
+}
