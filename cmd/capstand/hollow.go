@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"capstan.dev/capstan/internal/host"
+	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -89,17 +90,21 @@ func runHollow(ctx context.Context, c hollow.Config, o options, log *slog.Logger
 		return err
 	}
 	o.root = root
-	err = o.serve(ctx, socket, hollowServer{h}, log)
+	err = o.serve(ctx, socket, hollowServer{h, &credentials.Service{Server: o.tlsFiles()}}, log)
 	h.Wait()
 	return err
 }
 
-type hollowServer struct{ *hollow.Host }
+type hollowServer struct {
+	*hollow.Host
+	credentials hostpb.CredentialsServer
+}
 
 // Serve implements server.
 func (h hollowServer) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
 	server := grpc.NewServer(append(options, hostpb.DefaultKeepalive.Server()...)...)
 	hostpb.RegisterHostServer(server, h)
+	hostpb.RegisterCredentialsServer(server, h.credentials)
 	stop := context.AfterFunc(ctx, server.Stop)
 	defer stop()
 	return server.Serve(listener)
