@@ -336,7 +336,7 @@ func (b *Balancer) complain(conn net.Conn, result string, err error) {
 
 // serve connects a client to a backend and carries bytes both ways until both have ended.
 func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
-	notice(client)
+	notice(client, userTimeout)
 	hello, err := readHello(client, b.timing.Hello)
 	if err != nil {
 		return noHello, err
@@ -348,7 +348,7 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 		return noBackend, err
 	}
 	defer func() { _ = conn.Close() }()
-	notice(conn)
+	notice(conn, b.timing.Unanswered)
 	b.metrics.connections.WithLabelValues(served).Inc()
 	stop := context.AfterFunc(backend.removed, func() { _, _ = conn.Close(), client.Close() })
 	defer stop()
@@ -362,11 +362,11 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	return served, nil
 }
 
-// notice has the kernel end a connection whose peer takes no bytes and answers nothing.
-func notice(conn *net.TCPConn) {
+// notice has the kernel end a connection whose peer takes no bytes and answers nothing for a time.
+func notice(conn *net.TCPConn, after time.Duration) {
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(after.Milliseconds()))
 		})
 	}
 }

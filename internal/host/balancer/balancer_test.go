@@ -23,7 +23,7 @@ import (
 
 var fast = Timing{
 	FirstChecks: 200 * time.Millisecond, Checks: 20 * time.Millisecond, CheckTimeout: patience,
-	Park: patience, Dial: patience, Hello: patience, Drain: patience,
+	Park: patience, Dial: patience, Hello: patience, Drain: patience, Unanswered: 500 * time.Millisecond,
 }
 
 // patience is how long a test waits for something. It is spent by tests that fail, and by no others.

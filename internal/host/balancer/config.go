@@ -67,6 +67,9 @@ type Timing struct {
 	Hello time.Duration
 	// Drain is how long the connections of a balancer go on that another one has followed.
 	Drain time.Duration
+	// Unanswered ends a connection whose backend's kernel has not acknowledged what was sent for so long. The backend
+	// is on this host: a busy API server does not delay its kernel.
+	Unanswered time.Duration
 }
 
 // DefaultTiming is what the balancer uses.
@@ -78,6 +81,7 @@ var DefaultTiming = Timing{
 	Dial:         2 * time.Second,
 	Hello:        10 * time.Second,
 	Drain:        15 * time.Minute,
+	Unanswered:   10 * time.Second,
 }
 
 // Peers that are gone without a word are noticed after a minute; a connection that is only silent, such as a watch,
