@@ -42,6 +42,8 @@ type Balancer struct {
 	// inherited listeners are those of the balancer before that no address has used yet.
 	inherited map[string]net.Listener
 	message   string
+	// ended balancers report nothing: checks of health may come back late.
+	ended bool
 }
 
 // New returns the balancer of a folder.
@@ -149,12 +151,9 @@ func (b *Balancer) listenNoMore() {
 // drain waits for the end of all connections, but not for ever. Those to backends that leave are ended as always.
 func (b *Balancer) drain(ctx context.Context, changes *fsnotify.Watcher) error {
 	timeout := time.After(b.timing.Drain)
-	for {
-		open, _, empty := b.gate.load()
-		if open == 0 {
-			return nil
-		}
-		b.log.Info("another balancer serves; the last connections go on", "connections", open)
+	open, _, empty := b.gate.load()
+	b.log.Info("another balancer serves", "connections that go on", open, "at most for", b.timing.Drain)
+	for ; open > 0; open, _, empty = b.gate.load() {
 		select {
 		case <-ctx.Done():
 			return nil
@@ -170,6 +169,7 @@ func (b *Balancer) drain(ctx context.Context, changes *fsnotify.Watcher) error {
 			}
 		}
 	}
+	return nil
 }
 
 // lock keeps a second balancer from the folder: capstand may have been killed before it could see that
@@ -274,6 +274,9 @@ func (b *Balancer) open(address string) (net.Listener, error) {
 }
 
 func (b *Balancer) close() {
+	b.mu.Lock()
+	b.ended = true
+	b.mu.Unlock()
 	b.pool.set(nil)
 	_ = b.listen(nil)
 }
@@ -282,7 +285,7 @@ func (b *Balancer) close() {
 func (b *Balancer) report() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.hasSuccessor() {
+	if b.ended || b.hasSuccessor() {
 		return
 	}
 	status := Status{
