@@ -50,6 +50,9 @@ func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) 
 	if in.Role, err = role(spec.Role, s.owner.controlPlane); err != nil {
 		return in, err
 	}
+	if err := mayBegin(s, in.Role); err != nil {
+		return in, err
+	}
 	settings, err := r.clusterSettings(s, in.Role)
 	if err != nil {
 		return in, err
@@ -80,6 +83,29 @@ func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) 
 		}
 	}
 	return in, nil
+}
+
+// mayBegin makes sure that one machine alone begins the cluster: a manager that was stopped for long, and is no leader any
+// more, may still make another one. A control plane that an older Capstan has made says nothing about its first Machine.
+func mayBegin(s *scope, role nodeconfig.Role) error {
+	if role != nodeconfig.RoleInit || s.controlPlane == nil || s.owner.joined {
+		return nil
+	}
+	first := controlplanev1.GetFirstMachine(s.controlPlane)
+	if first.Name == "" {
+		return nil
+	}
+	_, begun := s.controlPlane.Annotations[controlplanev1.InitializedAnnotation]
+	if first.Restore != "" {
+		begun = s.controlPlane.Annotations[controlplanev1.RestoredAnnotation] == first.Restore
+	}
+	switch {
+	case first.Name != s.config.Name:
+		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, and the Machine %s begins this cluster: delete this machine", first.Name)
+	case begun:
+		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, and the cluster has begun already: delete this machine")
+	}
+	return nil
 }
 
 // role of the machine: what the spec says, if the Machine does not contradict.

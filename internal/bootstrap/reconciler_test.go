@@ -574,3 +574,38 @@ func TestSteadyState(t *testing.T) {
 	}
 	testcluster.Consistently(t, "no writes", func() bool { return versions() == before })
 }
+
+// TestMayBegin (hostile tenants, C4): one machine alone gets the data to begin a cluster with.
+func TestMayBegin(t *testing.T) {
+	const first, other = `{"name":"a"}`, `{"name":"b"}`
+	initialized := map[string]string{controlplanev1.InitializedAnnotation: "true"}
+	for name, c := range map[string]struct {
+		role   nodeconfig.Role
+		first  string
+		more   map[string]string
+		joined bool
+		says   string
+	}{
+		"the first":                 {nodeconfig.RoleInit, first, nil, false, ""},
+		"another one":               {nodeconfig.RoleInit, other, nil, false, "the Machine b begins"},
+		"too late":                  {nodeconfig.RoleInit, first, initialized, false, "has begun already"},
+		"its data was deleted":      {nodeconfig.RoleInit, first, initialized, true, ""},
+		"of an older Capstan":       {nodeconfig.RoleInit, "", initialized, false, ""},
+		"of a restored cluster":     {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, initialized, false, ""},
+		"the restore is done":       {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, map[string]string{controlplanev1.RestoredAnnotation: "r"}, false, "has begun already"},
+		"a machine that only joins": {nodeconfig.RoleControlPlane, other, initialized, false, ""},
+		"garbage in the annotation": {nodeconfig.RoleInit, "garbage", nil, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &scope{config: &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, owner: &owner{joined: c.joined}, controlPlane: &controlplanev1.CapstanControlPlane{}}
+			s.controlPlane.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: c.first}
+			for k, v := range c.more {
+				s.controlPlane.Annotations[k] = v
+			}
+			err := mayBegin(s, c.role)
+			if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}

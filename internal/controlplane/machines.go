@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/template"
 
@@ -110,33 +112,41 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clust
 	return nil
 }
 
-// createMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig
+// createMachine makes a Machine, unless it could not be made a moment ago.
+func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) error {
+	last := r.trials.get(s.controlPlane)
+	if left := last.after.Sub(now()); left > 0 {
+		s.blocked, s.again = last.why, left
+		return nil
+	}
+	err := r.tryMachine(ctx, s, first, &last)
+	switch {
+	case err == nil:
+		r.trials.forget(client.ObjectKeyFromObject(s.controlPlane))
+	case !apierrors.IsConflict(err):
+		last = last.failed(advise(err), now())
+		r.trials.set(s.controlPlane, last)
+	}
+	return err
+}
+
+// tryMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig
 // comes first and the Machine last: if we end in between, the config that has no Machine is found
 // again and the rest is made under its name, so that nothing is left over or made twice.
-func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) error {
+func (r *Reconciler) tryMachine(ctx context.Context, s *scope, first bool, last *trial) error {
 	infraTemplate, err := r.infraTemplate(ctx, s)
 	if err != nil || infraTemplate == nil {
 		return err
 	}
-	config, err := r.unfinishedConfig(ctx, s, first)
+	config, err := r.nextConfig(ctx, s, first, last)
 	if err != nil {
 		return err
-	}
-	if config == nil {
-		name, err := machineName(s)
-		if err != nil {
-			return err
-		}
-		config = desiredConfig(s, name, first)
-		if err := r.Client.Create(ctx, config); err != nil {
-			return fmt.Errorf("cannot make the CapstanConfig %s: %w", name, err)
-		}
 	}
 	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
 	if err != nil {
 		return err
 	}
-	if err := r.Client.Create(ctx, infraMachine); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := r.createInfraMachine(ctx, infraMachine); err != nil {
 		return fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
 	}
 	machine := desiredMachine(s, newMachine(s, infraMachine))
@@ -152,35 +162,106 @@ func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) er
 	return r.finishRemediation(ctx, s)
 }
 
-// unfinishedConfig is a CapstanConfig that was made for a Machine which does not exist. Any others, and
-// those made for another spec, are removed with their infrastructure machines.
-func (r *Reconciler) unfinishedConfig(ctx context.Context, s *scope, first bool) (*bootstrapv1.CapstanConfig, error) {
+// createInfraMachine makes an infrastructure machine, or finds the one that was made before.
+func (r *Reconciler) createInfraMachine(ctx context.Context, infraMachine *unstructured.Unstructured) error {
+	err := r.Client.Create(ctx, infraMachine)
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(infraMachine), infraMachine); err != nil {
+		return err
+	}
+	if infraMachine.GetDeletionTimestamp() != nil {
+		return errors.New("the one of before is still being deleted")
+	}
+	return nil
+}
+
+// nextConfig is the CapstanConfig of the Machine that is made next: one that has no Machine yet, or a new one.
+func (r *Reconciler) nextConfig(ctx context.Context, s *scope, first bool, last *trial) (*bootstrapv1.CapstanConfig, error) {
+	unfinished, err := r.unfinishedConfigs(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	fits := func(c *bootstrapv1.CapstanConfig) bool {
+		return equalJSON(c.Spec, desiredConfig(s, c.Name, first).Spec)
+	}
+	var config *bootstrapv1.CapstanConfig
+	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
+		config = unfinished[i]
+	}
+	if config == nil && last.name == "" {
+		if last.name, err = machineName(s); err != nil {
+			return nil, err
+		}
+	}
+	if first {
+		if config, err = r.firstConfig(ctx, s, config, unfinished, last); err != nil {
+			return nil, err
+		}
+	}
+	for _, other := range unfinished {
+		if config != nil && other.Name == config.Name {
+			continue
+		}
+		if err := r.removeUnfinished(ctx, s, other); err != nil {
+			return nil, err
+		}
+	}
+	if config != nil {
+		return config, nil
+	}
+	config = desiredConfig(s, last.name, first)
+	if err := r.Client.Create(ctx, config); err != nil {
+		return nil, fmt.Errorf("cannot make the CapstanConfig %s: %w", config.Name, err)
+	}
+	return config, nil
+}
+
+// firstConfig is the unfinished config with the name that is reserved for the first Machine, if it is as the spec wants
+// it; nil when it has to be made, under last.name.
+func (r *Reconciler) firstConfig(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig, unfinished []*bootstrapv1.CapstanConfig, last *trial) (*bootstrapv1.CapstanConfig, error) {
+	otherwise := last.name
+	if config != nil {
+		otherwise = config.Name
+	}
+	name, err := r.reserveFirst(ctx, s, otherwise)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.checkName(ctx, s, name); err != nil {
+		return nil, err
+	}
+	last.name = name
+	for _, c := range unfinished {
+		if c.Name == name && equalJSON(c.Spec, desiredConfig(s, name, true).Spec) {
+			return c, nil
+		}
+	}
+	return nil, nil
+}
+
+// unfinishedConfigs are CapstanConfigs that were made for Machines which do not exist.
+func (r *Reconciler) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstrapv1.CapstanConfig, error) {
 	list := &bootstrapv1.CapstanConfigList{}
 	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{
 		clusterv1.ClusterNameLabel: s.cluster.Name,
 	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
 		return nil, err
 	}
-	var found *bootstrapv1.CapstanConfig
+	var out []*bootstrapv1.CapstanConfig
 	for i := range list.Items {
 		config := &list.Items[i]
-		if !util.IsOwnedByObject(config, s.controlPlane, controlplanev1.GroupVersion.WithKind("CapstanControlPlane").GroupKind()) {
-			continue
-		}
-		if s.machines[config.Name] != nil || !config.DeletionTimestamp.IsZero() {
-			continue
-		}
-		if found == nil && equalJSON(config.Spec, desiredConfig(s, config.Name, first).Spec) {
-			found = config
-			continue
-		}
-		if err := r.removeUnfinished(ctx, s, config); err != nil {
-			return nil, err
+		ours := util.IsOwnedByObject(config, s.controlPlane, controlPlaneKind) || len(config.OwnerReferences) == 0 && s.named()
+		if ours && s.machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
+			out = append(out, config)
 		}
 	}
-	return found, nil
+	return out, nil
 }
 
+// removeUnfinished removes a CapstanConfig that no Machine will have, with its infrastructure machine. If somebody has
+// made the Machine meanwhile, both have changed and stay.
 func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig) error {
 	infraTemplate, err := r.infraTemplate(ctx, s)
 	if err != nil || infraTemplate == nil {
@@ -190,12 +271,25 @@ func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *boo
 	if err != nil {
 		return err
 	}
-	for _, obj := range []client.Object{infraMachine, config} {
-		if err := client.IgnoreNotFound(r.Client.Delete(ctx, obj)); err != nil {
+	switch err := r.Client.Get(ctx, client.ObjectKeyFromObject(infraMachine), infraMachine); {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return err
+	default:
+		if err := r.deleteAsRead(ctx, infraMachine); err != nil {
 			return err
 		}
 	}
-	return nil
+	return r.deleteAsRead(ctx, config)
+}
+
+// deleteAsRead deletes an object that no Machine has, if nobody has changed it since it was read.
+func (r *Reconciler) deleteAsRead(ctx context.Context, obj client.Object) error {
+	if metav1.GetControllerOfNoCopy(obj) != nil {
+		return nil // A Machine has it.
+	}
+	uid, version := obj.GetUID(), obj.GetResourceVersion()
+	return client.IgnoreNotFound(r.Client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }
 
 // ownLabels are those that tell whose a Machine, a config or an infrastructure machine is (CP-19), and who

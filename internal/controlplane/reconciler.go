@@ -68,6 +68,8 @@ type Reconciler struct {
 	renewals   renewals
 	// installed is what was brought into workload clusters.
 	installed memory
+	// trials are Machines that could not be made.
+	trials trials
 	// known is when a workload cluster could last be asked, and answered when its API server could last use etcd.
 	known, answered sightings
 }
@@ -98,6 +100,8 @@ type scope struct {
 	answer *reply
 	// blocked is why no Machine can be made or removed.
 	blocked string
+	// again is when to try once more to make a Machine; 0 when that is not needed.
+	again time.Duration
 	// held is why another version cannot be rolled out.
 	held string
 	// restoreSource is the backup that the first machine begins with.
@@ -137,6 +141,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		r.prober.forget(req.NamespacedName)
 		forgetMetrics(req.NamespacedName)
 		r.renewals.forget(req.NamespacedName)
+		r.trials.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.Options.Watches(controlPlane) {
@@ -225,7 +230,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, s.nextStuck(now()), nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, s.again, s.nextStuck(now()), nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err

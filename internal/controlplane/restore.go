@@ -115,7 +115,8 @@ func (r *Reconciler) restoreOn(ctx context.Context, s *scope, step restoreStep, 
 		}
 	case restoreCreate:
 		tell("The first machine is made")
-		return 0, r.createMachine(ctx, s, true)
+		err := r.createMachine(ctx, s, true)
+		return s.again, err
 	case restoreWait:
 		tell("%s", beginsWith(machines, spec.Name, why(machines[0])))
 		return unhealthyRetry, nil

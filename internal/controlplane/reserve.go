@@ -1,0 +1,115 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// The first Machine of a cluster begins its etcd: two of them are two clusters. Two managers may both believe to be the
+// leader for a while, and each may be stopped between any two of its steps. So the name of the first Machine is written on
+// the control plane before anything has it, unless somebody else has written meanwhile, and whoever makes the Machine
+// makes it under this name.
+
+// reserveFirst is the name under which the first Machine of the cluster, or of a restored one, is made. It is never
+// changed for the same cluster, also when the Machine is made again. otherwise is the name when there is none yet.
+func (r *Reconciler) reserveFirst(ctx context.Context, s *scope, otherwise string) (string, error) {
+	live := &controlplanev1.CapstanControlPlane{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.controlPlane), live); err != nil {
+		return "", err
+	}
+	if live.UID != s.controlPlane.UID {
+		return "", apierrors.NewConflict(controlplanev1.GroupVersion.WithResource("capstancontrolplanes").GroupResource(), live.Name, fmt.Errorf("it is another one"))
+	}
+	wanted := controlplanev1.FirstMachine{Name: otherwise, Restore: s.restoredAs()}
+	if found := controlplanev1.GetFirstMachine(live); found.Name != "" && found.Restore == wanted.Restore {
+		return found.Name, nil
+	}
+	value, err := json.Marshal(wanted)
+	if err != nil {
+		return "", err
+	}
+	before := live.DeepCopy()
+	metav1.SetMetaDataAnnotation(&live.ObjectMeta, controlplanev1.FirstMachineAnnotation, string(value))
+	if err := r.Client.Patch(ctx, live, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return "", fmt.Errorf("cannot reserve the name of the first Machine: %w", err)
+	}
+	metav1.SetMetaDataAnnotation(&s.controlPlane.ObjectMeta, controlplanev1.FirstMachineAnnotation, string(value))
+	return wanted.Name, nil
+}
+
+// checkName makes sure that no Machine of somebody else has a name: what we apply would change it.
+func (r *Reconciler) checkName(ctx context.Context, s *scope, name string) error {
+	m := &clusterv1.Machine{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: name}, m); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	_, labelled := m.Labels[clusterv1.MachineControlPlaneLabel]
+	if why := notOurs(s.controlPlane, s.cluster, m); why != "" || !labelled && !controls(s.controlPlane, m) {
+		return fmt.Errorf("the name %s is taken by a Machine that does not belong to this control plane: delete that Machine, or remove the annotation %s", name, controlplanev1.FirstMachineAnnotation)
+	}
+	return nil
+}
+
+const (
+	// firstPause and longestPause are how long a Machine that could not be made is not tried again.
+	firstPause, longestPause = 250 * time.Millisecond, 30 * time.Second
+)
+
+// trial is what is remembered of a Machine that could not be made. It is lost with the process.
+type trial struct {
+	// name of the Machine: the next attempt has the same, so that an error reads the same and is no change.
+	name string
+	// why it failed, how often, and when it is tried again. Another generation of the spec is tried at once.
+	why        string
+	failures   int
+	after      time.Time
+	generation int64
+}
+
+// trials are those of each control plane.
+type trials struct {
+	mu sync.Mutex
+	of map[client.ObjectKey]trial
+}
+
+func (a *trials) get(controlPlane *controlplanev1.CapstanControlPlane) trial {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	found := a.of[client.ObjectKeyFromObject(controlPlane)]
+	if found.generation != controlPlane.Generation {
+		return trial{generation: controlPlane.Generation}
+	}
+	return found
+}
+
+func (a *trials) set(controlPlane *controlplanev1.CapstanControlPlane, to trial) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.of == nil {
+		a.of = map[client.ObjectKey]trial{}
+	}
+	a.of[client.ObjectKeyFromObject(controlPlane)] = to
+}
+
+func (a *trials) forget(key client.ObjectKey) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.of, key)
+}
+
+// failed is the trial after it has failed once more.
+func (a trial) failed(why string, now time.Time) trial {
+	a.why, a.after = why, now.Add(min(longestPause, firstPause<<min(a.failures, 10)))
+	a.failures++
+	return a
+}

@@ -1,0 +1,280 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// stoppable is a client whose user is stopped at one of its writes, before it or right behind it, until it may go on.
+type stoppable struct {
+	client.Client
+	mu             sync.Mutex
+	writes, stopAt int
+	behind         bool
+	stopped, goOn  chan struct{}
+}
+
+func newStoppable(stopAt int, behind bool) *stoppable {
+	return &stoppable{Client: &unpaused{env.Client}, stopAt: stopAt, behind: behind, stopped: make(chan struct{}), goOn: make(chan struct{})}
+}
+
+func (s *stoppable) write(do func() error) error {
+	s.mu.Lock()
+	s.writes++
+	here := s.writes == s.stopAt
+	s.mu.Unlock()
+	if !here {
+		return do()
+	}
+	if !s.behind {
+		close(s.stopped)
+		<-s.goOn
+		return do()
+	}
+	err := do()
+	close(s.stopped)
+	<-s.goOn
+	return err
+}
+
+func (s *stoppable) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	return s.write(func() error { return s.Client.Create(ctx, obj, opts...) })
+}
+
+func (s *stoppable) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	return s.write(func() error { return s.Client.Delete(ctx, obj, opts...) })
+}
+
+func (s *stoppable) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+	return s.write(func() error { return s.Client.Patch(ctx, obj, patch, opts...) })
+}
+
+func (s *stoppable) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+	return s.write(func() error { return s.Client.Apply(ctx, obj, opts...) })
+}
+
+// leader is a manager that believes to be the leader.
+type leader struct {
+	client     *stoppable
+	reconciler *Reconciler
+}
+
+func newLeader(stopAt int, behind bool) *leader {
+	c := newStoppable(stopAt, behind)
+	return &leader{c, &Reconciler{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client, prober: newProber()}}
+}
+
+// acts lets a leader act until there is a Machine and nothing more to do. What fails is tried again, as a manager does.
+func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
+	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
+	quiet := 0
+	for end := time.Now().Add(time.Minute); quiet < 3; {
+		if time.Now().After(end) {
+			t.Error("a leader does not come to rest")
+			return
+		}
+		result, err := l.reconciler.Reconcile(context.Background(), request)
+		switch {
+		case err != nil || result.RequeueAfter > 0 && result.RequeueAfter < time.Second:
+			quiet = 0
+			time.Sleep(10 * time.Millisecond)
+		default:
+			quiet++
+		}
+	}
+}
+
+// unled is a cluster that no manager looks after, so that a test can have its own.
+func unled(t *testing.T, restored bool) *testcluster.Cluster {
+	t.Helper()
+	cluster := testcluster.New(t, env, nil)
+	cluster.SetInfraEndpoint(somewhere)
+	cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+		if restored {
+			yes := true
+			cp.Spec.Config.Cluster.Encryption.Mode = bootstrapv1.EncryptionNone
+			cp.Spec.Restore = controlplanev1.RestoreSpec{Name: "etcd-one", Store: inDirectory(), OtherAuthorities: &yes}
+		}
+	})
+	return cluster
+}
+
+// begins checks that one machine alone begins a cluster, and that nothing is left over.
+func begins(t *testing.T, cluster *testcluster.Cluster) {
+	t.Helper()
+	configs, infra := &bootstrapv1.CapstanConfigList{}, &infrav1.CapstanMachineList{}
+	for _, list := range []client.ObjectList{configs, infra} {
+		if err := env.Client.List(context.Background(), list, client.InNamespace(cluster.Namespace)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	machines := machinesOf(t, cluster)
+	if len(machines) != 1 || len(configs.Items) != 1 || len(infra.Items) != 1 || configs.Items[0].Spec.Role != bootstrapv1.RoleInit ||
+		configs.Items[0].Name != machines[0].Name || infra.Items[0].Name != machines[0].Name {
+		t.Errorf("%d Machines, %d CapstanConfigs, %d infrastructure machines", len(machines), len(configs.Items), len(infra.Items))
+	}
+}
+
+// TestTwoLeaders (hostile tenants, C4): a leader is stopped at each of its writes in turn, before it and right behind it, while
+// another one acts; then the first goes on. One machine alone begins the cluster, also when it is restored, and when the
+// name template has changed between the two.
+func TestTwoLeaders(t *testing.T) {
+	for name, c := range map[string]struct{ restored, renamed bool }{"new": {}, "restored": {restored: true}, "renamed": {renamed: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := unled(t, c.restored)
+			alone := newLeader(-1, false)
+			alone.acts(t, cluster)
+			begins(t, cluster)
+			if alone.client.writes < 10 {
+				t.Fatalf("%d writes were counted", alone.client.writes)
+			}
+			// Secrets come before, one after the other; Machines are at the end.
+			for n := max(1, alone.client.writes-6); n <= alone.client.writes; n++ {
+				for _, behind := range []bool{false, true} {
+					t.Run(fmt.Sprintf("write %d, behind %v", n, behind), func(t *testing.T) {
+						t.Parallel()
+						twoLeaders(t, c.restored, c.renamed, n, behind)
+					})
+				}
+			}
+		})
+	}
+}
+
+func twoLeaders(t *testing.T, restored, renamed bool, stopAt int, behind bool) {
+	cluster := unled(t, restored)
+	first, second := newLeader(stopAt, behind), newLeader(-1, false)
+	done := make(chan struct{})
+	go func() { defer close(done); first.acts(t, cluster) }()
+	select {
+	case <-first.client.stopped:
+	case <-done: // It needed one write less.
+		return
+	}
+	if renamed {
+		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
+		cluster.Change(cp, func() { cp.Spec.MachineNaming.Template = "other-{{ .random }}" })
+	}
+	second.acts(t, cluster)
+	begins(t, cluster)
+	close(first.client.goOn)
+	<-done
+	second.acts(t, cluster)
+	begins(t, cluster)
+}
+
+// TestForeignName (hostile tenants, C4): a name that a tenant has written down and that another Machine has is not used.
+func TestForeignName(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	worker, _ := cluster.Machine("worker", nil, nil)
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Annotations = map[string]string{controlplanev1.FirstMachineAnnotation: `{"name":"worker"}`}
+	})
+	cluster.SetInfraEndpoint(somewhere)
+	becomes(t, cluster, cp, "refused", func() bool {
+		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "the name worker is taken")
+	})
+	before := worker.ResourceVersion
+	if err := cluster.Get(worker); err != nil || worker.ResourceVersion != before {
+		t.Errorf("the worker was changed: %v", err)
+	}
+}
+
+// refusals counts how often Cluster API's core, or whoever refuses, was asked.
+type refusals struct {
+	client.Client
+	mu    sync.Mutex
+	names []string
+}
+
+func (r *refusals) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+	if _, ok := obj.(*bootstrapv1.CapstanConfig); ok {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.names = append(r.names, obj.GetName())
+		return apierrors.NewForbidden(bootstrapv1.GroupVersion.WithResource("capstanconfigs").GroupResource(), obj.GetName(), fmt.Errorf("refused for the %d. time", len(r.names)))
+	}
+	return r.Client.Create(ctx, obj, opts...)
+}
+
+// TestRefusedConfig (hostile tenants, C8): a CapstanConfig that is refused is tried again under the same name, and ever less
+// often, however often the control plane is reconciled and however the message changes.
+func TestRefusedConfig(t *testing.T) {
+	cluster := unled(t, false)
+	c := &refusals{Client: &unpaused{env.Client}}
+	r := &Reconciler{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client, prober: newProber()}
+	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
+	reconcile := func(during time.Duration) {
+		for end := time.Now().Add(during); time.Now().Before(end); {
+			_, _ = r.Reconcile(context.Background(), request)
+		}
+	}
+	reconcile(2 * time.Second)
+	first := len(c.names)
+	if first == 0 || first > 5 { // after 0, 0.25, 0.75, 1.75 seconds
+		t.Errorf("%d attempts in two seconds", first)
+	}
+	for _, name := range c.names {
+		if name != c.names[0] {
+			t.Errorf("the names are %v", c.names)
+			break
+		}
+	}
+	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "refused for the") {
+		t.Errorf("it is not told: %v", cp.Status.Conditions)
+	}
+	cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} })
+	reconcile(100 * time.Millisecond)
+	if len(c.names) == first {
+		t.Error("another spec is not tried at once")
+	}
+}
+
+// TestRefusedConfigForReal is TestRefusedConfig with a manager and an API server that refuses.
+func TestRefusedConfigForReal(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	meta := metav1.ObjectMeta{Name: "configs-" + cluster.Namespace}
+	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{bootstrapv1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"capstanconfigs"}},
+		}}}},
+		Validations: []admissionregistrationv1.Validation{{
+			Expression: "object.metadata.namespace != '" + cluster.Namespace + "'", Message: "no configs here",
+		}},
+	}}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: policy.Name, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+	}}
+	for _, obj := range []client.Object{policy, binding} {
+		cluster.Create(obj)
+		t.Cleanup(func() { _ = env.Client.Delete(context.Background(), obj) })
+	}
+	testcluster.Eventually(t, "the policy is in force", func() bool {
+		return env.Client.Create(context.Background(), &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("probe")}, client.DryRunAll) != nil
+	})
+	cluster.SetInfraEndpoint(somewhere)
+	cp := cluster.ControlPlane(nil)
+	becomes(t, cluster, cp, "it is told", func() bool { return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "no configs here") })
+	version := cp.ResourceVersion
+	testcluster.Consistently(t, "nothing is written while it is refused", func() bool { return cluster.Get(cp) == nil && cp.ResourceVersion == version })
+}
