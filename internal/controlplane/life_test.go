@@ -484,21 +484,68 @@ func TestBadFirstMachine(t *testing.T) {
 	}
 }
 
-// TestSpread (CP-16): three Machines stand in three failure domains, also after they were replaced.
+// TestSpread (CP-16): the first three Machines stand in three failure domains, and those that replace them, too.
 func TestSpread(t *testing.T) {
-	w, cp, _ := connected(t, nil)
+	w, cp, _ := connected(t, nil) // The first Machine has no failure domain.
 	w.cluster.ChangeStatus(w.cluster.Cluster, func() {
 		w.cluster.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "a", ControlPlane: ptr.To(true)}, {Name: "b", ControlPlane: ptr.To(true)}, {Name: "c", ControlPlane: ptr.To(true)}, {Name: "no", ControlPlane: ptr.To(false)}}
 	})
+	spread := func(what string) {
+		t.Helper()
+		in := map[string]int{}
+		for _, m := range machinesOf(t, w.cluster) {
+			in[domainOf(&m)]++
+		}
+		if fmt.Sprint(in) != "map[a:1 b:1 c:1]" {
+			t.Errorf("%s: Machines stand in %v", what, in)
+		}
+	}
+	// The infrastructure has put it into a.
+	first := machinesOf(t, w.cluster)[0]
+	w.cluster.ChangeStatus(&first, func() { first.Status.FailureDomain = "a" })
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
+	spread("the first three")
 	otherTemplate(w, cp, "other")
 	w.until("all are new", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
-	in := map[string]int{}
+	spread("after a rollout")
+	// A skewed spread evens out with the next rollout.
 	for _, m := range machinesOf(t, w.cluster) {
-		in[m.Spec.FailureDomain]++
+		w.cluster.ChangeStatus(&m, func() { m.Status.FailureDomain = "a" })
 	}
-	if fmt.Sprint(in) != "map[a:1 b:1 c:1]" {
-		t.Errorf("Machines stand in %v", in)
+	otherTemplate(w, cp, "third")
+	w.until("all are new", func() bool { return len(w.made) == 9 && w.settled(cp, 3)() })
+	spread("after a skew")
+}
+
+// TestDomainsFirst (CP-16, IC-11): the first Machine is made once the failure domains are known, however the endpoint came.
+func TestDomainsFirst(t *testing.T) {
+	for name, endpoint := range map[string]func(*testcluster.Cluster, *infrav1.CapstanCluster){
+		"of the infrastructure": func(cluster *testcluster.Cluster, infra *infrav1.CapstanCluster) {
+			cluster.Change(infra, func() { infra.Spec.ControlPlaneEndpoint = somewhere })
+		},
+		"preset": func(cluster *testcluster.Cluster, _ *infrav1.CapstanCluster) {
+			cluster.Change(cluster.Cluster, func() { cluster.Spec.ControlPlaneEndpoint = somewhere })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := testcluster.New(t, env, nil)
+			infra := &infrav1.CapstanCluster{ObjectMeta: cluster.Meta("demo")}
+			endpoint(cluster, infra)
+			cp := cluster.ControlPlane(nil)
+			becomes(t, cluster, cp, "it waits, and everything else is prepared", func() bool {
+				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "does not show failure domains yet") && cluster.Secret("demo-kubeconfig") != nil
+			})
+			if n := len(machinesOf(t, cluster)); n != 0 {
+				t.Fatalf("%d Machines", n)
+			}
+			cluster.ChangeStatus(infra, func() {
+				infra.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "x", ControlPlane: ptr.To(false)}, {Name: "y", ControlPlane: ptr.To(true)}}
+			})
+			testcluster.Eventually(t, "in y", func() bool {
+				m := machinesOf(t, cluster)
+				return len(m) == 1 && m[0].Spec.FailureDomain == "y"
+			})
+		})
 	}
 }

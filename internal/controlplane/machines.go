@@ -19,6 +19,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/labels/format"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -114,6 +115,10 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clust
 
 // createMachine makes a Machine, unless it could not be made a moment ago.
 func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) error {
+	if !s.domainsKnown() {
+		s.blocked = "the infrastructure does not show failure domains yet, and is not provisioned"
+		return nil // A change of the infrastructure's object is an event.
+	}
 	last := r.trials.get(s.controlPlane)
 	if left := last.after.Sub(now()); left > 0 {
 		s.blocked, s.again = last.why, left
@@ -298,19 +303,12 @@ func ownLabels(s *scope) map[string]string {
 	out := map[string]string{
 		clusterv1.ClusterNameLabel:             s.cluster.Name,
 		clusterv1.MachineControlPlaneLabel:     "",
-		clusterv1.MachineControlPlaneNameLabel: controlPlaneNameLabel(s.controlPlane.Name),
+		clusterv1.MachineControlPlaneNameLabel: format.MustFormatValue(s.controlPlane.Name),
 	}
 	if watched := s.controlPlane.Labels[clusterv1.WatchLabel]; watched != "" {
 		out[clusterv1.WatchLabel] = watched
 	}
 	return out
-}
-
-func controlPlaneNameLabel(name string) string {
-	if len(name) <= validation.LabelValueMaxLength {
-		return name
-	}
-	return name[:validation.LabelValueMaxLength]
 }
 
 // metadata of what is made for a Machine. What the template adds is applied afterwards, so that it can be
@@ -379,17 +377,6 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 	if id := s.restoredAs(); id != "" {
 		metav1.SetMetaDataAnnotation(&out.ObjectMeta, controlplanev1.RestoreAnnotation, id)
 	}
-	return out
-}
-
-// failureDomains are the Cluster's, or, before core has copied them, the infrastructure's own.
-func failureDomains(s *scope) []clusterv1.FailureDomain {
-	if len(s.cluster.Status.FailureDomains) > 0 || s.infraCluster == nil {
-		return s.cluster.Status.FailureDomains
-	}
-	var out []clusterv1.FailureDomain
-	// What cannot be read is left out: a Machine without a failure domain is placed anywhere.
-	_ = util.UnstructuredUnmarshalField(s.infraCluster, &out, "status", "failureDomains")
 	return out
 }
 

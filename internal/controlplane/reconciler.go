@@ -82,7 +82,7 @@ type scope struct {
 	machines collections.Machines
 	// mixed is why it is not certain which Machines belong to the control plane: nothing is decided about any of them.
 	mixed string
-	// infraCluster is the infrastructure's own object; read only while the Cluster has no endpoint.
+	// infraCluster is the infrastructure's own object; read only until core has copied everything from it.
 	infraCluster *unstructured.Unstructured
 	endpoint     clusterv1.APIEndpoint
 	certificates secret.Certificates
@@ -387,18 +387,17 @@ func invalid(s *scope) string {
 // contract's field of the infrastructure's own object (CP-02).
 func (r *Reconciler) reconcileEndpoint(ctx context.Context, s *scope) (done bool, err error) {
 	s.endpoint = s.cluster.Spec.ControlPlaneEndpoint
-	if s.endpoint.IsValid() {
-		return true, nil
+	provisioned := ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false)
+	if provisioned && s.endpoint.IsValid() || !s.cluster.Spec.InfrastructureRef.IsDefined() {
+		return s.endpoint.IsValid(), nil
 	}
-	if !s.cluster.Spec.InfrastructureRef.IsDefined() {
-		return false, nil
-	}
-	s.infraCluster, err = external.GetObjectFromContractVersionedRef(ctx, r.Client, s.cluster.Spec.InfrastructureRef, s.cluster.Namespace)
+	infraCluster, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, s.cluster.Spec.InfrastructureRef, s.cluster.Namespace)
 	if err != nil {
-		return false, client.IgnoreNotFound(err)
+		return s.endpoint.IsValid(), client.IgnoreNotFound(err)
 	}
-	if err := r.watchInfraCluster(ctx, s.infraCluster); err != nil {
-		return false, err
+	s.infraCluster = infraCluster
+	if err := r.watchInfraCluster(ctx, s.infraCluster); err != nil || s.endpoint.IsValid() {
+		return s.endpoint.IsValid(), err
 	}
 	host, _, _ := unstructured.NestedString(s.infraCluster.Object, "spec", "controlPlaneEndpoint", "host")
 	port, _, _ := unstructured.NestedInt64(s.infraCluster.Object, "spec", "controlPlaneEndpoint", "port")

@@ -19,6 +19,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/kubeconfig"
+	"capstan.dev/capstan/internal/manager"
 )
 
 // healthTimeout limits the question how an initialized control plane is.
@@ -168,6 +169,10 @@ func setStatus(s *scope) {
 	setRemediating(s)
 	setDeleting(s)
 	setAvailable(s)
+	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves, and is as the spec wants it.
+	if err := manager.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
+		setCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, err.Error())
+	}
 }
 
 const (

@@ -18,7 +18,7 @@ func (f fleet) victim(candidates []*instance, domains []clusterv1.FailureDomain)
 			first(marked(a), marked(b)),
 			first(len(a.outdated) > 0, len(b.outdated) > 0),
 			first(f.ailing(a), f.ailing(b)),
-			cmp.Compare(crowd[b.machine.Spec.FailureDomain], crowd[a.machine.Spec.FailureDomain]),
+			cmp.Compare(crowd[domainOf(b.machine)], crowd[domainOf(a.machine)]),
 			a.machine.CreationTimestamp.Compare(b.machine.CreationTimestamp.Time),
 			cmp.Compare(a.name(), b.name()),
 		)
@@ -46,7 +46,7 @@ func first(a, b bool) int {
 func (f fleet) crowd(domains []clusterv1.FailureDomain) map[string]int {
 	out := map[string]int{}
 	for _, i := range f.active() {
-		out[i.machine.Spec.FailureDomain]++
+		out[domainOf(i.machine)]++
 	}
 	for name := range out {
 		if len(domains) > 0 && !slices.ContainsFunc(domains, func(d clusterv1.FailureDomain) bool { return d.Name == name }) {
@@ -64,9 +64,9 @@ func place(domains []clusterv1.FailureDomain, machines []*clusterv1.Machine, out
 	}
 	stay, all := map[string]int{}, map[string]int{}
 	for _, m := range machines {
-		all[m.Spec.FailureDomain]++
+		all[domainOf(m)]++
 		if m.DeletionTimestamp.IsZero() && len(outdated[m.Name]) == 0 {
-			stay[m.Spec.FailureDomain]++
+			stay[domainOf(m)]++
 		}
 	}
 	return slices.MinFunc(domains, func(a, b clusterv1.FailureDomain) int {

@@ -199,12 +199,13 @@ func (c *Cluster) Machine(name string, changeMachine func(*clusterv1.Machine), c
 	return machine, config
 }
 
-// SetInfraEndpoint does what the infrastructure provider does.
+// SetInfraEndpoint does what the infrastructure provider does. It shows no failure domains.
 func (c *Cluster) SetInfraEndpoint(endpoint clusterv1.APIEndpoint) {
 	c.t.Helper()
 	infra := &infrav1.CapstanCluster{}
 	infra.Namespace, infra.Name = c.Namespace, "demo"
 	c.Change(infra, func() { infra.Spec.ControlPlaneEndpoint = endpoint })
+	c.ChangeStatus(infra, func() { infra.Status.Initialization.Provisioned = ptr.To(true) })
 }
 
 // SetEndpoint does what core does when the infrastructure is provisioned.
