@@ -49,6 +49,7 @@ var portNames = []string{
 
 const (
 	coreNamespace         = "capi-system"
+	coreServiceAccount    = "capi-manager"
 	managerNamespace      = "capstan-infrastructure-system"
 	managerServiceAccount = "capstan-manager"
 	adminGroup            = "capstan:administrators"
@@ -99,7 +100,7 @@ func apiServerComponent(l Layout, s State) component {
 	return component{
 		name: apiServer,
 		path: filepath.Join(l.Bin(), "kube-apiserver"),
-		args: []string{
+		args: append([]string{
 			"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portAPIServer)),
 			// No Service leads here and no node will ever run: the endpoints would be of no use.
 			"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.255.255.0/24",
@@ -112,7 +113,7 @@ func apiServerComponent(l Layout, s State) component {
 			"--service-account-issuer=https://kubernetes.default.svc",
 			"--service-account-key-file=" + file("service-account.key"), "--service-account-signing-key-file=" + file("service-account.key"),
 			"--encryption-provider-config=" + l.EncryptionConfig(),
-		},
+		}, auditArgs(l)...),
 		ready: httpProbe(loopback("https", s.port(portAPIServer))+"/readyz", file("ca.crt"), filepath.Join(l.Component(installer), "client")),
 	}
 }

@@ -280,7 +280,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: serverUsage}, owner},
 		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: clientUsage}, owner},
 		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: serverUsage}, owner},
-		{cluster, coreManager, serviceAccount(coreNamespace, "capi-manager"), owner},
+		{cluster, coreManager, serviceAccount(coreNamespace, coreServiceAccount), owner},
 		{cluster, coreManager, identity{name: "tls", cn: "capi-webhook", usages: serverUsage}, owner},
 		{cluster, manager, serviceAccount(managerNamespace, managerServiceAccount), owner},
 		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: serverUsage}, owner},
@@ -303,6 +303,9 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		return err
 	}
 	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
+		return err
+	}
+	if err := ensureContent(l.auditPolicy(), []byte(auditPolicy), 0o600, owner); err != nil {
 		return err
 	}
 	// What the components trust. Copies, because the folder of the authorities is root's.
@@ -331,6 +334,7 @@ func ensureDirs(l Layout, owner user) error {
 		{l.Bin(), 0o711, user{0, 0}},
 		{l.Etcd(), 0o700, owner},
 		{l.Sockets(), 0o700, owner},
+		{l.Audit(), 0o700, owner},
 		{l.Component(etcd), 0o700, owner},
 		{l.Component(apiServer), 0o700, owner},
 		{l.Component(controllerManager), 0o700, owner},
