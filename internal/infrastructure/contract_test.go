@@ -134,7 +134,7 @@ func TestManagerRole_IC13(t *testing.T) {
 			}
 		}
 	}
-	for _, verb := range []string{"create", "delete", "update"} {
+	for _, verb := range []string{"create", "delete", "update", "patch"} {
 		if allows(role.Rules, "", "secrets", verb) {
 			t.Errorf("the manager may %s secrets", verb)
 		}

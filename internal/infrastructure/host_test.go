@@ -83,22 +83,44 @@ func TestUnschedulable(t *testing.T) {
 // ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them; bad ones are said so.
 func TestCredentials_ALL11_ALL18(t *testing.T) {
 	b := newNamespace(t)
+	name := unique("creds")
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
 		Spec: infrav1.CapstanHostSpec{
-			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
 			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
 		},
 	}
 	b.create(host)
-	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("creds"))
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
+	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring(name))
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	b.create(secret)
 	b.Eventually(func() string {
 		return b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")
 	}).Should(ContainSubstring("must have ca.crt, tls.crt and tls.key"))
 	b.get(secret)
 	b.Expect(secret.OwnerReferences).To(ConsistOf(HaveField("UID", host.UID)))
+	b.delete(host)
+	b.gone(host)
+}
+
+// The provider changes Secrets in its own namespace only: that a host names another one's Secret is said, and changes nothing.
+func TestCredentialsElsewhere(t *testing.T) {
+	b := newNamespace(t)
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "somebodys"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
+	b.create(secret)
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
+		Spec: infrav1.CapstanHostSpec{
+			Address: "127.0.0.1:1", CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "somebodys"},
+			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
+		},
+	}
+	b.create(host)
+	b.Expect(b.condition(host, "Connected", metav1.ConditionFalse, "CredentialsInvalid")).To(ContainSubstring("wanted the secret with the host's credentials in the namespace of the infrastructure provider"))
+	b.get(secret)
+	b.Expect(secret.OwnerReferences).To(BeEmpty())
+	b.Expect(secret.Labels).To(BeEmpty())
 	b.delete(host)
 	b.gone(host)
 }
@@ -114,13 +136,14 @@ func TestHostOverTLS(t *testing.T) {
 		return c.Data()
 	}
 	good := issue(dir, time.Hour, time.Now())
+	name := unique("creds")
 	address := fakehost.New(t).ServeTLS(t, credentials.In(dir))
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: good}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: good}
 	b.create(secret)
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
 		Spec: infrav1.CapstanHostSpec{
-			Address: address, CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			Address: address, CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
 			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
 		},
 	}

@@ -123,25 +123,42 @@ func startManager() (stop func(), err error) {
 	}, nil
 }
 
-// managerUser has the role that the provider is installed with, and nothing else: the tests prove that it
-// is enough (IC-13).
+// managerUser has the roles that the provider is installed with, and nothing else: the tests prove that they
+// are enough (IC-13). The metrics' and the leader election's are not needed here.
 const managerUser = "manager"
 
+// providerNamespace is where the provider is installed, and where the credentials of hosts are.
+const providerNamespace = "capstan-infrastructure-system"
+
 func bindRole() error {
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "infrastructure", "rbac", "role.yaml"))
-	if err != nil {
-		return err
+	role, own := &rbacv1.ClusterRole{}, &rbacv1.Role{}
+	for file, object := range map[string]client.Object{"role.yaml": role, "host_credentials_role.yaml": own} {
+		data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", "infrastructure", "rbac", file))
+		if err != nil {
+			return err
+		}
+		if err := yaml.UnmarshalStrict(data, object); err != nil {
+			return err
+		}
 	}
-	role := &rbacv1.ClusterRole{}
-	if err := yaml.UnmarshalStrict(data, role); err != nil {
-		return err
+	manager := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}}
+	objects := []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: providerNamespace}}, role, own,
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: role.Name}, Subjects: manager,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		},
+		&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: own.Namespace, Name: own.Name}, Subjects: manager,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
+		},
 	}
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: managerUser}},
+	for _, o := range objects {
+		if err := env.Client.Create(ctx, o); err != nil {
+			return err
+		}
 	}
-	return errors.Join(env.Client.Create(ctx, role), env.Client.Create(ctx, binding))
+	return nil
 }
 
 // writeCounter counts what the manager writes, by the name of the object, and fails what a test wants to fail.

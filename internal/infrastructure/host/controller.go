@@ -42,7 +42,8 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/finalizers,verbs=update
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;patch
+// Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 
 // Fields by which the cache finds what is on a host.
 const (
@@ -257,7 +258,11 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	before := secret.DeepCopy()
 	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
 	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
-	return r.Client.Patch(ctx, secret, client.MergeFrom(before))
+	err := r.Client.Patch(ctx, secret, client.MergeFrom(before))
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("wanted the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
+	}
+	return err
 }
 
 // reconcileDelete keeps the host until nothing of this management plane is on it.
