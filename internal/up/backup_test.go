@@ -41,6 +41,8 @@ type plain struct {
 	layout Layout
 	state  State
 	etcd   *process
+	// etcdArgs are further ones.
+	etcdArgs []string
 }
 
 // newRoot is a folder that the system user can enter.
@@ -77,7 +79,9 @@ func (p *plain) start() {
 	p.state, err = LoadState(p.layout)
 	must(p.t, err)
 	must(p.t, errors.Join(ensurePKI(p.layout, p.state, owner, time.Now()), stageOne(staged(p.state)["etcd"], filepath.Join(p.layout.Bin(), "etcd"))))
-	p.etcd = newProcess(etcdComponent(p.layout, p.state), p.layout.Log(etcd), owner, newSpawner(), func(ProcessStatus) {})
+	database := etcdComponent(p.layout, p.state)
+	database.args = append(database.args, p.etcdArgs...)
+	p.etcd = newProcess(database, p.layout.Log(etcd), owner, newSpawner(), func(ProcessStatus) {})
 	p.etcd.begin()
 	p.t.Cleanup(p.etcd.Stop)
 	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)

@@ -94,10 +94,11 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		p.board.update(func(s *Status) { s.Error = err.Error() })
 	}
-	var backups sync.WaitGroup
-	backups.Go(func() { p.backUp(ctx) })
+	var helpers sync.WaitGroup
+	helpers.Go(func() { p.backUp(ctx) })
+	helpers.Go(func() { p.care(ctx) })
 	p.keep(ctx)
-	backups.Wait()
+	helpers.Wait()
 	p.stop()
 	return nil
 }

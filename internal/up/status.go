@@ -31,6 +31,8 @@ type Status struct {
 	Listen            string          `json:"listen,omitempty"`
 	Installed         bool            `json:"installed"`
 	Components        []ProcessStatus `json:"components"`
+	// EtcdAlarms that etcd has raised, such as NOSPACE; empty when all is well.
+	EtcdAlarms string `json:"etcdAlarms,omitempty"`
 	// Backup is the schedule of backups; nil when there is none. BackupStatus is what has become of them.
 	Backup       *BackupSchedule `json:"backup,omitempty"`
 	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
