@@ -176,7 +176,7 @@ func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wan
 	if err != nil {
 		return "", err
 	}
-	b := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: "etcd-" + now().UTC().Format("20060102-150405")}, Spec: etcdv1.EtcdBackupSpec{
+	b := &etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: backupName(s.cluster, now())}, Spec: etcdv1.EtcdBackupSpec{
 		Member: members[0], Trigger: want.trigger, Request: want.request, Store: spec.Store, Folder: backupFolder(s.cluster),
 		KubernetesVersion: lowestVersion(s), Keys: keys,
 		Remove: expired(s.controlPlane.Status.Backups, int(ptr.Deref(spec.Retention, controlplanev1.DefaultBackupRetention)), want.trigger, s.controlPlane.Spec.Restore.Name),
@@ -185,6 +185,13 @@ func (r *Reconciler) makeBackup(ctx context.Context, s *scope, f fleet, want wan
 		return "", fmt.Errorf("cannot make the EtcdBackup %s: %w", b.Name, err)
 	}
 	return "", nil
+}
+
+// backupName is the same for two managers that make one backup at the same time, and another one for each cluster: clusters
+// of one name, in two management clusters that share a bucket, share a folder, and their schedules are due in the same second.
+func backupName(cluster *clusterv1.Cluster, at time.Time) string {
+	sum := sha256.Sum256([]byte(cluster.UID))
+	return "etcd-" + at.UTC().Format("20060102-150405") + "-" + hex.EncodeToString(sum[:3])
 }
 
 // backupFolder of a cluster in a store.

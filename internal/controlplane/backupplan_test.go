@@ -267,3 +267,18 @@ func TestHeldRollout(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 }
+
+// Backups of two clusters never have one name, so that neither writes over those of the other or removes them; two managers
+// give one backup the same name.
+func TestBackupName(t *testing.T) {
+	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
+	here, there := &clusterv1.Cluster{}, &clusterv1.Cluster{}
+	here.UID, there.UID = "6f0b5a52-1111-4c3e-9d0e-000000000001", "6f0b5a52-1111-4c3e-9d0e-000000000002"
+	a, b := backupName(here, at), backupName(there, at)
+	if a == b || a != backupName(here, at.In(time.FixedZone("x", 3600))) || !strings.HasPrefix(a, "etcd-20260301-030000-") {
+		t.Errorf("names %q and %q", a, b)
+	}
+	if later := backupName(here, at.Add(time.Second)); later <= a {
+		t.Errorf("%q sorts before %q", later, a)
+	}
+}

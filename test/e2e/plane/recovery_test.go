@@ -1,0 +1,212 @@
+//go:build e2e
+
+package plane
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// host is a capstand that no plane runs: it stands for the other boxes of a rack.
+type host struct {
+	t             *testing.T
+	root, address string
+}
+
+// startHost makes the credentials of a host and runs its capstand.
+func startHost(i *installation) (h host, manifests string) {
+	i.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	root, err := os.MkdirTemp("", "cap") // short: sockets of machines are in it
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	h = host{t: i.t, root: root, address: listener.Addr().String()}
+	if err := errors.Join(listener.Close(), os.Chmod(root, 0o755)); err != nil {
+		i.t.Fatal(err)
+	}
+	manifests = i.capstan("host", "credentials", "rack-1", "--address", h.address, "--dir", filepath.Join(h.root, "tls"))
+	log, err := os.Create(filepath.Join(i.t.TempDir(), "capstand.log"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(i.bin, "capstand"), "--root="+h.root, "--assets="+i.bin, "--name=rack-1", "--listen="+h.address)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		i.t.Fatal(err)
+	}
+	i.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		if text, err := os.ReadFile(log.Name()); err == nil && i.t.Failed() {
+			i.t.Logf("capstand:\n%s", text[max(0, len(text)-4000):])
+		}
+		_ = os.RemoveAll(h.root)
+	})
+	return h, manifests
+}
+
+// machines that the host runs: the id of each, and when its PID 1 was started.
+func (h host) machines() map[string]string {
+	h.t.Helper()
+	found := map[string]string{}
+	pids, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(h.root, "machines"))
+	if err != nil && !os.IsNotExist(err) {
+		h.t.Fatal(err)
+	}
+	for _, e := range entries {
+		found[e.Name()] = ""
+	}
+	for _, file := range pids {
+		dir := filepath.Dir(file)
+		cgroups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		status, _ := os.ReadFile(filepath.Join(dir, "status"))
+		first := false // the first process of a machine has number 1 in its innermost namespace
+		for line := range strings.Lines(string(status)) {
+			if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "NSpid:" && fields[2] == "1" {
+				first = true
+			}
+		}
+		for id := range found {
+			if stat, err := os.ReadFile(filepath.Join(dir, "stat")); first && err == nil && strings.Contains(string(cgroups), id) {
+				found[id] = strings.Fields(string(stat))[21]
+			}
+		}
+	}
+	return found
+}
+
+// sameMachines: they run, and are the ones that were there before.
+func (h host) sameMachines(before map[string]string, when string) {
+	h.t.Helper()
+	if after := h.machines(); len(before) == 0 || fmt.Sprint(after) != fmt.Sprint(before) {
+		h.t.Errorf("%s: machines %v, then %v", when, before, after)
+	}
+}
+
+// The box of a plane is lost with everything on it. Another one, made from the backup, goes on with the same objects, can
+// read the Secrets, reaches the hosts with their credentials, and manages the machines that run there.
+func TestRecovery(t *testing.T) {
+	lost := newInstallation(t)
+	backups := t.TempDir()
+	lost.capstan("up", "--no-hosts", "--backup-to", backups, "--backup-every", "1h")
+	rack, manifests := startHost(lost)
+	file := filepath.Join(t.TempDir(), "rack-1.yaml")
+	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lost.kubectl("apply", "-f", file)
+	lost.capstan("create", "cluster", "one", "--workers", "1")
+	lost.kubectl("create", "secret", "generic", "probe", "--from-literal=password=correct-horse")
+	if scheduled := lost.status().BackupStatus; scheduled.Last == nil || scheduled.Error != "" {
+		t.Errorf("the schedule: %+v", scheduled)
+	}
+	if text := lost.capstan("status"); !strings.Contains(text, "every 1h to "+backups) {
+		t.Errorf("capstan status: %s", text)
+	}
+	archive := filepath.Join(t.TempDir(), "plane.tar.gz")
+	lost.capstan("backup", "--file", archive)
+	machines, objects := rack.machines(), lost.identities()
+	lost.kubectl("create", "configmap", "after-the-backup")
+
+	lost.destroy()
+	rack.sameMachines(machines, "without a plane")
+
+	found := newInstallation(t)
+	began := time.Now()
+	found.capstan("restore", archive)
+	found.capstan("up")
+	t.Logf("restored and ready in %.1f s", time.Since(began).Seconds())
+	if _, err := found.try("restore", archive); err == nil || !strings.Contains(err.Error(), "--keep-state") {
+		t.Errorf("a restore over a running plane: %v", err)
+	}
+	if password := found.kubectl("get", "secret", "probe", "-o", "jsonpath={.data.password}"); password != "Y29ycmVjdC1ob3JzZQ==" {
+		t.Errorf("the Secret has %q", password)
+	}
+	if left := found.kubectl("get", "configmap", "after-the-backup", "--ignore-not-found", "-o", "name"); left != "" {
+		t.Errorf("made after the backup: %q", left)
+	}
+	if after := found.identities(); after != objects {
+		t.Errorf("objects:\n%s\nthen:\n%s", objects, after)
+	}
+	eventually(t, "the host is connected", time.Minute, func() bool {
+		return found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
+	})
+	// It manages them: another worker comes, and those that were there stay.
+	found.kubectl("patch", "machinedeployment", found.workers(), "--type=merge", "-p", `{"spec":{"replicas":2}}`)
+	eventually(t, "another worker runs", 3*time.Minute, func() bool {
+		return found.kubectl("get", "machinedeployment", found.workers(), "-o", "jsonpath={.status.readyReplicas}") == "2"
+	})
+	after := rack.machines()
+	if len(after) != len(machines)+1 {
+		t.Errorf("machines %v, then %v", machines, after)
+	}
+	for id, started := range machines {
+		if after[id] != started {
+			t.Errorf("machine %s was started at %s, then at %s", id, started, after[id])
+		}
+	}
+	found.capstan("delete", "cluster", "one")
+	if left := rack.machines(); len(left) > 0 {
+		t.Errorf("machines are left: %v", left)
+	}
+}
+
+// destroy ends a plane without a word and removes all that it has on its box.
+func (i *installation) destroy() {
+	i.t.Helper()
+	pid := i.status().PID
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		i.t.Fatal(err)
+	}
+	eventually(i.t, "the processes of the plane have ended", time.Minute, func() bool { return !runs(pid) && len(processesOf(i.root)) == 0 })
+	if err := os.RemoveAll(i.root); err != nil {
+		i.t.Fatal(err)
+	}
+}
+
+// identities are what must be the same objects after a restore.
+func (i *installation) identities() string {
+	i.t.Helper()
+	var list struct {
+		Items []struct {
+			Kind     string
+			Metadata struct{ Name, UID string }
+			Spec     struct {
+				ID string `json:"id"`
+			}
+		}
+	}
+	data := i.kubectl("get", "clusters,machines,capstanclusters,capstanmachines,capstancontrolplanes,capstanhosts", "-A", "-o", "json")
+	if err := json.Unmarshal([]byte(data), &list); err != nil {
+		i.t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, o := range list.Items {
+		fmt.Fprintln(&out, o.Kind, o.Metadata.Name, o.Metadata.UID, o.Spec.ID)
+	}
+	return out.String()
+}
+
+// workers is the name of the cluster's only MachineDeployment.
+func (i *installation) workers() string {
+	i.t.Helper()
+	return strings.TrimSpace(i.kubectl("get", "machinedeployments", "-o", "jsonpath={.items[0].metadata.name}"))
+}
