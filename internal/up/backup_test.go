@@ -2,12 +2,14 @@ package up
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -355,21 +357,41 @@ func TestFinishRestore(t *testing.T) {
 	}
 }
 
-// killed runs this test binary as another process, which is killed after a while. It returns false when that had ended.
-func killed(t *testing.T, test string, after time.Duration, env ...string) bool {
+// killed runs this test binary as another process, which is killed once when returns true. It returns false when that had
+// ended.
+func killed(t *testing.T, test string, when func() bool, env ...string) bool {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^"+test+"$")
 	cmd.Env = append(os.Environ(), env...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	must(t, cmd.Start())
-	timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
+	ended := make(chan struct{})
+	killer := make(chan struct{})
+	go func() {
+		defer close(killer)
+		for !when() {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		_ = cmd.Process.Kill()
+	}()
 	err := cmd.Wait()
+	close(ended)
+	<-killer
 	if err != nil && cmd.ProcessState.Exited() {
 		t.Fatalf("the other process failed by itself: %s", out.String())
 	}
 	return err != nil
+}
+
+// after is true once so much time has passed.
+func after(pause time.Duration) func() bool {
+	end := time.Now().Add(pause)
+	return func() bool { return time.Now().After(end) }
 }
 
 const (
@@ -385,23 +407,27 @@ func TestKilledBackup(t *testing.T) {
 		return
 	}
 	p := newPlain(t)
-	for _, key := range []string{"a", "b", "c", "d"} { // some bytes to write
-		p.put(key, strings.Repeat(key, 1<<20))
+	for n := range 32 { // some bytes to write
+		value := make([]byte, 1<<20)
+		_, _ = rand.Read(value)
+		p.put("/registry/"+strconv.Itoa(n), string(value))
 	}
 	dir := t.TempDir()
 	kills := 0
-	for pause := 10 * time.Millisecond; killed(t, "TestKilledBackup", pause, childRoot+"="+p.layout.Root, childArchive+"="+dir); pause = pause*5/4 + 1 {
+	for pause := 10 * time.Millisecond; killed(t, "TestKilledBackup", after(pause), childRoot+"="+p.layout.Root, childArchive+"="+dir); pause = pause*5/4 + 1 {
 		kills++
 		checkComplete(t, dir)
 	}
 	if kills < 5 {
 		t.Errorf("only %d kills", kills)
 	}
-	// Killed in the middle of the copy to the folder, which takes too short a time to be hit by chance.
-	half := archiveName(p.state.ID, time.Unix(0, 0))
-	must(t, os.MkdirAll(p.layout.backupScratch(), 0o700))
-	must(t, os.WriteFile(p.layout.interrupted(), []byte(`{"To":"`+dir+`","Name":"`+half+`"}`), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "."+half+".part"), []byte("half"), 0o600))
+	// In the middle of the copy to the folder.
+	complete := content(t, dir)
+	begun := func() bool { entries, _ := os.ReadDir(dir); return len(entries) > len(complete) }
+	if !killed(t, "TestKilledBackup", begun, childRoot+"="+p.layout.Root, childArchive+"="+dir) {
+		t.Error("the backup was complete before it was killed: the test proves nothing")
+	}
+	checkComplete(t, dir)
 	_, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir})
 	must(t, err)
 	checkComplete(t, dir)
@@ -417,7 +443,7 @@ func TestKilledBackup(t *testing.T) {
 // checkComplete: each backup in a folder is a whole one.
 func checkComplete(t *testing.T, dir string) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	files, err := filepath.Glob(filepath.Join(dir, "capstan-*"))
 	must(t, err)
 	for _, file := range files {
 		scratch := t.TempDir()
@@ -443,7 +469,7 @@ func TestKilledRestore(t *testing.T) {
 	p.etcd.Stop()
 	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
 	kills := 0
-	for pause := 10 * time.Millisecond; killed(t, "TestKilledRestore", pause, childRoot+"="+there.layout.Root, childArchive+"="+file); pause = pause*5/4 + 1 {
+	for pause := 10 * time.Millisecond; killed(t, "TestKilledRestore", after(pause), childRoot+"="+there.layout.Root, childArchive+"="+file); pause = pause*5/4 + 1 {
 		kills++
 		_, state := os.Stat(there.layout.State())
 		_, ready := os.Stat(there.layout.restoreReady())

@@ -2,7 +2,10 @@ package archive
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/rand"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,17 +83,42 @@ func TestRefused(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "a"), []byte("x"), 0o600))
 	outside := filepath.Join(filepath.Dir(dir), "outside")
 	must(t, os.WriteFile(outside, []byte("x"), 0o600))
-	path := filepath.Join(t.TempDir(), "archive")
-	must(t, Write(path, Manifest{}, dir, []string{"a", "../outside"}))
+	leaving := filepath.Join(t.TempDir(), "archive")
+	must(t, Write(leaving, Manifest{}, dir, []string{"a", "../outside"}))
 	must(t, os.Remove(outside))
-	if _, err := Extract(path, dir+"/b"); err == nil || !strings.Contains(err.Error(), "../outside") {
+	if _, err := Extract(leaving, dir+"/b"); err == nil || !strings.Contains(err.Error(), "../outside") {
 		t.Errorf("a file outside of the folder: %v", err)
 	}
 	if _, err := os.Stat(outside); err == nil {
 		t.Error("a file was written outside of the folder")
 	}
+	path, content := example(t)
+	must(t, os.WriteFile(path, repacked(t, path, content[:100], make([]byte, 100)), 0o600))
+	if _, err := Extract(path, t.TempDir()); err == nil || !strings.Contains(err.Error(), "etcd.db is damaged: its SHA-256 is") {
+		t.Errorf("a file that is not what the manifest says: %v", err)
+	}
 	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
 	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a whole backup") {
 		t.Errorf("no archive: %v", err)
 	}
+}
+
+// repacked is an archive in which some bytes are others, with a valid checksum of gzip.
+func repacked(t *testing.T, path string, old, new []byte) []byte {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	must(t, err)
+	data, err := io.ReadAll(r)
+	must(t, err)
+	if bytes.Count(data, old) != 1 {
+		t.Fatal("nothing to replace")
+	}
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, err = w.Write(bytes.Replace(data, old, new, 1))
+	must(t, errors.Join(err, w.Close()))
+	return out.Bytes()
 }
