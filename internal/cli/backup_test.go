@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/up"
+)
+
+func TestBackupTarget(t *testing.T) {
+	schedule := up.BackupSchedule{BackupTarget: up.BackupTarget{To: "/mnt/backups", Keep: 3}}
+	withSchedule, without := &app{root: t.TempDir()}, &app{root: t.TempDir()}
+	for a, s := range map[*app]up.State{withSchedule: {ID: "a", Backup: &schedule}, without: {ID: "b"}} {
+		data, err := json.Marshal(s)
+		if err == nil {
+			err = os.WriteFile(a.layout().State(), data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		app    *app
+		target up.BackupTarget
+		file   string
+		want   up.BackupTarget
+		fails  string
+	}{
+		"as the schedule":        {app: withSchedule, want: schedule.BackupTarget},
+		"no schedule":            {app: without, fails: "wanted --to or --file"},
+		"no plane":               {app: &app{root: filepath.Join(here, "nowhere")}, fails: "there is no management plane"},
+		"flags without a place":  {app: withSchedule, target: up.BackupTarget{Keep: 1}, fails: "wanted --to with the other flags"},
+		"a relative folder":      {app: without, target: up.BackupTarget{To: "x"}, want: up.BackupTarget{To: filepath.Join(here, "x")}},
+		"a file":                 {app: without, file: "x.tar.gz", want: up.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
+		"a bucket":               {app: without, target: up.BackupTarget{To: "s3://bucket//a/"}, want: up.BackupTarget{To: "s3://bucket/a"}},
+		"in the plane's folder":  {app: without, target: up.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
+		"fewer than no backups":  {app: without, target: up.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
+		"a relative credentials": {app: without, target: up.BackupTarget{To: "s3://b", S3: up.S3{CredentialsFile: "c"}}, want: up.BackupTarget{To: "s3://b", S3: up.S3{CredentialsFile: filepath.Join(here, "c")}}},
+	} {
+		got, err := test.app.backupTarget(test.target, test.file)
+		switch {
+		case test.fails != "":
+			if err == nil || !strings.Contains(err.Error(), test.fails) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case err != nil || got != test.want:
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+func TestPrintBackups(t *testing.T) {
+	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
+	schedule := &up.BackupSchedule{BackupTarget: up.BackupTarget{To: "/mnt"}, Every: metav1.Duration{Duration: 6 * time.Hour}}
+	for want, status := range map[string]up.Status{
+		"Backups:  none; see `capstan up --backup-to`\n": {},
+		"Backups:      every 6h to /mnt\nLast backup:  2026-03-01T03:00:00Z /mnt/a\n": {
+			Backup: schedule, BackupStatus: up.BackupStatus{Last: &up.Backup{Time: at, Location: "/mnt/a"}},
+		},
+		"Backups:       every 6h to /mnt\nLast backup:   none\nBackup error:  no folder (2026-03-01T03:00:00Z; again at 2026-03-01T03:01:00Z)\n": {
+			Backup: schedule, BackupStatus: up.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
+		},
+	} {
+		var out bytes.Buffer
+		w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+		printBackups(w, status)
+		if err := w.Flush(); err != nil || out.String() != want {
+			t.Errorf("got %q, wanted %q", out.String(), want)
+		}
+	}
+	for d, want := range map[time.Duration]string{6 * time.Hour: "6h", 90 * time.Minute: "1h30m", time.Minute: "1m", 61 * time.Second: "1m1s", 10 * time.Hour: "10h"} {
+		if got := shortDuration(d); got != want {
+			t.Errorf("%s: %q", d, got)
+		}
+	}
+}
