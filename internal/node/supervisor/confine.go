@@ -136,10 +136,13 @@ func own(path string, id int) error {
 	}
 	defer root.Close()
 	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+		if err == nil {
+			err = chown(root, name, id)
 		}
-		return chown(root, name, id)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the service runs already and its files come and go
+		}
+		return err
 	})
 }
 

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -96,5 +97,31 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Files that a running service removes while its folder is handed over are no error.
+func TestHandOverOfRunning(t *testing.T) {
+	dir := t.TempDir()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			path := filepath.Join(dir, strconv.Itoa(i%50))
+			_ = os.MkdirAll(filepath.Join(path, "in"), 0o700)
+			_ = os.RemoveAll(path)
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	s := Service{User: accounts.Etcd, Owns: []string{dir}}
+	for range 2000 {
+		if err := s.HandOver(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
