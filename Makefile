@@ -210,7 +210,7 @@ test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests o
 
 # Each fuzz test as PACKAGE:NAME; go fuzzes one at a time. FUZZTIME=10m looks longer. A number of tries and not of
 # seconds: on a busy machine a deadline can end a try, which then counts as a failure.
-FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse
+FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse
 FUZZTIME := 10000x
 
 .PHONY: test-fuzz

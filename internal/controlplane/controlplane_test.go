@@ -45,7 +45,7 @@ func TestRenderName(t *testing.T) {
 		"variables":        {"{{ .cluster.name }}-x-{{ .random }}", "cp", "cluster-x-abcde", ""},
 		"too long":         {"", strings.Repeat("a", 70), strings.Repeat("a", 58) + "abcde", ""},
 		"malformed":        {"{{ .random", "cp", "", "cannot be read"},
-		"unknown variable": {"{{ .nobody }}-{{ .random }}", "cp", "", "cannot be used"},
+		"unknown variable": {"{{ .nobody }}-{{ .random }}", "cp", "", "only text and"},
 		"no name":          {"A_{{ .random }}", "cp", "", "no name"},
 	} {
 		t.Run(name, func(t *testing.T) {

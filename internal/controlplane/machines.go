@@ -1,14 +1,12 @@
 package controlplane
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"text/template"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +22,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/naming"
 )
 
 // reconcileMachines does the next step towards the Machines that the spec wants, and says what keeps it from that.
@@ -385,23 +384,26 @@ func machineName(s *scope) (string, error) {
 	return renderName(s.controlPlane.Spec.MachineNaming.Template, s.cluster.Name, s.controlPlane.Name, rand.String(5))
 }
 
+// The fields of spec.machineNaming.template.
+const (
+	clusterField      = ".cluster.name"
+	controlPlaneField = ".capstanControlPlane.name"
+	randomField       = ".random"
+)
+
+func parseNaming(text string) (naming.Template, error) {
+	return naming.Parse(text, clusterField, controlPlaneField, randomField)
+}
+
 func renderName(text, cluster, controlPlane, random string) (string, error) {
 	if text == "" {
 		text = controlplanev1.DefaultMachineNamingTemplate
 	}
-	t, err := template.New("machineNaming").Option("missingkey=error").Parse(text)
+	template, err := parseNaming(text)
 	if err != nil {
 		return "", fmt.Errorf("spec.machineNaming.template cannot be read: %w", err)
 	}
-	var out bytes.Buffer
-	if err := t.Execute(&out, map[string]any{
-		"cluster":             map[string]any{"name": cluster},
-		"capstanControlPlane": map[string]any{"name": controlPlane},
-		"random":              random,
-	}); err != nil {
-		return "", fmt.Errorf("spec.machineNaming.template cannot be used: %w", err)
-	}
-	name := out.String()
+	name := template.Render(map[string]string{clusterField: cluster, controlPlaneField: controlPlane, randomField: random})
 	if len(name) > 63 {
 		name = name[:58] + random
 	}

@@ -98,11 +98,10 @@ func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *
 		return nil
 	}
 	path = path.Child("machineNaming", "template")
-	first, err := renderName(naming.Template, "cluster", name, "abcde")
-	if err != nil {
+	if _, err := renderName(naming.Template, "cluster", name, "abcde"); err != nil {
 		return field.ErrorList{field.Invalid(path, naming.Template, err.Error())}
 	}
-	if second, err := renderName(naming.Template, "cluster", name, "fghij"); err != nil || first == second {
+	if template, err := parseNaming(naming.Template); err != nil || !template.Uses(randomField) {
 		return field.ErrorList{field.Invalid(path, naming.Template, "must contain {{ .random }}, so that names are unique")}
 	}
 	return nil

@@ -92,6 +92,8 @@ func TestCreateRules(t *testing.T) {
 		"CP-06 an annotation":         {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Annotations = map[string]string{"a b": ""} }, "spec.machineTemplate.metadata.annotations"},
 		"naming without random":       {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},
 		"naming that is malformed":    {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .random" }, "cannot be read"},
+		"naming that loops":           {func(o *cp) { o.Spec.MachineNaming.Template = "{{range 9000000000000000000}}{{end}}{{ .random }}" }, "only text and"},
+		"naming that doubles":         {func(o *cp) { o.Spec.MachineNaming.Template = `{{define "a"}}{{.}}{{.}}{{end}}{{template "a" .random}}` }, "found a definition"},
 		"naming with random unused":   {func(o *cp) { o.Spec.MachineNaming.Template = "{{/* .random */}}x" }, "must contain {{ .random }}"},
 		"naming":                      {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}-{{ .random }}" }, ""},
 		"CP-14 renewal after the end": {func(o *cp) { o.Spec.Kubeconfig = controlplanev1.KubeconfigSpec{ValidityDays: 10, RenewBeforeDays: 10} }, "less than validityDays"},

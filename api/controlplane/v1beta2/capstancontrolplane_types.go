@@ -303,8 +303,9 @@ type RemediationSpec struct {
 // MachineNamingSpec configures the names of Machines.
 // +kubebuilder:validation:MinProperties=1
 type MachineNamingSpec struct {
-	// template is the template of the names. It may contain {{ .cluster.name }} and {{ .capstanControlPlane.name
-	// }} and must contain {{ .random }}, five letters and digits. Default: `{{ .capstanControlPlane.name }}-{{
+	// template is the template of the names. It may contain text, {{ .cluster.name }} and
+	// {{ .capstanControlPlane.name }}, must contain {{ .random }}, five letters and digits, and may contain nothing
+	// else of Go's templates. Default: `{{ .capstanControlPlane.name }}-{{
 	// .random }}`. Names of more than 63 characters are cut to 58 and get five random characters.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
