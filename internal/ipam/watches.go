@@ -187,17 +187,21 @@ func (e *claimEvents) open(ctx context.Context, namespace string, match func(*ca
 	return out
 }
 
-// poolsBeside lists the pools of a kind, because a changed pool may overlap any
-// of them.
+// poolsBeside lists the pools of a kind that see a changed pool, because it may
+// overlap any of them.
 func poolsBeside(ctx context.Context, c client.Client, kind string, changed client.Object) []reconcile.Request {
-	all, err := pool.All(ctx, c)
+	if kind == ipamv1.GlobalCapstanIPPoolKind && changed.GetNamespace() != "" {
+		return nil
+	}
+	// A changed global pool has no namespace: then these are the pools of all namespaces.
+	beside, err := pool.OfKind(ctx, c, kind, changed.GetNamespace())
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot read pools")
 		return nil
 	}
 	var out []reconcile.Request
-	for _, p := range all {
-		if p.PoolKind() == kind && p.GetUID() != changed.GetUID() {
+	for _, p := range beside {
+		if p.GetUID() != changed.GetUID() {
 			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(p)})
 		}
 	}

@@ -388,6 +388,44 @@ func TestPrefixesAndOrders(t *testing.T) {
 	}
 }
 
+// A pool that refuses overlaps stops no pool of another namespace and no global pool, and learns of neither: only the
+// namespaced pool is refused beside a global one.
+func TestOverlapOfTenants(t *testing.T) {
+	startManager(t, env.Config, options())
+	attacker, victim := env.Namespace(t), env.Namespace(t)
+	broad := newPool(attacker, "broad", subnet("10.2.0.0/16", "10.2.40.0/22"))
+	broad.Spec.Overlap = ipamv1.RefuseOverlap
+	create(t, broad)
+	wantCondition(t, broad, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	honest, global := newPool(victim, "secret-name", subnet("10.2.40.0/24")), newGlobal("global-"+victim, subnet("10.2.41.0/24"))
+	create(t, honest, global)
+	wantCondition(t, honest, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	wantCondition(t, honest, ipamv1.NotOverlappingCondition, ipamv1.NotOverlappingReason)
+	wantCondition(t, global, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	c := wantCondition(t, broad, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
+	if c = wantCondition(t, broad, ipamv1.NotOverlappingCondition, ipamv1.OverlapRefusedReason); strings.Contains(c.Message, "secret-name") || !strings.Contains(c.Message, global.Name) {
+		t.Errorf("it says %q", c.Message)
+	}
+	// At admission, too.
+	second := newPool(attacker, "second", subnet("10.2.40.0/24"))
+	second.Spec.Overlap = ipamv1.RefuseOverlap
+	if err := env.Client.Create(ctx, second); !apierrors.IsInvalid(err) || strings.Contains(err.Error(), "secret-name") {
+		t.Errorf("overlaps broad: got %v", err)
+	}
+	update(t, global, func(p *ipamv1.GlobalCapstanIPPool) { p.Spec.Overlap = ipamv1.RefuseOverlap })
+	// Who holds an address of a global pool is not for other namespaces.
+	held := newClaim(victim, "secret-claim", global)
+	held.Annotations = map[string]string{ipamv1.AddressAnnotation: "10.2.41.7"}
+	create(t, held)
+	wantAddress(t, held, "10.2.41.7")
+	curious := newClaim(attacker, "curious", global)
+	curious.Annotations = held.Annotations
+	create(t, curious)
+	if m := wantReason(t, curious, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "in use by a claim of another namespace") {
+		t.Errorf("it says %q", m)
+	}
+}
+
 // Overlap between pools is reported, and refused where asked.
 func TestOverlap(t *testing.T) {
 	startManager(t, env.Config, options())

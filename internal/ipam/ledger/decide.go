@@ -263,7 +263,11 @@ func (p *Pool) decideExact(r *Request, line *entry, a alloc.U128) (Result, bool)
 func (p *Pool) exactTaken(r *Request, a alloc.U128) (Result, bool) {
 	addr := p.plan.Addr(a)
 	if res, ok := p.plan.ReservedFor(a); ok && (res.Claim != r.Name || res.Namespace != "" && res.Namespace != r.Namespace) {
-		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is reserved for claim %q: ask for another address", addr, p.key, res.Claim)}, true
+		whom := fmt.Sprintf("claim %q", res.Claim)
+		if res.Namespace != "" && res.Namespace != r.Namespace {
+			whom = "another namespace"
+		}
+		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is reserved for %s: ask for another address", addr, p.key, whom)}, true
 	}
 	if p.plan.Draining(a) {
 		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is in a subnet that is being drained: ask for another address", addr, p.key)}, true
@@ -328,17 +332,25 @@ func (p *Pool) unmark(r *Request, known bool) {
 	}
 }
 
-// holder names who has an address, for messages only: it looks at everything.
-func (p *Pool) holder(span alloc.Range, not types.NamespacedName) string {
+// holder names the claim that has an address to another claim. It is for messages only: it looks at everything.
+func (p *Pool) holder(span alloc.Range, to types.NamespacedName) string {
 	for _, e := range p.addresses {
-		if e.counted && e.span.Overlaps(span) && e.claim != not {
-			return "claim " + e.claim.String()
+		if e.counted && e.span.Overlaps(span) && e.claim != to {
+			return named(e.claim, to)
 		}
 	}
 	for _, e := range p.pending {
-		if e.span.Overlaps(span) && e.claim != not {
-			return "claim " + e.claim.String()
+		if e.span.Overlaps(span) && e.claim != to {
+			return named(e.claim, to)
 		}
 	}
 	return "another claim"
+}
+
+// named is how a claim is called in a message to another one. The names in a namespace are not for other namespaces.
+func named(claim, to types.NamespacedName) string {
+	if claim.Namespace != to.Namespace {
+		return "a claim of another namespace"
+	}
+	return "claim " + claim.String()
 }

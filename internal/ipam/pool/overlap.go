@@ -29,9 +29,15 @@ func (o overlap) String() string {
 	return s
 }
 
-// overlapsOf finds the pools that have addresses in common with one. Of two that
-// do not go together the younger is refused, so that a new pool cannot stop an
-// old one.
+// Sees says whether a pool is compared with another one. A CapstanIPPool sees those
+// of its namespace and the global ones; a GlobalCapstanIPPool sees global ones only.
+// So a namespace can neither stop the pools of others nor learn of them.
+func Sees(p, other ipamv1.Pool) bool {
+	return other.GetNamespace() == "" || other.GetNamespace() == p.GetNamespace()
+}
+
+// overlapsOf finds the pools that have addresses in common with one, among those
+// that it sees.
 func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
 	mine := plans(of)
 	if mine == nil {
@@ -42,12 +48,12 @@ func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap 
 	for _, other := range others {
 		otherKey := ledger.KeyOfPool(other)
 		theirs := plans(other)
-		if otherKey == key || theirs == nil || theirs.V6 != mine.V6 {
+		if otherKey == key || !Sees(of, other) || theirs == nil || theirs.V6 != mine.V6 {
 			continue
 		}
 		if common, ok := mine.Pool.Overlap(theirs.Pool); ok {
 			refuses := of.PoolSpec().Overlap == ipamv1.RefuseOverlap || other.PoolSpec().Overlap == ipamv1.RefuseOverlap
-			found = append(found, overlap{otherKey, common, mine.V6, refuses && younger(of, other)})
+			found = append(found, overlap{otherKey, common, mine.V6, refuses && yields(of, other)})
 		}
 	}
 	slices.SortFunc(found, func(a, b overlap) int { return compareKeys(a.other, b.other) })
@@ -75,6 +81,16 @@ func compareKeys(a, b ledger.Key) int {
 		return 1
 	}
 	return 0
+}
+
+// yields says which of two pools that do not go together is refused: the
+// namespaced one before the global one, so that a namespace cannot stop a global
+// pool; of two of a kind the younger, so that a new pool cannot stop an old one.
+func yields(p, other ipamv1.Pool) bool {
+	if namespaced := p.GetNamespace() != ""; namespaced != (other.GetNamespace() != "") {
+		return namespaced
+	}
+	return younger(p, other)
 }
 
 // younger says which of two pools was made later. A pool that is not stored
@@ -105,6 +121,9 @@ func Compile(p ipamv1.Pool) *alloc.Plan {
 // planCache remembers the plans of pools by UID and generation, because every
 // change of a pool compares it with all others.
 type planCache map[types.UID]cachedPlan
+
+// mostPlans are remembered; then all are forgotten, and with them those of pools that have gone.
+const mostPlans = 10_000
 
 type cachedPlan struct {
 	generation int64

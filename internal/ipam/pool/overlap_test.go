@@ -64,6 +64,41 @@ func TestOverlapsOf(t *testing.T) {
 	}
 }
 
+// A namespace neither stops nor sees the pools of others, and a global pool wins over those of namespaces whenever it
+// was made.
+func TestOverlapsAcrossNamespaces(t *testing.T) {
+	const report, refuse = ipamv1.ReportOverlap, ipamv1.RefuseOverlap
+	pool := func(at int64, policy ipamv1.OverlapPolicy) *ipamv1.CapstanIPPool {
+		return made("a", at, policy, "10.0.0.1-10.0.0.9")
+	}
+	global := func(name string, at int64, policy ipamv1.OverlapPolicy) *ipamv1.GlobalCapstanIPPool {
+		return &ipamv1.GlobalCapstanIPPool{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(at, 0))}, Spec: ipamv1.GlobalCapstanIPPoolSpec{CapstanIPPoolSpec: pool(at, policy).Spec}}
+	}
+	other := pool(1, refuse)
+	other.Namespace = "victim"
+	const common, refused = "has 10.0.0.1-10.0.0.9 in common with GlobalCapstanIPPool/", ", which is refused: change one of them"
+	for name, tt := range map[string]struct {
+		of, other ipamv1.Pool
+		want      []string
+	}{
+		"another namespace":                  {pool(2, refuse), other, nil},
+		"a global pool and a namespace":      {global("g", 2, refuse), pool(1, refuse), nil},
+		"a younger global pool that refuses": {pool(1, report), global("g", 2, refuse), []string{common + "g" + refused}},
+		"an older global pool that reports":  {pool(2, refuse), global("g", 1, report), []string{common + "g" + refused}},
+		"a global pool, and neither refuses": {pool(1, report), global("g", 2, report), []string{common + "g"}},
+		"two global pools, it is older":      {global("g", 1, refuse), global("h", 2, report), []string{common + "h"}},
+		"two global pools, it is younger":    {global("g", 2, report), global("h", 1, refuse), []string{common + "h" + refused}},
+	} {
+		var got []string
+		for _, o := range overlapsOf(tt.of, []ipamv1.Pool{tt.other}, Compile) {
+			got = append(got, o.String())
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
 // Of any two pools exactly one is the younger, also when they were made in the same second.
 func TestYounger(t *testing.T) {
 	tests := map[string]struct{ a, b *ipamv1.CapstanIPPool }{

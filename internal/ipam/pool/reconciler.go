@@ -245,38 +245,50 @@ func (r *Reconciler) event(pool ipamv1.Pool, c metav1.Condition) {
 }
 
 func (r *Reconciler) overlaps(ctx context.Context, pool ipamv1.Pool) ([]overlap, error) {
-	others, err := All(ctx, r.Client)
+	others, err := Beside(ctx, r.Client, pool.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.plans) > 2*len(others)+16 { // pools that have gone
-		r.plans = nil
-	}
-	if r.plans == nil {
+	if r.plans == nil || len(r.plans) > mostPlans {
 		r.plans = planCache{}
 	}
 	return overlapsOf(pool, others, r.plans.get), nil
 }
 
-// All returns the pools of both kinds. They must not be changed.
-func All(ctx context.Context, c client.Reader) ([]ipamv1.Pool, error) {
-	namespaced, global := &ipamv1.CapstanIPPoolList{}, &ipamv1.GlobalCapstanIPPoolList{}
-	if err := c.List(ctx, namespaced, client.UnsafeDisableDeepCopy); err != nil {
+// Beside returns the pools that a pool of a namespace sees; of the empty namespace, a global one. They must not be
+// changed.
+func Beside(ctx context.Context, c client.Reader, namespace string) ([]ipamv1.Pool, error) {
+	global, err := OfKind(ctx, c, ipamv1.GlobalCapstanIPPoolKind, "")
+	if err != nil || namespace == "" {
+		return global, err
+	}
+	own, err := OfKind(ctx, c, ipamv1.CapstanIPPoolKind, namespace)
+	return append(own, global...), err
+}
+
+// OfKind returns the pools of a kind; namespaced ones of a namespace, or of all. They must not be changed.
+func OfKind(ctx context.Context, c client.Reader, kind, namespace string) ([]ipamv1.Pool, error) {
+	var out []ipamv1.Pool
+	if kind == ipamv1.GlobalCapstanIPPoolKind {
+		list := &ipamv1.GlobalCapstanIPPoolList{}
+		if err := c.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("reading GlobalCapstanIPPools: %w", err)
+		}
+		for i := range list.Items {
+			out = append(out, &list.Items[i])
+		}
+		return out, nil
+	}
+	list := &ipamv1.CapstanIPPoolList{}
+	if err := c.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("reading CapstanIPPools: %w", err)
 	}
-	if err := c.List(ctx, global, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("reading GlobalCapstanIPPools: %w", err)
+	for i := range list.Items {
+		out = append(out, &list.Items[i])
 	}
-	all := make([]ipamv1.Pool, 0, len(namespaced.Items)+len(global.Items))
-	for i := range namespaced.Items {
-		all = append(all, &namespaced.Items[i])
-	}
-	for i := range global.Items {
-		all = append(all, &global.Items[i])
-	}
-	return all, nil
+	return out, nil
 }
 
 // finish lets a pool go when nothing refers to it. The addresses' going brings

@@ -24,7 +24,7 @@ import (
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-globalcapstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=globalcapstanippools,versions=v1beta2,name=validation.globalcapstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
 // Setup adds the webhooks of both kinds of pool to a manager. They are asked for all namespaces, whichever the manager's
-// cache has, so what they read they read from the API server: all pools when the spec of one is new, and the
+// cache has, so what they read they read from the API server: the pools that a pool is compared with when its spec is new, and the
 // IPAddresses beside a pool when its spec changes or it is deleted.
 func Setup(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &ipamv1.CapstanIPPool{}).
@@ -107,7 +107,7 @@ func compile(p ipamv1.Pool) (*alloc.Plan, field.ErrorList) {
 }
 
 func (v *validator[P]) overlaps(ctx context.Context, p P) (field.ErrorList, error) {
-	others, err := pool.All(ctx, v.client)
+	others, err := pool.Beside(ctx, v.client, p.GetNamespace())
 	if err != nil {
 		return nil, err
 	}
