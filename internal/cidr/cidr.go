@@ -22,6 +22,34 @@ var special = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "multicast"},
 }
 
+// metadata is where clouds serve credentials of their machines over IPv6. 169.254.169.254 is link-local.
+var metadata = netip.MustParseAddr("fd00:ec2::254")
+
+// embedded are the networks whose addresses lead to the IPv4 address in their last 32 bits.
+var embedded = []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("::/96")}
+
+// Remote returns nil when an address can be that of another machine, and the reason otherwise. Connections to addresses
+// that a tenant chooses are checked with it after names were resolved: loopback and link-local addresses lead to
+// services that trust everybody who reaches them.
+func Remote(addr netip.Addr) error {
+	addr = addr.WithZone("").Unmap()
+	if addr == metadata {
+		return fmt.Errorf("%s is the metadata service of a cloud", addr)
+	}
+	for _, s := range special {
+		if s.prefix.Contains(addr) {
+			return fmt.Errorf("%s is among %s, which is for %s", addr, s.prefix, s.use)
+		}
+	}
+	for _, prefix := range embedded {
+		if prefix.Contains(addr) {
+			b := addr.As16()
+			return Remote(netip.AddrFrom4([4]byte(b[12:])))
+		}
+	}
+	return nil
+}
+
 // Usable returns nil when machines can have addresses of the network, and says why not otherwise.
 func Usable(network netip.Prefix) error {
 	for _, s := range special {

@@ -31,3 +31,20 @@ func TestUsable(t *testing.T) {
 		}
 	}
 }
+
+// TestRemote: a tenant's address is that of another machine, however it is written.
+func TestRemote(t *testing.T) {
+	for _, good := range []string{"192.0.2.1", "10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "fd00::1"} {
+		if err := Remote(netip.MustParseAddr(good)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{
+		"0.0.0.0", "0.1.2.3", "127.0.0.1", "127.255.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255", "::", "::1", "::7f00:1", "::ffff:127.0.0.1",
+		"::ffff:169.254.169.254", "fe80::1", "fe80::1%eth0", "ff02::1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "fd00:ec2::254",
+	} {
+		if err := Remote(netip.MustParseAddr(bad)); err == nil {
+			t.Errorf("%s is accepted", bad)
+		}
+	}
+}

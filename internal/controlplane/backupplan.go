@@ -2,8 +2,10 @@ package controlplane
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -56,11 +58,23 @@ func parseSchedule(text string) (cron.Schedule, error) {
 	if text == "" {
 		return nil, nil
 	}
-	s, err := cron.ParseStandard(text)
+	s, err := parseCron(text)
 	if err != nil {
 		return nil, fmt.Errorf("%q is no schedule: %w; write five fields (minute, hour, day of month, month, day of week), for example \"0 3 * * *\", or one of @hourly, @daily, @weekly, @monthly, @every 6h", text, err)
 	}
 	return s, nil
+}
+
+// parseCron accepts five fields and names like @daily, but no time zone: its name would be read as the path of a file.
+func parseCron(text string) (cron.Schedule, error) {
+	if strings.Contains(text, "=") {
+		return nil, errors.New("time zones are not supported: times are UTC")
+	}
+	s, err := cron.ParseStandard(text)
+	if every, ok := s.(cron.ConstantDelaySchedule); ok && every.Delay < time.Minute {
+		return nil, fmt.Errorf("every %s is more often than once a minute", every.Delay)
+	}
+	return s, err
 }
 
 // nextBackup is the backup that is to be made now, if any; again is when to ask anew, if no event tells (0: never).

@@ -128,7 +128,7 @@ func TestSchedule(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, bad := range []string{"daily", "0 3 * *", "61 * * * *", "0 0 3 * * *", "@sometimes"} {
+	for _, bad := range []string{"daily", "0 3 * *", "61 * * * *", "0 0 3 * * *", "@sometimes", "TZ=UTC 0 3 * * *", "TZ=", "CRON_TZ=../../etc/passwd 0 3 * * *", "@every 1ns", "@every 59s"} {
 		if _, err := parseSchedule(bad); err == nil || !strings.Contains(err.Error(), "0 3 * * *") {
 			t.Errorf("%q: %v", bad, err)
 		}

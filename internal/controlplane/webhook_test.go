@@ -12,6 +12,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
@@ -57,10 +58,24 @@ func TestDefaults(t *testing.T) {
 // TestCreateRules: what the CRD and the webhook refuse.
 func TestCreateRules(t *testing.T) {
 	type cp = controlplanev1.CapstanControlPlane
+	s3 := func(endpoint string) func(*cp) {
+		return func(o *cp) {
+			o.Spec.Backup.Store.S3 = etcdv1.S3Store{Endpoint: endpoint, Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "a"}}
+		}
+	}
+	const local = "must not be a loopback or link-local address"
 	for name, c := range map[string]struct {
 		change func(*cp)
 		want   string
 	}{
+		"S3":                   {s3("https://10.1.2.3:9000"), ""},
+		"S3 by name":           {s3("https://s3.example.org"), ""},
+		"S3 on loopback":       {s3("http://127.0.0.1:9000"), local},
+		"S3 on localhost":      {s3("http://localhost:9000"), local},
+		"S3 on IPv6 loopback":  {s3("http://[::1]:9000"), local},
+		"S3 on any address":    {s3("http://0.0.0.0"), local},
+		"S3 at the metadata":   {s3("http://169.254.169.254"), local},
+		"S3 link-local":        {s3("http://[fe80::1]"), local},
 		"plain":                {nil, ""},
 		"CP-03 even replicas":  {func(o *cp) { o.Spec.Replicas = ptr.To[int32](2) }, "replicas must be odd"},
 		"CP-03 three replicas": {func(o *cp) { o.Spec.Replicas = ptr.To[int32](3) }, ""},

@@ -1,12 +1,15 @@
 package infrastructure_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -61,6 +64,11 @@ func TestValidation(t *testing.T) {
 		"cluster, id":                   {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
 		"machine":                       {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs, s.Memory = 2, ptr.To(resource.MustParse("512Mi")) })},
 		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be at least 512Mi"},
+		"machine, memory in bytes":      {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = resource.NewQuantity(1<<30, resource.DecimalSI) })},
+		"machine, memory with a point":  {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("1.5Gi")) })},
+		"machine, selector":             {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(16, 64) })},
+		"machine, many expressions":     {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
+		"cluster, many values":          {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
 		"machine, processors":           {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs = -1 }), why: "greater than or equal to 1"},
 		"machine, addresses":            {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "10.200.8.1"}))},
 		"machine, address":              {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8", Prefix: 21})), why: "address must be an IP address"},
@@ -99,6 +107,33 @@ func TestValidation(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(env.Client.Delete(ctx, tc.obj)).To(Succeed())
 		})
+	}
+}
+
+// expressions of a selector, with so many values each.
+func expressions(n, values int) *metav1.LabelSelector {
+	out := &metav1.LabelSelector{}
+	for range n {
+		e := metav1.LabelSelectorRequirement{Key: "a", Operator: metav1.LabelSelectorOpIn}
+		for i := range values {
+			e.Values = append(e.Values, fmt.Sprint(i))
+		}
+		out.MatchExpressions = append(out.MatchExpressions, e)
+	}
+	return out
+}
+
+// TestHugeExponent: a quantity that takes minutes and gigabytes to read is refused before anybody reads it.
+func TestHugeExponent(t *testing.T) {
+	g := NewWithT(t)
+	for _, memory := range []string{"1e-2147483647", "1E-99999999", "1e9"} {
+		obj := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"memory": memory}}}
+		obj.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanMachine"))
+		obj.SetNamespace(env.Namespace(t))
+		obj.SetName("greedy")
+		start := time.Now()
+		g.Expect(env.Client.Create(ctx, obj)).To(MatchError(ContainSubstring("without exponent")))
+		g.Expect(time.Since(start)).To(BeNumerically("<", 20*time.Second))
 	}
 }
 

@@ -73,7 +73,7 @@ func (t BackupTarget) open() (backup.Store, error) {
 		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
 			return nil, fmt.Errorf("wanted a folder for backups, found none at %s: make it, or mount it there", folder)
 		}
-		return backup.Open(nodeconfig.BackupStore{Directory: folder, Folder: "."})
+		return backup.OpenAnywhere(nodeconfig.BackupStore{Directory: folder, Folder: "."})
 	}
 	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(folder, s3Scheme), "/")
 	s3 := nodeconfig.S3{Endpoint: cmp.Or(t.S3.Endpoint, defaultS3Endpoint), Bucket: bucket, Prefix: prefix, Region: t.S3.Region}
@@ -89,7 +89,7 @@ func (t BackupTarget) open() (backup.Store, error) {
 		}
 		s3.CA = string(ca)
 	}
-	return backup.Open(nodeconfig.BackupStore{S3: &s3, Folder: "."})
+	return backup.OpenAnywhere(nodeconfig.BackupStore{S3: &s3, Folder: "."})
 }
 
 // credentials come from a file or the environment: arguments of a process can be read by everyone on the box.

@@ -44,11 +44,13 @@ type DirectoryStore struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.insecureSkipTLSVerify) || !self.insecureSkipTLSVerify || !has(self.caSecretRef)",message="insecureSkipTLSVerify cannot be used together with caSecretRef"
 type S3Store struct {
 	// endpoint is the URL of the store, for example https://s3.example.org:9000. With http://, the connection is
-	// not encrypted: only resources that the API server encrypts in etcd remain unreadable.
+	// not encrypted: only resources that the API server encrypts in etcd remain unreadable. The machines connect
+	// to it. Loopback and link-local addresses are refused, also if a name resolves to one.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHost() != '' && url(self).getEscapedPath() in ['', '/']",message="endpoint must be an http or https URL with a host and without a path: set bucket and prefix instead of a path"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('(?i)^https?://(127[.]|0[.]|169[.]254[.]|[[]::1?[]]|[[]fe[89ab]|([^/:]*[.])?localhost(:|/|$))')",message="endpoint must not be a loopback or link-local address: use the address of another machine"
 	Endpoint string `json:"endpoint,omitempty"`
 
 	// bucket is the name of an existing bucket.

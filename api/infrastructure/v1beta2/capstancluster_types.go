@@ -67,6 +67,7 @@ type CapstanClusterSpec struct {
 	// hostSelector limits the hosts for the cluster's machines by label. If empty, the cluster can use all hosts
 	// that admit its namespace.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || self.matchLabels.size() <= 64) && (!has(self.matchExpressions) || (self.matchExpressions.size() <= 16 && self.matchExpressions.all(e, !has(e.values) || e.values.size() <= 64)))",message="hostSelector may have 64 labels, and 16 expressions with 64 values each"
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
 }
 

@@ -56,6 +56,7 @@ type CapstanMachineSpec struct {
 
 	// hostSelector limits the hosts for the machine by label.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || self.matchLabels.size() <= 64) && (!has(self.matchExpressions) || (self.matchExpressions.size() <= 16 && self.matchExpressions.all(e, !has(e.values) || e.values.size() <= 64)))",message="hostSelector may have 64 labels, and 16 expressions with 64 values each"
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
 
 	// image is the name of the machine's root file system on the host. Default: `host`, the host's own /usr.
@@ -72,9 +73,10 @@ type CapstanMachineSpec struct {
 	CPUs int32 `json:"cpus,omitempty"`
 
 	// memory is the memory limit of the machine, which its Node reports. Default: 2Gi. Minimum: 512Mi. A host
-	// accepts machines only up to its memory.
+	// accepts machines only up to its memory. Exponents are refused: 1e-2147483647 takes minutes and gigabytes to parse.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity('512Mi')) >= 0",message="memory must be at least 512Mi"
+	// +kubebuilder:validation:XValidation:rule="!string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self)).compareTo(quantity('512Mi')) >= 0",message="memory must be at least 512Mi"
+	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$')",message="memory must be a number without exponent, with a suffix such as Mi or Gi"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 
 	// network configures the machine's attachment to the network of its cluster.

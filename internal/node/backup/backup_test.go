@@ -11,11 +11,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,6 +70,9 @@ func start(t *testing.T, log string, program string, args ...string) {
 // s3Server is a real S3-compatible server on the loopback interface, with a bucket called backups.
 func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 	t.Helper()
+	allowed := mayReach
+	mayReach = func(netip.Addr) error { return nil }
+	t.Cleanup(func() { mayReach = allowed })
 	program := filepath.Join(testenv.Root(), "bin", "tools", "versitygw")
 	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("%v: run `make versitygw`", err)
@@ -112,6 +117,40 @@ func authority(t *testing.T, dir string) string {
 	must(t, pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca)))
 	must(t, pki.WriteFile(filepath.Join(dir, "ca.key"), text))
 	return string(pki.EncodeCert(ca))
+}
+
+// TestStoreOfATenant: the store that a tenant names is neither on this machine nor at a link-local address, whether the
+// address is literal or what a name is resolved to, and a redirect is not followed.
+func TestStoreOfATenant(t *testing.T) {
+	var asked atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		http.Redirect(w, r, "http://169.254.169.254/", http.StatusTemporaryRedirect)
+	}))
+	t.Cleanup(server.Close)
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	must(t, err)
+	list := func(host string, open func(nodeconfig.BackupStore) (Store, error)) error {
+		store, err := open(nodeconfig.BackupStore{Folder: "a/b", S3: &nodeconfig.S3{
+			Endpoint: "http://" + net.JoinHostPort(host, port), Bucket: "backups", Region: "us-east-1", AccessKeyID: "a", SecretAccessKey: "b",
+		}})
+		must(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = store.List(ctx)
+		return err
+	}
+	for _, host := range []string{"127.0.0.1", "127.1.2.3", "localhost", "::ffff:127.0.0.1", "0.0.0.0", "169.254.169.254"} {
+		if err := list(host, Open); err == nil || !strings.Contains(err.Error(), "may not be at this address") {
+			t.Errorf("%s: %v", host, err)
+		}
+	}
+	if n := asked.Load(); n > 0 {
+		t.Errorf("%d requests have arrived", n)
+	}
+	if err := list("127.0.0.1", OpenAnywhere); err == nil || strings.Contains(err.Error(), "169.254.169.254:") || asked.Load() == 0 {
+		t.Errorf("the operator's own store: %v after %d requests", err, asked.Load())
+	}
 }
 
 // TestFolders: a cluster's store never leaves its folder, even if another cluster's name begins with its own.

@@ -11,18 +11,22 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"capstan.dev/capstan/internal/cidr"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
@@ -51,14 +55,24 @@ type Store interface {
 // errNotFound: the store works, and has no such file.
 var errNotFound = errors.New("there is no such file")
 
-// Open opens a store. Nothing is asked of it yet. The store never leaves the folder, whatever names it is given: other
-// clusters have theirs beside it.
-func Open(c nodeconfig.BackupStore) (Store, error) {
+// mayReach says where the store of a tenant may be. Tests have theirs on the loopback interface.
+var mayReach = cidr.Remote
+
+// Open opens a store that a tenant has chosen: it is not on this machine, nor at a link-local address. Nothing is asked
+// of it yet. The store never leaves the folder, whatever names it is given: other clusters have theirs beside it.
+func Open(c nodeconfig.BackupStore) (Store, error) { return open(c, mayReach) }
+
+// OpenAnywhere is Open for a store that the operator of this machine has chosen.
+func OpenAnywhere(c nodeconfig.BackupStore) (Store, error) {
+	return open(c, func(netip.Addr) error { return nil })
+}
+
+func open(c nodeconfig.BackupStore, mayReach func(netip.Addr) error) (Store, error) {
 	if !filepath.IsLocal(c.Folder) || path.Clean(c.Folder) != c.Folder {
 		return nil, fmt.Errorf("wanted a folder in the backup store, such as namespace/name, found %q", c.Folder)
 	}
 	if c.S3 != nil {
-		store, err := openS3(*c.S3, c.Folder)
+		store, err := openS3(*c.S3, c.Folder, mayReach)
 		if err != nil {
 			return nil, err
 		}
@@ -211,7 +225,7 @@ type bucket struct {
 	folder   string
 }
 
-func openS3(c nodeconfig.S3, folder string) (Store, error) {
+func openS3(c nodeconfig.S3, folder string, mayReach func(netip.Addr) error) (Store, error) {
 	prefix := strings.Trim(c.Prefix, "/")
 	if prefix != "" && (!filepath.IsLocal(prefix) || path.Clean(prefix) != prefix) {
 		return nil, fmt.Errorf("wanted a prefix for the backup store without empty parts, . and .., found %q", c.Prefix)
@@ -222,6 +236,8 @@ func openS3(c nodeconfig.S3, folder string) (Store, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is documented to be one
 	transport.ResponseHeaderTimeout = s3Answer
+	transport.Proxy = nil // It would resolve names after the check.
+	transport.DialContext = (&net.Dialer{Timeout: s3Answer, Control: checked(mayReach)}).DialContext
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipTLSVerify} //nolint:gosec // the user's choice
 	if c.CA != "" {
 		pool := x509.NewCertPool()
@@ -238,6 +254,21 @@ func openS3(c nodeconfig.S3, folder string) (Store, error) {
 		return nil, fmt.Errorf("the backup store %s: %w", c.Endpoint, err)
 	}
 	return bucket{client: client, endpoint: endpoint.Host, name: c.Bucket, folder: path.Join(prefix, folder)}, nil
+}
+
+// checked refuses to connect to addresses that are not allowed. It sees what names were resolved to, and where redirects
+// lead.
+func checked(mayReach func(netip.Addr) error) func(network, address string, _ syscall.RawConn) error {
+	return func(_, address string, _ syscall.RawConn) error {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return err
+		}
+		if err := mayReach(to.Addr()); err != nil {
+			return fmt.Errorf("the backup store may not be at this address: %w", err)
+		}
+		return nil
+	}
 }
 
 func (b bucket) key(name string) string { return path.Join(b.folder, name) }
