@@ -6,6 +6,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	certexpiry "capstan.dev/capstan/internal/manager/expiry"
 )
 
 var (
@@ -64,5 +65,6 @@ func forgetMetrics(key client.ObjectKey) {
 	deleted.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
 	forgetEtcd(key)
+	certexpiry.Forget(kind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)
 }

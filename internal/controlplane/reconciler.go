@@ -217,6 +217,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, err
 	}
 	r.reconcileInstalled(ctx, s)
+	expire := reconcileExpiry(s)
 	rotate := r.reconcileRotation(ctx, s)
 	if s.mixed != "" {
 		s.blocked, s.unchanged = s.mixed, append(s.unchanged, s.mixed)
@@ -230,7 +231,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	repair, err := r.reconcileEverything(ctx, s)
 	result := ctrl.Result{}
 	// Time alone changes these: the kubeconfig's certificate ages, a silence lasts, a pause ends.
-	for _, after := range []time.Duration{renew, retry, look, rotate, restore, backup, repair, s.again, s.nextStuck(now()), nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
+	for _, after := range []time.Duration{renew, expire, retry, look, rotate, restore, backup, repair, s.again, s.nextStuck(now()), nextOutdated(s.controlPlane, s.machines.UnsortedList(), now())} {
 		result = util.LowestNonZeroResult(result, ctrl.Result{RequeueAfter: after})
 	}
 	return result, err

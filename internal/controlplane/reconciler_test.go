@@ -193,7 +193,7 @@ func TestInitialized(t *testing.T) {
 	for kind, status := range map[string]metav1.ConditionStatus{
 		"Initialized": "True", "EtcdClusterHealthy": "True", "ControlPlaneComponentsHealthy": "True", "KubeconfigAvailable": "True",
 		"RollingOut": "False", "ScalingUp": "False", "ScalingDown": "False", "Remediating": "False", "Deleting": "False", "Paused": "False",
-		"MachinesUpToDate": "True",
+		"MachinesUpToDate": "True", "CertificatesExpiring": "False",
 	} {
 		becomes(t, cluster, cp, "CP-10 "+kind, func() bool { return has(cp, kind, status, "") })
 	}

@@ -1,0 +1,69 @@
+package controlplane
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/certs"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	certexpiry "capstan.dev/capstan/internal/manager/expiry"
+)
+
+// TestExpiry: a certificate of a control plane that was not renewed after two thirds of its life is in a condition, by the
+// name of the Secret or the machine that has it.
+func TestExpiry(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "demo"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := func(left time.Duration) *rest.Config {
+		pem, _, err := clientCertificate(ca, key, 30*day, time.Now().Add(left-30*day))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: pem}}
+	}
+	machine := func(left time.Duration) *member {
+		return &member{name: "m-0", certificatesExpire: time.Now().Add(left)}
+	}
+	for name, c := range map[string]struct {
+		access  *rest.Config
+		machine *member
+		message string
+	}{
+		"fresh":              {signed(29 * day), machine(80 * day), ""},
+		"kubeconfig refused": {nil, machine(80 * day), ""},
+		"kubeconfig":         {signed(5 * day), machine(80 * day), "secret demo-kubeconfig expires on"},
+		"machine":            {signed(29 * day), machine(20 * day), "machine m-0 expires on"},
+		"no machine's known": {signed(29 * day), &member{name: "m-0"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "expiry", Name: "demo"}}
+			cp.Spec.Config.Cluster.CertificateValidityDays = 90
+			s := &scope{controlPlane: cp, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, access: c.access}
+			s.certificates = secret.Certificates{{Purpose: secret.ClusterCA, KeyPair: &certs.KeyPair{Cert: certs.EncodeCertPEM(ca)}}}
+			again := showExpiry(s, fleet{instances: []instance{{member: c.machine}}}.members())
+			got := conditions.Get(cp, certexpiry.ConditionType)
+			if (got.Status == metav1.ConditionTrue) != (c.message != "") || !strings.Contains(got.Message, c.message) || again <= 0 {
+				t.Errorf("got %v, again in %s", got, again)
+			}
+		})
+	}
+	forgetMetrics(client.ObjectKey{Namespace: "expiry", Name: "demo"})
+}
