@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,9 @@ import (
 
 // reason of the conditions Approved and Denied.
 const reason = "CapstanControlPlane"
+
+// answerConcurrency is the number of requests of a cluster that are answered at the same time.
+const answerConcurrency = 8
 
 // Reconciler decides on the requests of every cluster whose control plane is ours.
 type Reconciler struct {
@@ -163,10 +167,17 @@ func (r *Reconciler) reconcile(ctx context.Context, cluster client.ObjectKey) er
 	if err != nil {
 		return err
 	}
-	var errs []error
+	// One answer that takes long, or fails, holds up no machine that joins beside it.
+	errs := make([]error, len(requests.Items))
+	var group errgroup.Group
+	group.SetLimit(answerConcurrency)
 	for i := range requests.Items {
-		errs = append(errs, r.answer(ctx, cluster, workload, &requests.Items[i], known))
+		group.Go(func() error {
+			errs[i] = r.answer(ctx, cluster, workload, &requests.Items[i], known)
+			return nil
+		})
 	}
+	_ = group.Wait()
 	return errors.Join(errs...)
 }
 
