@@ -247,6 +247,53 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	}
 }
 
+// Backups go to a bucket, and come from there. Those of other planes in it stay, and no secret is in an error.
+func TestBackupToS3(t *testing.T) {
+	p := newPlain(t)
+	p.put("/registry/a", "before")
+	endpoint := "http://" + testenv.S3Server(t, "someone", "knows-it-well", "us-east-1")
+	file := filepath.Join(t.TempDir(), "credentials")
+	write := func(secret string) {
+		must(t, os.WriteFile(file, []byte("[default]\naws_access_key_id = someone\naws_secret_access_key = "+secret+"\n"), 0o600))
+	}
+	write("knows-it-well")
+	s3 := S3{Endpoint: endpoint, Region: "us-east-1", CredentialsFile: file}
+	own := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a", Keep: 1, S3: s3}
+	near := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a-2", Keep: 1, S3: s3}
+	other, err := MakeBackup(t.Context(), p.layout, near)
+	must(t, err)
+	_, err = MakeBackup(t.Context(), p.layout, own)
+	must(t, err)
+	time.Sleep(time.Until(other.Time.Add(2 * time.Second))) // names have seconds
+	last, err := MakeBackup(t.Context(), p.layout, own)
+	must(t, err)
+	for target, want := range map[BackupTarget]string{own: last.Location, near: other.Location} {
+		store, err := target.open()
+		must(t, err)
+		if names, err := store.List(t.Context()); err != nil || len(names) != 1 || store.Location(names[0]) != want {
+			t.Errorf("%s has %v, %v, wanted %s", target.To, names, err, want)
+		}
+	}
+	write("guesses-badly")
+	if _, err := MakeBackup(t.Context(), p.layout, own); err == nil || strings.Contains(err.Error(), "guesses-badly") {
+		t.Errorf("with a wrong secret: %v", err)
+	}
+	write("knows-it-well")
+	p.etcd.Stop()
+	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
+	from := BackupTarget{To: own.To + "/" + filepath.Base(last.Location), Exact: true, S3: s3}
+	_, err = Restore(t.Context(), RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: from})
+	must(t, err)
+	there.start()
+	if value := there.get("/registry/a"); value != "before" {
+		t.Errorf("etcd has %q", value)
+	}
+	from.To += "x"
+	if _, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: newRoot(t), Assets: p.state.Assets}, Archive: from}); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("of a key that does not exist: %v", err)
+	}
+}
+
 // A backup that is damaged, or of no use here, changes nothing.
 func TestRestoreRefused(t *testing.T) {
 	p := newPlain(t)

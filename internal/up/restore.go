@@ -125,7 +125,10 @@ func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, err
 	}
 	_, name := from.split()
 	local := filepath.Join(l.restorePart(), "archive")
-	return local, store.Get(ctx, name, local)
+	if err := store.Get(ctx, name, local); err != nil {
+		return "", fmt.Errorf("wanted a backup at %s: %w", store.Location(name), err)
+	}
+	return local, nil
 }
 
 // finishSame goes on with an interrupted restore of this backup.

@@ -73,37 +73,20 @@ func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 	allowed := mayReach
 	mayReach = func(netip.Addr) error { return nil }
 	t.Cleanup(func() { mayReach = allowed })
-	program := filepath.Join(testenv.Root(), "bin", "tools", "versitygw")
-	if _, err := os.Stat(program); err != nil {
-		t.Fatalf("%v: run `make versitygw`", err)
-	}
-	dir := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(dir, "data", "backups"), 0o700))
-	address := freeAddress(t)
-	c := nodeconfig.S3{Endpoint: "http://" + address, Bucket: "backups", Region: "us-east-1", AccessKeyID: "someone", SecretAccessKey: "knows-it-well"}
-	// Credentials are not for the arguments of processes.
-	t.Setenv("ROOT_ACCESS_KEY_ID", c.AccessKeyID)
-	t.Setenv("ROOT_SECRET_ACCESS_KEY", c.SecretAccessKey)
-	args := []string{"--port", address, "--region", c.Region, "--quiet"}
+	c := nodeconfig.S3{Bucket: testenv.S3Bucket, Region: "us-east-1", AccessKeyID: "someone", SecretAccessKey: "knows-it-well"}
+	scheme := "http"
+	var args []string
 	if tls {
-		c.Endpoint = "https://" + address
+		dir := t.TempDir()
 		c.CA = authority(t, dir)
 		leaf := pki.Leaf{Name: "server", CA: "ca", CommonName: "s3", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}
 		_, err := leaf.Ensure(dir, time.Hour, time.Now())
 		must(t, err)
-		args = append(args, "--cert", filepath.Join(dir, "server.crt"), "--key", filepath.Join(dir, "server.key"))
+		scheme = "https"
+		args = []string{"--cert", filepath.Join(dir, "server.crt"), "--key", filepath.Join(dir, "server.key")}
 	}
-	start(t, filepath.Join(dir, "log"), program, append(args, "posix", "--nometa", filepath.Join(dir, "data"))...)
-	for end := time.Now().Add(testenv.Patience); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := net.Dial("tcp", address)
-		if err == nil {
-			must(t, conn.Close())
-			return c
-		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	c.Endpoint = scheme + "://" + testenv.S3Server(t, c.AccessKeyID, c.SecretAccessKey, c.Region, args...)
+	return c
 }
 
 func authority(t *testing.T, dir string) string {

@@ -1,0 +1,64 @@
+package testenv
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// S3Bucket is the bucket of the test's S3 server.
+const S3Bucket = "backups"
+
+// S3Server starts a real S3-compatible server on loopback with further arguments, ends it with the test, and returns its
+// host:port. The credentials reach it by the environment: those of a process's arguments are no secrets.
+func S3Server(t *testing.T, accessKeyID, secretAccessKey, region string, args ...string) (address string) {
+	t.Helper()
+	program := filepath.Join(Root(), "bin", "tools", "versitygw")
+	if _, err := os.Stat(program); err != nil {
+		t.Fatalf("%v: run `make versitygw`", err)
+	}
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "data", S3Bucket), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address = listener.Addr().String()
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	args = append([]string{"--port", address, "--region", region, "--quiet"}, args...)
+	cmd := exec.Command(program, append(args, "posix", "--nometa", filepath.Join(dir, "data"))...)
+	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY_ID="+accessKeyID, "ROOT_SECRET_ACCESS_KEY="+secretAccessKey)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if text, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
+			t.Logf("versitygw:\n%s", text)
+		}
+	})
+	for end := time.Now().Add(Patience); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			_ = conn.Close()
+			return address
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
