@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -235,7 +236,7 @@ func echoes(conn net.Conn) error {
 	}
 	heard := make([]byte, len(said))
 	_, err := io.ReadFull(conn, heard)
-	if err == nil && string(heard) != string(said) {
+	if err == nil && !bytes.Equal(heard, said) {
 		err = fmt.Errorf("heard %q", heard)
 	}
 	return err

@@ -28,15 +28,16 @@ func readHello(client net.Conn, within time.Duration) ([]byte, error) {
 	if err := client.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return nil, err
 	}
-	hello := make([]byte, recordHeader)
-	if _, err := io.ReadFull(client, hello); err != nil {
+	var header [recordHeader]byte
+	if _, err := io.ReadFull(client, header[:]); err != nil {
 		return nil, helloError(err, within)
 	}
-	length := int(binary.BigEndian.Uint16(hello[3:]))
-	if hello[0] != handshakeRecord || hello[1] != 3 || length == 0 || length > maxRecord {
+	length := int(binary.BigEndian.Uint16(header[3:]))
+	if header[0] != handshakeRecord || header[1] != 3 || length == 0 || length > maxRecord {
 		return nil, errNotTLS
 	}
-	hello = append(hello, make([]byte, length)...)
+	hello := make([]byte, recordHeader+length)
+	copy(hello, header[:])
 	if _, err := io.ReadFull(client, hello[recordHeader:]); err != nil {
 		return nil, helloError(err, within)
 	}

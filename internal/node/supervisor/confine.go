@@ -126,7 +126,7 @@ func own(path string, id int) error {
 		if err != nil {
 			return err
 		}
-		defer parent.Close()
+		defer func() { _ = parent.Close() }()
 		return chown(parent, filepath.Base(path), id)
 	}
 	// Nothing in the folder, which the user can write to, leads out of it.
@@ -134,7 +134,7 @@ func own(path string, id int) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	return fs.WalkDir(root.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			err = chown(root, name, id)

@@ -181,11 +181,16 @@ func copyServiceAccountKey() error {
 
 // publish lets everybody read certificates that the bootstrap data may have written for root alone.
 func publish(dir string) error {
-	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || filepath.Ext(path) != ".crt" {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	return fs.WalkDir(root.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(name) != ".crt" {
 			return err
 		}
-		return os.Chmod(path, 0o644)
+		return root.Chmod(name, 0o644)
 	})
 }
 

@@ -67,10 +67,8 @@ func (n *node) confine(service *supervisor.Service) {
 	if r.user != "" && namesSocket(service.Command, append(reads, r.owns...)) {
 		return
 	}
-	service.User, service.Capabilities, service.Owns = r.user, r.capabilities, slices.Clone(r.owns)
-	for _, folder := range ownFolders(service.Command) {
-		service.Owns = append(service.Owns, folder)
-	}
+	service.User, service.Capabilities = r.user, r.capabilities
+	service.Owns = slices.Concat(r.owns, ownFolders(service.Command))
 	service.Reads = slices.DeleteFunc(reads, func(path string) bool { return slices.Contains(service.Owns, path) })
 }
 
