@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -24,6 +25,11 @@ const HostImage = "host"
 // minMemory is below what any machine could start with.
 const minMemory = 64 << 20
 
+// defaultPidsLimit is that of machines whose spec has none: those that a manager from before the field made.
+const defaultPidsLimit = 16384
+
+func pidsLimit(s *hostpb.MachineSpec) int64 { return cmp.Or(s.PidsLimit, defaultPidsLimit) }
+
 var (
 	idForm   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}$`)
 	nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
@@ -41,6 +47,8 @@ func checkMachine(s *hostpb.MachineSpec) error {
 		return invalid("machine %s/%s wants %d cpus, the host has %d", s.Namespace, s.Name, s.Cpus, runtime.NumCPU())
 	case s.MemoryBytes < minMemory:
 		return invalid("machine %s/%s wants %d bytes of memory, the least is %d", s.Namespace, s.Name, s.MemoryBytes, minMemory)
+	case s.PidsLimit < 0:
+		return invalid("machine %s/%s wants %d processes at most: want a positive number, or 0 for the host's default", s.Namespace, s.Name, s.PidsLimit)
 	case len(s.Addresses) == 0:
 		return invalid("machine %s/%s has no address", s.Namespace, s.Name)
 	}
@@ -104,6 +112,7 @@ func changed(have, want *hostpb.MachineSpec) error {
 func normal(s *hostpb.MachineSpec) *hostpb.MachineSpec {
 	s = proto.CloneOf(s)
 	s.Network.Gateway, s.Network.Bridge = "", ""
+	s.PidsLimit = pidsLimit(s)
 	subnets, _ := subnets(s.Network)
 	for i, a := range s.Addresses {
 		if a.Gateway == "" && i < len(subnets) {

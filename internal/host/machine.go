@@ -407,7 +407,7 @@ func (m *machine) prepare() (bundle string, err error) {
 		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
-		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes,
+		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: pidsLimit(m.spec),
 		Capabilities: m.host.capabilities, System: m.host.system,
 	})
 }

@@ -148,6 +148,7 @@ type metadata struct {
 	KubernetesVersion string            `json:"kubernetesVersion"`
 	CPUs              int32             `json:"cpus"`
 	MemoryBytes       int64             `json:"memoryBytes"`
+	PidsLimit         int64             `json:"pidsLimit"`
 	ControlPlane      bool              `json:"controlPlane"`
 }
 
@@ -166,7 +167,7 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData, resolvConf 
 	m := metadata{
 		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
 		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
-		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, ControlPlane: spec.ControlPlane,
+		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: pidsLimit(spec), ControlPlane: spec.ControlPlane,
 	}
 	for _, a := range normal(spec).Addresses {
 		m.Addresses = append(m.Addresses, metadataAddress{a.Address, a.Prefix, a.Gateway})

@@ -31,6 +31,8 @@ var sysctls = []sysctl{
 	// Every machine's processes count as the host's root.
 	{"fs.inotify.max_user_instances", 8192, true, "containerd and kubelet of each machine"},
 	{"fs.inotify.max_user_watches", 524_288, true, "containerd and kubelet of each machine"},
+	// Machines have process ids of the host's, 16384 each by default: they must not use them up.
+	{"kernel.pid_max", 4_194_304, true, "the processes of all machines"},
 	{"net.ipv4.neigh.default.gc_thresh3", 8192, true, "one neighbour per machine"},
 }
 

@@ -50,6 +50,7 @@ func TestMachineLife_IM01_IM03_IM04_IM09_IM10(t *testing.T) {
 	b.Expect(made.GetSpec().GetNetwork().GetId()).To(Equal(b.capstan.Spec.ID))
 	b.Expect(made.GetSpec().GetNetwork().GetCidr()).To(Equal(b.capstan.Spec.Network.MachineCIDR))
 	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(2 << 30)))
+	b.Expect(made.GetSpec().GetPidsLimit()).To(Equal(int64(16384)))
 	b.Expect(made.GetSpec().GetImage()).To(Equal("host"))
 	b.Expect(made.GetSpec().GetKubernetesVersion()).To(Equal("v1.36.3"))
 	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))

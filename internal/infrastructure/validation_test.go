@@ -63,6 +63,7 @@ func TestValidation(t *testing.T) {
 		"cluster, port":                 {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.LoadBalancer.Port = 65536 }), why: "less than or equal to 65535"},
 		"cluster, id":                   {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.ID = "An Id that is none" }), why: "should match"},
 		"machine":                       {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs, s.Memory = 2, ptr.To(resource.MustParse("512Mi")) })},
+		"machine, pids limit":           {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.PidsLimit = 1023 }), why: "greater than or equal to 1024"},
 		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be at least 512Mi"},
 		"machine, memory in bytes":      {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = resource.NewQuantity(1<<30, resource.DecimalSI) })},
 		"machine, memory with a point":  {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("1.5Gi")) })},

@@ -167,4 +167,7 @@ const (
 
 	// DefaultMachineMemory is a machine's memory limit if spec.memory is not set.
 	DefaultMachineMemory = "2Gi"
+
+	// DefaultMachinePidsLimit is a machine's limit of processes and threads when spec.pidsLimit is not set.
+	DefaultMachinePidsLimit = 16384
 )

@@ -33,6 +33,8 @@ type Params struct {
 	CPUs int32
 	// MemoryBytes limits the machine.
 	MemoryBytes int64
+	// PidsLimit is the most processes and threads of the machine.
+	PidsLimit int64
 	// Capabilities by name; all that capstand has.
 	Capabilities []string
 	// System is the host's own system: the links and folders that make up its programs.
@@ -95,6 +97,7 @@ func resources(p Params) *specs.LinuxResources {
 	r := &specs.LinuxResources{
 		Devices: []specs.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}},
 		Memory:  &specs.LinuxMemory{Limit: &p.MemoryBytes},
+		Pids:    &specs.LinuxPids{Limit: &p.PidsLimit},
 	}
 	if p.CPUs > 0 {
 		quota, period := int64(p.CPUs)*cpuPeriod, uint64(cpuPeriod)

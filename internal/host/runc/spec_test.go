@@ -14,14 +14,14 @@ import (
 func params() Params {
 	return Params{
 		Hostname: "one", Rootfs: "/r", Assets: "/a", Run: "/s", Views: "/v", NetNS: "/n", Cgroup: "/capstan/h/one",
-		Backups: "/b", BackupsIn: "/var/lib/capstan/backups/ns/one", CPUs: 2, MemoryBytes: 3 << 30, Capabilities: []string{"CAP_SYS_ADMIN"},
+		Backups: "/b", BackupsIn: "/var/lib/capstan/backups/ns/one", CPUs: 2, MemoryBytes: 3 << 30, PidsLimit: 2000, Capabilities: []string{"CAP_SYS_ADMIN"},
 		System: System{Folders: []string{"/usr"}},
 	}
 }
 
 func TestSpec(t *testing.T) {
 	s := Spec(params())
-	if r := s.Linux.Resources; *r.Memory.Limit != 3<<30 || *r.CPU.Quota != 200_000 || *r.CPU.Period != 100_000 {
+	if r := s.Linux.Resources; *r.Memory.Limit != 3<<30 || *r.CPU.Quota != 200_000 || *r.CPU.Period != 100_000 || *r.Pids.Limit != 2000 {
 		t.Errorf("limits %+v %+v", r.Memory, r.CPU)
 	}
 	if !s.Linux.Resources.Devices[0].Allow || s.Linux.Seccomp != nil || s.Linux.MaskedPaths != nil {

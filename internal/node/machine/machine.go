@@ -36,6 +36,7 @@ type Metadata struct {
 	KubernetesVersion string    `json:"kubernetesVersion"`
 	CPUs              int       `json:"cpus"`
 	MemoryBytes       int64     `json:"memoryBytes"`
+	PidsLimit         int64     `json:"pidsLimit"`
 	ControlPlane      bool      `json:"controlPlane"`
 }
 

@@ -2,6 +2,7 @@ package up
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -141,6 +142,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		ContainerRuntimeEndpoint: "unix://" + containerdSocket,
 		FailCgroupV1:             ptr.To(false),
 		FailSwapOn:               ptr.To(false),
+		PodPidsLimit:             ptr.To(podPidsLimit(n.machine.PidsLimit)),
 		ProviderID:               n.Node.ProviderID,
 		RegisterWithTaints:       taints,
 		ResolverConfig:           ptr.To("/etc/resolv.conf"),
@@ -160,6 +162,10 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		ImageGCLowThresholdPercent:  ptr.To[int32](90),
 	}, nil
 }
+
+// podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. A capstand from
+// before limits names none.
+func podPidsLimit(machine int64) int64 { return cmp.Or(machine, 16384) / 4 }
 
 // parseTaint reads key=value:Effect or key:Effect.
 func parseTaint(text string) (corev1.Taint, error) {

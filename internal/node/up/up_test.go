@@ -222,6 +222,12 @@ func TestKubeletConfig(t *testing.T) {
 		!c.RotateCertificates || *c.FailCgroupV1 || c.CgroupDriver != "cgroupfs" {
 		t.Errorf("%+v", c)
 	}
+	for machine, pod := range map[int64]int64{0: 4096, 1024: 256, 16384: 4096} {
+		n.machine.PidsLimit = machine
+		if c, err := n.kubeletConfig(); err != nil || *c.PodPidsLimit != pod {
+			t.Errorf("a pod of a machine with %d processes can have %d, %v; want %d", machine, *c.PodPidsLimit, err, pod)
+		}
+	}
 	if c.ProviderID != "capstan:///c/m" { // IM-01
 		t.Errorf("providerID %q", c.ProviderID)
 	}

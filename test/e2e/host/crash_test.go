@@ -216,4 +216,7 @@ func TestRestartsUsedUp(t *testing.T) {
 	if !strings.Contains(m.Status.Message, "11 times within 10m0s") {
 		t.Errorf("message %q", m.Status.Message)
 	}
+	_, err = c.StartMachine(c.ctx(), &hostpb.StartMachineRequest{Id: was.Spec.Id, Namespace: was.Spec.Namespace, Name: was.Spec.Name})
+	check(t, err)
+	c.await(was.Spec.Id, running(now.Status.Pid))
 }

@@ -217,7 +217,7 @@ func (h *host) spec() *specs.Spec {
 	must(h.t, runc.WriteViews(views, 2, h.memory, string(cpuinfo)))
 	spec := runc.Spec(runc.Params{
 		Hostname: h.name, Rootfs: h.root, Assets: filepath.Join(h.dir, "assets"), Run: h.run, Views: views,
-		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory,
+		NetNS: "/run/netns/" + h.id, Cgroup: h.cgroup(), CPUs: 2, MemoryBytes: h.memory, PidsLimit: 16384,
 		Capabilities: capabilities, System: runc.HostSystem(),
 	})
 	for _, name := range []string{"kubernetes", "node", "images"} {

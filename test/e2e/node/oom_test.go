@@ -27,7 +27,7 @@ func TestOutOfMemory(t *testing.T) {
 	// Larger than a pod below.
 	shell("database", `held=$(head -c 40000000 /dev/zero | tr '\0' x); while :; do sleep 1000; done`)
 	// Pods come when they are asked for. The service is like containerd: it lives on when a pod dies.
-	shell("pods", `mkfifo /run/go; while :; do read command < /run/go; eval "$command" & done`)
+	shell("pods", `mkfifo /run/go; while :; do read -r command < /run/go; eval "$command" & done`)
 	h.start(nil)
 	h.until("services run", patience, func(s initapi.Status) bool {
 		return len(s.Services) == 2 && len((initapi.Status{Services: s.Services}).NotReady([]string{"database", "pods"})) == 0
