@@ -160,7 +160,17 @@ func (h *Host) recover() error {
 	}
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
 	for _, lb := range h.balancers {
-		h.running.Go(func() { lb.run(h.ctx) })
+		described := lb.described
+		h.running.Go(func() {
+			if described != nil {
+				select {
+				case <-h.ctx.Done():
+				case <-lb.deleted.Done():
+				case <-described:
+				}
+			}
+			lb.run(h.ctx)
+		})
 	}
 	for _, m := range h.machines {
 		h.running.Go(func() { m.run(h.ctx) })
@@ -169,12 +179,13 @@ func (h *Host) recover() error {
 	return nil
 }
 
-// loadAll reads all objects; h.mu is held. One that cannot be read stays on disk, is logged, and does
-// not keep the others from running.
+// loadAll reads all objects; h.mu is held. One that cannot be read does not keep the others from running.
 func (h *Host) loadAll() error {
-	networks, err1 := load(h.store, h.log, networksDir, func() *hostpb.Network { return &hostpb.Network{} })
-	machines, err2 := load(h.store, h.log, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} })
-	balancers, err3 := load(h.store, h.log, balancersDir, func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} })
+	networks, badNetworks, err1 := load(h.store, networksDir, func() *hostpb.Network { return &hostpb.Network{} },
+		func(_ string, n *hostpb.Network) error { return checkNetwork(n) })
+	machines, badMachines, err2 := load(h.store, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} }, checkRecord)
+	balancers, badBalancers, err3 := load(h.store, balancersDir, func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} },
+		func(_ string, lb *hostpb.LoadBalancer) error { return owner.Given("load balancer", lb.Id, lb) })
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
@@ -188,6 +199,11 @@ func (h *Host) loadAll() error {
 			m.eraseBootstrapData()
 		}
 	}
+	h.loadUnreadableMachines(badMachines)
+	if err := h.mendNetworks(badNetworks); err != nil {
+		return err
+	}
+	h.loadUnreadableBalancers(badBalancers)
 	for _, spec := range balancers {
 		listen, err := h.listenAddresses(spec)
 		if err != nil {
@@ -212,7 +228,7 @@ func (h *Host) recoverNetwork(n *hostpb.Network) {
 		log.Error("leases", "error", err)
 	}
 	for _, lb := range h.balancers {
-		if lb.spec.NetworkId != n.Id {
+		if lb.spec.NetworkId != n.Id || lb.described != nil {
 			continue
 		}
 		if err := h.serve(lb.spec, lb.listen); err != nil { // before anyone else asks for its address
@@ -244,8 +260,9 @@ func boxNetwork(n *hostpb.Network) network.Network {
 
 // fillNetwork sets a network's outputs.
 func fillNetwork(n *hostpb.Network) *hostpb.Network {
-	_, gateway, _ := network.ParseCIDR(n.Cidr)
-	n.Gateway, n.Bridge = gateway.String(), network.BridgeName(n.Id)
+	if _, gateway, err := network.ParseCIDR(n.Cidr); err == nil { // that of an unreadable machine may not be known
+		n.Gateway, n.Bridge = gateway.String(), network.BridgeName(n.Id)
+	}
 	return n
 }
 
@@ -505,6 +522,9 @@ func (h *Host) machineAgain(m *machine, req *hostpb.EnsureMachineRequest) (*host
 	if m.deleted.Err() != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "machine %s is being deleted; make one with a new id", m.spec.Id)
 	}
+	if m.broken != "" {
+		return nil, status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+	}
 	if err := changed(m.spec, req.Spec); err != nil {
 		return nil, err
 	}
@@ -689,6 +709,10 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) 
 	if err := lb.configure(); err != nil {
 		return nil, status.Errorf(codes.Internal, "configuring load balancer: %v", err)
 	}
+	if lb.described != nil {
+		close(lb.described)
+		lb.described = nil
+	}
 	return lb.snapshot(), nil
 }
 
@@ -738,6 +762,9 @@ func (h *Host) admitBalancer(want *hostpb.LoadBalancer) ([]string, error) {
 			return nil, status.Errorf(codes.FailedPrecondition, "load balancer %s is being deleted", want.Id)
 		case other.spec.Id == want.Id:
 			have = other.listen
+			if other.described != nil { // its process may run
+				have = listen
+			}
 		case other.spec.Namespace == want.Namespace && other.spec.Name == want.Name:
 			return nil, status.Errorf(codes.AlreadyExists, "load balancer %s/%s is %s on this host, not %s: it belongs to another cluster of that name, delete that first",
 				want.Namespace, want.Name, other.spec.Id, want.Id)

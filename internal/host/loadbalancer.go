@@ -40,6 +40,10 @@ type loadBalancer struct {
 	delete  context.CancelFunc
 	gone    chan struct{}
 
+	// described is closed when the owner of a load balancer without a readable record has described it; nil otherwise. The
+	// host's mu guards it.
+	described chan struct{}
+
 	// mu guards what follows; spec and listen change only with the host's mu held too.
 	mu   sync.Mutex
 	spec *hostpb.LoadBalancer
@@ -63,10 +67,13 @@ func newLoadBalancer(h *Host, spec *hostpb.LoadBalancer, listen []string) *loadB
 	return lb
 }
 
+// balancerCgroup begins the names of balancers' cgroups.
+const balancerCgroup = "balancer-"
+
 // shared is the only folder that the balancer's process can write to.
 func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "shared") }
 func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
-func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup("balancer-" + lb.id) }
+func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCgroup + lb.id) }
 
 // listenAddresses fills in the gateway.
 func listenAddresses(wanted []string, gateway string) ([]string, error) {

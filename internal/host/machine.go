@@ -43,6 +43,9 @@ type machine struct {
 	// gone is closed when nothing of the machine is left.
 	gone chan struct{}
 
+	// broken says why the record of the machine cannot be read.
+	broken string
+
 	mu    sync.Mutex
 	state machineState
 	// unsynced says that the bootstrap has ended and what it made may not be on disk yet.
@@ -83,7 +86,7 @@ func newMachine(h *Host, spec *hostpb.MachineSpec) *machine {
 	m.deleted, m.delete = context.WithCancel(context.Background())
 	err := disk.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.state.Failed = fmt.Sprintf("what is known of the machine cannot be read: %v", err)
+		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
 	}
 	m.status.Restarts = m.state.Restarts
 	m.status.Bootstrap, m.status.BootstrapMessage = m.state.Bootstrap, m.state.BootstrapMessage
@@ -166,6 +169,10 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 func (m *machine) toRun() (run bool, pause time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.broken != "" {
+		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.broken })
+		return false, forever
+	}
 	if pause := stillFailed(m.state.Failed, m.state.RestartAt, time.Now()); pause != 0 {
 		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.state.Failed })
 		return false, pause
@@ -198,6 +205,9 @@ func (m *machine) startAgain() error {
 	defer m.mu.Unlock()
 	if m.deleted.Err() != nil {
 		return status.Errorf(codes.FailedPrecondition, "machine %s is being deleted", m.spec.Id)
+	}
+	if m.broken != "" {
+		return status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
 	}
 	if m.state.Failed == "" && m.status.Phase != hostpb.MachineStatus_RESTARTING {
 		return nil
@@ -405,6 +415,7 @@ func (m *machine) prepare() (bundle string, err error) {
 	bundle = filepath.Join(m.dir, "bundle")
 	return bundle, writeBundle(bundle, runc.Params{
 		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
+		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
 		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: pidsLimit(m.spec),
@@ -543,7 +554,7 @@ func (m *machine) remove(ctx context.Context) error {
 		m.clear(ctx),
 		os.RemoveAll(m.runDir()),
 		m.host.box.Unplug(m.spec.Id),
-		m.host.box.Unlease(m.spec.Network.Id, m.spec.Id),
+		m.host.box.UnleaseAll(m.spec.Id),
 	)
 	if err != nil {
 		return err
@@ -557,7 +568,7 @@ func (m *machine) remove(ctx context.Context) error {
 // save writes state.json, without a bootstrap whose result is not safe yet; m.mu is held. A machine on its way out has no
 // folder any more.
 func (m *machine) save() error {
-	if m.deleted.Err() != nil {
+	if m.deleted.Err() != nil || m.broken != "" {
 		return nil
 	}
 	state := m.state

@@ -2,8 +2,8 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,6 +79,9 @@ func (s store) hostID() (string, error) {
 		id = []byte(uuid.NewString() + "\n")
 		err = disk.WriteFile(path, id, 0o644)
 	}
+	if err == nil && !idForm.MatchString(strings.TrimSpace(string(id))) {
+		err = fmt.Errorf("%s is damaged: it must hold the host's id, which status.hostID of its CapstanHost and the names below /sys/fs/cgroup/*/capstan have", path)
+	}
 	return strings.TrimSpace(string(id)), err
 }
 
@@ -108,26 +111,29 @@ func writeSpec(path string, spec proto.Message) error {
 	return disk.WriteFile(path, data, 0o600)
 }
 
-// load reads every object of a kind, and logs those that cannot be read.
-func load[T proto.Message](s store, log *slog.Logger, kind string, empty func() T) ([]T, error) {
+// load reads every object of a kind. Those that cannot be read, or that check refuses, are returned by their ids.
+func load[T proto.Message](s store, kind string, empty func() T, check func(folder string, spec T) error) (all []T, unreadable map[string]error, err error) {
 	entries, err := os.ReadDir(s.path(kind))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []T
+	unreadable = map[string]error{}
 	for _, entry := range entries {
 		path, spec := s.path(kind, entry.Name(), "spec.json"), empty()
 		data, err := os.ReadFile(path)
 		if err == nil {
 			err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, spec)
 		}
+		if err == nil {
+			err = check(entry.Name(), spec)
+		}
 		if err != nil {
-			log.Error("object cannot be read and is left alone", "path", path, "error", err)
+			unreadable[entry.Name()] = fmt.Errorf("%s: %w", path, err)
 			continue
 		}
 		all = append(all, spec)
 	}
-	return all, nil
+	return all, unreadable, nil
 }
 
 // discard makes a folder disappear at once, and removes its content in its own time.

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,7 +22,7 @@ func newStore(t *testing.T) store {
 
 func specs(t *testing.T, s store) []*hostpb.MachineSpec {
 	t.Helper()
-	all, err := load(s, slog.New(slog.DiscardHandler), machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} })
+	all, _, err := load(s, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} }, checkRecord)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,6 +102,22 @@ func (g Group) Exists() bool {
 	})
 }
 
+// Children lists the names of the groups right below this one, in any hierarchy.
+func (g Group) Children() []string {
+	dirs, _ := g.dirs()
+	var names []string
+	for _, dir := range dirs {
+		entries, _ := os.ReadDir(dir) // a hierarchy need not have the group
+		for _, entry := range entries {
+			if entry.IsDir() {
+				names = append(names, entry.Name())
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // Remove kills every process in the group and in those below it, and removes them all. It returns
 // when nothing is left, or with ctx's error.
 func (g Group) Remove(ctx context.Context) error {

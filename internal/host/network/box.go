@@ -378,6 +378,43 @@ func (b Box) Unlease(networkID, machineID string) error {
 	return b.unlease(networkID, func(l Lease) bool { return l.Machine == machineID && l.Host == b.HostID && !l.Bridge })
 }
 
+// UnleaseAll gives back the addresses that a machine of this capstand has in any network.
+func (b Box) UnleaseAll(machineID string) error {
+	return b.locked(func() error {
+		networks, err := b.list()
+		for _, n := range networks {
+			err = errors.Join(err, b.dropLeases(n.ID, func(l Lease) bool {
+				return l.Machine == machineID && l.Host == b.HostID && !l.Bridge
+			}))
+		}
+		return err
+	})
+}
+
+// LeaseOf finds an address of a machine of this capstand, and its network; none if the network's id is empty.
+func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
+	_ = b.locked(func() error {
+		networks, err := b.list()
+		for _, n := range networks {
+			paths, _ := filepath.Glob(filepath.Join(b.dir(n.ID), "leases", "*"))
+			for _, path := range paths {
+				var l Lease
+				if disk.ReadJSON(path, &l) == nil && l.Machine == machineID && l.Host == b.HostID && !l.Bridge {
+					lease, networkID = l, n.ID
+				}
+			}
+		}
+		return err
+	})
+	return lease, networkID
+}
+
+// Network is what the box has of a network.
+func (b Box) Network(networkID string) (n Network, ok bool) {
+	err := disk.ReadJSON(filepath.Join(b.dir(networkID), "network.json"), &n)
+	return n, err == nil && n.ID == networkID
+}
+
 // KeepLeases gives back those of this capstand's leases whose machine or load balancer is not among the
 // given ones: a crash may have come between a lease and its holder's record.
 func (b Box) KeepLeases(networkID string, ids []string) error {

@@ -27,6 +27,8 @@ type State struct {
 	Status string `json:"status"`
 	// PID of the container's first process on the host; 0 when stopped.
 	PID int `json:"pid"`
+	// Annotations of the container's Spec.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // State asks for a container, the zero State when there is none.

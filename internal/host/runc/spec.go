@@ -12,9 +12,18 @@ import (
 // Init is PID 1 of every machine, below the assets folder.
 const Init = "/opt/capstan/capstan-init"
 
+// Annotations of the container: the namespace and name of its machine, and the id of its network.
+const (
+	NamespaceAnnotation = "dev.capstan.namespace"
+	NameAnnotation      = "dev.capstan.name"
+	NetworkAnnotation   = "dev.capstan.network"
+)
+
 // Params is all that differs between the containers of two machines.
 type Params struct {
-	Hostname string
+	// Hostname is the machine's name, in Namespace, and NetworkID its network: by these the container is known even if capstand has
+	// lost its record.
+	Hostname, Namespace, NetworkID string
 	// Rootfs is the machine's disk.
 	Rootfs string
 	// Assets is bound read-only to /opt/capstan.
@@ -60,7 +69,10 @@ const cpuPeriod = 100_000
 // namespaces.
 func Spec(p Params) *specs.Spec {
 	return &specs.Spec{
-		Version:  specs.Version,
+		Version: specs.Version,
+		Annotations: map[string]string{
+			NamespaceAnnotation: p.Namespace, NameAnnotation: p.Hostname, NetworkAnnotation: p.NetworkID,
+		},
 		Hostname: p.Hostname,
 		Root:     &specs.Root{Path: p.Rootfs},
 		Process: &specs.Process{

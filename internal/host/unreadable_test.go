@@ -1,0 +1,123 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+var damages = map[string]string{"truncated": `{"id": "m-`, "garbage": "\x00\xff\x07", "empty": "", "wrong type": `["m-1"]`, "nothing in it": "{}"}
+
+// reloaded is a capstand that starts over the state of another one.
+func reloaded(t *testing.T, h *Host) *Host {
+	t.Helper()
+	again := &Host{
+		log: h.log, store: h.store, hub: h.hub, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box,
+		runc: runc.Runc{Root: h.store.path("runc")}, networks: map[string]*hostpb.Network{}, machines: map[string]*machine{}, balancers: map[string]*loadBalancer{},
+	}
+	if err := again.loadAll(); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+// A damaged record leaves a failed machine that only its owner can delete, with its addresses and its network.
+func TestDamagedRecords(t *testing.T) {
+	if !ownnet.Run(t) {
+		return
+	}
+	h, spec := onBox(t), goodSpec()
+	if err := h.store.create(balancersDir, spec.Network.Id, goodBalancer(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.recordMachine(&hostpb.EnsureMachineRequest{Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range damages {
+		write(t, h.store.path(machinesDir, spec.Id, "spec.json"), text)
+		write(t, h.store.path(networksDir, spec.Network.Id, "spec.json"), text)
+		write(t, h.store.path(balancersDir, spec.Network.Id, "spec.json"), text)
+		again := reloaded(t, h)
+		m := again.machines[spec.Id]
+		if m == nil {
+			t.Fatalf("%s: the machine is forgotten", name)
+		}
+		if run, pause := m.toRun(); run || pause != forever || m.status.Phase != hostpb.MachineStatus_FAILED || !strings.Contains(m.status.Message, "spec.json") {
+			t.Errorf("%s: run %v, %v", name, run, m.status)
+		}
+		if m.spec.Namespace != spec.Namespace || m.spec.Name != spec.Name || m.spec.Network.Id != spec.Network.Id {
+			t.Errorf("%s: its owner is lost: %v", name, m.spec)
+		}
+		if n := again.networks[spec.Network.Id]; n == nil || n.Cidr != spec.Network.Cidr || n.Name != spec.Network.Name {
+			t.Errorf("%s: the network is %v", name, n)
+		}
+		if lb := again.balancers[spec.Network.Id]; lb == nil || lb.spec.Name != goodBalancer().Name || lb.snapshot().Message == "" {
+			t.Errorf("%s: the load balancer is %v", name, lb)
+		}
+		thief := &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: "thief", Name: spec.Name}
+		if _, err := again.DeleteMachine(t.Context(), thief); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s: deletion by another: %v", name, err)
+		}
+		if _, err := again.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec}); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: it is made again: %v", name, err)
+		}
+	}
+}
+
+// The state of a machine is never written over by a capstand that could not read it.
+func TestDamagedState(t *testing.T) {
+	h := recorded(t)
+	state := filepath.Join(onDisk(t, h).dir, "state.json")
+	for _, name := range []string{"truncated", "garbage", "empty", "wrong type"} {
+		write(t, state, damages[name])
+		m := onDisk(t, h)
+		m.died()
+		if err := m.startAgain(); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: it is started: %v", name, err)
+		}
+		if run, _ := m.toRun(); run || read(t, state) != damages[name] {
+			t.Errorf("%s: run %v, state %q", name, run, read(t, state))
+		}
+	}
+}
+
+// What runs without any record is a failed machine, too.
+func TestStrangers(t *testing.T) {
+	h := recorded(t)
+	h.ctx, h.box = t.Context(), network.Box{Dir: t.TempDir()}
+	h.runc = runc.Runc{Root: h.store.path("runc"), Binary: "/bin/false"}
+	for _, id := range []string{"stranger", goodSpec().Id} {
+		if err := os.MkdirAll(filepath.Join(h.runc.Root, id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	known := h.machines[goodSpec().Id]
+	h.loadUnreadableMachines(nil)
+	m := h.machines["stranger"]
+	if m == nil || m.broken == "" || m.spec.Namespace != nobody || h.machines[known.spec.Id] != known {
+		t.Errorf("machines: %v", h.machines)
+	}
+}
+
+// A host without its id would make all that it has a second time.
+func TestDamagedHostID(t *testing.T) {
+	s := newStore(t)
+	for _, text := range []string{"", "\n", "\x00\x01"} {
+		write(t, s.path("host-id"), text)
+		if id, err := s.open(); err == nil || !strings.Contains(err.Error(), "host-id is damaged") {
+			t.Errorf("%q: id %q, %v", text, id, err)
+		}
+	}
+}
