@@ -16,12 +16,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/changes"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
@@ -148,25 +148,18 @@ func (lb *loadBalancer) live(life context.Context) error {
 	if err := lb.configure(); err != nil {
 		return err
 	}
-	changes, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = changes.Close() }()
-	if err := changes.Add(lb.shared()); err != nil {
-		return err
-	}
+	ctx, stop := context.WithCancel(life)
+	defer stop()
+	changed := changes.Of(ctx, filepath.Join(lb.shared(), balancer.StatusFile))
 	log, err := openLog(lb.logPath())
 	if err != nil {
 		return err
 	}
 	_ = log.Close() // it is there to be watched
-	ctx, stop := context.WithCancel(life)
-	defer stop()
 	go capLog(ctx, lb.logPath(), lb.log)
 	process, err := lb.find()
 	if err == nil {
-		process = lb.renew(life, process, changes)
+		process = lb.renew(life, process, changed)
 	} else if errors.Is(err, proc.ErrGone) {
 		process, err = lb.start()
 	}
@@ -182,11 +175,7 @@ func (lb *loadBalancer) live(life context.Context) error {
 		select {
 		case err := <-ended:
 			return err
-		case event := <-changes.Events:
-			if filepath.Base(event.Name) == balancer.StatusFile {
-				lb.readStatus()
-			}
-		case <-changes.Errors: // lost events: look again
+		case <-changed:
 			lb.readStatus()
 		}
 	}
@@ -213,7 +202,7 @@ const renewTime = 20 * time.Second
 // settle it between them (package balancer), so capstand may die at any time: the status names the one that serves.
 // The process before goes on with its connections for a while; it is in the same cgroup and is removed with it. If the
 // new process does not take over, the one before is kept.
-func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changes *fsnotify.Watcher) *proc.Handle {
+func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changed <-chan struct{}) *proc.Handle {
 	if !lb.outdated(old) {
 		return old
 	}
@@ -224,7 +213,7 @@ func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changes *f
 	}
 	ctx, cancel := context.WithTimeout(life, renewTime)
 	defer cancel()
-	if err := lb.awaitFollowed(ctx, next, changes); err != nil {
+	if err := lb.awaitFollowed(ctx, next, changed); err != nil {
 		lb.log.Warn("the balancer keeps its program of before; stop it when its connections may end", "pid", old.PID, "error", err)
 		_, _ = next.Signal(unix.SIGKILL), next.Close()
 		return old
@@ -242,7 +231,7 @@ func (lb *loadBalancer) outdated(process *proc.Handle) bool {
 }
 
 // awaitFollowed returns when the status is that of the process, or with an error when the process has ended.
-func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, changes *fsnotify.Watcher) error {
+func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, changed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	var waited error
@@ -256,8 +245,7 @@ func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, ch
 		select {
 		case <-ended:
 			return fmt.Errorf("the new process did not take over, see balancer.log: %w", cmp.Or(waited, proc.ErrGone))
-		case <-changes.Events:
-		case <-changes.Errors: // lost events: look again
+		case <-changed:
 		}
 	}
 }

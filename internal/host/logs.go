@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/host/changes"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -32,25 +33,14 @@ func openLog(path string) (*os.File, error) {
 // capLog keeps a log from growing beyond maxInitLog until ctx is done. The writer holds the file
 // itself open, so its content is moved and not the file; a line written meanwhile may be lost.
 func capLog(ctx context.Context, path string, log *slog.Logger) {
-	changes, err := fsnotify.NewWatcher()
-	if err != nil {
-		log.Error("init log is not watched", "error", err)
-		return
-	}
-	defer func() { _ = changes.Close() }()
-	if err := changes.Add(path); err != nil {
-		log.Error("init log is not watched", "error", err)
-		return
-	}
-	for {
+	for changed := changes.Of(ctx, path); ; {
 		if err := cutLog(path, maxInitLog); err != nil {
 			log.Error("init log cannot be cut", "error", err)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-changes.Events:
-		case <-changes.Errors: // lost events: look again
+		case <-changed:
 		}
 	}
 }

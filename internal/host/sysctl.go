@@ -28,7 +28,8 @@ var sysctls = []sysctl{
 	{"kernel.keys.root_maxkeys", 1_000_000, true, "kubelet"},
 	{"kernel.keys.root_maxbytes", 25_000_000, true, "kubelet"},
 	{"net.ipv4.ip_forward", 1, false, "machines reach the outside through the host"},
-	// Every machine's processes count as the host's root.
+	// Every machine's processes count as the host's root. One machine can use these budgets up: capstand and its balancers go on
+	// without inotify then (package changes).
 	{"fs.inotify.max_user_instances", 8192, true, "containerd and kubelet of each machine"},
 	{"fs.inotify.max_user_watches", 524_288, true, "containerd and kubelet of each machine"},
 	// Machines have process ids of the host's, 16384 each by default: they must not use them up.

@@ -13,10 +13,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"capstan.dev/capstan/internal/host/changes"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/proc"
 )
@@ -63,14 +63,7 @@ func (b *Balancer) Run(ctx context.Context) (err error) {
 	if b.self, err = proc.Find(os.Getpid()); err != nil {
 		return err
 	}
-	changes, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = changes.Close() }()
-	if err := changes.Add(b.dir); err != nil {
-		return err
-	}
+	changed := changes.Of(ctx, filepath.Join(b.dir, ConfigFile))
 	defer b.close()
 	unlock, err := lock(b.dir)
 	if err != nil {
@@ -81,7 +74,7 @@ func (b *Balancer) Run(ctx context.Context) (err error) {
 	}
 	stop, err := b.openSockets()
 	if err == nil {
-		err = b.follow(ctx, changes)
+		b.follow(ctx, changed)
 		stop()
 	}
 	if err != nil || ctx.Err() != nil {
@@ -90,7 +83,7 @@ func (b *Balancer) Run(ctx context.Context) (err error) {
 	}
 	b.listenNoMore()
 	unlock()
-	return b.drain(ctx, changes)
+	return b.drain(ctx, changed)
 }
 
 // takeOver serves in the place of the balancer that has the lock. One of before handovers were there refuses.
@@ -120,14 +113,12 @@ func (b *Balancer) openSockets() (stop func(), err error) {
 }
 
 // follow does what the configuration says until ctx is done or another balancer has taken over.
-func (b *Balancer) follow(ctx context.Context, changes *fsnotify.Watcher) error {
+func (b *Balancer) follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		retry := b.apply()
-		if err := b.waitForChange(ctx, changes, retry); err != nil {
-			return err
-		}
+		b.waitForChange(ctx, changed, retry)
 		if ctx.Err() != nil || b.hasSuccessor() {
-			return nil
+			return
 		}
 	}
 }
@@ -149,7 +140,7 @@ func (b *Balancer) listenNoMore() {
 }
 
 // drain waits for the end of all connections, but not for ever. Those to backends that leave are ended as always.
-func (b *Balancer) drain(ctx context.Context, changes *fsnotify.Watcher) error {
+func (b *Balancer) drain(ctx context.Context, changed <-chan struct{}) error {
 	timeout := time.After(b.timing.Drain)
 	open, _, empty := b.gate.load()
 	b.log.Info("another balancer serves", "connections that go on", open, "at most for", b.timing.Drain)
@@ -160,11 +151,9 @@ func (b *Balancer) drain(ctx context.Context, changes *fsnotify.Watcher) error {
 		case <-timeout:
 			return nil
 		case <-empty:
-		case err := <-changes.Errors:
-			return err
-		case event := <-changes.Events:
+		case <-changed:
 			var config Config
-			if filepath.Base(event.Name) == ConfigFile && disk.ReadJSON(event.Name, &config) == nil {
+			if disk.ReadJSON(filepath.Join(b.dir, ConfigFile), &config) == nil {
 				b.pool.set(config.Backends)
 			}
 		}
@@ -188,26 +177,16 @@ func lock(dir string) (unlock func(), err error) {
 
 // waitForChange returns when the configuration was replaced, or a second later if some listen address
 // is to be tried again: nothing tells when an address becomes free.
-func (b *Balancer) waitForChange(ctx context.Context, changes *fsnotify.Watcher, retry bool) error {
+func (b *Balancer) waitForChange(ctx context.Context, changed <-chan struct{}, retry bool) {
 	var again <-chan time.Time
 	if retry {
 		again = time.After(time.Second)
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-b.succeeded:
-			return nil
-		case <-again:
-			return nil
-		case err := <-changes.Errors:
-			return err
-		case event := <-changes.Events:
-			if filepath.Base(event.Name) == ConfigFile {
-				return nil
-			}
-		}
+	select {
+	case <-ctx.Done():
+	case <-b.succeeded:
+	case <-again:
+	case <-changed:
 	}
 }
 

@@ -1,0 +1,90 @@
+// Package changes follows the changes of files. The kernel's inotify has budgets per user: instances and watches. The processes of
+// all machines count as the host's root, and pods often as the balancers' user, so that any pod can use them up. What follows a
+// file here goes on without inotify then: it looks at the file every second.
+package changes
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// period of looking at a file without inotify.
+const period = time.Second
+
+// Of returns a channel that gets a value after each change of a file, or of several; the file may be replaced. Changes count
+// from the return of Of until ctx is done.
+func Of(ctx context.Context, path string) <-chan struct{} {
+	out := make(chan struct{}, 1)
+	before, _ := os.Stat(path) // one that is not there may come
+	if watcher := watch(path); watcher != nil {
+		go follow(ctx, watcher, path, out)
+	} else {
+		go poll(ctx, path, before, out)
+	}
+	return out
+}
+
+// watch follows the folder of the file, nil when there is no budget.
+func watch(path string) *fsnotify.Watcher {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil
+	}
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		_ = watcher.Close()
+		return nil
+	}
+	return watcher
+}
+
+func follow(ctx context.Context, watcher *fsnotify.Watcher, path string, out chan<- struct{}) {
+	defer func() { _ = watcher.Close() }()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-watcher.Events:
+			if filepath.Base(event.Name) == filepath.Base(path) {
+				tell(out)
+			}
+		case <-watcher.Errors: // events were lost
+			tell(out)
+		}
+	}
+}
+
+func poll(ctx context.Context, path string, before os.FileInfo, out chan<- struct{}) {
+	ticks := time.NewTicker(period)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		now, _ := os.Stat(path)
+		if changed(before, now) {
+			tell(out)
+		}
+		before = now
+	}
+}
+
+func changed(before, now os.FileInfo) bool {
+	if before == nil || now == nil {
+		return before != now
+	}
+	return !os.SameFile(before, now) || before.Size() != now.Size() || !before.ModTime().Equal(now.ModTime())
+}
+
+// tell leaves one value for the reader, however many changes there were.
+func tell(out chan<- struct{}) {
+	select {
+	case out <- struct{}{}:
+	default:
+	}
+}
