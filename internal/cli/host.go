@@ -21,7 +21,7 @@ import (
 )
 
 func (a *app) hostCommand() *cobra.Command {
-	return group("host", "Hosts of management clusters that are elsewhere", a.hostCredentialsCommand())
+	return group("host", "Hosts of management clusters", a.hostCredentialsCommand(), a.hostPruneCommand())
 }
 
 // hostOptions are what a CapstanHost and its credentials are made from.

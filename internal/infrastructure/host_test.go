@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -218,7 +219,9 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	b.Expect(renewed.CA).To(Equal(due.CA))
 	b.Expect(renewed.Key).NotTo(Equal(due.Key))
 	b.condition(host, "Connected", metav1.ConditionTrue, "Connected")
-	expiring := func() string { return b.condition(host, expiry.ConditionType, metav1.ConditionTrue, expiry.ExpiringReason) }
+	expiring := func() string {
+		return b.condition(host, expiry.ConditionType, metav1.ConditionTrue, expiry.ExpiringReason)
+	}
 	b.Eventually(expiring).Should(And(HavePrefix("server expires on"), Not(ContainSubstring("client"))))
 
 	_, err = files.Renew(time.Now()) // as capstand does
@@ -252,4 +255,55 @@ func expirations(b *box, host string) map[string]float64 {
 		}
 	}
 	return out
+}
+
+// A machine of a cluster that is here, without a CapstanMachine, is listed; its address is not given away; and it goes when, and
+// only when, it is named. A machine of another management cluster is not touched, nor is one that has an object.
+func TestUnknownMachines(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	address := netip.MustParseAddr(m.Spec.Network.Addresses[0].Address)
+	make := func(id string, network *hostpb.Network, address netip.Addr) {
+		_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
+			Id: id, Namespace: m.Namespace, Name: id, Cluster: b.cluster.Name, Network: network, MemoryBytes: 1 << 30,
+			Addresses: []*hostpb.Address{{Address: address.String(), Prefix: 24}},
+		}})
+		b.Expect(err).NotTo(HaveOccurred())
+	}
+	ids := func() (ids []string) {
+		b.get(b.host)
+		for _, u := range b.host.Status.UnknownMachines {
+			ids = append(ids, u.ID)
+		}
+		return ids
+	}
+	made, _ := b.fake.Machine(m.Spec.ID)
+	make("unknown-1", made.GetSpec().GetNetwork(), address.Next())
+	make("unknown-2", made.GetSpec().GetNetwork(), address.Next().Next())
+	make("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, netip.MustParseAddr("10.9.0.2"))
+	b.Eventually(ids).Should(Equal([]string{"unknown-1", "unknown-2"}))
+	u := b.host.Status.UnknownMachines[0]
+	b.Expect(u.Addresses).To(Equal([]string{address.Next().String()}))
+	b.Expect(u.Namespace + "/" + u.Name + " of " + u.Cluster).To(Equal(m.Namespace + "/unknown-1 of " + b.cluster.Name))
+
+	_, next := b.addMachine(nil, nil)
+	b.running(next)
+	b.Expect(next.Spec.Network.Addresses[0].Address).To(Equal(address.Next().Next().Next().String()))
+
+	prune := func(ids string) {
+		update(b, b.host, func(h *infrav1.CapstanHost) {
+			h.Annotations = map[string]string{infrav1.HostPruneAnnotation: ids}
+		})
+		b.Eventually(func() map[string]string { b.get(b.host); return b.host.Annotations }).ShouldNot(HaveKey(infrav1.HostPruneAnnotation))
+	}
+	prune("foreign," + m.Spec.ID)
+	b.Expect(b.fake.Calls("DeleteMachine")).To(Equal(0))
+	prune("unknown-2,foreign")
+	b.Eventually(ids).Should(Equal([]string{"unknown-1"}))
+	for id, there := range map[string]bool{"unknown-1": true, "unknown-2": false, "foreign": true, m.Spec.ID: true, next.Spec.ID: true} {
+		if got, _ := b.fake.Machine(id); (got != nil) != there {
+			t.Errorf("machine %s: %v", id, got)
+		}
+	}
 }

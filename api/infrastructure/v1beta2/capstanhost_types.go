@@ -9,6 +9,9 @@ import (
 // owner of the Secret.
 const HostCredentialsLabel = "infrastructure.capstan.dev/host-credentials"
 
+// MaxUnknownMachines is how many machines status.unknownMachines lists.
+const MaxUnknownMachines = 100
+
 // CapstanHostSpec is the desired state of a CapstanHost.
 // +kubebuilder:validation:XValidation:rule="self.address.startsWith('unix:') || has(self.credentialsRef)",message="credentialsRef is required for an address of the form host:port: capstand serves TCP with mutual TLS only"
 type CapstanHostSpec struct {
@@ -120,10 +123,58 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	BoxID string `json:"boxID,omitempty"`
 
+	// unknownMachines are machines on the host that belong to a CapstanCluster of this management cluster and have no
+	// CapstanMachine, as after the restore of an old etcd; the first 100 by id. They run on, and their addresses are not
+	// given to others. Capstan does not remove them: see the annotation infrastructure.capstan.dev/prune.
+	// +optional
+	// +listType=map
+	// +listMapKey=id
+	// +kubebuilder:validation:MaxItems=100
+	UnknownMachines []UnknownMachine `json:"unknownMachines,omitempty"`
+
 	// observedGeneration is the latest generation of this object that the controller processed.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// UnknownMachine is a machine without a CapstanMachine.
+type UnknownMachine struct {
+	// id of the machine on its host.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	ID string `json:"id,omitempty"`
+
+	// namespace of the CapstanMachine that it was made for.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace,omitempty"`
+
+	// name of the CapstanMachine that it was made for.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// cluster is the name of its Cluster.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Cluster string `json:"cluster,omitempty"`
+
+	// addresses of the machine.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=39
+	Addresses []string `json:"addresses,omitempty"`
+
+	// since is when the controller first saw that the machine has no CapstanMachine.
+	// +required
+	Since metav1.Time `json:"since,omitempty,omitzero"`
 }
 
 // +kubebuilder:object:root=true

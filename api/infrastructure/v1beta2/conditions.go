@@ -148,6 +148,10 @@ const (
 	// it. Set it only if the host will not return. Processes that still run there become orphans.
 	HostAbandonedAnnotation = "infrastructure.capstan.dev/abandoned"
 
+	// HostPruneAnnotation on a CapstanHost holds ids of status.unknownMachines, with commas between them: the controller
+	// removes these machines from the host for good, and then the annotation. A machine that has a CapstanMachine stays.
+	HostPruneAnnotation = "infrastructure.capstan.dev/prune"
+
 	// MachineStartAnnotation on a CapstanMachine starts a failed machine again now, with all of its restarts. The
 	// controller removes the annotation when the host has answered.
 	MachineStartAnnotation = "infrastructure.capstan.dev/start"

@@ -42,6 +42,8 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/finalizers,verbs=update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines;capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
 // Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 
@@ -218,7 +220,11 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
 	}
-	return r.reconcileCertificates(ctx, host, conn), nil
+	res := r.reconcileCertificates(ctx, host, conn)
+	if conn.Connected() != nil {
+		return res, nil
+	}
+	return res, r.reconcileUnknown(ctx, host, conn)
 }
 
 func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {

@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -121,6 +123,13 @@ func (h *Host) Machine(id string) *hostpb.Machine {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.machines[id]
+}
+
+// Machines are all of the host's, as it last described them.
+func (h *Host) Machines() []*hostpb.Machine {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return slices.Collect(maps.Values(h.machines))
 }
 
 // EnsureMachine makes a machine, or finds it. The mirror has it at once: until the host's event comes, which may take

@@ -4,6 +4,8 @@ package hostclient
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"k8s.io/client-go/util/workqueue"
@@ -89,6 +91,25 @@ func (p *Pool) Get(name string) *Host {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.hosts[name]
+}
+
+// Addresses are those that machines have in a network, by what the hosts last said. The machine of the given id does not count.
+func (p *Pool) Addresses(networkID, except string) map[string]bool {
+	p.mu.RLock()
+	hosts := slices.Collect(maps.Values(p.hosts))
+	p.mu.RUnlock()
+	out := map[string]bool{}
+	for _, h := range hosts {
+		for _, m := range h.Machines() {
+			if m.GetSpec().GetNetwork().GetId() != networkID || m.GetSpec().GetId() == except {
+				continue
+			}
+			for _, a := range m.GetSpec().GetAddresses() {
+				out[a.GetAddress()] = true
+			}
+		}
+	}
+	return out
 }
 
 // Source turns events into reconcile requests of a controller. toRequests must not block.

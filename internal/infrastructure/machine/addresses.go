@@ -93,15 +93,17 @@ func (r *reservations) release(machine client.ObjectKey) {
 }
 
 // chooseAddress takes an address of the cluster's network that neither another CapstanMachine of the cluster, nor
-// its load balancer has, nor the machine itself: that one was refused.
+// its load balancer, nor any machine on a host has, nor the machine itself: that one was refused.
 func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.InterfaceAddress, error) {
 	cidr, err := netip.ParsePrefix(capstanCluster.Spec.Network.MachineCIDR)
 	if err != nil {
 		return nil, fmt.Errorf("machine network of CapstanCluster %s: %w", capstanCluster.Name, err)
 	}
+	// Machines without an object, as after the restore of an old management cluster, have addresses too.
+	running := r.Pool.Addresses(capstanCluster.Spec.ID, s.capstan.Spec.ID)
 	var failed error
 	taken := func(a netip.Addr) bool {
-		if a.String() == capstanCluster.Spec.LoadBalancer.Address {
+		if running[a.String()] || a.String() == capstanCluster.Spec.LoadBalancer.Address {
 			return true
 		}
 		holders, err := r.holders(ctx, s, a.String())

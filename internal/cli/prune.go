@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+func (a *app) hostPruneCommand() *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use: "prune HOST [ID...]", Short: "List the machines of a host that have no CapstanMachine, and remove those that are named",
+		Long: `List the machines of a host that belong to a cluster of the management cluster and have no CapstanMachine, as after
+the restore of an old etcd. With ids, or with --yes for all that are listed, have the host remove them and their disks for good.
+Machines of other management clusters are neither listed nor removed.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			return a.prune(cmd.Context(), m.client, args[0], args[1:], all)
+		},
+	}
+	c.Flags().BoolVar(&all, "yes", false, "remove all that are listed")
+	return c
+}
+
+func (a *app) prune(ctx context.Context, c client.Client, name string, ids []string, all bool) error {
+	if all && len(ids) > 0 {
+		return coded{fmt.Errorf("wanted ids or --yes, found both"), exitUsage}
+	}
+	host := &infrav1.CapstanHost{}
+	if err := c.Get(ctx, client.ObjectKey{Name: name}, host); apierrors.IsNotFound(err) {
+		return coded{fmt.Errorf("there is no CapstanHost %s", name), exitNotFound}
+	} else if err != nil {
+		return err
+	}
+	remove, err := pruned(host.Status.UnknownMachines, ids, all)
+	if err != nil {
+		return coded{err, exitNotFound}
+	}
+	if len(remove) == 0 {
+		return a.printUnknown(host)
+	}
+	before := host.DeepCopy()
+	metav1.SetMetaDataAnnotation(&host.ObjectMeta, infrav1.HostPruneAnnotation, strings.Join(remove, ","))
+	if err := c.Patch(ctx, host, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.out, "Host %s is asked to remove: %s\n", name, strings.Join(remove, ", "))
+	return err
+}
+
+// pruned are the ids to remove. An id that is not listed is an error: nothing is removed then.
+func pruned(unknown []infrav1.UnknownMachine, ids []string, all bool) (remove []string, err error) {
+	for _, u := range unknown {
+		if all || slices.Contains(ids, u.ID) {
+			remove = append(remove, u.ID)
+		}
+	}
+	for _, id := range ids {
+		if !slices.Contains(remove, id) {
+			return nil, fmt.Errorf("wanted ids of machines without a CapstanMachine, found %q, which is not among them; without ids the command lists them", id)
+		}
+	}
+	return remove, nil
+}
+
+func (a *app) printUnknown(host *infrav1.CapstanHost) error {
+	if a.json() {
+		return a.printJSON(host.Status.UnknownMachines)
+	}
+	if len(host.Status.UnknownMachines) == 0 {
+		_, err := fmt.Fprintf(a.out, "Every machine of host %s that belongs to a cluster here has a CapstanMachine.\n", host.Name)
+		return err
+	}
+	out := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(out, "ID\tNAMESPACE\tNAME\tCLUSTER\tADDRESSES\tUNKNOWN FOR")
+	for _, u := range host.Status.UnknownMachines {
+		fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\t%s\n", u.ID, u.Namespace, u.Name, u.Cluster, strings.Join(u.Addresses, ","), duration.HumanDuration(time.Since(u.Since.Time)))
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(a.out, "\nNothing was removed. Remove machines and their disks with: capstan host prune %s ID...\n", host.Name)
+	return err
+}

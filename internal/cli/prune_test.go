@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+// Nothing is removed unless ids or --yes ask for it, and nothing at all if one of the ids is not listed.
+func TestPrune(t *testing.T) {
+	for name, test := range map[string]struct {
+		host      string
+		ids       []string
+		all       bool
+		annotated string
+		says      string
+		code      int
+	}{
+		"a dry run":         {"one", nil, false, "", "Nothing was removed", 0},
+		"one by its id":     {"one", []string{"b"}, false, "b", "asked to remove: b", 0},
+		"all":               {"one", nil, true, "a,b", "asked to remove: a, b", 0},
+		"one is not listed": {"one", []string{"a", "x"}, false, "", "", exitNotFound},
+		"ids and --yes":     {"one", []string{"a"}, true, "", "", exitUsage},
+		"no such host":      {"two", nil, false, "", "", exitNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := &infrav1.CapstanHost{}
+			host.Name = "one"
+			host.Status.UnknownMachines = []infrav1.UnknownMachine{{ID: "a"}, {ID: "b"}}
+			scheme := runtime.NewScheme()
+			if err := infrav1.AddToScheme(scheme); err != nil {
+				t.Fatal(err)
+			}
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(host).Build()
+			var out bytes.Buffer
+			err := (&app{out: &out}).prune(t.Context(), c, test.host, test.ids, test.all)
+			var failed coded
+			if errors.As(err, &failed); failed.code != test.code || !strings.Contains(out.String(), test.says) {
+				t.Errorf("%v, output %q", err, out.String())
+			}
+			if err := c.Get(t.Context(), client.ObjectKey{Name: "one"}, host); err != nil || host.Annotations[infrav1.HostPruneAnnotation] != test.annotated {
+				t.Errorf("annotations %v, %v", host.Annotations, err)
+			}
+		})
+	}
+}
