@@ -132,6 +132,9 @@ func (a *app) statusCommand() *cobra.Command {
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
+			for _, certificate := range status.CertificatesExpiring {
+				fmt.Fprintf(w, "Certificate not renewed:\t%s\n", certificate)
+			}
 			if status.EtcdAlarms != "" {
 				fmt.Fprintf(w, "Alarms of etcd:\t%s\n", status.EtcdAlarms)
 			}

@@ -190,7 +190,7 @@ func (p *plane) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-renewal.C:
-			err = ensurePKI(p.layout, p.state, p.owner, now)
+			err = errors.Join(ensurePKI(p.layout, p.state, p.owner, now), p.showExpiring(now))
 		case <-logs.C:
 			err = trimLogs(p.layout.Logs(), logLimit)
 		}

@@ -33,6 +33,8 @@ type Status struct {
 	Components        []ProcessStatus `json:"components"`
 	// EtcdAlarms that etcd has raised, such as NOSPACE; empty when all is well.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
+	// CertificatesExpiring are files of certificates that should have been renewed by now, with their end.
+	CertificatesExpiring []string `json:"certificatesExpiring,omitempty"`
 	// Backup is the schedule of backups; nil when there is none. BackupStatus is what has become of them.
 	Backup       *BackupSchedule `json:"backup,omitempty"`
 	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
