@@ -87,7 +87,11 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 		}
 		s.authority = existing
 		state := s.rotation()
-		return unsafeAuthorities(name, state.everywhere, state.secret), nil
+		problem := unsafeAuthorities(name, state.everywhere, state.secret)
+		if problem == "" {
+			s.signer = c.KeyPair
+		}
+		return problem, nil
 	case c.External:
 		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
 	case s.mustBeGiven(c.Purpose):
@@ -103,6 +107,7 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 		if c.KeyPair, err = newAuthority(now()); err != nil {
 			return "", err
 		}
+		s.signer = c.KeyPair
 	}
 	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.cluster), controllerRef(s.controlPlane))
 }

@@ -41,17 +41,40 @@ func (r *Reconciler) reconcileKubeconfig(ctx context.Context, s *scope) (time.Du
 		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, err.Error())
 		return 0, nil
 	}
+	if useless := (uselessError)(""); errors.As(err, &useless) {
+		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		return 0, nil
+	}
 	if err != nil {
 		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
 		return 0, err
 	}
-	setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", "")
+	setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", s.kubeconfigNote)
 	return again, nil
+}
+
+// uselessError is why a kubeconfig cannot be used or made, until somebody changes a Secret, which is an event.
+type uselessError string
+
+func (e uselessError) Error() string { return string(e) }
+
+// userKubeconfig reports when the certificate in a kubeconfig ends that the user provides, and that nobody renews.
+func (s *scope) userKubeconfig(name string, now time.Time) (again time.Duration, err error) {
+	cert, err := certs.DecodeCertPEM(s.access.CertData)
+	if err != nil || cert == nil {
+		s.kubeconfigNote = fmt.Sprintf("the secret %s is provided by the user and has no client certificate", name)
+		return 0, nil
+	}
+	ends := cert.NotAfter.UTC().Format(time.RFC3339)
+	if !now.Before(cert.NotAfter) {
+		return 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and its client certificate has expired at %s: replace the certificate, or delete the secret so that Capstan makes one", name, ends))
+	}
+	s.kubeconfigNote = fmt.Sprintf("the secret %s is provided by the user, and its client certificate expires at %s: Capstan does not renew it", name, ends)
+	return cert.NotAfter.Sub(now), nil
 }
 
 func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
 	validity, renewBefore := kubeconfigTimes(s.controlPlane.Spec.Kubeconfig)
-	ca := s.certificates.GetByPurpose(secret.ClusterCA).KeyPair
 	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.Kubeconfig)}
 
 	existing, err := r.getSecret(ctx, key)
@@ -63,14 +86,22 @@ func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Durat
 			return 0, err
 		}
 		s.access, err = kubeconfig.Load(existing.Data[secret.KubeconfigDataName], s.endpoint)
-		if !metav1.IsControlledBy(existing, s.controlPlane) {
+		switch ours := metav1.IsControlledBy(existing, s.controlPlane); {
+		case err != nil && (!ours || s.signer == nil):
 			return 0, err
+		case !ours:
+			return s.userKubeconfig(key.Name, now())
+		case s.signer == nil:
+			return 0, nil // CertificatesAvailable names the authority.
 		}
-		if again := kubeconfigGoodFor(s.access, ca.Cert, renewBefore, now()); again > 0 {
+		if again := kubeconfigGoodFor(s.access, s.signer.Cert, renewBefore, now()); again > 0 {
 			return again, nil
 		}
 	}
-	data, err := newKubeconfig(s.cluster.Name, "https://"+s.endpoint.String(), ca, validity, now())
+	if s.signer == nil {
+		return 0, uselessError("the kubeconfig cannot be made without the certificate authority")
+	}
+	data, err := newKubeconfig(s.cluster.Name, "https://"+s.endpoint.String(), s.signer, validity, now())
 	if err != nil {
 		return 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
 	}

@@ -44,6 +44,9 @@ func advise(err error) string {
 
 // makeOrDelete makes the Machines that are missing, or deletes one.
 func (r *Reconciler) makeOrDelete(ctx context.Context, s *scope) error {
+	if s.uncertified {
+		return nil // What goes now could not be replaced.
+	}
 	if p := makePlan(s.fleet(), s.wish()); !p.acts() {
 		s.blocked = cmp.Or(p.why, s.blocked)
 		return nil

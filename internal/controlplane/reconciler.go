@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/finalizers"
@@ -78,6 +79,8 @@ type Reconciler struct {
 type scope struct {
 	controlPlane *controlplanev1.CapstanControlPlane
 	cluster      *clusterv1.Cluster
+	// uncertified says that a Secret with keys is missing or broken: no Machine can be made.
+	uncertified bool
 	// machines of the control plane.
 	machines collections.Machines
 	// mixed is why it is not certain which Machines belong to the control plane: nothing is decided about any of them.
@@ -86,8 +89,12 @@ type scope struct {
 	infraCluster *unstructured.Unstructured
 	endpoint     clusterv1.APIEndpoint
 	certificates secret.Certificates
+	// signer is the authority that signs the kubeconfig; nil when nothing may be signed now.
+	signer *certs.KeyPair
 	// authority is the secret of the cluster's certificate authority.
 	authority *corev1.Secret
+	// kubeconfigNote is what the condition KubeconfigAvailable says when it is True.
+	kubeconfigNote string
 	// access is how the API server is reached; nil when the kubeconfig is refused.
 	access *rest.Config
 	// outdated says for each Machine by name why it is not up to date.
@@ -182,6 +189,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	return r.reconcileNormal(ctx, s)
 }
 
+// noCertificates is why no Machine is made; the condition CertificatesAvailable names the Secret.
+const noCertificates = "certificates are not available"
+
 // reconcileNormal is the list of steps. None of them waits for the infrastructure to be provisioned:
 // once there is an endpoint everything up to the first Machine is prepared, so that after
 // `provisioned` only the start of the machine itself remains.
@@ -193,8 +203,11 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		s.blocked = message
 		return ctrl.Result{}, nil
 	}
-	if done, err := r.reconcileCertificates(ctx, s); err != nil || !done {
-		s.blocked = "certificates are not available"
+	certified, err := r.reconcileCertificates(ctx, s)
+	if !certified {
+		s.blocked, s.uncertified = noCertificates, true
+	}
+	if err != nil || !certified && !s.initialized() {
 		return ctrl.Result{}, err
 	}
 	if done, err := r.reconcileEndpoint(ctx, s); err != nil || !done {
@@ -218,6 +231,12 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	}
 	r.reconcileInstalled(ctx, s)
 	expire := reconcileExpiry(s)
+	if s.uncertified {
+		// Machines go and are repaired, and none is made.
+		repair, err := r.reconcileEverything(ctx, s)
+		s.blocked = noCertificates
+		return util.LowestNonZeroResult(ctrl.Result{RequeueAfter: repair}, util.LowestNonZeroResult(ctrl.Result{RequeueAfter: renew}, ctrl.Result{RequeueAfter: max(look, unhealthyRetry)})), err
+	}
 	rotate := r.reconcileRotation(ctx, s)
 	if s.mixed != "" {
 		s.blocked, s.unchanged = s.mixed, append(s.unchanged, s.mixed)

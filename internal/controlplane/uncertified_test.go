@@ -1,0 +1,69 @@
+package controlplane
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// TestUncertified (CP-14, CP-15): a Secret with keys that is gone keeps no Machine from leaving, no change from reaching the
+// others, and no kubeconfig from being made again. No Machine is made before the Secret is back.
+func TestUncertified(t *testing.T) {
+	w, cp, _ := connected(t, nil)
+	scaleTo(w, cp, 3)
+	w.until("three", w.settled(cp, 3))
+	lost := w.cluster.Secret("demo-etcd")
+	if err := env.Client.Delete(context.Background(), lost); err != nil {
+		t.Fatal(err)
+	}
+	w.until("it is told", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd is gone")
+	})
+	gone := namesOfMachines(t, w)[0]
+	deleteMachine(t, w, gone)
+	w.until("the Machine and its member go", func() bool { return w.member(gone) == nil && len(machinesOf(t, w.cluster)) == 2 })
+	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"new": "label"} })
+	w.until("the label reaches the Machines", func() bool {
+		for _, m := range machinesOf(t, w.cluster) {
+			if m.Labels["new"] != "label" {
+				return false
+			}
+		}
+		return true
+	})
+	if err := env.Client.Delete(context.Background(), w.cluster.Secret("demo-kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the kubeconfig is made again", func() bool { return w.cluster.Secret("demo-kubeconfig") != nil })
+	w.still("no Machine is made", func() bool { return len(w.made) == 3 })
+	if w.cluster.Get(cp) != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, noCertificates) {
+		t.Errorf("it is not told why: %v", cp.Status.Conditions)
+	}
+	lost.ResourceVersion, lost.UID = "", ""
+	w.cluster.Create(lost)
+	w.until("three again", w.settled(cp, 3))
+}
+
+// TestUserKubeconfigExpires (CP-14): the end of a user's certificate is told, before and after.
+func TestUserKubeconfigExpires(t *testing.T) {
+	cert, _ := leafOf(t, newCA(t))
+	s := &scope{access: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: cert}}}
+	again, err := s.userKubeconfig("demo-kubeconfig", time.Now())
+	if err != nil || again <= 0 || again > day || !strings.Contains(s.kubeconfigNote, "expires at") {
+		t.Errorf("%s, %q, %v", again, s.kubeconfigNote, err)
+	}
+	if _, err := s.userKubeconfig("demo-kubeconfig", time.Now().Add(2*day)); err == nil || !strings.Contains(err.Error(), "has expired at") {
+		t.Errorf("got %v", err)
+	}
+	s.access.CertData = nil
+	if _, err := s.userKubeconfig("demo-kubeconfig", time.Now()); err != nil || !strings.Contains(s.kubeconfigNote, "no client certificate") {
+		t.Errorf("%q, %v", s.kubeconfigNote, err)
+	}
+}
