@@ -99,6 +99,7 @@ func TestHostileKubeconfig(t *testing.T) {
 			cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = trap.APIEndpoint })
 			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque,
 				Data: map[string][]byte{"value": trap.kubeconfig(server, fill.Replace(c.cluster), fill.Replace(c.user))}})
+			cluster.SetInfraEndpoint(trap.APIEndpoint)
 			cp := cluster.ControlPlane(nil)
 			safe := func() bool {
 				_, err := os.Stat(file)
