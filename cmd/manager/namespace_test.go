@@ -65,7 +65,7 @@ func TestPoolWebhooksOfOneNamespace_ALL07(t *testing.T) {
 	}
 	empty := pool("empty", "10.0.0.0/24")
 	empty.Spec.Subnets[0].Exclude = []ipamv1.AddressRange{"10.0.0.0/24"}
-	w.Eventually(try(empty)).Should(MatchError(ContainSubstring("nothing to hand out")))
+	w.Eventually(try(empty)).Should(MatchError(ContainSubstring("no address to allocate")))
 	first := pool("p", "10.1.0.0/24")
 	w.create(first)
 	w.Expect(try(pool("second", "10.1.0.0/24"))()).To(MatchError(ContainSubstring("in common with CapstanIPPool/" + other + "/p")))

@@ -42,6 +42,6 @@ func TestBoxes_IC04_IM02(t *testing.T) {
 	}
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.HostName = elsewhere.Name })
 	b.Expect(b.condition(m, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).
-		To(ContainSubstring(elsewhere.Name + " stands on another box than the cluster's load balancer"))
+		To(ContainSubstring(elsewhere.Name + " is on another box than the cluster's load balancer"))
 	b.notAsked(other)
 }

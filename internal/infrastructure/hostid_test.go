@@ -30,7 +30,7 @@ func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 	stranger := fakehost.New(t)
 	b.becomes(stranger)
 	b.Expect(b.condition(m, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)).
-		To(And(ContainSubstring("not the one with the id "+m.Spec.HostID), ContainSubstring("spec.address")))
+		To(And(ContainSubstring("the host with the id "+m.Spec.HostID+" was chosen"), ContainSubstring("spec.address")))
 	b.condition(b.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)
 	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
 

@@ -176,7 +176,7 @@ func TestMachinesKeepOffTheEndpoint(t *testing.T) {
 // An endpoint that cannot work is refused by name, and a better address is taken when it is there.
 func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 	for address, why := range map[string]string{
-		"172.16.0.9": "outside of the cluster's network " + endpointCIDR, "fd00::9": "outside", "10.77.8.1": "gateway", "10.77.8.255": "broadcast",
+		"172.16.0.9": "outside the cluster's network " + endpointCIDR, "fd00::9": "outside", "10.77.8.1": "gateway", "10.77.8.255": "broadcast",
 	} {
 		t.Run(address, func(t *testing.T) {
 			b := fromPool(t)
@@ -288,10 +288,10 @@ func TestPoolsThatDoNotFit_IPAM08(t *testing.T) {
 		second  string
 		why     string
 	}{
-		"IPv6 alone":         {dualStack, pools[1:], func(*box) string { return "fd00:77:8::7" }, "", "IPv6 alone are not supported"},
+		"IPv6 alone":         {dualStack, pools[1:], func(*box) string { return "fd00:77:8::7" }, "", "IPv6 only are not supported"},
 		"no IPv6 network":    {func(t *testing.T) *box { return newBox(t).provisioned() }, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::7", "machineIPv6CIDR"},
-		"another network":    {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:9::7", "fd00:77:9::7/64, which is no machine's address in the cluster's network " + sixCIDR},
-		"the bridge's":       {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::1", "no machine's address"},
+		"another network":    {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:9::7", "fd00:77:9::7/64, which is not a valid machine address in the cluster's network " + sixCIDR},
+		"the bridge's":       {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::1", "not a valid machine address"},
 		"two IPv4 addresses": {dualStack, pools, func(b *box) string { return b.address(7) }, "10.9.9.9", "10.9.9.9/64"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -47,7 +47,7 @@ func (f *flags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.networkPool, "machine-network-pool", network.DefaultPool,
 		"IPv4 network from which clusters get their machine networks. It must overlap no network that the hosts or the machines reach.")
 	fs.IntVar(&f.networkBits, "machine-network-prefix-length", network.DefaultBits,
-		"Prefix length of the machine networks that are taken from --machine-network-pool.")
+		"Prefix length of the machine networks in --machine-network-pool.")
 }
 
 func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options) error {

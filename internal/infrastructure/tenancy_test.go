@@ -152,7 +152,7 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	_, guest := thief.addMachine(nil, func(c *infrav1.CapstanMachine) { c.Spec.HostName = b.host.Name })
 	for _, c := range []*infrav1.CapstanMachine{copied, unmade} {
 		thief.Expect(thief.condition(c, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)).
-			To(And(ContainSubstring("that of machine "+b.namespace+"/"+m.Name), ContainSubstring("Delete this one")))
+			To(And(ContainSubstring("belongs to machine "+b.namespace+"/"+m.Name), ContainSubstring("Delete this object")))
 		thief.Expect(c.Status.Initialization.Provisioned).To(BeNil())
 	}
 	thief.Eventually(func() string { // addresses that are taken are refused first

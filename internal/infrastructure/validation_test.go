@@ -53,7 +53,7 @@ func TestValidation(t *testing.T) {
 		"cluster, malformed CIDR":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.0x21" }), why: "must be a network without host bits"},
 		"cluster, host bits":            {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.1/21" }), why: "must be a network without host bits"},
 		"cluster, too small a network":  {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "10.200.8.0/30" }), why: "/29 or larger"},
-		"cluster, IPv6 machine network": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "fd00:1::/64" }), why: "machines with IPv6 alone are not supported"},
+		"cluster, IPv6 machine network": {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineCIDR = "fd00:1::/64" }), why: "machines with IPv6 only are not supported"},
 		"cluster, dual stack":           {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::/64" })},
 		"cluster, IPv6 host bits":       {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "fd00:1::1/64" }), why: "machineIPv6CIDR must be an IPv6 network without host bits"},
 		"cluster, IPv4 as IPv6":         {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.Network.MachineIPv6CIDR = "10.1.0.0/24" }), why: "machineIPv6CIDR must be an IPv6 network"},

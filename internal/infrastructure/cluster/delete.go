@@ -29,7 +29,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
 			// They are watched: the last one that goes leads here again.
 			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
-				"%d CapstanMachines of the cluster are still there", left)
+				"%d CapstanMachines of the cluster still exist", left)
 			return ctrl.Result{}, err
 		}
 		waiting, err := r.removeFromHosts(ctx, s)
@@ -45,7 +45,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 	}
 	if gone, err := r.claimGone(ctx, s); err != nil || !gone {
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason,
-			"Waiting until IPAddressClaim %s is gone", claimName(s.capstan))
+			"Waiting for the deletion of IPAddressClaim %s", claimName(s.capstan))
 		return ctrl.Result{}, err // it is watched
 	}
 	controllerutil.RemoveFinalizer(s.capstan, infrav1.ClusterFinalizer)
@@ -89,7 +89,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		}
 	}
 	if missing := slices.Sorted(maps.Keys(recorded)); len(missing) > 0 {
-		waiting = fmt.Sprintf("CapstanHost %s does not exist, so that the load balancer cannot be removed. Create it again, or, if the host is gone for good, annotate this CapstanCluster with %s",
+		waiting = fmt.Sprintf("CapstanHost %s does not exist, so the load balancer cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanCluster with %s",
 			missing[0], infrav1.HostAbandonedAnnotation)
 	}
 	return waiting, err
@@ -111,7 +111,7 @@ func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
 // unreachable says why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
 func unreachable(name, id string, conn *hostclient.Host) string {
 	if conn == nil {
-		return fmt.Sprintf("Host %s, which has the cluster's load balancer, or had it and was not rid of it, is not connected. If it is gone for good, annotate the CapstanHost with %s",
+		return fmt.Sprintf("Host %s, which has or had the cluster's load balancer, is not connected. If it is permanently lost, annotate the CapstanHost with %s",
 			name, infrav1.HostAbandonedAnnotation)
 	}
 	return hosts.Mismatch(name, id, conn.ID())

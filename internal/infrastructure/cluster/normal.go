@@ -224,7 +224,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	// Whoever wrote the host to spec (ALL-18). What runs goes on, also when its host would not be chosen any more.
 	if !made && len(hosts.Named(usable, host.Name())) == 0 {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
-			"spec.loadBalancer.hostName names CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: name another one, or see its spec.allowedNamespaces and labels",
+			"spec.loadBalancer.hostName is CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: set another host, or change its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))
 		return errWaiting // A change of the CapstanHost is the event.
 	}

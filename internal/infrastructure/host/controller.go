@@ -212,10 +212,10 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 	case err == nil:
 		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
 	case errors.Is(err, hostclient.ErrConnecting):
-		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection is being made")
+		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection attempt is in progress")
 	default:
 		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason,
-			fmt.Sprintf("capstand is not reached at %s, is it running? %s", host.Spec.Address, err))
+			fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err))
 	}
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
@@ -276,12 +276,12 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 	if !hosts.Abandoned(host) {
 		machines, clusters, err := r.users(ctx, host.Name)
 		if err != nil {
-			setInUse(host, "What is on the host is not known: %s. It may be what another manager is responsible for: have this one list CapstanMachines and CapstanClusters of all namespaces, as the ClusterRole of the provider allows, or, if the host is gone for good, annotate it with %s",
+			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
 				err, infrav1.HostAbandonedAnnotation)
 			return err
 		}
 		if machines+clusters > 0 {
-			setInUse(host, "%d CapstanMachines and the load balancers of %d CapstanClusters are on the host: delete them first, or, if the host is gone for good, annotate it with %s",
+			setInUse(host, "The host has %d CapstanMachines and the load balancers of %d CapstanClusters: delete them first. If the host is permanently lost, annotate it with %s",
 				machines, clusters, infrav1.HostAbandonedAnnotation)
 			return nil
 		}

@@ -91,8 +91,8 @@ func Mismatch(name, recorded, actual string) string {
 	if recorded == "" || actual == "" || recorded == actual {
 		return ""
 	}
-	return fmt.Sprintf("CapstanHost %s is the host with the id %s, and not the one with the id %s that was chosen: nothing is done there. "+
-		"Have its spec.address name that host, or move the cluster to a management cluster where it does. If the host was set up anew, what was on it is gone: annotate this object with %s and delete it",
+	return fmt.Sprintf("CapstanHost %s is the host with the id %s, but the host with the id %s was chosen. Capstan changes nothing on it. "+
+		"Set its spec.address to the chosen host, or move the cluster to a management cluster where this is so. If the host was installed again and its machines are lost, annotate this object with %s and delete it",
 		name, actual, recorded, infrav1.HostAbandonedAnnotation)
 }
 

@@ -142,7 +142,7 @@ func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infra
 	}
 	if usable = hosts.Named(usable, wanted); len(usable) == 0 {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
-			"spec.hostName names CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: name another one, or see its spec.allowedNamespaces and labels",
+			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
 			wanted, s.capstan.Namespace)
 		return nil, errWaiting // A change of the CapstanHost is the event.
 	}

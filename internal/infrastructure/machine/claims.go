@@ -84,17 +84,17 @@ func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 	}
 	for i, a := range addresses {
 		if i == len(cidrs) {
-			return fmt.Errorf("the pools gave %s besides %s, but the cluster's machines have one network, %s: name one pool, or make the cluster with a spec.network.machineIPv6CIDR that holds the second pool's addresses",
+			return fmt.Errorf("the pools provided %s in addition to %s, but the cluster's machines have one network, %s: use one pool, or create the cluster with a spec.network.machineIPv6CIDR that contains the second pool's addresses",
 				a.Address, addresses[0].Address, cidrs[0])
 		}
 		cidr := cidrs[i]
 		addr, err := netip.ParseAddr(a.Address)
 		if err != nil || !cidr.Contains(addr) || int(a.Prefix) != cidr.Bits() || addr == network.Gateway(cidr) {
-			return fmt.Errorf("the pool gave %s/%d, which is no machine's address in the cluster's network %s: make the pool's range and prefix fit spec.network of the CapstanCluster",
+			return fmt.Errorf("the pool provided %s/%d, which is not a valid machine address in the cluster's network %s: correct the pool's range and prefix to match spec.network of the CapstanCluster",
 				a.Address, a.Prefix, cidr)
 		}
 		if gateway, err := netip.ParseAddr(a.Gateway); a.Gateway != "" && (err != nil || !cidr.Contains(gateway)) {
-			return fmt.Errorf("the pool gave gateway %s, which is outside of the cluster's network %s: the gateway that Capstan makes there is %s",
+			return fmt.Errorf("the pool provided gateway %s, which is outside the cluster's network %s: Capstan's gateway there is %s",
 				a.Gateway, cidr, network.Gateway(cidr))
 		}
 	}

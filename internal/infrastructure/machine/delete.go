@@ -88,7 +88,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	h := &infrav1.CapstanHost{}
 	switch err := r.Client.Get(ctx, client.ObjectKey{Name: spec.HostName}, h); {
 	case apierrors.IsNotFound(err):
-		blocked(s, "CapstanHost %s does not exist, so that the machine cannot be removed. Create it again, or, if the host is gone for good, annotate this CapstanMachine with %s",
+		blocked(s, "CapstanHost %s does not exist, so the machine cannot be removed. Create the CapstanHost again. If the host is permanently lost, annotate this CapstanMachine with %s",
 			spec.HostName, infrav1.HostAbandonedAnnotation)
 		return errWaiting
 	case err != nil:
@@ -98,7 +98,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	}
 	host := r.Pool.Get(spec.HostName)
 	if host == nil || host.Connected() != nil {
-		blocked(s, "Host %s is not connected. If it is gone for good, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
+		blocked(s, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
 		return errWaiting
 	}
 	if why := hosts.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
@@ -130,7 +130,7 @@ func (r *Reconciler) releaseAddresses(ctx context.Context, s *scope) error {
 		return err
 	}
 	if !gone {
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting until the IPAddressClaims are gone")
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Waiting for the deletion of the IPAddressClaims")
 		return errWaiting
 	}
 	return nil

@@ -61,7 +61,7 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	}
 	if name == "" {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForBootstrapDataReason,
-			"Waiting for the bootstrap provider to make the bootstrap data")
+			"Waiting for the bootstrap provider to create the bootstrap data")
 		return errWaiting
 	}
 	return nil
@@ -100,7 +100,7 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if other := r.onItsHost(s.capstan).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
-			"On host %s the id %s is that of machine %s/%s, of which this must be a copy: nothing is done. Delete this one; one that is to run must be made without spec.id and spec.providerID",
+			"On host %s, the id %s belongs to machine %s/%s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
 			s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
 		return errWaiting // A deleted id is not made again: there is nothing to wait for but its own deletion.
 	}

@@ -43,6 +43,6 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 // setDeleting keeps the status true while the machines go.
 func setDeleting(s *scope) {
 	observeMembers(s)
-	set(s.pool, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%d machines are still there", len(s.members))
-	set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, clusterv1.DeletingReason, "%d machines are still there", len(s.members))
+	set(s.pool, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
+	set(s.pool, clusterv1.ReadyCondition, metav1.ConditionFalse, clusterv1.DeletingReason, "%d machines still exist", len(s.members))
 }

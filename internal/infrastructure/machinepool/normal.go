@@ -98,7 +98,7 @@ func waitsFor(s *scope) *invalid {
 		return &invalid{infrav1.WaitingForClusterInfrastructureReason, "Waiting for the cluster's network and control plane endpoint"}
 	}
 	if s.want.secret == "" {
-		return &invalid{infrav1.WaitingForBootstrapDataReason, "Waiting for the bootstrap provider to make the bootstrap data of the MachinePool"}
+		return &invalid{infrav1.WaitingForBootstrapDataReason, "Waiting for the bootstrap provider to create the bootstrap data of the MachinePool"}
 	}
 	return nil
 }

@@ -172,7 +172,7 @@ func split(err error) (out []error) {
 func notReady(s *scope, n numbers) string {
 	parts := []string{fmt.Sprintf("%d of %d machines are available", n.available, s.want.replicas)}
 	if n.active < s.want.replicas {
-		parts = append(parts, fmt.Sprintf("%d are not made yet", s.want.replicas-n.active))
+		parts = append(parts, fmt.Sprintf("%d are not created yet", s.want.replicas-n.active))
 	}
 	if coming := n.active - n.available - n.failed; coming > 0 {
 		parts = append(parts, fmt.Sprintf("%d are on their way", coming))

@@ -159,7 +159,7 @@ func usable(n netip.Prefix, ipv6 bool) error {
 	case ipv6 && (!n.Addr().Is6() || n.Bits() > 125 || n != n.Masked()):
 		return fmt.Errorf("machine network %s must be an IPv6 network of /125 or larger, without host bits", n)
 	case !ipv6 && n.Addr().Is6():
-		return fmt.Errorf("machine network %s must be an IPv4 network: machines with IPv6 alone are not supported; put it into machineIPv6CIDR, beside an IPv4 machineCIDR", n)
+		return fmt.Errorf("machine network %s must be an IPv4 network: machines with IPv6 only are not supported; set machineIPv6CIDR in addition to an IPv4 machineCIDR", n)
 	case !ipv6 && (n.Bits() > 29 || n != n.Masked()):
 		return fmt.Errorf("machine network %s must be an IPv4 network of /29 or larger, without host bits", n)
 	}

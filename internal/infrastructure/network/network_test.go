@@ -108,7 +108,7 @@ func TestValidate(t *testing.T) {
 		"nothing given":          {},
 		"not a network":          {machine: "10.200.8.0", why: `machine network "10.200.8.0" is not a network`},
 		"host bits":              {machine: "10.200.8.1/21", why: "without host bits"},
-		"IPv6 alone":             {machine: "fd00::/64", why: "IPv4 network: machines with IPv6 alone are not supported; put it into machineIPv6CIDR"},
+		"IPv6 alone":             {machine: "fd00::/64", why: "IPv4 network: machines with IPv6 only are not supported; set machineIPv6CIDR"},
 		"dual stack":             {machine: "10.200.8.0/21", ipv6: "fd00:200:8::/64", pods: []string{"192.168.0.0/16", "fd00:1::/56"}},
 		"dual stack, IPv4 open":  {ipv6: "fd00:200:8::/64"},
 		"IPv4 as IPv6":           {machine: "10.200.8.0/21", ipv6: "10.1.0.0/24", why: "must be an IPv6 network"},

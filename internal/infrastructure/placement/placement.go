@@ -72,7 +72,7 @@ func Choose(hosts []Host, req Request) (string, error) {
 		return "", fmt.Errorf("no CapstanHost admits this namespace and matches the host selectors: create one, or see spec.allowedNamespaces of those that exist")
 	}
 	slices.Sort(refusals)
-	return "", fmt.Errorf("no host takes the machine: %s", strings.Join(refusals, "; "))
+	return "", fmt.Errorf("no host accepts the machine: %s", strings.Join(refusals, "; "))
 }
 
 // refusal says why a host does not take a machine, in the order in which an operator would look.
@@ -81,7 +81,7 @@ func refusal(h *Host, req Request) string {
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
 		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
 	case !SameBox(h.Box, req.Box):
-		return "stands on another box than the cluster's load balancer, and a cluster's network does not leave its box"
+		return "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
 	case h.Unavailable != "":
 		return h.Unavailable
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
@@ -89,7 +89,7 @@ func refusal(h *Host, req Request) string {
 	case req.Image != "" && !slices.Contains(h.Images, req.Image):
 		return fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
 	case req.ControlPlane && !h.ControlPlane:
-		return "takes no control plane machines"
+		return "does not accept control plane machines"
 	case h.CPUs < req.CPUs:
 		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:

@@ -48,7 +48,7 @@ func TestChoose_IM02(t *testing.T) {
 		},
 		"a cluster's network does not leave its box": {
 			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box = "other" })}, req: placement.Request{Box: "one"},
-			why: "a stands on another box than the cluster's load balancer",
+			why: "a is on another box than the cluster's load balancer",
 		},
 		"a host that does not tell its box": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Box: "one"}, want: "a"},
 		"version": {

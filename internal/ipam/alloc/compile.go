@@ -46,12 +46,12 @@ func Compile(spec *ipamv1.CapstanIPPoolSpec, path *field.Path) (*Plan, field.Err
 	c.plan.Pool = rangesOf(set).whole(c.plan.Bits)
 	if len(c.plan.Pool) == 0 {
 		c.errs = append(c.errs, field.Invalid(subnets, len(spec.Subnets),
-			"the pool contains nothing to hand out: widen the ranges, exclude less, or allow kept-back addresses with allocateReserved"))
+			"the pool contains no address to allocate: extend the ranges, exclude less, or allow reserved addresses with allocateReserved"))
 		return nil, c.errs
 	}
 	if c.plan.Total().IsZero() { // 2^128 is no U128
 		c.errs = append(c.errs, field.Invalid(subnets, len(spec.Subnets),
-			"the pool contains every address of IPv6, as a cidr of /0 would: name the networks that the machines are in"))
+			"the pool contains every address of IPv6: use the networks of the machines"))
 		return nil, c.errs
 	}
 	c.reservations(path.Child("reservations"))
@@ -80,7 +80,7 @@ func (c *compiler) subnet(s *ipamv1.Subnet, path *field.Path, pool *netipx.IPSet
 		return
 	}
 	if cidr.Bits() == 0 {
-		c.invalid(path.Child("cidr"), s.CIDR, "cidr must not be /0: name the network that the machines are in")
+		c.invalid(path.Child("cidr"), s.CIDR, "cidr must not be /0: use the network of the machines")
 		return
 	}
 	if !c.fits(cidr, path.Child("cidr")) {
@@ -123,7 +123,7 @@ func (c *compiler) fits(cidr netip.Prefix, path *field.Path) bool {
 		c.plan.V6 = cidr.Addr().Is6()
 	}
 	if cidr.Addr().Is6() != c.plan.V6 {
-		c.invalid(path, cidr.String(), "a pool has one address family: %s and %s mix IPv4 and IPv6; make one pool for each family", c.cidrs[0], cidr)
+		c.invalid(path, cidr.String(), "a pool has one address family: %s and %s mix IPv4 and IPv6; create one pool for each family", c.cidrs[0], cidr)
 		return false
 	}
 	for _, other := range c.cidrs {
@@ -301,13 +301,13 @@ func (p *Plan) checkAsked(s string, a asked) error {
 	block := Range{first, first.Add(p.Block().Sub(One))}
 	switch {
 	case a.length >= 0 && p.prefixes && a.length != int(p.length):
-		return fmt.Errorf("%q has length %d, but the pool hands out prefixes of length %d", s, a.length, p.length)
+		return fmt.Errorf("%q has length %d, but the pool allocates prefixes of length %d", s, a.length, p.length)
 	case a.length >= 0 && !p.prefixes:
-		return fmt.Errorf("%q is a prefix, but the pool hands out single addresses: leave out the length", s)
+		return fmt.Errorf("%q is a prefix, but the pool allocates single addresses: omit the length", s)
 	case !p.Aligned(first):
 		return fmt.Errorf("%q is not the first address of a prefix of length %d", s, p.length)
 	case !p.Contains(block):
-		return fmt.Errorf("%q is not in the pool: choose an address inside its ranges that is not excluded or kept back", s)
+		return fmt.Errorf("%q is not in the pool: choose an address inside its ranges that is not excluded or reserved", s)
 	}
 	return nil
 }

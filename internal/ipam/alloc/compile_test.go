@@ -41,7 +41,7 @@ func TestCompileRefuses(t *testing.T) {
 		"exclude outside": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{with(sub("10.0.0.0/24"), func(s *ipamv1.Subnet) { s.Exclude = []ipamv1.AddressRange{"10.0.1.1"} })}},
 			"must be inside 10.0.0.0/24"},
 		"nothing left": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{with(sub("10.0.0.0/24"), func(s *ipamv1.Subnet) { s.Exclude = []ipamv1.AddressRange{"10.0.0.0/24"} })}},
-			"nothing to hand out"},
+			"no address to allocate"},
 		"block too large": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](20)}, "is larger than subnet"},
 		"block too long":  {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](64)}, "wanted 1 to 32 bits"},
 		"reservation outside": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24", "10.0.0.1-10.0.0.9")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.20", Claim: "a"}}},

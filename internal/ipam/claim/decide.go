@@ -93,10 +93,10 @@ func isClaim(owner *metav1.OwnerReference) bool {
 // inTheWay says why a foreign IPAddress of the claim's name is not the claim's.
 func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string {
 	if ip.Spec.PoolRef != claim.Spec.PoolRef {
-		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or name this claim differently", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
+		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or use another name for this claim", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
 	}
 	owner := metav1.GetControllerOf(ip)
-	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: take that controlling owner off it, delete it, or name this claim differently", ip.Name, owner.Kind, owner.Name)
+	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: remove that controlling owner, delete the IPAddress, or use another name for this claim", ip.Name, owner.Kind, owner.Name)
 }
 
 // isOut says whether the claim's address was handed out before: the pool chose it

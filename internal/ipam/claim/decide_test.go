@@ -93,7 +93,7 @@ func TestRelationOf(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: got %v, want %v", name, got, tt.want)
 		}
-		if got == foreign && !strings.Contains(inTheWay(claim, tt.ip), "name this claim differently") {
+		if got == foreign && !strings.Contains(inTheWay(claim, tt.ip), "use another name for this claim") {
 			t.Errorf("%s: unclear message %q", name, inTheWay(claim, tt.ip))
 		}
 	}

@@ -88,7 +88,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // about to bring the newer object, but may have brought it already.
 func quiet(err error) error {
 	if apierrors.IsConflict(err) {
-		return fmt.Errorf("another write came between, trying again: %w", err)
+		return fmt.Errorf("another write came first, retrying: %w", err)
 	}
 	return err
 }
@@ -246,7 +246,7 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 	}
 	ip := newAddress(s.claim, s.pool, res)
 	if time.Now().After(res.Before) {
-		return fmt.Errorf("it took too long to get to creating IPAddress %s: asking for its address again", ip.Name)
+		return fmt.Errorf("the creation of IPAddress %s was delayed too long: the address is requested again", ip.Name)
 	}
 	create, cancel := context.WithTimeout(ctx, r.Ledger.RequestTimeout())
 	defer cancel()
@@ -279,7 +279,7 @@ func (r *Reconciler) useExisting(ctx context.Context, s *state, res ledger.Resul
 func (r *Reconciler) lookAgain(s *state, ip *capiipamv1.IPAddress, res ledger.Result) error {
 	r.Ledger.AddressSeen(ip)
 	r.Ledger.Pool(s.key).Retract(s.claim.UID)
-	return fmt.Errorf("IPAddress %s exists with %s, wanted %s: looking at it again", ip.Name, ip.Spec.Address, res.Address)
+	return fmt.Errorf("IPAddress %s exists with %s, expected %s: retrying", ip.Name, ip.Spec.Address, res.Address)
 }
 
 func newAddress(claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool, res ledger.Result) *capiipamv1.IPAddress {

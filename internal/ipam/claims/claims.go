@@ -76,7 +76,7 @@ func labels(owner client.Object, clusterName string) map[string]string {
 // that is being deleted is about to be another's, however long it takes.
 func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddressClaim) (address *capiipamv1.IPAddress, waiting string, err error) {
 	if !claim.DeletionTimestamp.IsZero() {
-		return nil, fmt.Sprintf("IPAddressClaim %s is being deleted: it is made again when it has gone", claim.Name), nil
+		return nil, fmt.Sprintf("IPAddressClaim %s is being deleted: it is created again after its deletion", claim.Name), nil
 	}
 	if claim.Status.AddressRef.Name == "" {
 		if ready := apimeta.FindStatusCondition(claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition); ready != nil && ready.Status == metav1.ConditionFalse {

@@ -107,7 +107,7 @@ func (p *Pool) decidePending(r *Request, e *pendingEntry) (Result, bool) {
 		return p.again(r, e, has.result())
 	default:
 		return Result{Outcome: Failed, RetryAfter: max(e.until.Sub(p.now()), time.Second), Message: fmt.Sprintf(
-			"an IPAddress of the claim's name was made with %s while it was being given %s: waiting until that cannot happen any more",
+			"an IPAddress of the claim's name was created with %s while %s was being allocated to it: waiting for the deadline of that request",
 			has.spec.Address, p.plan.Addr(e.span.First))}, false
 	}
 }
@@ -199,7 +199,7 @@ func (p *Pool) unfit(r *Request, e *addressEntry) string {
 	case !e.counted:
 		return fmt.Sprintf("%q, which is no address of the family of %s: delete it", e.spec.Address, p.key)
 	case !p.plan.IsBlock(e.span): // two of these could have addresses in common without being the same
-		return fmt.Sprintf("%s, which is not one prefix of the length %d that %s hands out: delete it, or make it again with that prefix",
+		return fmt.Sprintf("%s, which is not one prefix of the length %d that %s hands out: delete it, or create it again with that prefix",
 			spell(e), p.plan.Place(e.span.First).Prefix, p.key)
 	case p.set.InUse(e.span.First) > 1:
 		return fmt.Sprintf("%s, which %s has too: delete one of them", e.spec.Address, p.holder(e.span, r.NamespacedName))

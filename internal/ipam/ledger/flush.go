@@ -179,7 +179,7 @@ func (p *Pool) flush(ctx context.Context) {
 func (p *Pool) survive(ctx context.Context, batch []*request) (err error) {
 	defer func() {
 		if bug := recover(); bug != nil {
-			err = fmt.Errorf("%s cannot be worked with, which is a mistake in Capstan: %v: please report it with the pool's spec; another pool can be used meanwhile", p.key, bug)
+			err = fmt.Errorf("%s cannot be processed because of an error in Capstan: %v: report it with the pool's spec, and use another pool meanwhile", p.key, bug)
 			log.FromContext(ctx).Error(err, "Recovered", "stack", string(debug.Stack()))
 			p.mu.Lock()
 			p.forgetDoc()

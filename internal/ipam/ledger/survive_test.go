@@ -44,7 +44,7 @@ func TestPanicIsOneBatchsError(t *testing.T) {
 		t.Fatalf("got %+v, %v", first, err)
 	}
 	err = p.Update(t.Context(), func(ipamv1.Pool, View) bool { panic("a bug") })
-	for _, want := range []string{"CapstanIPPool/ns/p", "a bug", "please report it"} {
+	for _, want := range []string{"CapstanIPPool/ns/p", "a bug", "report it"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, wanted %q in it", err, want)
 		}

@@ -64,7 +64,7 @@ func availableCondition(f facts) metav1.Condition {
 }
 
 func inRangeCondition(f facts) metav1.Condition {
-	message := fmt.Sprintf("%d addresses are handed out that the spec does not contain: they stay with their claims until those are deleted, or the spec contains them again", f.view.OutOfRange)
+	message := fmt.Sprintf("%d allocated addresses are not in the spec: they stay with their claims until the claims are deleted or the spec contains them again", f.view.OutOfRange)
 	return condition(ipamv1.AddressesInRangeCondition, f.view.OutOfRange == 0, ipamv1.InRangeReason, ipamv1.OutOfRangeReason, message)
 }
 
@@ -107,7 +107,7 @@ func readyCondition(f facts, valid, available, overlapping metav1.Condition) met
 		c.Reason, c.Message = overlapping.Reason, overlapping.Message
 	case f.arriving:
 		c.Reason = ipamv1.ArrivingFromMoveReason
-		c.Message = "came from another management cluster: nothing new is handed out until the addresses that belong to it have arrived"
+		c.Message = "came from another management cluster: no address is allocated until its existing addresses have arrived"
 	case available.Status == metav1.ConditionFalse && f.view.Waiting > 0:
 		c.Reason, c.Message = available.Reason, available.Message
 	default:

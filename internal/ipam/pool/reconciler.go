@@ -71,7 +71,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case errors.Is(err, ledger.ErrPoolGone), apierrors.IsNotFound(err):
 		return ctrl.Result{}, nil
 	case apierrors.IsConflict(err):
-		return ctrl.Result{}, fmt.Errorf("another write came between, trying again: %w", err)
+		return ctrl.Result{}, fmt.Errorf("another write came first, retrying: %w", err)
 	}
 	return res, err
 }

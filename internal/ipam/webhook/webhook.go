@@ -140,7 +140,7 @@ func (v *validator[P]) lost(ctx context.Context, p, old P, plan *alloc.Plan) (fi
 		return nil, nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("spec", "subnets"), fmt.Sprintf(
-		"would no longer contain %d addresses that are handed out (%s): set drain on the subnet and wait until their claims are gone", n, list(names, n)))}, nil
+		"would no longer contain %d allocated addresses (%s): set drain on the subnet and wait for the deletion of their claims", n, list(names, n)))}, nil
 }
 
 func contains(plan *alloc.Plan, address string, prefix *int32) bool {

@@ -302,7 +302,7 @@ func TestDeletePool(t *testing.T) {
 	// In the middle of its creation.
 	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
 	for kind, status := range map[string]metav1.ConditionStatus{clusterv1.DeletingCondition: metav1.ConditionTrue, clusterv1.ReadyCondition: metav1.ConditionFalse} {
-		w.Eventually(func() string { return w.condition(kind, status, clusterv1.DeletingReason) }).Should(Equal("1 machines are still there"))
+		w.Eventually(func() string { return w.condition(kind, status, clusterv1.DeletingReason) }).Should(Equal("1 machines still exist"))
 	}
 	w.Expect(testenv.Change(ctx, env.Client, &held, func(m *clusterv1.Machine) { delete(m.Annotations, hook) })).To(Succeed())
 	w.gone(w.mp)
