@@ -36,7 +36,7 @@ func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 
 	// Deleted, it waits: this host cannot say that the machine is gone.
 	b.delete(m)
-	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("nothing is done there"))
+	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("Capstan changes nothing on it"))
 	for _, call := range []string{"EnsureNetwork", "EnsureLoadBalancer", "EnsureMachine", "DeleteMachine"} {
 		b.Expect(stranger.Calls(call)).To(BeZero(), call)
 	}
@@ -76,7 +76,7 @@ func TestHostSetUpAnew_CTL13(t *testing.T) {
 	b.becomes(b.fake)
 	b.condition(b.capstan, "Ready", metav1.ConditionUnknown, infrav1.HostMismatchReason)
 	b.delete(b.capstan)
-	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("nothing is done there"))
+	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("Capstan changes nothing on it"))
 	update(b, b.capstan, func(c *infrav1.CapstanCluster) {
 		c.Annotations = map[string]string{infrav1.HostAbandonedAnnotation: ""}
 	})

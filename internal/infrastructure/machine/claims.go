@@ -80,7 +80,7 @@ func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []inf
 // fit says why the addresses that pools gave, IPv4 first, do not fit the cluster's networks.
 func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 	if family(addresses[0]) == "IPv6" {
-		return fmt.Errorf("the pools gave %s and no IPv4 address: machines with IPv6 alone are not supported; name an IPv4 pool as well", addresses[0].Address)
+		return fmt.Errorf("the pools gave %s and no IPv4 address: machines with IPv6 only are not supported; use an IPv4 pool as well", addresses[0].Address)
 	}
 	for i, a := range addresses {
 		if i == len(cidrs) {
