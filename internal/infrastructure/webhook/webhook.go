@@ -183,7 +183,7 @@ func immutable(ctx context.Context, kind string, t client.Object, before, after 
 		return nil
 	}
 	return invalid(kind, t.GetName(), field.Forbidden(field.NewPath("spec"),
-		"a template is immutable: create another template and reference it"))
+		"a template cannot be changed: create another template and reference it"))
 }
 
 func invalid(kind, name string, errs ...*field.Error) error {

@@ -258,7 +258,7 @@ func TestStoreProblems(t *testing.T) {
 	}{
 		"a directory that is not there": {nodeconfig.BackupStore{Directory: "/does/not/exist", Folder: "a/b"}, "does not exist on this machine"},
 		"a relative directory":          {nodeconfig.BackupStore{Directory: "here", Folder: "a/b"}, "absolute"},
-		"a folder elsewhere":            {nodeconfig.BackupStore{Directory: t.TempDir(), Folder: "../b"}, "a folder in it"},
+		"a folder elsewhere":            {nodeconfig.BackupStore{Directory: t.TempDir(), Folder: "../b"}, "a folder in the backup store"},
 		"nobody listens":                {change(plain, func(c *nodeconfig.S3) { c.Endpoint = closed.URL }), "refused"},
 		"no URL":                        {change(plain, func(c *nodeconfig.S3) { c.Endpoint = "somewhere" }), "not a URL"},
 		"no bucket":                     {change(plain, func(c *nodeconfig.S3) { c.Bucket = "nothing" }), "bucket does not exist"},
