@@ -11,7 +11,7 @@ import (
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ (.+)$`)
-	fence   = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	fence   = regexp.MustCompile("(?ms)^ *```.*?\n *```")
 	unsaid  = regexp.MustCompile("[^a-z0-9 _-]")
 )
 

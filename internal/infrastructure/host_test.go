@@ -264,7 +264,7 @@ func TestUnknownMachines(t *testing.T) {
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
 	address := netip.MustParseAddr(m.Spec.Network.Addresses[0].Address)
-	make := func(id string, network *hostpb.Network, address netip.Addr) {
+	ensure := func(id string, network *hostpb.Network, address netip.Addr) {
 		_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
 			Id: id, Namespace: m.Namespace, Name: id, Cluster: b.cluster.Name, Network: network, MemoryBytes: 1 << 30,
 			Addresses: []*hostpb.Address{{Address: address.String(), Prefix: 24}},
@@ -279,9 +279,9 @@ func TestUnknownMachines(t *testing.T) {
 		return ids
 	}
 	made, _ := b.fake.Machine(m.Spec.ID)
-	make("unknown-1", made.GetSpec().GetNetwork(), address.Next())
-	make("unknown-2", made.GetSpec().GetNetwork(), address.Next().Next())
-	make("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, netip.MustParseAddr("10.9.0.2"))
+	ensure("unknown-1", made.GetSpec().GetNetwork(), address.Next())
+	ensure("unknown-2", made.GetSpec().GetNetwork(), address.Next().Next())
+	ensure("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, netip.MustParseAddr("10.9.0.2"))
 	b.Eventually(ids).Should(Equal([]string{"unknown-1", "unknown-2"}))
 	u := b.host.Status.UnknownMachines[0]
 	b.Expect(u.Addresses).To(Equal([]string{address.Next().String()}))

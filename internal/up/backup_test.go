@@ -100,7 +100,7 @@ func (p *plain) do(use func(context.Context, *clientv3.Client)) {
 	must(p.t, err)
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{loopback("https", p.state.port(portEtcd))}, TLS: config, Logger: zap.NewNop()})
 	must(p.t, err)
-	defer c.Close()
+	defer func() { must(p.t, c.Close()) }()
 	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
 	defer cancel()
 	use(ctx, c)

@@ -20,7 +20,7 @@ func TestExpiring(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := identity{name: "server", cn: "x", usages: serverUsage}
-	if _, err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, now); err != nil {
+	if err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, now); err != nil {
 		t.Fatal(err)
 	}
 	for at, want := range map[time.Duration][]string{
@@ -42,7 +42,7 @@ func TestExpiring(t *testing.T) {
 		}
 	}
 	later := now.Add(leafValidity)
-	if _, err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, later); err != nil {
+	if err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, later); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := expiring(dir, later); err != nil || len(found) > 0 {

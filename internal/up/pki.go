@@ -148,19 +148,19 @@ func hasData(l Layout) (bool, error) {
 }
 
 // ensureLeaf makes <dir>/<name>.crt and .key unless a certificate is there that this authority has
-// signed and that is not due for renewal. It tells whether it made one.
-func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Time) (bool, error) {
+// signed and that is not due for renewal.
+func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Time) error {
 	certPath, keyPath := filepath.Join(dir, id.name+".crt"), filepath.Join(dir, id.name+".key")
 	if a.keeps(certPath, keyPath, id, now) {
-		return false, nil
+		return nil
 	}
 	key, err := newKey()
 	if err != nil {
-		return false, err
+		return err
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
-		return false, err
+		return err
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
@@ -176,12 +176,12 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := writeKey(keyPath, key, owner); err != nil {
-		return false, err
+		return err
 	}
-	return true, writeFileAs(certPath, encodeCert(der), 0o644, owner.uid, owner.gid)
+	return writeFileAs(certPath, encodeCert(der), 0o644, owner.uid, owner.gid)
 }
 
 // keeps tells whether a certificate and its key can stay.
@@ -289,7 +289,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: clientUsage}, root},
 	}
 	for _, leaf := range leaves {
-		if _, err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
+		if err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
 			return err
 		}
 	}

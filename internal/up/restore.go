@@ -262,11 +262,11 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	if err := member.Restore(ctx, filepath.Join(Assets{assets}.Kubernetes(), version, "etcdutl"), filepath.Join(from.Root, snapshotName), to.Etcd()); err != nil {
 		return err
 	}
-	return filepath.WalkDir(to.Etcd(), func(path string, e fs.DirEntry, err error) error {
+	return filepath.WalkDir(to.Etcd(), func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		return os.Lchown(path, owner.uid, owner.gid)
+		return os.Lchown(path, owner.uid, owner.gid) //nolint:gosec // only root can write below the new folder
 	})
 }
 

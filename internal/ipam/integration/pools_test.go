@@ -402,8 +402,8 @@ func TestOverlapOfTenants(t *testing.T) {
 	wantCondition(t, honest, ipamv1.ReadyCondition, ipamv1.ReadyReason)
 	wantCondition(t, honest, ipamv1.NotOverlappingCondition, ipamv1.NotOverlappingReason)
 	wantCondition(t, global, ipamv1.ReadyCondition, ipamv1.ReadyReason)
-	c := wantCondition(t, broad, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
-	if c = wantCondition(t, broad, ipamv1.NotOverlappingCondition, ipamv1.OverlapRefusedReason); strings.Contains(c.Message, "secret-name") || !strings.Contains(c.Message, global.Name) {
+	wantCondition(t, broad, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
+	if c := wantCondition(t, broad, ipamv1.NotOverlappingCondition, ipamv1.OverlapRefusedReason); strings.Contains(c.Message, "secret-name") || !strings.Contains(c.Message, global.Name) {
 		t.Errorf("it says %q", c.Message)
 	}
 	// At admission, too.

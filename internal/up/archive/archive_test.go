@@ -104,7 +104,7 @@ func TestRefused(t *testing.T) {
 }
 
 // repacked is an archive in which some bytes are others, with a valid checksum of gzip.
-func repacked(t *testing.T, path string, old, new []byte) []byte {
+func repacked(t *testing.T, path string, before, after []byte) []byte {
 	t.Helper()
 	f, err := os.Open(path)
 	must(t, err)
@@ -113,12 +113,12 @@ func repacked(t *testing.T, path string, old, new []byte) []byte {
 	must(t, err)
 	data, err := io.ReadAll(r)
 	must(t, err)
-	if bytes.Count(data, old) != 1 {
+	if bytes.Count(data, before) != 1 {
 		t.Fatal("nothing to replace")
 	}
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
-	_, err = w.Write(bytes.Replace(data, old, new, 1))
+	_, err = w.Write(bytes.Replace(data, before, after, 1))
 	must(t, errors.Join(err, w.Close()))
 	return out.Bytes()
 }

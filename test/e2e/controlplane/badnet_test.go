@@ -54,7 +54,7 @@ func cutOff(t *testing.T, s *subject) {
 func losePackets(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	for _, name := range before {
-		defer spoil(t, name, "numgen random mod 100 < 3 drop")()
+		t.Cleanup(spoil(t, name, "numgen random mod 100 < 3 drop"))
 	}
 	s.progress(t, 50)
 	s.same(t, before)

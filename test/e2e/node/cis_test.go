@@ -3,6 +3,7 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -142,7 +143,7 @@ func cisChecks() map[string]check {
 		"2.7": func(c *cis) error {
 			own, err1 := os.ReadFile(filepath.Join(c.cp.root, c.flag("etcd", "trusted-ca-file")))
 			cluster, err2 := os.ReadFile(filepath.Join(c.cp.root, c.flag(server, "client-ca-file")))
-			return errors.Join(err1, err2, when(string(own) == string(cluster), "etcd trusts the authority of the cluster"))
+			return errors.Join(err1, err2, when(bytes.Equal(own, cluster), "etcd trusts the authority of the cluster"))
 		},
 
 		"3.1.1": lacksText("/etc/kubernetes/admin.conf", "client-certificate"),
@@ -171,7 +172,8 @@ func cisChecks() map[string]check {
 		"4.2.9": kubelet("true", "serverTLSBootstrap"), "4.2.10": kubelet("true", "rotateCertificates"),
 		"4.2.11": func(c *cis) error {
 			gates, _ := c.kubelet["featureGates"].(map[string]any)
-			return when(gates["RotateKubeletServerCertificate"] == false, "the kubelet does not renew its serving certificate")
+			rotates, set := gates["RotateKubeletServerCertificate"].(bool)
+			return when(set && !rotates, "the kubelet does not renew its serving certificate")
 		},
 		"4.2.12": func(c *cis) error {
 			suites, _ := c.kubelet["tlsCipherSuites"].([]any)
@@ -350,8 +352,8 @@ func strong(suites []string) error {
 
 func encrypted(c *cis) error {
 	data, err := os.ReadFile(filepath.Join(c.cp.root, c.flag("kube-apiserver", "encryption-provider-config")))
-	at := strings.Index(string(data), "secretbox")
-	return errors.Join(err, when(at < 0 || at > strings.Index(string(data), "identity"), "Secrets are not encrypted with secretbox first"))
+	at := bytes.Index(data, []byte("secretbox"))
+	return errors.Join(err, when(at < 0 || at > bytes.Index(data, []byte("identity")), "Secrets are not encrypted with secretbox first"))
 }
 
 // audited: the log names who made a Secret and who ran a program in a pod, and has nothing of the Secret itself.
