@@ -475,8 +475,12 @@ func TestBadFirstMachine(t *testing.T) {
 	}()
 	w.cluster.SetInfraEndpoint(somewhere)
 	w.until("the first", func() bool { return len(w.made) == 1 })
+	first := machinesOf(t, w.cluster)[0]
 	otherTemplate(w, cp, "other")
-	w.until("another first one", func() bool { return len(w.made) == 2 && len(machinesOf(t, w.cluster)) == 1 })
+	w.until("another first one, under the reserved name", func() bool {
+		machines := machinesOf(t, w.cluster)
+		return len(w.made) == 1 && len(machines) == 1 && machines[0].UID != first.UID && machines[0].Name == first.Name
+	})
 	config := &bootstrapv1.CapstanConfig{}
 	config.Namespace, config.Name = w.cluster.Namespace, machinesOf(t, w.cluster)[0].Name
 	if err := w.cluster.Get(config); err != nil || config.Spec.Role != bootstrapv1.RoleInit {

@@ -21,8 +21,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/yaml"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/testenv"
 )
@@ -182,6 +184,12 @@ func (w *world) remove(m *clusterv1.Machine) {
 			w.t.Errorf("Machine %s goes while its member has a vote", m.Name)
 		}
 		w.set(member, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse, Reason: etcdv1.NotStartedReason})
+	}
+	// Core deletes what belongs to a Machine before the Machine itself.
+	for _, part := range []client.Object{&bootstrapv1.CapstanConfig{}, &infrav1.CapstanMachine{}} {
+		part.SetNamespace(m.Namespace)
+		part.SetName(m.Name)
+		w.ignoreGone(env.Client.Delete(context.Background(), part))
 	}
 	w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
 }
