@@ -97,7 +97,7 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.Capsta
 	path := field.NewPath("spec", "template", "spec")
 	errs := ValidateSpec(obj.Spec.Template.Spec, path)
 	if obj.Spec.Template.Spec.Node.Name != "" {
-		errs = append(errs, field.Forbidden(path.Child("node", "name"), "machines made from one template need names of their own"))
+		errs = append(errs, field.Forbidden(path.Child("node", "name"), "a name cannot be set in a template: every machine needs its own name"))
 	}
 	return nil, invalidError("CapstanConfigTemplate", obj.Name, errs)
 }

@@ -489,6 +489,19 @@ func TestCertificateRequests(t *testing.T) {
 	cluster.SetEndpoint(endpoint.APIEndpoint)
 	// As core does: the cluster cache connects once the Cluster says that its API server answers.
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
+	// The bootstrap data of the Machine holds the token's id.
+	cluster.Create(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: cluster.Namespace, Name: node, Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
+			Annotations: map[string]string{bootstrapv1.TokenIDsAnnotation: "abcdef"},
+		},
+		Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("x")},
+	})
+	before := machine.DeepCopy()
+	machine.Spec.Bootstrap.DataSecretName = ptr.To(node)
+	if err := env.Client.Patch(t.Context(), &machine, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
 	kubelet := rest.ImpersonationConfig{UserName: "system:node:" + node, Groups: []string{"system:nodes", "system:authenticated"}}
 	token := rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
 	good := ask(t, kubelet, certificatesv1.KubeletServingSignerName, request{cn: kubelet.UserName, o: "system:nodes", dns: node, ip: "10.200.0.3", usage: certificatesv1.UsageServerAuth})

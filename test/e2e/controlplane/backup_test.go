@@ -51,7 +51,7 @@ func TestBackupAndRestore(t *testing.T) {
 	s.write(t, "before")
 
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
-		cp.Spec.Backup = controlplanev1.BackupSpec{Store: etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: backupsPath}}, Schedule: "@every 5s"}
+		cp.Spec.Backup = controlplanev1.BackupSpec{Store: etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: backupsPath}}, Schedule: "@every 1m"}
 	})
 	scheduled := s.backup(t, etcdv1.BackupScheduled, "")
 	store, data := s3Store(t, s)
