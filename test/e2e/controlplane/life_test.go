@@ -50,6 +50,7 @@ func TestLife(t *testing.T) {
 		run  func(*testing.T, *subject)
 	}{
 		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
+		{"lost owner references", lostOwners},
 		{"etcd's leader is cut off", cutOff},
 		{"packets are lost", losePackets},
 		{"a rollout of another template", rollOut},
@@ -69,6 +70,7 @@ func TestLife(t *testing.T) {
 		}
 	}
 	w.check(t)
+	goneWithoutOwners(t, s)
 }
 
 func memberClient(t *testing.T, kubeconfig string) client.Client {

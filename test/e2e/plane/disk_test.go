@@ -19,6 +19,7 @@ import (
 func TestEtcdDiskFails(t *testing.T) {
 	for name, disk := range harness.Disks {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // Most of the time is waiting for planes to start and to notice.
 			dir, fail, mend := disk(t, "256")
 			i := newInstallation(t)
 			i.capstan("up")

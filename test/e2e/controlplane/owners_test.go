@@ -1,0 +1,133 @@
+//go:build e2e
+
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// ownedKinds are the kinds of objects that belong to a cluster with one control plane.
+var ownedKinds = []schema.GroupVersionKind{
+	{Version: "v1", Kind: "Secret"},
+	{Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "Machine"},
+	{Group: "bootstrap.capstan.dev", Version: "v1beta2", Kind: "CapstanConfig"},
+	{Group: "controlplane.capstan.dev", Version: "v1beta2", Kind: "CapstanControlPlane"},
+	{Group: "infrastructure.capstan.dev", Version: "v1beta2", Kind: "CapstanCluster"},
+	{Group: "infrastructure.capstan.dev", Version: "v1beta2", Kind: "CapstanMachine"},
+	{Group: "infrastructure.capstan.dev", Version: "v1beta2", Kind: "CapstanMachineTemplate"},
+}
+
+// objects are all objects of the cluster that have an owner at first.
+func (s *subject) objects(ctx context.Context) (out []unstructured.Unstructured, err error) {
+	for _, gvk := range ownedKinds {
+		list := &unstructured.UnstructuredList{}
+		list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+		if err := plane.Client.List(ctx, list, client.InNamespace(s.Namespace)); err != nil {
+			return nil, err
+		}
+		for _, o := range list.Items {
+			if o.GetLabels()[clusterv1.ClusterNameLabel] == s.Name || o.GetName() == s.Name || strings.HasPrefix(o.GetName(), s.Name+"-") {
+				out = append(out, o)
+			}
+		}
+	}
+	return out, nil
+}
+
+// owners are the owner references of the cluster's objects.
+func (s *subject) owners(ctx context.Context) (map[string]string, error) {
+	objects, err := s.objects(ctx)
+	out := map[string]string{}
+	for _, o := range objects {
+		for _, ref := range o.GetOwnerReferences() {
+			out[o.GetKind()+"/"+o.GetName()] += fmt.Sprintf("%s %s %s %s %v;", ref.APIVersion, ref.Kind, ref.Name, ref.UID, ptr.Deref(ref.Controller, false))
+		}
+	}
+	return out, err
+}
+
+// dropOwners removes the owner references of all objects while the Cluster is paused, as a restore by a backup tool does.
+func (s *subject) dropOwners(t *testing.T) {
+	t.Helper()
+	pause := func(paused bool) {
+		cluster := &clusterv1.Cluster{}
+		cluster.Namespace, cluster.Name = s.Namespace, s.Name
+		patch := client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"spec":{"paused":%v}}`, paused))
+		if err := plane.Client.Patch(t.Context(), cluster, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pause(true)
+	objects, err := s.objects(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if len(o.GetOwnerReferences()) == 0 {
+			continue
+		}
+		before := o.DeepCopy()
+		o.SetOwnerReferences(nil)
+		if err := plane.Client.Patch(t.Context(), &o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+	}
+	pause(false)
+}
+
+// lostOwners (ALL-11, and C1 of the hostile tenants): every object of a cluster gets a lost owner reference back, and
+// nothing happens to its machines and to etcd.
+func lostOwners(t *testing.T, s *subject) {
+	before, err := s.owners(t.Context())
+	if err != nil || len(before) < 15 {
+		t.Fatalf("%d objects with owners, %v", len(before), err)
+	}
+	machines := s.mustMachines(t)
+	s.dropOwners(t)
+	harness.Eventually(t, "all owner references", limit, func(ctx context.Context) error {
+		after, err := s.owners(ctx)
+		if err != nil {
+			return err
+		}
+		for name, refs := range before {
+			if after[name] != refs {
+				return fmt.Errorf("%s has %q instead of %q", name, after[name], refs)
+			}
+		}
+		return nil
+	})
+	s.settled(t, len(machines))
+	for name, m := range s.mustMachines(t) {
+		if m.UID != machines[name].UID {
+			t.Errorf("Machine %s is another one", name)
+		}
+	}
+}
+
+// goneWithoutOwners: a cluster that is deleted right after its objects have lost their owners leaves none of its Secrets.
+func goneWithoutOwners(t *testing.T, s *subject) {
+	s.dropOwners(t)
+	s.Delete(t)
+	harness.Eventually(t, "no Secret is left", limit, func(ctx context.Context) error {
+		list := &corev1.SecretList{}
+		if err := plane.Client.List(ctx, list, client.InNamespace(s.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Name}); err != nil {
+			return err
+		}
+		for _, left := range list.Items {
+			return fmt.Errorf("the secret %s is left", left.Name)
+		}
+		return nil
+	})
+}
