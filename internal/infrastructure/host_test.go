@@ -199,12 +199,13 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	b.Expect(err).NotTo(HaveOccurred())
 	files := credentials.In(dir)
 	fake := fakehost.New(t)
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "creds"}, Data: due.Data()}
+	name := unique("due")
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNamespace, Name: name}, Data: due.Data()}
 	b.create(secret)
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
 		Spec: infrav1.CapstanHostSpec{
-			Address: fake.ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: b.namespace, Name: "creds"},
+			Address: fake.ServeTLS(t, files), CredentialsRef: infrav1.SecretReference{Namespace: providerNamespace, Name: name},
 			AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}},
 		},
 	}

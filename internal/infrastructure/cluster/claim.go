@@ -60,7 +60,7 @@ func checkClaimed(machineCIDR, address string) error {
 	addr, err := netip.ParseAddr(address)
 	switch {
 	case err != nil || !cidr.Contains(addr):
-		return fmt.Errorf("%s, which is outside of the cluster's network %s: set spec.network.machineCIDR to a network that holds the pool's addresses", address, cidr)
+		return fmt.Errorf("%s, which is outside the cluster's network %s: set spec.network.machineCIDR to a network that holds the pool's addresses", address, cidr)
 	case addr == network.Gateway(cidr), addr == cidr.Masked().Addr(), addr == netipx.PrefixLastIP(cidr):
 		return fmt.Errorf("%s, which is the network, gateway or broadcast address of the cluster's network %s: exclude it from the pool", address, cidr)
 	}
