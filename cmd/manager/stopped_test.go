@@ -45,7 +45,7 @@ func TestStoppedLeaders(t *testing.T) {
 	of.name, of.subnet = "second", "10.2.0.0/24"
 	second := w.family(of)
 	burst := w.burst(second, 0)
-	for _, p := range former { // whatever they are doing
+	for _, p := range former { // in any state
 		w.Expect(p.Process.Signal(syscall.SIGSTOP)).To(Succeed())
 	}
 	burst = append(burst, w.burst(second, burstSize)...)
@@ -128,7 +128,7 @@ func (w *world) burst(f *family, first int) (out []client.Object) {
 	return out
 }
 
-// done tells whether a claim has its address, or a CapstanMachine its machine.
+// done is true if a claim has its address, or a CapstanMachine has its machine.
 func (w *world) done(obj client.Object) bool {
 	w.Expect(w.env.Client.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj)).To(Succeed())
 	switch obj := obj.(type) {

@@ -80,7 +80,7 @@ type process struct {
 	err   error         // how it ended
 }
 
-// stop ends it in good order, whatever was done to it before.
+// stop ends it in good order, also after a SIGSTOP.
 func (p *process) stop() {
 	_ = p.Process.Signal(syscall.SIGCONT)
 	_ = p.Process.Signal(syscall.SIGTERM)

@@ -274,8 +274,8 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// ensureToken does what is due about the token, and returns when to look again. A token that was rotated is an event:
-// the data has changed.
+// ensureToken writes or rotates the token if that is due, and returns when to look again. A rotation changes the data
+// Secret, which is an event.
 func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.Client, token string) (time.Duration, error) {
 	existing, err := readToken(ctx, workload, token, s.config)
 	if err != nil {

@@ -65,7 +65,7 @@ func remaining(existing *corev1.Secret, now time.Time) time.Duration {
 	return expires.Sub(now)
 }
 
-// tokenStep is what is to be done about a token.
+// tokenStep is the next action for a token.
 type tokenStep int
 
 const (

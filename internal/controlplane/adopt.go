@@ -23,7 +23,7 @@ import (
 // A backup tool brings objects back without their owner references: Velero restores none. So labels, and not
 // references, say which Machines belong to a control plane, as with KubeadmControlPlane; the references follow.
 
-// controlPlaneKind is the kind of control planes, of whatever version.
+// controlPlaneKind is the kind of control planes in every API version.
 var controlPlaneKind = controlplanev1.GroupVersion.WithKind(kind).GroupKind()
 
 // ownMachines are the Machines of a control plane. s.mixed names those that have the labels and belong to something else.
@@ -40,7 +40,7 @@ func (r *Reconciler) ownMachines(ctx context.Context, c client.Reader, s *scope)
 		switch why := notOurs(s.controlPlane, s.cluster, m); {
 		case why == "":
 			out.Insert(m)
-		case s.named():
+		case named(s.controlPlane, s.cluster):
 			others = append(others, why)
 		}
 	}
@@ -49,10 +49,10 @@ func (r *Reconciler) ownMachines(ctx context.Context, c client.Reader, s *scope)
 	return out, nil
 }
 
-// named says that the control plane is the one of its Cluster.
-func (s *scope) named() bool {
-	ref := s.cluster.Spec.ControlPlaneRef
-	return ref.GroupKind() == controlPlaneKind && ref.Name == s.controlPlane.Name
+// named is true if the Cluster references the control plane.
+func named(controlPlane *controlplanev1.CapstanControlPlane, cluster *clusterv1.Cluster) bool {
+	ref := cluster.Spec.ControlPlaneRef
+	return ref.GroupKind() == controlPlaneKind && ref.Name == controlPlane.Name
 }
 
 // controls says whether the control plane is the controller of an object. A reference may have an older version, or the
@@ -71,7 +71,7 @@ func notOurs(controlPlane *controlplanev1.CapstanControlPlane, cluster *clusterv
 		return fmt.Sprintf("Machine %s has the label %s and is controlled by the %s %s: remove the label or the Machine", m.Name, clusterv1.MachineControlPlaneLabel, controller.Kind, controller.Name)
 	case m.Spec.ClusterName != cluster.Name:
 		return fmt.Sprintf("Machine %s has the label of the Cluster %s and spec.clusterName %s: correct the label", m.Name, cluster.Name, m.Spec.ClusterName)
-	case !(&scope{controlPlane: controlPlane, cluster: cluster}).named():
+	case !named(controlPlane, cluster):
 		return fmt.Sprintf("Machine %s belongs to the control plane that the Cluster names, %s", m.Name, cluster.Spec.ControlPlaneRef.Name)
 	case ref.APIGroup != bootstrapv1.GroupVersion.Group || ref.Kind != "CapstanConfig":
 		return fmt.Sprintf("Machine %s has no owner and bootstrap.configRef of kind %q; only Machines with a CapstanConfig can be adopted: remove the label %s or the Machine", m.Name, ref.Kind, clusterv1.MachineControlPlaneLabel)
@@ -133,7 +133,7 @@ func (r *Reconciler) own(ctx context.Context, obj client.Object, ref metav1.Owne
 	return r.Client.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// everyMachine are all Machines of the cluster as they are stored, whatever labels and owners they have lost.
+// everyMachine returns all Machines of the cluster from the API server, also those without labels and owners.
 func (r *Reconciler) everyMachine(ctx context.Context, s *scope) ([]clusterv1.Machine, error) {
 	list := &clusterv1.MachineList{}
 	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.cluster.Namespace)); err != nil {

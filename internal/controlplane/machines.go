@@ -259,7 +259,7 @@ func (r *Reconciler) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootst
 	var out []*bootstrapv1.CapstanConfig
 	for i := range list.Items {
 		config := &list.Items[i]
-		ours := util.IsOwnedByObject(config, s.controlPlane, controlPlaneKind) || len(config.OwnerReferences) == 0 && s.named()
+		ours := util.IsOwnedByObject(config, s.controlPlane, controlPlaneKind) || len(config.OwnerReferences) == 0 && named(s.controlPlane, s.cluster)
 		if ours && s.machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
 			out = append(out, config)
 		}

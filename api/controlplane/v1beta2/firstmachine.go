@@ -14,7 +14,7 @@ type FirstMachine struct {
 	Restore string `json:"restore,omitempty"`
 }
 
-// GetFirstMachine reads the annotation; the Name is empty when there is none, or it cannot be read.
+// GetFirstMachine reads the annotation. The Name is empty if the annotation is missing or invalid.
 func GetFirstMachine(controlPlane *CapstanControlPlane) FirstMachine {
 	var out FirstMachine
 	if err := json.Unmarshal([]byte(controlPlane.Annotations[FirstMachineAnnotation]), &out); err != nil {
