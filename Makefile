@@ -106,7 +106,7 @@ build-coredns: ## CoreDNS: bin/node/bin/coredns.
 		'coredns hack/go-install.sh' hack/go-install.sh coredns $(BIN)/node/bin .
 
 # A release says its version; any other build keeps what the source says. Only the link depends on it.
-STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/up.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
+STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/embedded.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
 
 # No stamp file: Go itself knows best what has changed, and links only then.
 .PHONY: build-capstan
@@ -152,7 +152,7 @@ generate-api: tools
 	@$(CONTROLLER_GEN) object paths=./api/...
 	@$(foreach g,$(GROUPS_WITH_TYPES),$(CONTROLLER_GEN) crd paths=./api/$(g)/... \
 		output:crd:dir=config/$(call provider,$(g))/crd/bases;)
-	@$(CONTROLLER_GEN) crd paths=./api/etcd/... output:crd:dir=internal/node/up/manifests # for workload clusters
+	@$(CONTROLLER_GEN) crd paths=./api/etcd/... output:crd:dir=internal/node/provision/manifests # for workload clusters
 	@$(foreach g,$(GROUPS_WITH_CODE),$(CONTROLLER_GEN) \
 		rbac:roleName=capstan-$(call provider,$(g))-manager webhook paths=./internal/$(g)/... \
 		output:rbac:dir=config/$(call provider,$(g))/rbac output:webhook:dir=config/$(call provider,$(g))/webhook;)

@@ -24,8 +24,8 @@ import (
 
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/internal/up"
 )
 
 // hosts that clusterctl believes to talk to.
@@ -172,7 +172,7 @@ func TestClusterctlReads_CTL02(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got, err := up.Parse([]byte(out)); err != nil || len(got) != len(components(t, provider)) {
+				if got, err := embedded.Parse([]byte(out)); err != nil || len(got) != len(components(t, provider)) {
 					t.Errorf("%s: %d objects, %v", provider, len(got), err)
 				}
 			}

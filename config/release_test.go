@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/contract"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/internal/up"
 	"capstan.dev/capstan/templates"
 )
 
@@ -102,7 +102,7 @@ func process(t *testing.T, data []byte, given map[string]string) []*unstructured
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := up.Parse(data)
+	objects, err := embedded.Parse(data)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,7 @@ func TestPlainEnglish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	more, err := filepath.Glob("../internal/node/up/manifests/etcd.capstan.dev_*.yaml")
+	more, err := filepath.Glob("../internal/node/provision/manifests/etcd.capstan.dev_*.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

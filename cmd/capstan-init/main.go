@@ -17,7 +17,7 @@ import (
 	"capstan.dev/capstan/internal/node/agent"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/pid1"
-	"capstan.dev/capstan/internal/node/up"
+	"capstan.dev/capstan/internal/node/provision"
 )
 
 // gcPercent keeps what lives on every machine small; both do little.
@@ -50,7 +50,7 @@ func command(log *slog.Logger) *cobra.Command {
 	node.AddCommand(&cobra.Command{
 		Use: "up", Short: "Make certificates and configuration, start the services, wait until they are ready",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return up.Run(cmd.Context(), log) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return provision.Run(cmd.Context(), log) },
 	}, &cobra.Command{
 		Use: "agent", Short: "Look after pod network, DNS endpoints and certificates",
 		Args: cobra.NoArgs,

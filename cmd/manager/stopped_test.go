@@ -21,7 +21,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
 // leases of the test are short, and still longer than what a busy box takes to renew one.

@@ -10,11 +10,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 // s3Flags say how to reach a bucket. The credentials themselves are never arguments.
-func s3Flags(f *pflag.FlagSet, s *up.S3, prefix string) {
+func s3Flags(f *pflag.FlagSet, s *embedded.S3, prefix string) {
 	f.StringVar(&s.Endpoint, prefix+"s3-endpoint", "", "URL of the S3-compatible store (default: that of AWS)")
 	f.StringVar(&s.Region, prefix+"s3-region", "", "region of the bucket (default: the store is asked)")
 	f.StringVar(&s.CredentialsFile, prefix+"s3-credentials", "", "file like ~/.aws/credentials with the profile default, mode 0600 (default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)")
@@ -22,15 +22,15 @@ func s3Flags(f *pflag.FlagSet, s *up.S3, prefix string) {
 }
 
 // scheduleFlags are those of `capstan up`.
-func scheduleFlags(f *pflag.FlagSet, s *up.BackupSchedule) {
+func scheduleFlags(f *pflag.FlagSet, s *embedded.BackupSchedule) {
 	f.StringVar(&s.To, "backup-to", "", "folder, or s3://BUCKET/PREFIX, for backups of this management plane; none ends the schedule (default: as it is)")
 	f.DurationVar(&s.Every.Duration, "backup-every", 0, "time from one backup to the next, such as 6h (default: as it is)")
-	f.IntVar(&s.Keep, "backup-keep", 0, fmt.Sprintf("how many backups of this plane stay (default: as it is, or %d)", up.DefaultBackupKeep))
+	f.IntVar(&s.Keep, "backup-keep", 0, fmt.Sprintf("how many backups of this plane stay (default: as it is, or %d)", embedded.DefaultBackupKeep))
 	s3Flags(f, &s.S3, "backup-")
 }
 
 func (a *app) backupCommand() *cobra.Command {
-	var target up.BackupTarget
+	var target embedded.BackupTarget
 	var file string
 	var timeout time.Duration
 	c := &cobra.Command{
@@ -50,7 +50,7 @@ Without --to and --file, the backup goes where those of the schedule go (` + "`c
 			if err != nil {
 				return err
 			}
-			made, err := up.MakeBackup(ctx, a.layout(), target)
+			made, err := embedded.MakeBackup(ctx, a.layout(), target)
 			if err != nil {
 				return err
 			}
@@ -75,19 +75,19 @@ Without --to and --file, the backup goes where those of the schedule go (` + "`c
 }
 
 // backupTarget is what was asked for, or where the schedule's backups go.
-func (a *app) backupTarget(target up.BackupTarget, file string) (up.BackupTarget, error) {
+func (a *app) backupTarget(target embedded.BackupTarget, file string) (embedded.BackupTarget, error) {
 	if file != "" {
 		target.To, target.Exact = file, true
 	}
 	if target.To == "" {
-		state, err := up.LoadState(a.layout())
+		state, err := embedded.LoadState(a.layout())
 		if err != nil {
 			return target, a.noPlane(err)
 		}
 		if state.Backup == nil {
 			return target, coded{errors.New("wanted --to or --file: this plane has no schedule that names a place for its backups"), exitUsage}
 		}
-		if target != (up.BackupTarget{}) {
+		if target != (embedded.BackupTarget{}) {
 			return target, coded{errors.New("wanted --to with the other flags: without it, everything is as in the schedule"), exitUsage}
 		}
 		return state.Backup.BackupTarget, nil
@@ -100,7 +100,7 @@ func (a *app) backupTarget(target up.BackupTarget, file string) (up.BackupTarget
 }
 
 func (a *app) restoreCommand() *cobra.Command {
-	o := up.RestoreOptions{}
+	o := embedded.RestoreOptions{}
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use: "restore ARCHIVE", Short: "Make the management plane of this box from a backup", Args: cobra.ExactArgs(1),
@@ -116,7 +116,7 @@ Never run the plane that was backed up and the restored one at the same time: bo
 			if err := o.Archive.Absolute(); err != nil {
 				return err
 			}
-			restored, err := up.Restore(ctx, o)
+			restored, err := embedded.Restore(ctx, o)
 			if err != nil {
 				return err
 			}
@@ -139,7 +139,7 @@ Never run the plane that was backed up and the restored one at the same time: bo
 }
 
 // printBackups shows the schedule of a plane, and what has become of it.
-func printBackups(w io.Writer, s up.Status) {
+func printBackups(w io.Writer, s embedded.Status) {
 	if s.Backup == nil {
 		fmt.Fprintln(w, "Backups:\tnone; see `capstan up --backup-to`")
 		return

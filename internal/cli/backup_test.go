@@ -12,13 +12,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 func TestBackupTarget(t *testing.T) {
-	schedule := up.BackupSchedule{BackupTarget: up.BackupTarget{To: "/mnt/backups", Keep: 3}}
+	schedule := embedded.BackupSchedule{BackupTarget: embedded.BackupTarget{To: "/mnt/backups", Keep: 3}}
 	withSchedule, without := &app{root: t.TempDir()}, &app{root: t.TempDir()}
-	for a, s := range map[*app]up.State{withSchedule: {ID: "a", Backup: &schedule}, without: {ID: "b"}} {
+	for a, s := range map[*app]embedded.State{withSchedule: {ID: "a", Backup: &schedule}, without: {ID: "b"}} {
 		data, err := json.Marshal(s)
 		if err == nil {
 			err = os.WriteFile(a.layout().State(), data, 0o600)
@@ -33,21 +33,21 @@ func TestBackupTarget(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		app    *app
-		target up.BackupTarget
+		target embedded.BackupTarget
 		file   string
-		want   up.BackupTarget
+		want   embedded.BackupTarget
 		fails  string
 	}{
 		"as the schedule":        {app: withSchedule, want: schedule.BackupTarget},
 		"no schedule":            {app: without, fails: "wanted --to or --file"},
 		"no plane":               {app: &app{root: filepath.Join(here, "nowhere")}, fails: "there is no management plane"},
-		"flags without a place":  {app: withSchedule, target: up.BackupTarget{Keep: 1}, fails: "wanted --to with the other flags"},
-		"a relative folder":      {app: without, target: up.BackupTarget{To: "x"}, want: up.BackupTarget{To: filepath.Join(here, "x")}},
-		"a file":                 {app: without, file: "x.tar.gz", want: up.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
-		"a bucket":               {app: without, target: up.BackupTarget{To: "s3://bucket//a/"}, want: up.BackupTarget{To: "s3://bucket/a"}},
-		"in the plane's folder":  {app: without, target: up.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
-		"fewer than no backups":  {app: without, target: up.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
-		"a relative credentials": {app: without, target: up.BackupTarget{To: "s3://b", S3: up.S3{CredentialsFile: "c"}}, want: up.BackupTarget{To: "s3://b", S3: up.S3{CredentialsFile: filepath.Join(here, "c")}}},
+		"flags without a place":  {app: withSchedule, target: embedded.BackupTarget{Keep: 1}, fails: "wanted --to with the other flags"},
+		"a relative folder":      {app: without, target: embedded.BackupTarget{To: "x"}, want: embedded.BackupTarget{To: filepath.Join(here, "x")}},
+		"a file":                 {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
+		"a bucket":               {app: without, target: embedded.BackupTarget{To: "s3://bucket//a/"}, want: embedded.BackupTarget{To: "s3://bucket/a"}},
+		"in the plane's folder":  {app: without, target: embedded.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
+		"fewer than no backups":  {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
+		"a relative credentials": {app: without, target: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: "c"}}, want: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: filepath.Join(here, "c")}}},
 	} {
 		got, err := test.app.backupTarget(test.target, test.file)
 		switch {
@@ -63,14 +63,14 @@ func TestBackupTarget(t *testing.T) {
 
 func TestPrintBackups(t *testing.T) {
 	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
-	schedule := &up.BackupSchedule{BackupTarget: up.BackupTarget{To: "/mnt"}, Every: metav1.Duration{Duration: 6 * time.Hour}}
-	for want, status := range map[string]up.Status{
+	schedule := &embedded.BackupSchedule{BackupTarget: embedded.BackupTarget{To: "/mnt"}, Every: metav1.Duration{Duration: 6 * time.Hour}}
+	for want, status := range map[string]embedded.Status{
 		"Backups:  none; see `capstan up --backup-to`\n": {},
 		"Backups:      every 6h to /mnt\nLast backup:  2026-03-01T03:00:00Z /mnt/a\n": {
-			Backup: schedule, BackupStatus: up.BackupStatus{Last: &up.Backup{Time: at, Location: "/mnt/a"}},
+			Backup: schedule, BackupStatus: embedded.BackupStatus{Last: &embedded.Backup{Time: at, Location: "/mnt/a"}},
 		},
 		"Backups:       every 6h to /mnt\nLast backup:   none\nBackup error:  no folder (2026-03-01T03:00:00Z; again at 2026-03-01T03:01:00Z)\n": {
-			Backup: schedule, BackupStatus: up.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
+			Backup: schedule, BackupStatus: embedded.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
 		},
 	} {
 		var out bytes.Buffer

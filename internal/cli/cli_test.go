@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/up"
 	"capstan.dev/capstan/templates"
 )
 
@@ -68,8 +68,8 @@ func TestProgressIsQuietForScripts(t *testing.T) {
 }
 
 func TestPlaneSteps(t *testing.T) {
-	steps := planeSteps(up.Status{Installed: true, Components: []up.ProcessStatus{
-		{Name: "etcd", State: up.ProcessReady}, {Name: "kube-apiserver", State: up.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: up.ProcessStarting},
+	steps := planeSteps(embedded.Status{Installed: true, Components: []embedded.ProcessStatus{
+		{Name: "etcd", State: embedded.ProcessReady}, {Name: "kube-apiserver", State: embedded.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: embedded.ProcessStarting},
 	}})
 	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"kinds, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
 	if diff := cmp.Diff(want, steps, cmp.AllowUnexported(step{})); diff != "" {
@@ -334,7 +334,7 @@ func TestFindMachine(t *testing.T) {
 // TestHosts: commands find the capstands of the plane, or the one of a host whose plane is elsewhere.
 func TestHosts(t *testing.T) {
 	plane, empty := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(up.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
+	if err := os.WriteFile(embedded.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	hostname, err := os.Hostname()
@@ -346,7 +346,7 @@ func TestHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	local := func(name string) localHost {
-		l := up.Layout{Root: plane}
+		l := embedded.Layout{Root: plane}
 		return localHost{name, l.HostSocket(name), l.HostRoot(name), "/build"}
 	}
 	for name, test := range map[string]struct {
@@ -357,7 +357,7 @@ func TestHosts(t *testing.T) {
 		"the plane's":                {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
 		"the unit's":                 {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
 		"a named one":                {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
-		"a named one's root":         {app{root: up.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
+		"a named one's root":         {app{root: embedded.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
 		"neither a plane nor a host": {app{root: empty}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -374,7 +374,7 @@ func TestHosts(t *testing.T) {
 
 // TestAssetsOfHost: a host needs fewer programs than a management plane, and is known by them.
 func TestAssetsOfHost(t *testing.T) {
-	assets := up.Assets{Dir: t.TempDir()}
+	assets := embedded.Assets{Dir: t.TempDir()}
 	add := func(paths ...string) {
 		for _, path := range paths {
 			path = filepath.Join(assets.Dir, path)

@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 // management is the API that clusters are made with.
@@ -43,7 +43,7 @@ func (a *app) management() (*management, error) {
 		if _, err := os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
 			return nil, a.noPlane(err)
 		} else if errors.Is(err, fs.ErrPermission) {
-			return nil, up.ErrNotRoot
+			return nil, embedded.ErrNotRoot
 		}
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", path)

@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/yamlprocessor"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/templates"
 )
 
@@ -119,7 +119,7 @@ func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	versions, err := up.KubernetesVersions(assets)
+	versions, err := embedded.KubernetesVersions(assets)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ const incompleteAnnotation = "capstan.dev/incomplete"
 // parse reads the objects. Those without a namespace get the cluster's. What the Cluster refers to comes
 // before it; what refers to the Cluster comes after it: core looks for it at once, and again a second later.
 func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error) {
-	all, err := up.Parse(data)
+	all, err := embedded.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("wanted a template of YAML objects: %w", err)
 	}
@@ -259,7 +259,7 @@ func (o *clusterOptions) class(shipped fs.FS, objects []*unstructured.Unstructur
 	if err != nil {
 		return nil, err
 	}
-	class, err := up.Parse(data)
+	class, err := embedded.Parse(data)
 	for _, u := range class {
 		u.SetNamespace(cmp.Or(namespace, o.namespace))
 	}

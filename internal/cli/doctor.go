@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"capstan.dev/capstan/internal/doctor"
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -43,7 +43,7 @@ var errUnfit = coded{errors.New("this box cannot run clusters until what is mark
 
 // onlyHost says whether these are the programs of a host of a management plane elsewhere: capstand, and neither of the
 // managers of a plane.
-func onlyHost(assets up.Assets) bool {
+func onlyHost(assets embedded.Assets) bool {
 	there := func(path string) bool { _, err := os.Stat(path); return err == nil }
 	return there(assets.Capstand()) && !there(assets.Manager()) && !there(assets.CoreManager())
 }
@@ -56,20 +56,20 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	}
 	facts := doctor.Gather(a.root)
 	facts.Host = host
-	_, err = up.GetStatus(ctx, a.layout())
+	_, err = embedded.GetStatus(ctx, a.layout())
 	facts.Running = err == nil
-	facts.FreePorts = up.FreePorts(doctor.WantedPorts)
-	if problem := up.Enterable(a.root); facts.RootProblem == "" && problem != nil {
+	facts.FreePorts = embedded.FreePorts(doctor.WantedPorts)
+	if problem := embedded.Enterable(a.root); facts.RootProblem == "" && problem != nil {
 		facts.RootProblem = problem.Error()
 	}
-	if facts.Versions, err = up.KubernetesVersions(assets); err != nil {
+	if facts.Versions, err = embedded.KubernetesVersions(assets); err != nil {
 		return nil, err
 	}
 	facts.MissingAssets = missingAssets(assets, facts.Versions, host)
 	return doctor.Check(facts), nil
 }
 
-func missingAssets(a up.Assets, versions []string, host bool) []string {
+func missingAssets(a embedded.Assets, versions []string, host bool) []string {
 	var missing []string
 	if len(versions) == 0 {
 		missing = append(missing, a.Kubernetes())

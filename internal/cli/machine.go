@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/up"
 )
 
 // unitSocket is where capstand serves on a host of a management plane elsewhere: its unit says so.
@@ -44,7 +44,7 @@ func (a *app) hosts(unit string) ([]localHost, error) {
 	if a.socket != "" {
 		return a.standalone(a.socket)
 	}
-	state, err := up.LoadState(a.layout())
+	state, err := embedded.LoadState(a.layout())
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(unit); err == nil {
 			return a.standalone(unit)
@@ -67,7 +67,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 	assets, err1 := a.assetsDir()
 	name, err2 := os.Hostname() // as capstand calls itself
 	host := localHost{name: name, socket: socket, root: a.root, assets: assets.Dir}
-	if a.root == up.DefaultRoot {
+	if a.root == embedded.DefaultRoot {
 		host.root = filepath.Join(a.root, "host")
 	}
 	return []localHost{host}, errors.Join(err1, err2)
@@ -76,7 +76,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 // machines lists the machines of every host of this box, of all management planes.
 func (a *app) machines(ctx context.Context) ([]located, error) {
 	unit := ""
-	if a.root == up.DefaultRoot {
+	if a.root == embedded.DefaultRoot {
 		unit = unitSocket
 	}
 	hosts, err := a.hosts(unit)
@@ -101,7 +101,7 @@ func (a *app) machines(ctx context.Context) ([]located, error) {
 
 // withHost talks to the capstand of a host.
 func withHost(host localHost, do func(hostpb.HostClient) error) error {
-	conn, err := up.DialHost(host.socket)
+	conn, err := embedded.DialHost(host.socket)
 	if err != nil {
 		return err
 	}
@@ -305,7 +305,7 @@ func (a *app) shell(l located, command []string) error {
 	if _, err := os.Stat(state); err != nil {
 		return fmt.Errorf("wanted the state of capstand's machines: %w; give the folder that capstand was started with as --root, and run this as root", err)
 	}
-	runc := up.Assets{Dir: l.host.assets}.Runc()
+	runc := embedded.Assets{Dir: l.host.assets}.Runc()
 	args := []string{"runc", "--root", state, "exec", "--cwd", "/",
 		"--env", "PATH=/opt/capstan/kubernetes/" + l.machine.GetSpec().GetKubernetesVersion() + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"--env", "HOME=/root", "--env", "TERM=" + os.Getenv("TERM")}

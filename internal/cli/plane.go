@@ -14,11 +14,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 func (a *app) upCommand() *cobra.Command {
-	o := up.Options{}
+	o := embedded.Options{}
 	var noHosts bool
 	var timeout time.Duration
 	c := &cobra.Command{
@@ -54,18 +54,18 @@ func (a *app) upCommand() *cobra.Command {
 }
 
 // up starts the plane and shows each component as it comes up.
-func (a *app) up(ctx context.Context, o up.Options) (up.Status, error) {
+func (a *app) up(ctx context.Context, o embedded.Options) (embedded.Status, error) {
 	o.Root, o.Assets = a.root, a.assets
 	p := a.newProgress()
 	defer p.close()
-	return up.Up(ctx, o, func(s up.Status) { p.show(planeSteps(s)) })
+	return embedded.Up(ctx, o, func(s embedded.Status) { p.show(planeSteps(s)) })
 }
 
 // planeSteps are the steps that a starting plane goes through.
-func planeSteps(s up.Status) []step {
+func planeSteps(s embedded.Status) []step {
 	steps := []step{}
 	for _, c := range s.Components {
-		steps = append(steps, step{name: componentTitle(c.Name), done: c.State == up.ProcessReady, note: c.Message})
+		steps = append(steps, step{name: componentTitle(c.Name), done: c.State == embedded.ProcessReady, note: c.Message})
 		if c.Name == "kube-apiserver" {
 			steps = append(steps, step{name: "kinds, roles and webhooks", done: s.Installed})
 		}
@@ -94,7 +94,7 @@ func (a *app) downCommand() *cobra.Command {
 		Long: "Stop the management plane, remove every machine, load balancer and network of the installation, and then its root folder.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			start := time.Now()
-			return up.Down(c.Context(), up.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
+			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
 				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
 			})
 		},
@@ -104,13 +104,13 @@ func (a *app) downCommand() *cobra.Command {
 }
 
 func (a *app) planeCommand() *cobra.Command {
-	var supervisor up.Supervisor
+	var supervisor embedded.Supervisor
 	c := &cobra.Command{
 		Use: "plane", Short: "Run the daemon of the management plane in the foreground (for service managers)", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			return up.Run(ctx, a.layout(), supervisor)
+			return embedded.Run(ctx, a.layout(), supervisor)
 		},
 	}
 	c.Flags().StringVar(&supervisor.Unit, "unit", "", "unit of systemd that runs this (%n): it takes over a plane that runs already, and `capstan up` starts it again with a new build")
@@ -123,7 +123,7 @@ func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the management plane", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			status, err := up.GetStatus(c.Context(), a.layout())
+			status, err := embedded.GetStatus(c.Context(), a.layout())
 			if err != nil {
 				return a.noPlane(err)
 			}
@@ -150,11 +150,11 @@ func (a *app) statusCommand() *cobra.Command {
 
 // noPlane explains why there is no answer from a plane.
 func (a *app) noPlane(err error) error {
-	if _, stateErr := up.LoadState(a.layout()); errors.Is(stateErr, fs.ErrNotExist) {
+	if _, stateErr := embedded.LoadState(a.layout()); errors.Is(stateErr, fs.ErrNotExist) {
 		return coded{fmt.Errorf("there is no management plane in %s: make one with `capstan up`", a.root), exitNotFound}
 	}
 	if errors.Is(err, fs.ErrPermission) {
-		return up.ErrNotRoot
+		return embedded.ErrNotRoot
 	}
 	return fmt.Errorf("the management plane in %s does not run: start it with `capstan up` (%w)", a.root, err)
 }
@@ -167,22 +167,22 @@ func (a *app) versionCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			kubernetes, err := up.KubernetesVersions(assets)
+			kubernetes, err := embedded.KubernetesVersions(assets)
 			if err != nil {
 				return err
 			}
 			if a.json() {
-				return a.printJSON(map[string]any{"capstan": up.Version, "kubernetes": kubernetes})
+				return a.printJSON(map[string]any{"capstan": embedded.Version, "kubernetes": kubernetes})
 			}
-			fmt.Fprintf(a.out, "capstan %s\nKubernetes %v\n", up.Version, kubernetes)
+			fmt.Fprintf(a.out, "capstan %s\nKubernetes %v\n", embedded.Version, kubernetes)
 			return nil
 		},
 	}
 }
 
-func (a *app) assetsDir() (up.Assets, error) {
-	dir, err := up.AssetsDir(a.assets)
-	return up.Assets{Dir: dir}, err
+func (a *app) assetsDir() (embedded.Assets, error) {
+	dir, err := embedded.AssetsDir(a.assets)
+	return embedded.Assets{Dir: dir}, err
 }
 
 func (a *app) printJSON(v any) error {

@@ -26,7 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"capstan.dev/capstan/internal/doctor"
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 // What quickstart makes.
@@ -66,7 +66,7 @@ func (a *app) quickstart(ctx context.Context) error {
 		return errUnfit
 	}
 	a.title("Management plane")
-	if _, err := a.up(ctx, up.Options{}); err != nil {
+	if _, err := a.up(ctx, embedded.Options{}); err != nil {
 		return err
 	}
 	a.title(fmt.Sprintf("Cluster %s: 1 control plane machine, %d workers", demoCluster, demoWorkers))

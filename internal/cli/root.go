@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 )
 
 // Exit codes, for scripts. `capstan help` lists them.
@@ -54,12 +54,12 @@ type app struct {
 	socket string
 }
 
-func (a *app) layout() up.Layout { return up.Layout{Root: a.root} }
+func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
 
 // self is how to run this command again, for this installation.
 func (a *app) self() string {
 	self := os.Args[0]
-	if a.root != up.DefaultRoot {
+	if a.root != embedded.DefaultRoot {
 		self += " --root " + a.root
 	}
 	return self
@@ -111,7 +111,7 @@ func (a *app) command() *cobra.Command {
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	})
-	c.PersistentFlags().StringVar(&a.root, "root", up.DefaultRoot, "folder of the installation's state; each is an installation of its own")
+	c.PersistentFlags().StringVar(&a.root, "root", embedded.DefaultRoot, "folder of the installation's state; each is an installation of its own")
 	c.PersistentFlags().StringVar(&a.assets, "assets", "", "folder with the binaries (default: that of this program)")
 	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "json for scripts; text when empty")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management plane (default: that of this box)")

@@ -14,7 +14,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/node/kube"
-	"capstan.dev/capstan/internal/node/up/manifests"
+	"capstan.dev/capstan/internal/node/provision/manifests"
 )
 
 const (

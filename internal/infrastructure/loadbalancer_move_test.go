@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostclient/fakehost"
+	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
 // moveTo names another host for the load balancer, as a user does.

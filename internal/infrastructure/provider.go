@@ -12,9 +12,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/cluster"
-	"capstan.dev/capstan/internal/infrastructure/host"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/machine"
 	"capstan.dev/capstan/internal/infrastructure/machinepool"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
@@ -63,13 +63,13 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Option
 
 // Setup adds the reconcilers of the infrastructure provider.
 func Setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options, networkPool netip.Prefix, networkBits int) error {
-	pool := hostclient.NewPool(ctx, mgr.GetAPIReader())
+	pool := connections.NewPool(ctx, mgr.GetAPIReader())
 	var errs []error
 	for _, kind := range machinetemplate.Kinds {
 		errs = append(errs, (&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient(), Kind: kind}).SetupWithManager(ctx, mgr))
 	}
 	return errors.Join(append(errs,
-		(&host.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
+		(&capstanhost.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&cluster.Reconciler{
 			Options: opts, Client: mgr.GetClient(), Pool: pool, NetworkPool: networkPool, NetworkBits: networkBits,
 		}).SetupWithManager(ctx, mgr),

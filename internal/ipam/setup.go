@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
-	"capstan.dev/capstan/internal/ipam/claim"
+	"capstan.dev/capstan/internal/ipam/addressclaim"
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
 	"capstan.dev/capstan/internal/ipam/pool"
@@ -154,7 +154,7 @@ func (s *setup) ledgers(ctx context.Context) error {
 }
 
 func (s *setup) claims() error {
-	r := &claim.Reconciler{
+	r := &addressclaim.Reconciler{
 		Client:    s.mgr.GetClient(),
 		Live:      s.mgr.GetAPIReader(),
 		Ledger:    s.registry,

@@ -27,7 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
-	"capstan.dev/capstan/internal/ipam/claim"
+	"capstan.dev/capstan/internal/ipam/addressclaim"
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/pool"
 )
@@ -159,7 +159,7 @@ func (e *claimEvents) ofPool(ctx context.Context, obj client.Object) []reconcile
 // deleted.
 func (e *claimEvents) ofCluster(ctx context.Context, obj client.Object) []reconcile.Request {
 	return e.open(ctx, obj.GetNamespace(), func(c *capiipamv1.IPAddressClaim) bool {
-		return claim.ClusterNameOf(c) == obj.GetName()
+		return addressclaim.ClusterNameOf(c) == obj.GetName()
 	})
 }
 

@@ -19,11 +19,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
-	"capstan.dev/capstan/internal/up"
 )
 
 // errNoVictim: nothing of the target's class exists at the moment.
@@ -106,7 +106,7 @@ func (s *soak) victims(ctx context.Context, f fault) ([]victim, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
-	status, err := up.GetStatus(ctx, s.layout)
+	status, err := embedded.GetStatus(ctx, s.layout)
 	if err != nil {
 		return nil, err
 	}

@@ -28,8 +28,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/kubeconfig"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/network"
-	"capstan.dev/capstan/internal/up"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -58,7 +58,7 @@ func run(ctx context.Context, seed uint64, duration, bound time.Duration, logs s
 		return err
 	}
 	s := &soak{
-		plane: plane, layout: up.Layout{Root: plane.Root}, bound: bound, schedule: newSchedule(seed), report: newReport(seed),
+		plane: plane, layout: embedded.Layout{Root: plane.Root}, bound: bound, schedule: newSchedule(seed), report: newReport(seed),
 		machines: map[string]bool{}, networks: map[string]string{}, deaths: map[string][]time.Time{}, writers: map[string]*writer{},
 	}
 	if err == nil {
@@ -74,7 +74,7 @@ func run(ctx context.Context, seed uint64, duration, bound time.Duration, logs s
 // soak is one run.
 type soak struct {
 	plane    *harness.Plane
-	layout   up.Layout
+	layout   embedded.Layout
 	bound    time.Duration
 	schedule *schedule
 	report   *report

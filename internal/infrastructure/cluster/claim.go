@@ -11,8 +11,8 @@ import (
 	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/network"
-	"capstan.dev/capstan/internal/ipam/claims"
 )
 
 // claimName is the name of the claim for the load balancer's address.
@@ -27,12 +27,12 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 		return nil
 	}
 	pool := ipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
-	claim, err := claims.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
+	claim, err := addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
 		return err
 	}
-	address, waiting, err := claims.FetchAddress(ctx, r.LiveClient, claim)
+	address, waiting, err := addresses.FetchAddress(ctx, r.LiveClient, claim)
 	if err != nil {
 		return err
 	}
@@ -69,5 +69,5 @@ func checkClaimed(machineCIDR, address string) error {
 
 // claimGone deletes the claim and says whether it is gone. It is watched.
 func (r *Reconciler) claimGone(ctx context.Context, s *scope) (bool, error) {
-	return claims.ClaimsGone(ctx, r.LiveClient, s.capstan, claimName(s.capstan))
+	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, claimName(s.capstan))
 }

@@ -30,7 +30,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/paused"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -51,7 +51,7 @@ var clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
 type Reconciler struct {
 	manager.Options
 	Client client.Client
-	Pool   *hostclient.Pool
+	Pool   *connections.Pool
 
 	// NetworkPool and NetworkBits say where machine networks are taken from, and how large they are.
 	NetworkPool netip.Prefix

@@ -18,14 +18,14 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
 // reconcileDelete removes the load balancer and the network from every host, then the claim of its address
 // (IPAM-07), then the finalizer (IC-12). A cluster that never got an id has nothing on any host.
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result, error) {
-	if s.capstan.Spec.ID != "" && !hosts.Abandoned(s.capstan) {
+	if s.capstan.Spec.ID != "" && !hostaccess.Abandoned(s.capstan) {
 		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
 			// They are watched: the last one that goes leads here again.
 			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
@@ -71,7 +71,7 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 		h := &list.Items[i]
 		id, known := recorded[h.Name]
 		delete(recorded, h.Name)
-		if hosts.Abandoned(h) {
+		if hostaccess.Abandoned(h) {
 			continue
 		}
 		conn := r.connected(h.Name)
@@ -109,12 +109,12 @@ func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
 }
 
 // unreachable says why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
-func unreachable(name, id string, conn *hostclient.Host) string {
+func unreachable(name, id string, conn *connections.Host) string {
 	if conn == nil {
 		return fmt.Sprintf("Host %s, which has or had the cluster's load balancer, is not connected. If it is permanently lost, annotate the CapstanHost with %s",
 			name, infrav1.HostAbandonedAnnotation)
 	}
-	return hosts.Mismatch(name, id, conn.ID())
+	return hostaccess.Mismatch(name, id, conn.ID())
 }
 
 // errNetworkInUse says that a host keeps the network, because machines are attached to it.
@@ -122,26 +122,26 @@ var errNetworkInUse = errors.New("the network is in use")
 
 // remove takes what is the cluster's from a host. What another cluster has there under its id is not: this one is a
 // copy of that then, and has nothing there.
-func remove(ctx context.Context, host *hostclient.Host, s *scope) error {
+func remove(ctx context.Context, host *connections.Host, s *scope) error {
 	id, namespace, name := s.capstan.Spec.ID, s.capstan.Namespace, s.clusterName()
 	req := &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: namespace, Name: name}
 	if other := host.LoadBalancer(id); other != nil && !owner.Same(other, req) {
 		return nil
 	}
 	if _, err := host.DeleteLoadBalancer(ctx, req); !absent(err) {
-		return fmt.Errorf("delete the load balancer: %s", hostclient.Message(err))
+		return fmt.Errorf("delete the load balancer: %s", connections.Message(err))
 	}
 	_, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: namespace, Name: name})
 	switch {
 	case absent(err):
 		return nil
-	case hostclient.Code(err) == codes.FailedPrecondition:
-		return fmt.Errorf("%w: %s", errNetworkInUse, hostclient.Message(err))
+	case connections.Code(err) == codes.FailedPrecondition:
+		return fmt.Errorf("%w: %s", errNetworkInUse, connections.Message(err))
 	}
-	return fmt.Errorf("delete the network: %s", hostclient.Message(err))
+	return fmt.Errorf("delete the network: %s", connections.Message(err))
 }
 
 // absent says that a deletion left nothing of the cluster.
 func absent(err error) bool {
-	return slices.Contains([]codes.Code{codes.OK, codes.NotFound, codes.PermissionDenied}, hostclient.Code(err))
+	return slices.Contains([]codes.Code{codes.OK, codes.NotFound, codes.PermissionDenied}, connections.Code(err))
 }

@@ -19,8 +19,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/host"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/capstanhost"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/manager"
 )
 
@@ -93,13 +93,13 @@ func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []re
 
 // ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is or was
 // there: behind the name of a host may be another one than before.
-func (r *Reconciler) ofEvent(ctx context.Context, e hostclient.Event) []reconcile.Request {
+func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconcile.Request {
 	var by client.MatchingFields
 	switch {
 	case e.LoadBalancer != nil:
 		by = client.MatchingFields{idIndex: e.LoadBalancer.GetId()}
 	case e.Connection:
-		by = client.MatchingFields{host.ClusterHostIndex: e.Host}
+		by = client.MatchingFields{capstanhost.ClusterHostIndex: e.Host}
 	default:
 		return nil
 	}

@@ -23,8 +23,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/placement"
@@ -37,7 +37,7 @@ var errWaiting = errors.New("waiting")
 // reconcileNormal goes through the contract's steps in their order (IC-11). Each one either is done, or
 // says in a condition what it waits for.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
-	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
+	usable, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -78,11 +78,11 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.
 // balancer's box: its network does not leave that. A domain stays while its hosts are away: control planes should
 // not move because of an outage.
 func (r *Reconciler) showDomains(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	box, err := hosts.BoxOf(ctx, r.Client, r.Pool, s.capstan)
+	box, err := hostaccess.BoxOf(ctx, r.Client, r.Pool, s.capstan)
 	if err != nil {
 		return err
 	}
-	s.capstan.Status.FailureDomains = failureDomains(hosts.OnBox(usable, r.Pool, box))
+	s.capstan.Status.FailureDomains = failureDomains(hostaccess.OnBox(usable, r.Pool, box))
 	return nil
 }
 
@@ -109,7 +109,7 @@ func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
 }
 
 // connected returns the connection to a host, or nil.
-func (r *Reconciler) connected(name string) *hostclient.Host {
+func (r *Reconciler) connected(name string) *connections.Host {
 	if h := r.Pool.Get(name); h != nil && h.Connected() == nil {
 		return h
 	}
@@ -117,13 +117,13 @@ func (r *Reconciler) connected(name string) *hostclient.Host {
 }
 
 // balancerHost returns the connection to the load balancer's host, or why there is none.
-func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *hostclient.Host, reason, why string) {
+func (r *Reconciler) balancerHost(c *infrav1.CapstanCluster) (host *connections.Host, reason, why string) {
 	lb := c.Spec.LoadBalancer
 	host = r.connected(lb.HostName)
 	if host == nil {
 		return nil, infrav1.NoHostConnectedReason, fmt.Sprintf("Host %s is not connected", lb.HostName)
 	}
-	if why := hosts.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
+	if why := hostaccess.Mismatch(lb.HostName, lb.HostID, host.ID()); why != "" {
 		return nil, infrav1.LoadBalancerHostMismatchReason, why
 	}
 	return host, "", ""
@@ -159,7 +159,7 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		return err
 	}
 	if lb.HostName == "" && !external(s.capstan) {
-		host, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{ControlPlane: true})
+		host, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{ControlPlane: true})
 		if err != nil {
 			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 			return errWaiting
@@ -222,7 +222,7 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	}
 	made := owner.Same(host.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 	// Whoever wrote the host to spec (ALL-18). What runs goes on, also when its host would not be chosen any more.
-	if !made && len(hosts.Named(usable, host.Name())) == 0 {
+	if !made && len(hostaccess.Named(usable, host.Name())) == 0 {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
 			"spec.loadBalancer.hostName is CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: set another host, or change its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))
@@ -243,8 +243,8 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 		return nil
 	}
 	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
-		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, hostclient.Message(err))
-	if hostclient.Code(err) == codes.FailedPrecondition && mayChooseAgain(s.capstan, hostclient.Message(err)) {
+		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.Message(err))
+	if connections.Code(err) == codes.FailedPrecondition && mayChooseAgain(s.capstan, connections.Message(err)) {
 		return r.chooseAgain(ctx, s)
 	}
 	return fmt.Errorf("network %s on host %s: %w", s.capstan.Spec.Network, host.Name(), err)
@@ -298,7 +298,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends))
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
-			"Host %s refused the load balancer: %s", host.Name(), hostclient.Message(err))
+			"Host %s refused the load balancer: %s", host.Name(), connections.Message(err))
 		return errors.Join(fmt.Errorf("load balancer on host %s: %w", host.Name(), err), leaving)
 	}
 	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed

@@ -15,7 +15,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
 // Port on which the cluster's load balancer listens: the one that was asked for, else that of the
@@ -69,7 +69,7 @@ func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*ho
 
 // Ensure makes the host's load balancer what is desired and returns it. It calls the host only when
 // something differs.
-func Ensure(ctx context.Context, host *hostclient.Host, desired *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
+func Ensure(ctx context.Context, host *connections.Host, desired *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
 	if current := host.LoadBalancer(desired.GetId()); current != nil && proto.Equal(wanted(current), wanted(desired)) {
 		return current, nil
 	}

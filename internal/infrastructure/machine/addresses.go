@@ -17,7 +17,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/manager"
 )
@@ -203,7 +203,7 @@ func showAddresses(m *infrav1.CapstanMachine) {
 // plane has it, or one that is still being removed. Addresses of IPAM pools are never replaced.
 func addressTaken(err error, m *infrav1.CapstanMachine) bool {
 	return len(m.Spec.Network.AddressesFromPools) == 0 &&
-		strings.Contains(hostclient.Message(err), "address "+m.Spec.Network.Addresses[0].Address+" ")
+		strings.Contains(connections.Message(err), "address "+m.Spec.Network.Addresses[0].Address+" ")
 }
 
 // assignOtherAddress replaces an address that the machine cannot have. The change of spec is the event that

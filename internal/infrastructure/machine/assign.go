@@ -16,8 +16,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/manager"
 )
@@ -90,7 +90,7 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 
 // choose fills in spec, for one machine at a time: the host's account of its memory lags behind, so
 // that the next machine to be placed must see what was promised to this one.
-func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*hostclient.Host, error) {
+func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.placing.Lock()
 	defer r.placing.Unlock()
 	host, err := r.chooseHost(ctx, s, capstanCluster)
@@ -135,12 +135,12 @@ func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
 
 // usable are the hosts that the machine may have; only the one that spec names, if it names one.
 func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) ([]infrav1.CapstanHost, error) {
-	usable, err := hosts.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
+	usable, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, capstanCluster.Spec.HostSelector, s.capstan.Spec.HostSelector)
 	wanted := s.capstan.Spec.HostName
 	if err != nil || wanted == "" {
 		return usable, err
 	}
-	if usable = hosts.Named(usable, wanted); len(usable) == 0 {
+	if usable = hostaccess.Named(usable, wanted); len(usable) == 0 {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotAllowedReason,
 			"spec.hostName is CapstanHost %s, which does not exist, does not admit namespace %s, or does not match the host selectors: set another host, or change its spec.allowedNamespaces and labels",
 			wanted, s.capstan.Namespace)
@@ -150,17 +150,17 @@ func (r *Reconciler) usable(ctx context.Context, s *scope, capstanCluster *infra
 }
 
 // chooseHost places the machine (IM-02), or checks the host that spec names.
-func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) (*hostclient.Host, error) {
+func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster) (*connections.Host, error) {
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
 	usable, err := r.usable(ctx, s, capstanCluster)
 	if err != nil {
 		return nil, err
 	}
-	box, err := hosts.BoxOf(ctx, r.Client, r.Pool, capstanCluster)
+	box, err := hostaccess.BoxOf(ctx, r.Client, r.Pool, capstanCluster)
 	if err != nil {
 		return nil, err
 	}
-	name, err := placement.Choose(hosts.Candidates(usable, r.Pool), placement.Request{
+	name, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{
 		FailureDomain: wantedFailureDomain(s),
 		Box:           box,
 		Version:       kubernetesVersion(s),

@@ -13,8 +13,8 @@ import (
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/network"
-	"capstan.dev/capstan/internal/ipam/claims"
 )
 
 // claimAddresses claims one address from each of the machine's pools and waits for all of them (IPAM-07,
@@ -28,8 +28,8 @@ func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.In
 	made := make([]*capiipamv1.IPAddressClaim, len(pools))
 	for i, pool := range pools {
 		var err error
-		made[i], err = claims.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name,
-			capiipamv1.IPPoolReference{APIGroup: pool.APIGroup, Kind: pool.Kind, Name: pool.Name}, claims.Name(s.capstan.Name, i))
+		made[i], err = addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name,
+			capiipamv1.IPPoolReference{APIGroup: pool.APIGroup, Kind: pool.Kind, Name: pool.Name}, addresses.Name(s.capstan.Name, i))
 		if err != nil {
 			set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)
 			return nil, err
@@ -37,7 +37,7 @@ func (r *Reconciler) claimAddresses(ctx context.Context, s *scope) ([]infrav1.In
 	}
 	var out []infrav1.InterfaceAddress
 	for _, claim := range made {
-		address, waiting, err := claims.FetchAddress(ctx, r.LiveClient, claim)
+		address, waiting, err := addresses.FetchAddress(ctx, r.LiveClient, claim)
 		if err != nil {
 			return nil, err
 		}
@@ -105,7 +105,7 @@ func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 func (r *Reconciler) claimsGone(ctx context.Context, s *scope) (bool, error) {
 	var names []string
 	for i := range s.capstan.Spec.Network.AddressesFromPools {
-		names = append(names, claims.Name(s.capstan.Name, i))
+		names = append(names, addresses.Name(s.capstan.Name, i))
 	}
-	return claims.ClaimsGone(ctx, r.LiveClient, s.capstan, names...)
+	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, names...)
 }

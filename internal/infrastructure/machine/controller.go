@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/predicates"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -49,7 +49,7 @@ var machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
 type Reconciler struct {
 	manager.Options
 	Client client.Client
-	Pool   *hostclient.Pool
+	Pool   *connections.Pool
 
 	recorder   events.EventRecorder
 	controller capicontroller.Controller

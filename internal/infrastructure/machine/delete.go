@@ -17,8 +17,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 )
 
@@ -74,7 +74,7 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 		return err
 	}
 	if _, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(capstanCluster, client.ObjectKeyFromObject(s.cluster), members)); err != nil {
-		return fmt.Errorf("leave the load balancer on host %s: %s", host.Name(), hostclient.Message(err))
+		return fmt.Errorf("leave the load balancer on host %s: %s", host.Name(), connections.Message(err))
 	}
 	return nil
 }
@@ -82,7 +82,7 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 // deleteMachine has the host remove the machine and waits until it is gone.
 func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	spec := s.capstan.Spec
-	if spec.ID == "" || spec.HostName == "" || hosts.Abandoned(s.capstan) {
+	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
 		return nil
 	}
 	h := &infrav1.CapstanHost{}
@@ -93,7 +93,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		return errWaiting
 	case err != nil:
 		return err
-	case hosts.Abandoned(h):
+	case hostaccess.Abandoned(h):
 		return nil
 	}
 	host := r.Pool.Get(spec.HostName)
@@ -101,7 +101,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		blocked(s, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
 		return errWaiting
 	}
-	if why := hosts.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
+	if why := hostaccess.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
 		blocked(s, "%s", why)
 		return errWaiting
 	}
@@ -109,11 +109,11 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		return nil // This is a copy of that one, and has nothing there.
 	}
 	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
-	if hostclient.Code(err) == codes.PermissionDenied {
+	if connections.Code(err) == codes.PermissionDenied {
 		return nil // The same, and the host has not told of the other one yet.
 	}
 	if err != nil {
-		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, hostclient.Message(err))
+		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, connections.Message(err))
 	}
 	if !res.GetDone() {
 		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Host %s is removing the machine", spec.HostName)

@@ -14,14 +14,14 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/host"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
+	"capstan.dev/capstan/internal/infrastructure/capstanhost"
+	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/manager"
 )
 
 // ofEvent maps what a host tells. A machine of another management plane maps to nothing, or
 // harmlessly to an object of the same name.
-func (r *Reconciler) ofEvent(ctx context.Context, e hostclient.Event) []reconcile.Request {
+func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconcile.Request {
 	switch {
 	case e.Machine != nil:
 		spec := e.Machine.GetSpec()
@@ -53,9 +53,9 @@ func (r *Reconciler) ofHost(ctx context.Context, o client.Object) []reconcile.Re
 // onHost lists the machines on a host, and those without a host: it may take them now.
 func (r *Reconciler) onHost(ctx context.Context, name string) []reconcile.Request {
 	var out []reconcile.Request
-	for _, value := range []string{name, host.NoHost} {
+	for _, value := range []string{name, capstanhost.NoHost} {
 		list := &infrav1.CapstanMachineList{}
-		if r.Client.List(ctx, list, client.MatchingFields{host.MachineHostIndex: value}) == nil {
+		if r.Client.List(ctx, list, client.MatchingFields{capstanhost.MachineHostIndex: value}) == nil {
 			out = append(out, requests(list)...)
 		}
 	}

@@ -19,8 +19,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
-	"capstan.dev/capstan/internal/infrastructure/hostclient"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
 // errWaiting ends a reconcile that an event will continue; a condition says what for.
@@ -112,7 +112,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if host == nil || host.Connected() != nil {
 		return r.hostUnreachable(ctx, s, host)
 	}
-	if why := hosts.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
+	if why := hostaccess.Mismatch(host.Name(), s.capstan.Spec.HostID, host.ID()); why != "" {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostMismatchReason, "%s", why)
 		return errWaiting // A change of the CapstanHost is the event.
 	}
@@ -147,18 +147,18 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 }
 
 // startAgain passes on the request to start a failed machine. A request that the host refuses is not repeated.
-func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *hostclient.Host) error {
+func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *connections.Host) error {
 	if _, ok := s.capstan.Annotations[infrav1.MachineStartAnnotation]; !ok {
 		return nil
 	}
 	m := s.capstan
 	_, err := host.StartMachine(ctx, &hostpb.StartMachineRequest{Id: m.Spec.ID, Namespace: m.Namespace, Name: m.Name})
-	switch hostclient.Code(err) {
+	switch connections.Code(err) {
 	case codes.OK:
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Internal:
-		return fmt.Errorf("start the machine on host %s: %s", host.Name(), hostclient.Message(err))
+		return fmt.Errorf("start the machine on host %s: %s", host.Name(), connections.Message(err))
 	default:
-		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Start", "Host %s does not start the machine: %s", host.Name(), hostclient.Message(err))
+		r.recorder.Eventf(m, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Start", "Host %s does not start the machine: %s", host.Name(), connections.Message(err))
 	}
 	delete(m.Annotations, infrav1.MachineStartAnnotation)
 	return nil
@@ -167,14 +167,14 @@ func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *hostclient.
 // hostUnreachable says nothing about the machine: it may well run. A manager that has just started knows no host
 // yet: until it has tried to connect, what was known before stands, or every machine would be in
 // doubt for a moment.
-func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *hostclient.Host) error {
+func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *connections.Host) error {
 	var err error
 	if host != nil {
 		err = host.Connected()
 	} else if err = r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, &infrav1.CapstanHost{}); err == nil {
-		err = hostclient.ErrConnecting
+		err = connections.ErrConnecting
 	}
-	if err == nil || errors.Is(err, hostclient.ErrConnecting) && conditions.Has(s.capstan, infrav1.MachineRunningCondition) {
+	if err == nil || errors.Is(err, connections.ErrConnecting) && conditions.Has(s.capstan, infrav1.MachineRunningCondition) {
 		return errWaiting // The connection is an event.
 	}
 	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionUnknown, infrav1.MachineHostUnreachableReason,
@@ -184,7 +184,7 @@ func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *hostcl
 
 // makeMachine asks the host for the machine. What the host refuses is shown, and tried again when that
 // can help: when memory became free (an event), after a while (an error), or with another address.
-func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *hostclient.Host) (*hostpb.Machine, error) {
+func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connections.Host) (*hostpb.Machine, error) {
 	if err := r.confirmAddress(ctx, s); err != nil {
 		return nil, err
 	}
@@ -207,15 +207,15 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *hostclient
 	}
 	host.Release(spec.GetId())
 	set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
-		"Host %s refused the machine: %s", host.Name(), hostclient.Message(err))
-	switch hostclient.Code(err) {
+		"Host %s refused the machine: %s", host.Name(), connections.Message(err))
+	switch connections.Code(err) {
 	case codes.AlreadyExists:
 		if addressTaken(err, s.capstan) {
 			return nil, r.assignOtherAddress(ctx, s)
 		}
 	case codes.ResourceExhausted, codes.InvalidArgument:
 		// The host tells when memory becomes free, and only a change of spec helps the other.
-		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", hostclient.Message(err))
+		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", connections.Message(err))
 		return nil, errWaiting
 	}
 	return nil, fmt.Errorf("machine on host %s: %w", host.Name(), err)

@@ -22,7 +22,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
 // maxReplicas is how many providerIDs spec.providerIDList takes.
@@ -87,7 +87,7 @@ func usable(ctx context.Context, c client.Reader, s *scope) ([]infrav1.CapstanHo
 		}
 		selectors = append(selectors, cc.Spec.HostSelector)
 	}
-	return hosts.Usable(ctx, c, s.pool.Namespace, selectors...)
+	return hostaccess.Usable(ctx, c, s.pool.Namespace, selectors...)
 }
 
 // versions are those that the pool's hosts can run.

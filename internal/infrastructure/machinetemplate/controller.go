@@ -23,7 +23,7 @@ import (
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/infrastructure/hosts"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -121,7 +121,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	before := t.DeepCopyObject().(client.Object)
 	spec, status := r.Kind.parts(t)
-	usable, err := hosts.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
+	usable, err := hostaccess.Usable(ctx, r.Client, t.GetNamespace(), spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}

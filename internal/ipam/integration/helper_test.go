@@ -8,7 +8,7 @@ import (
 	"k8s.io/utils/ptr"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
-	"capstan.dev/capstan/internal/ipam/claims"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
 )
 
 // IPAM-07: what an infrastructure provider does, with the helper for it. A
@@ -19,19 +19,19 @@ func TestInfrastructureHelper(t *testing.T) {
 	owner := newCluster(ns, "m", false)
 	pool := newPool(ns, "p", subnet("10.5.0.0/24", "10.5.0.10"))
 	create(t, owner, pool)
-	name := claims.Name(owner.Name, 0)
-	claim, err := claims.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name)
+	name := addresses.Name(owner.Name, 0)
+	claim, err := addresses.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name)
 	must(t, err)
 	ref := claim.OwnerReferences[0]
 	if ref.UID != owner.UID || !ptr.Deref(ref.Controller, false) || !ptr.Deref(ref.BlockOwnerDeletion, false) || claim.Spec.ClusterName != "m" || claim.Name != "m-0" {
 		t.Errorf("IPAM-07: the claim is %+v", claim)
 	}
 	served := func() error {
-		claim, err = claims.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name) // again
+		claim, err = addresses.EnsureClaim(ctx, env.Client, owner, "m", refTo(pool), name) // again
 		if err != nil {
 			return err
 		}
-		ip, waiting, err := claims.FetchAddress(ctx, env.Client, claim)
+		ip, waiting, err := addresses.FetchAddress(ctx, env.Client, claim)
 		if err != nil || ip == nil {
 			return errOr(err, "waiting: %s", waiting)
 		}
@@ -52,11 +52,11 @@ func TestInfrastructureHelper(t *testing.T) {
 	wantGone(t, claim)
 	eventually(t, "the address of the claim that is made again", served)
 	other := refTo(newPool(ns, "q"))
-	if _, err := claims.EnsureClaim(ctx, env.Client, owner, "m", other, name); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
+	if _, err := addresses.EnsureClaim(ctx, env.Client, owner, "m", other, name); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
 		t.Errorf("the pool was changed: %v", err)
 	}
 	eventually(t, "the claims to go", func() error {
-		gone, err := claims.ClaimsGone(ctx, env.Client, owner, name, "never-made")
+		gone, err := addresses.ClaimsGone(ctx, env.Client, owner, name, "never-made")
 		if err != nil || !gone {
 			return errOr(err, "not yet")
 		}

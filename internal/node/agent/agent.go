@@ -24,7 +24,7 @@ import (
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/up"
+	"capstan.dev/capstan/internal/node/provision"
 )
 
 // agent runs on one machine.
@@ -70,7 +70,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		group.Go(func() error { return a.makeBackups(ctx) })
 	}
 	group.Go(func() error { return a.followAuthorities(ctx) })
-	group.Go(func() error { return up.RenewCertificates(ctx, config, a.name, latest(expires), log) })
+	group.Go(func() error { return provision.RenewCertificates(ctx, config, a.name, latest(expires), log) })
 	return group.Wait()
 }
 

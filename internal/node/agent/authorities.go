@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/up"
+	"capstan.dev/capstan/internal/node/provision"
 )
 
 // followAuthorities brings this machine to the certificate authorities that its Node names, and says on the
@@ -23,7 +23,7 @@ func (a *agent) followAuthorities(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	follower := &up.Authorities{Config: a.config, NodeName: a.name, Init: initapi.NewClient(initapi.Socket), Log: a.log}
+	follower := &provision.Authorities{Config: a.config, NodeName: a.name, Init: initapi.NewClient(initapi.Socket), Log: a.log}
 	return watchNodes(ctx, client, "metadata.name="+a.name, func(nodes []node) error {
 		for _, n := range nodes {
 			if n.name != a.name || n.annotations[nodeconfig.AuthoritiesAnnotation] == "" {
@@ -39,7 +39,7 @@ func (a *agent) followAuthorities(ctx context.Context) error {
 
 // follow publishes the challenge before it follows: until the control plane provider has answered it nothing is
 // taken over.
-func (a *agent) follow(ctx context.Context, client dynamic.Interface, n node, follower *up.Authorities) error {
+func (a *agent) follow(ctx context.Context, client dynamic.Interface, n node, follower *provision.Authorities) error {
 	challenge, err := follower.Challenge()
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func TestObjects(t *testing.T) {
 		watching <- result{objects, err}
 	}()
 	_, err = envtest.InstallCRDs(env.Config, envtest.CRDInstallOptions{
-		Paths: []string{filepath.Join(testenv.Root(), "internal/node/up/manifests/etcd.capstan.dev_etcdmembers.yaml")}, ErrorIfPathMissing: true,
+		Paths: []string{filepath.Join(testenv.Root(), "internal/node/provision/manifests/etcd.capstan.dev_etcdmembers.yaml")}, ErrorIfPathMissing: true,
 		MaxTime: testenv.Patience,
 	})
 	must(t, err)

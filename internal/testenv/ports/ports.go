@@ -12,7 +12,7 @@ import (
 
 // The ports lie below the range from which Linux takes the ports of outgoing connections (32768 and up): whoever
 // closes a listener and opens it again, as every server does that is restarted, finds its port free. Planes take
-// theirs from 20000 to 29999 (internal/up).
+// theirs from 20000 to 29999 (internal/embedded).
 const (
 	first = 30000
 	last  = 32767

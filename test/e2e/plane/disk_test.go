@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -24,7 +24,7 @@ func TestEtcdDiskFails(t *testing.T) {
 			i := newInstallation(t)
 			i.capstan("up")
 			i.capstan("down", "--keep-state")
-			etcd := up.Layout{Root: i.root}.Etcd()
+			etcd := embedded.Layout{Root: i.root}.Etcd()
 			must := func(name string, args ...string) {
 				t.Helper()
 				if _, err := run(name, args...); err != nil {
@@ -41,7 +41,7 @@ func TestEtcdDiskFails(t *testing.T) {
 			t.Logf("%d writes were acknowledged before the first one failed", len(written))
 			eventually(t, "the status shows that etcd or the API server is not well", time.Minute, func() bool {
 				for _, c := range i.status().Components {
-					if (c.Name == "etcd" || c.Name == "kube-apiserver") && c.State != up.ProcessReady {
+					if (c.Name == "etcd" || c.Name == "kube-apiserver") && c.State != embedded.ProcessReady {
 						return true
 					}
 				}

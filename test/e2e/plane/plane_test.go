@@ -23,7 +23,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/up"
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -124,16 +124,16 @@ func run(name string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func (i *installation) status() up.Status {
+func (i *installation) status() embedded.Status {
 	i.t.Helper()
-	var s up.Status
+	var s embedded.Status
 	if err := json.Unmarshal([]byte(i.capstan("status", "-o", "json")), &s); err != nil {
 		i.t.Fatal(err)
 	}
 	return s
 }
 
-func (i *installation) component(name string) up.ProcessStatus {
+func (i *installation) component(name string) embedded.ProcessStatus {
 	i.t.Helper()
 	for _, c := range i.status().Components {
 		if c.Name == name {
@@ -141,7 +141,7 @@ func (i *installation) component(name string) up.ProcessStatus {
 		}
 	}
 	i.t.Fatalf("no component %s", name)
-	return up.ProcessStatus{}
+	return embedded.ProcessStatus{}
 }
 
 // eventually waits for something that is told by no event.
@@ -277,7 +277,7 @@ func (i *installation) testAuthentication() {
 func (i *installation) testEncryption() {
 	i.kubectl("create", "secret", "generic", "probe", "--from-literal=password=correct-horse")
 	defer i.kubectl("delete", "secret", "probe")
-	state, err := up.LoadState(up.Layout{Root: i.root})
+	state, err := embedded.LoadState(embedded.Layout{Root: i.root})
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -315,21 +315,21 @@ func (i *installation) testWebhooks() {
 // kill -9 of each component: the supervisor brings it back, and the plane works again.
 func (i *installation) testKilledComponents() {
 	for _, name := range []string{"manager", "capi-core-manager", "kube-controller-manager", "capstand", "kube-apiserver", "etcd"} {
-		var before up.ProcessStatus
+		var before embedded.ProcessStatus
 		eventually(i.t, name+" runs", time.Minute, func() bool { // it may have ended with one that was killed before
 			before = i.component(name)
-			return before.PID > 0 && before.State == up.ProcessReady
+			return before.PID > 0 && before.State == embedded.ProcessReady
 		})
 		if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
 			i.t.Fatalf("%s: %v", name, err)
 		}
 		eventually(i.t, name+" is back", time.Minute, func() bool {
 			after := i.component(name)
-			return after.PID != before.PID && after.State == up.ProcessReady && after.Restarts > before.Restarts
+			return after.PID != before.PID && after.State == embedded.ProcessReady && after.Restarts > before.Restarts
 		})
 	}
 	eventually(i.t, "all components are ready", time.Minute, func() bool {
-		return !slices.ContainsFunc(i.status().Components, func(c up.ProcessStatus) bool { return c.State != up.ProcessReady })
+		return !slices.ContainsFunc(i.status().Components, func(c embedded.ProcessStatus) bool { return c.State != embedded.ProcessReady })
 	})
 	eventually(i.t, "the API server answers", time.Minute, func() bool {
 		kubectl := filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl")
@@ -423,7 +423,7 @@ func (i *installation) testRestart() {
 		i.t.Fatal(err)
 	}
 	eventually(i.t, "the components die with their supervisor", 10*time.Second, func() bool {
-		return !slices.ContainsFunc(status.Components, func(c up.ProcessStatus) bool { return runs(c.PID) })
+		return !slices.ContainsFunc(status.Components, func(c embedded.ProcessStatus) bool { return runs(c.PID) })
 	})
 	var exit *exec.ExitError
 	if _, err := i.try("status"); !errors.As(err, &exit) || exit.ExitCode() != 1 {

@@ -1,0 +1,242 @@
+package embedded
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+
+	"capstan.dev/capstan/internal/embedded/archive"
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/node/backup"
+)
+
+const (
+	snapshotName = "etcd.db"
+	stateName    = "state.json"
+	pkiName      = "pki"
+	// backupTimeout of one backup: gibibytes over a slow line.
+	backupTimeout = time.Hour
+)
+
+// Backup is a backup that was made.
+type Backup struct {
+	Location  string    `json:"location"`
+	Time      time.Time `json:"time"`
+	SizeBytes int64     `json:"sizeBytes"`
+	Revision  int64     `json:"revision"`
+	// Removed are the older backups that had to go.
+	Removed []string `json:"removed,omitempty"`
+}
+
+// MakeBackup makes a backup of the running plane: a snapshot of its etcd, and every key that the data needs. The backup has
+// its final name once it is complete. One backup is made at a time; a call waits for another one.
+func MakeBackup(ctx context.Context, l Layout, target BackupTarget) (Backup, error) {
+	if os.Getuid() != 0 {
+		return Backup{}, ErrNotRoot
+	}
+	state, err := LoadState(l)
+	if err != nil {
+		return Backup{}, err
+	}
+	store, err := target.open()
+	if err != nil {
+		return Backup{}, err
+	}
+	unlock, err := lockBackups(ctx, l)
+	if err != nil {
+		return Backup{}, err
+	}
+	defer unlock()
+	if err := clearInterrupted(ctx, l, store, target); err != nil {
+		return Backup{}, err
+	}
+	defer func() { _ = os.RemoveAll(l.backupScratch()) }()
+	return makeBackup(ctx, l, state, store, target)
+}
+
+// backupScratch holds a backup on its way.
+func (l Layout) backupScratch() string { return filepath.Join(l.Root, "backup.part") }
+
+// interrupted names the backup on its way.
+type interrupted struct{ To, Name string }
+
+func (l Layout) interrupted() string { return filepath.Join(l.backupScratch(), "target.json") }
+
+func lockBackups(ctx context.Context, l Layout) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(l.Root, "backup.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(ctx, f); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another backup of %s is being made: %w", l.Root, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// clearInterrupted removes what a backup has left whose process was killed: here, and in the same store.
+func clearInterrupted(ctx context.Context, l Layout, store backup.Store, target BackupTarget) error {
+	var last interrupted
+	if err := disk.ReadJSON(l.interrupted(), &last); err == nil && last.To == target.To {
+		complete, err := store.List(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(complete, last.Name) {
+			if err := store.Remove(ctx, last.Name); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.RemoveAll(l.backupScratch()); err != nil {
+		return err
+	}
+	return os.Mkdir(l.backupScratch(), 0o700)
+}
+
+func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, target BackupTarget) (Backup, error) {
+	dir := filepath.Join(l.backupScratch(), "files")
+	manifest, names, err := gather(ctx, l, state, dir)
+	if err != nil {
+		return Backup{}, err
+	}
+	name := target.nameOf(state.ID, manifest.Time)
+	if target.Exact { // nothing is written over
+		existing, err := store.List(ctx)
+		if err != nil {
+			return Backup{}, err
+		}
+		if slices.Contains(existing, name) {
+			return Backup{}, fmt.Errorf("wanted a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
+		}
+	}
+	if err := disk.WriteJSON(l.interrupted(), interrupted{target.To, name}, 0o600); err != nil {
+		return Backup{}, err
+	}
+	file := filepath.Join(l.backupScratch(), "archive")
+	if err := archive.Write(file, manifest, dir, names); err != nil {
+		return Backup{}, err
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		return Backup{}, err
+	}
+	if err := store.Put(ctx, name, file); err != nil {
+		return Backup{}, err
+	}
+	made := Backup{Location: store.Location(name), Time: manifest.Time, SizeBytes: info.Size(), Revision: manifest.Revision}
+	if target.Keep > 0 && !target.Exact {
+		made.Removed, err = removeOld(ctx, store, state.ID, target.Keep)
+	}
+	if err != nil {
+		err = fmt.Errorf("the backup %s is complete, but an older one cannot be removed: %w", made.Location, err)
+	}
+	return made, err
+}
+
+// gather puts the files of a backup into a new folder.
+func gather(ctx context.Context, l Layout, state State, dir string) (archive.Manifest, []string, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return archive.Manifest{}, nil, err
+	}
+	m := archive.Manifest{
+		Installation: state.ID, Time: time.Now().UTC().Truncate(time.Second),
+		CapstanVersion: Version, KubernetesVersion: state.KubernetesVersion,
+	}
+	member, err := etcdMember(l, state)
+	if err != nil {
+		return m, nil, err
+	}
+	var snapshot backup.Manifest
+	if err := member.Snapshot(ctx, filepath.Join(dir, snapshotName), &snapshot); err != nil {
+		return m, nil, fmt.Errorf("%w; a backup needs a running plane: see `capstan status`", err)
+	}
+	m.EtcdVersion, m.Revision = snapshot.EtcdVersion, snapshot.Revision
+	names := []string{snapshotName, stateName}
+	if err := state.save(Layout{Root: dir}); err != nil {
+		return m, nil, err
+	}
+	for _, key := range keyFiles(l) {
+		name, err := filepath.Rel(l.Root, key)
+		if err != nil {
+			return m, nil, err
+		}
+		data, err := os.ReadFile(key)
+		if err != nil {
+			return m, nil, fmt.Errorf("a backup without this key would be of no use: %w", err)
+		}
+		to := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.WriteFile(to, data, 0o600)); err != nil {
+			return m, nil, err
+		}
+		names = append(names, name)
+	}
+	return m, names, nil
+}
+
+// keyFiles cannot be made anew. All other certificates and kubeconfigs are made from them.
+func keyFiles(l Layout) []string {
+	files := []string{l.ServiceAccountKey(), l.EncryptionConfig()}
+	for _, name := range authorities {
+		files = append(files, filepath.Join(l.PKI(), name+".crt"), filepath.Join(l.PKI(), name+".key"))
+	}
+	return files
+}
+
+// etcdMember is the plane's etcd, with the client certificate of the API server.
+func etcdMember(l Layout, s State) (backup.Member, error) {
+	config, err := etcdTLS(l)
+	return backup.Member{Endpoint: loopback("https", s.port(portEtcd)), TLS: config}, err
+}
+
+// etcdTLS trusts the plane's etcd. The client certificate is read at each connection, because it is renewed.
+func etcdTLS(l Layout) (*tls.Config, error) {
+	dir := l.Component(apiServer)
+	ca, err := os.ReadFile(filepath.Join(dir, "etcd-ca.crt"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "etcd-client.crt"), filepath.Join(dir, "etcd-client.key"))
+		return &pair, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, GetClientCertificate: load}, nil
+}
+
+// archiveName of a backup. The id keeps planes apart that share a folder.
+func archiveName(id string, at time.Time) string {
+	return "capstan-" + id + "-" + at.UTC().Format("20060102-150405") + ".tar.gz"
+}
+
+// ownArchives are the names of the backups of one plane, the oldest first.
+func ownArchives(names []string, id string) []string {
+	own := regexp.MustCompile(`^capstan-` + regexp.QuoteMeta(id) + `-\d{8}-\d{6}\.tar\.gz$`)
+	out := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !own.MatchString(name) })
+	slices.Sort(out)
+	return out
+}
+
+// removeOld removes all backups of a plane but the newest ones.
+func removeOld(ctx context.Context, store backup.Store, id string, keep int) (removed []string, err error) {
+	names, err := store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	own := ownArchives(names, id)
+	for _, name := range own[:max(0, len(own)-keep)] {
+		if err := store.Remove(ctx, name); err != nil {
+			return removed, err
+		}
+		removed = append(removed, name)
+	}
+	return removed, nil
+}

@@ -1,0 +1,673 @@
+package embedded
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/embedded/archive"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testKubernetes(t *testing.T) (assets, version string) {
+	t.Helper()
+	assets = filepath.Join(testenv.Root(), "bin")
+	version, err := newestKubernetes(Assets{assets})
+	must(t, err)
+	return assets, version
+}
+
+// plain is a plane of which only etcd runs.
+type plain struct {
+	t      *testing.T
+	layout Layout
+	state  State
+	etcd   *process
+	// etcdArgs are further ones.
+	etcdArgs []string
+}
+
+// newRoot is a folder that the system user can enter.
+func newRoot(t *testing.T) string {
+	t.Helper()
+	parent := t.TempDir()
+	must(t, errors.Join(os.Chmod(parent, 0o755), os.Chmod(filepath.Dir(parent), 0o755)))
+	return filepath.Join(parent, "root")
+}
+
+func newPlain(t *testing.T) *plain {
+	t.Helper()
+	p := &plain{t: t, layout: Layout{Root: newRoot(t)}}
+	assets, version := testKubernetes(t)
+	p.state = State{ID: "abcd1234", Assets: assets, KubernetesVersion: version, Hosts: []string{"local"}}
+	var release func()
+	var err error
+	p.state.PortBase, release, err = takePorts(t.Context(), 0, claimPorts, portFree)
+	must(t, err)
+	t.Cleanup(release)
+	must(t, prepareRoot(p.layout))
+	must(t, os.WriteFile(p.layout.commandLock(), nil, 0o600))
+	must(t, p.state.save(p.layout))
+	p.start()
+	return p
+}
+
+// start makes what is missing, as the daemon does, and runs etcd.
+func (p *plain) start() {
+	p.t.Helper()
+	owner, err := ensureUser()
+	must(p.t, err)
+	must(p.t, endRestore(p.layout))
+	p.state, err = LoadState(p.layout)
+	must(p.t, err)
+	must(p.t, errors.Join(ensurePKI(p.layout, p.state, owner, time.Now()), stageOne(staged(p.state)["etcd"], filepath.Join(p.layout.Bin(), "etcd"))))
+	database := etcdComponent(p.layout, p.state)
+	database.args = append(database.args, p.etcdArgs...)
+	p.etcd = newProcess(database, p.layout.Log(etcd), owner, newSpawner(), func(ProcessStatus) {})
+	p.etcd.begin()
+	p.t.Cleanup(p.etcd.Stop)
+	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
+	defer cancel()
+	if err := p.etcd.waitReady(ctx); err != nil {
+		log, _ := os.ReadFile(p.layout.Log(etcd))
+		p.t.Fatalf("%v: %s", err, log)
+	}
+}
+
+func (p *plain) do(use func(context.Context, *clientv3.Client)) {
+	p.t.Helper()
+	config, err := etcdTLS(p.layout)
+	must(p.t, err)
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{loopback("https", p.state.port(portEtcd))}, TLS: config, Logger: zap.NewNop()})
+	must(p.t, err)
+	defer func() { must(p.t, c.Close()) }()
+	ctx, cancel := context.WithTimeout(p.t.Context(), testenv.Patience)
+	defer cancel()
+	use(ctx, c)
+}
+
+func (p *plain) put(key, value string) {
+	p.t.Helper()
+	p.do(func(ctx context.Context, c *clientv3.Client) {
+		_, err := c.Put(ctx, key, value)
+		must(p.t, err)
+	})
+}
+
+func (p *plain) get(key string) (value string) {
+	p.t.Helper()
+	p.do(func(ctx context.Context, c *clientv3.Client) {
+		answer, err := c.Get(ctx, key)
+		must(p.t, err)
+		if len(answer.Kvs) > 0 {
+			value = string(answer.Kvs[0].Value)
+		}
+	})
+	return value
+}
+
+// content of all files below a folder.
+func content(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		out[strings.TrimPrefix(path, dir)] = string(data)
+		return err
+	}))
+	return out
+}
+
+func toFile(path string) BackupTarget { return BackupTarget{To: path, Exact: true} }
+
+// A plane is backed up while it runs, lost, and made again in another folder.
+func TestBackupAndRestore(t *testing.T) {
+	p := newPlain(t)
+	p.put("/registry/a", "before")
+	dir := t.TempDir()
+	foreign := filepath.Join(dir, "capstan-abcd1234x-20260101-000000.tar.gz") // of a plane whose id begins as this one's
+	must(t, os.WriteFile(foreign, nil, 0o600))
+	first, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
+	must(t, err)
+	time.Sleep(time.Until(first.Time.Add(time.Second))) // names have seconds
+	second, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
+	must(t, err)
+	p.put("/registry/a", "after")
+	if names := content(t, dir); len(names) != 2 || len(second.Removed) != 1 || !strings.HasSuffix(first.Location, second.Removed[0]) {
+		t.Errorf("one backup is to be kept, and that of the other plane: %v, removed %v", len(names), second.Removed)
+	}
+	if info, err := os.Stat(second.Location); err != nil || info.Mode().Perm() != 0o600 || info.Size() != second.SizeBytes {
+		t.Errorf("the backup: %v, %v", info, err)
+	}
+	if _, err := os.Stat(p.layout.backupScratch()); err == nil {
+		t.Error("a complete backup leaves something in the root")
+	}
+	checkArchive(t, second.Location, p)
+	if _, err := MakeBackup(t.Context(), p.layout, toFile(second.Location)); err == nil || !strings.Contains(err.Error(), "choose another name") {
+		t.Errorf("over a file that is there: %v", err)
+	}
+	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir + "/missing"}); err == nil || !strings.Contains(err.Error(), "make it, or mount it") {
+		t.Errorf("to a folder that is not there: %v", err)
+	}
+	p.etcd.Stop()
+	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir}); err == nil || !strings.Contains(err.Error(), "capstan status") {
+		t.Errorf("of a stopped plane: %v", err)
+	}
+	keys := content(t, p.layout.PKI())
+	must(t, os.RemoveAll(p.layout.Root))
+	restoreElsewhere(t, p, second.Location, keys)
+}
+
+// checkArchive: only what cannot be made anew is in a backup.
+func checkArchive(t *testing.T, path string, p *plain) {
+	t.Helper()
+	m, err := archive.Read(path)
+	must(t, err)
+	var names []string
+	for _, f := range m.Files {
+		names = append(names, f.Name)
+	}
+	slices.Sort(names)
+	want := []string{
+		"etcd.db", "pki/ca.crt", "pki/ca.key", "pki/etcd-ca.crt", "pki/etcd-ca.key", "pki/front-proxy-ca.crt", "pki/front-proxy-ca.key",
+		"pki/kube-apiserver/encryption.yaml", "pki/kube-apiserver/service-account.key", "state.json",
+	}
+	if !slices.Equal(names, want) || m.Installation != p.state.ID || m.KubernetesVersion != p.state.KubernetesVersion || m.EtcdVersion == "" || m.Revision == 0 || m.CapstanVersion != Version {
+		t.Errorf("the manifest is %+v", m)
+	}
+}
+
+func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]string) {
+	t.Helper()
+	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
+	o := RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: toFile(location)}
+	for range 2 { // the second one is that of somebody who has not seen the first one end
+		restored, err := Restore(t.Context(), o)
+		must(t, err)
+		if restored.Kept != "" || restored.Installation != p.state.ID {
+			t.Errorf("restored %+v", restored)
+		}
+	}
+	there.start()
+	if value := there.get("/registry/a"); value != "before" {
+		t.Errorf("etcd has %q", value)
+	}
+	have := content(t, there.layout.PKI())
+	for _, path := range keyFiles(Layout{Root: "/"}) {
+		if name := strings.TrimPrefix(path, "/pki"); have[name] == "" || have[name] != keys[name] {
+			t.Errorf("%s is another one", name)
+		}
+	}
+	if there.state.ID != p.state.ID || !slices.Equal(there.state.Hosts, p.state.Hosts) {
+		t.Errorf("the state is %+v", there.state)
+	}
+	there.put("/registry/a", "later")
+	lock, err := lockPlane(there.layout)
+	must(t, err)
+	if _, err := Restore(t.Context(), o); !errors.Is(err, errRunning) || !strings.Contains(err.Error(), "capstan down --keep-state") {
+		t.Errorf("over a running plane: %v", err)
+	}
+	must(t, lock.Close())
+	there.etcd.Stop()
+	if _, err := Restore(t.Context(), o); err == nil || !strings.Contains(err.Error(), "--replace") {
+		t.Errorf("over a stopped plane: %v", err)
+	}
+	o.Replace = true
+	restored, err := Restore(t.Context(), o)
+	must(t, err)
+	if info, err := os.Stat(filepath.Join(restored.Kept, "etcd", "member")); err != nil || !info.IsDir() {
+		t.Errorf("what was there before: %v", err)
+	}
+	there.start()
+	if value := there.get("/registry/a"); value != "before" {
+		t.Errorf("replaced, etcd has %q", value)
+	}
+}
+
+// Backups go to a bucket, and come from there. Those of other planes in it stay, and no secret is in an error.
+func TestBackupToS3(t *testing.T) {
+	p := newPlain(t)
+	p.put("/registry/a", "before")
+	endpoint := "http://" + testenv.S3Server(t, "someone", "knows-it-well", "us-east-1")
+	file := filepath.Join(t.TempDir(), "credentials")
+	write := func(secret string) {
+		must(t, os.WriteFile(file, []byte("[default]\naws_access_key_id = someone\naws_secret_access_key = "+secret+"\n"), 0o600))
+	}
+	write("knows-it-well")
+	s3 := S3{Endpoint: endpoint, Region: "us-east-1", CredentialsFile: file}
+	own := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a", Keep: 1, S3: s3}
+	near := BackupTarget{To: "s3://" + testenv.S3Bucket + "/planes/a-2", Keep: 1, S3: s3}
+	other, err := MakeBackup(t.Context(), p.layout, near)
+	must(t, err)
+	_, err = MakeBackup(t.Context(), p.layout, own)
+	must(t, err)
+	time.Sleep(time.Until(other.Time.Add(2 * time.Second))) // names have seconds
+	last, err := MakeBackup(t.Context(), p.layout, own)
+	must(t, err)
+	for target, want := range map[BackupTarget]string{own: last.Location, near: other.Location} {
+		store, err := target.open()
+		must(t, err)
+		if names, err := store.List(t.Context()); err != nil || len(names) != 1 || store.Location(names[0]) != want {
+			t.Errorf("%s has %v, %v, wanted %s", target.To, names, err, want)
+		}
+	}
+	write("guesses-badly")
+	if _, err := MakeBackup(t.Context(), p.layout, own); err == nil || strings.Contains(err.Error(), "guesses-badly") {
+		t.Errorf("with a wrong secret: %v", err)
+	}
+	write("knows-it-well")
+	p.etcd.Stop()
+	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
+	from := BackupTarget{To: own.To + "/" + filepath.Base(last.Location), Exact: true, S3: s3}
+	_, err = Restore(t.Context(), RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: from})
+	must(t, err)
+	there.start()
+	if value := there.get("/registry/a"); value != "before" {
+		t.Errorf("etcd has %q", value)
+	}
+	from.To += "x"
+	if _, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: newRoot(t), Assets: p.state.Assets}, Archive: from}); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("of a key that does not exist: %v", err)
+	}
+}
+
+// A backup that is damaged, or of no use here, changes nothing.
+func TestRestoreRefused(t *testing.T) {
+	p := newPlain(t)
+	whole := filepath.Join(t.TempDir(), "whole")
+	_, err := MakeBackup(t.Context(), p.layout, toFile(whole))
+	must(t, err)
+	p.etcd.Stop()
+	data, err := os.ReadFile(whole)
+	must(t, err)
+	damaged := filepath.Join(t.TempDir(), "damaged")
+	data[len(data)*2/3] ^= 1
+	must(t, os.WriteFile(damaged, data, 0o600))
+
+	repack := func(change func(dir string, m *archive.Manifest) []string) string {
+		dir := t.TempDir()
+		m, err := archive.Extract(whole, dir)
+		must(t, err)
+		path := filepath.Join(t.TempDir(), "archive")
+		must(t, archive.Write(path, m, dir, change(dir, &m)))
+		return path
+	}
+	repackWith := func(change func(dir string, m *archive.Manifest)) string {
+		dir := t.TempDir()
+		m, err := archive.Extract(whole, dir)
+		must(t, err)
+		var names []string
+		for _, f := range m.Files {
+			names = append(names, f.Name)
+		}
+		change(dir, &m)
+		path := filepath.Join(t.TempDir(), "archive")
+		must(t, archive.Write(path, m, dir, names))
+		return path
+	}
+	before := content(t, p.layout.Root)
+	for name, test := range map[string]struct{ path, want string }{
+		"damaged":          {damaged, "wanted a whole backup"},
+		"no such file":     {whole + "x", "no such file"},
+		"without a key":    {repack(func(string, *archive.Manifest) []string { return []string{snapshotName, stateName} }), "wanted a backup with all keys"},
+		"newer Capstan":    {repackWith(func(_ string, m *archive.Manifest) { m.CapstanVersion = "v99.0.0" }), "wanted a backup of Capstan"},
+		"newer Kubernetes": {repackWith(func(_ string, m *archive.Manifest) { m.KubernetesVersion = "v1.99.0" }), "wanted Kubernetes v1.99.0"},
+		"a damaged snapshot": {repackWith(func(dir string, _ *archive.Manifest) {
+			file := filepath.Join(dir, snapshotName)
+			snapshot, err := os.ReadFile(file)
+			must(t, err)
+			snapshot[len(snapshot)/2] ^= 1
+			must(t, os.WriteFile(file, snapshot, 0o600))
+		}), "etcdutl snapshot restore"},
+	} {
+		_, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: p.layout.Root, Assets: p.state.Assets}, Archive: toFile(test.path), Replace: true})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		after := content(t, p.layout.Root)
+		delete(after, "/plane.lock")
+		for path := range before {
+			if after[path] != before[path] {
+				t.Errorf("%s: %s has changed", name, path)
+			}
+		}
+		if len(after) != len(before) {
+			t.Errorf("%s: %d files, then %d", name, len(before), len(after))
+		}
+	}
+}
+
+// A restore that was killed between any two renames is gone on with.
+func TestFinishRestore(t *testing.T) {
+	m := archive.Manifest{Installation: "x", Time: time.Unix(0, 0), Files: []archive.File{{Name: "a"}}}
+	for steps := range 2*len(restoredParts) + 1 {
+		l := Layout{Root: t.TempDir()}
+		must(t, os.MkdirAll(l.restoreReady(), 0o700))
+		write := func(dir, what string) {
+			must(t, os.MkdirAll(dir, 0o700))
+			for _, part := range restoredParts {
+				must(t, os.WriteFile(filepath.Join(dir, part), []byte(what), 0o600))
+			}
+		}
+		write(l.Root, "old")
+		write(l.restoreReady(), "new")
+		must(t, State{}.save(Layout{Root: t.TempDir()}))
+		data := []byte(`{"installation":"x","time":"1970-01-01T00:00:00Z","files":[{"name":"a"}]}`)
+		must(t, os.WriteFile(filepath.Join(l.restoreReady(), restoreManifest), data, 0o600))
+		must(t, os.MkdirAll(l.before(m), 0o700))
+		// What a process has done that was killed after so many renames.
+		for n := range steps {
+			part := restoredParts[n/2]
+			from, to := filepath.Join(l.Root, part), filepath.Join(l.before(m), part)
+			if n%2 == 1 {
+				from, to = filepath.Join(l.restoreReady(), part), filepath.Join(l.Root, part)
+			}
+			must(t, os.Rename(from, to))
+		}
+		if done, err := finishSame(l, m); !done || err != nil {
+			t.Errorf("after %d renames: %v, %v", steps, done, err)
+		}
+		for dir, want := range map[string]string{l.Root: "new", l.before(m): "old"} {
+			for _, part := range restoredParts {
+				if have, _ := os.ReadFile(filepath.Join(dir, part)); string(have) != want {
+					t.Errorf("after %d renames: %s in %s is %q", steps, part, dir, have)
+				}
+			}
+		}
+		must(t, endRestore(l))
+		if _, err := os.Stat(l.restoreReady()); err == nil {
+			t.Error("the start of the plane leaves the folder of the restore")
+		}
+	}
+}
+
+// killed runs this test binary as another process, which is killed once when returns true. It returns false when that had
+// ended.
+func killed(t *testing.T, test string, when func() bool, env ...string) bool {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^"+test+"$")
+	cmd.Env = append(os.Environ(), env...)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	must(t, cmd.Start())
+	ended := make(chan struct{})
+	killer := make(chan struct{})
+	go func() {
+		defer close(killer)
+		for !when() {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		_ = cmd.Process.Kill()
+	}()
+	err := cmd.Wait()
+	close(ended)
+	<-killer
+	if err != nil && cmd.ProcessState.Exited() {
+		t.Fatalf("the other process failed by itself: %s", out.String())
+	}
+	return err != nil
+}
+
+// after is true once so much time has passed.
+func after(pause time.Duration) func() bool {
+	end := time.Now().Add(pause)
+	return func() bool { return time.Now().After(end) }
+}
+
+const (
+	childRoot    = "CAPSTAN_TEST_ROOT"
+	childArchive = "CAPSTAN_TEST_ARCHIVE"
+)
+
+// A backup that is killed at any time leaves no half archive under its name, and the next one removes what it has left.
+func TestKilledBackup(t *testing.T) {
+	if root := os.Getenv(childRoot); root != "" { // in the process below
+		_, err := MakeBackup(t.Context(), Layout{Root: root}, BackupTarget{To: os.Getenv(childArchive)})
+		must(t, err)
+		return
+	}
+	p := newPlain(t)
+	for n := range 32 { // some bytes to write
+		value := make([]byte, 1<<20)
+		_, _ = rand.Read(value)
+		p.put("/registry/"+strconv.Itoa(n), string(value))
+	}
+	dir := t.TempDir()
+	kills := 0
+	for pause := 10 * time.Millisecond; killed(t, "TestKilledBackup", after(pause), childRoot+"="+p.layout.Root, childArchive+"="+dir); pause = pause*5/4 + 1 {
+		kills++
+		checkComplete(t, dir)
+	}
+	if kills < 5 {
+		t.Errorf("only %d kills", kills)
+	}
+	// In the middle of the copy to the folder.
+	complete := content(t, dir)
+	begun := func() bool { entries, _ := os.ReadDir(dir); return len(entries) > len(complete) }
+	if !killed(t, "TestKilledBackup", begun, childRoot+"="+p.layout.Root, childArchive+"="+dir) {
+		t.Error("the backup was complete before it was killed: the test proves nothing")
+	}
+	checkComplete(t, dir)
+	_, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir})
+	must(t, err)
+	checkComplete(t, dir)
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			t.Errorf("%s is left", e.Name())
+		}
+	}
+}
+
+// checkComplete: each backup in a folder is a whole one.
+func checkComplete(t *testing.T, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "capstan-*"))
+	must(t, err)
+	for _, file := range files {
+		scratch := t.TempDir()
+		if _, err := archive.Extract(file, scratch); err != nil {
+			t.Error(err)
+		}
+		must(t, os.RemoveAll(scratch))
+	}
+}
+
+// A restore that is killed at any time can be repeated: there is nothing of it, or all of it.
+func TestKilledRestore(t *testing.T) {
+	if root := os.Getenv(childRoot); root != "" { // in the process below
+		_, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: root, Assets: filepath.Join(testenv.Root(), "bin")}, Archive: toFile(os.Getenv(childArchive))})
+		must(t, err)
+		return
+	}
+	p := newPlain(t)
+	p.put("/registry/a", "before")
+	file := filepath.Join(t.TempDir(), "archive")
+	_, err := MakeBackup(t.Context(), p.layout, toFile(file))
+	must(t, err)
+	p.etcd.Stop()
+	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
+	kills := 0
+	for pause := 10 * time.Millisecond; killed(t, "TestKilledRestore", after(pause), childRoot+"="+there.layout.Root, childArchive+"="+file); pause = pause*5/4 + 1 {
+		kills++
+		_, state := os.Stat(there.layout.State())
+		_, ready := os.Stat(there.layout.restoreReady())
+		if state == nil && ready != nil {
+			t.Error("there is a state before the restore was complete")
+		}
+	}
+	if kills < 5 {
+		t.Errorf("only %d kills", kills)
+	}
+	there.start()
+	if value := there.get("/registry/a"); value != "before" {
+		t.Errorf("etcd has %q", value)
+	}
+}
+
+func TestScheduleOf(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	dir := t.TempDir()
+	every := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	have := &BackupSchedule{BackupTarget: BackupTarget{To: dir, Keep: 3}, Every: every(time.Hour)}
+	ask := func(change func(*BackupSchedule)) BackupSchedule {
+		s := BackupSchedule{}
+		change(&s)
+		return s
+	}
+	for name, test := range map[string]struct {
+		have  *BackupSchedule
+		asked BackupSchedule
+		want  *BackupSchedule
+		fails string
+	}{
+		"nothing asked, none there": {},
+		"nothing asked":             {have: have, want: have},
+		"ended":                     {have: have, asked: ask(func(s *BackupSchedule) { s.To = "none" })},
+		"a new one": {
+			asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(6*time.Hour) }),
+			want:  &BackupSchedule{BackupTarget: BackupTarget{To: dir, Keep: DefaultBackupKeep}, Every: every(6 * time.Hour)},
+		},
+		"more are kept": {
+			have: have, asked: ask(func(s *BackupSchedule) { s.Keep = 5 }),
+			want: &BackupSchedule{BackupTarget: BackupTarget{To: dir, Keep: 5}, Every: every(time.Hour)},
+		},
+		"no place":        {asked: ask(func(s *BackupSchedule) { s.Every = every(time.Hour) }), fails: "--backup-to"},
+		"no interval":     {asked: ask(func(s *BackupSchedule) { s.To = dir }), fails: "--backup-every"},
+		"too often":       {asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(time.Second) }), fails: "at least 1m0s"},
+		"negative":        {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "wanted a number"},
+		"in the root":     {have: have, asked: ask(func(s *BackupSchedule) { s.To = l.Root + "/backups" }), fails: "outside of"},
+		"no such folder":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "make it, or mount it"},
+		"no bucket":       {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
+		"another service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
+		"a key in a URL":  {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
+		"no credentials":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "wanted credentials for S3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("AWS_ACCESS_KEY_ID", "")
+			t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+			got, err := scheduleOf(test.have, test.asked, l)
+			switch {
+			case test.fails != "":
+				if err == nil || !strings.Contains(err.Error(), test.fails) {
+					t.Errorf("got %v", err)
+				}
+			case err != nil:
+				t.Error(err)
+			case (got == nil) != (test.want == nil) || got != nil && *got != *test.want:
+				t.Errorf("got %+v, wanted %+v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestS3Credentials(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "credentials")
+	write := func(text string, mode os.FileMode) {
+		must(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chmod(file, mode)))
+	}
+	s := S3{CredentialsFile: file}
+	write("[default]\naws_access_key_id = me\naws_secret_access_key = hush\n", 0o644)
+	if _, err := s.credentials(); err == nil || !strings.Contains(err.Error(), "chmod 600") || strings.Contains(err.Error(), "hush") {
+		t.Errorf("a file that all may read: %v", err)
+	}
+	must(t, os.Chmod(file, 0o600))
+	if value, err := s.credentials(); err != nil || value.AccessKeyID != "me" || value.SecretAccessKey != "hush" {
+		t.Errorf("%+v, %v", value, err)
+	}
+	write("[default]\naws_access_key_id = me\n", 0o600)
+	if _, err := s.credentials(); err == nil || !strings.Contains(err.Error(), "aws_secret_access_key") {
+		t.Errorf("half a file: %v", err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "other")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "hush")
+	if value, err := (S3{}).credentials(); err != nil || value.AccessKeyID != "other" {
+		t.Errorf("from the environment: %+v, %v", value, err)
+	}
+}
+
+func TestNextScheduledBackup(t *testing.T) {
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	at := func(minutes int) time.Time { return now.Add(time.Duration(minutes) * time.Minute) }
+	for name, test := range map[string]struct {
+		status BackupStatus
+		every  time.Duration
+		want   time.Time
+	}{
+		"the first":             {BackupStatus{}, time.Hour, now},
+		"an hour after":         {BackupStatus{Last: &Backup{Time: at(-20)}}, time.Hour, at(40)},
+		"missed":                {BackupStatus{Last: &Backup{Time: at(-200)}}, time.Hour, at(-140)},
+		"of the future":         {BackupStatus{Last: &Backup{Time: at(600)}}, time.Hour, now},
+		"failed":                {BackupStatus{Last: &Backup{Time: at(-200)}, Failures: 1, Tried: now}, time.Hour, at(1)},
+		"failed four times":     {BackupStatus{Failures: 4, Tried: now}, 6 * time.Hour, at(8)},
+		"failed for days":       {BackupStatus{Failures: 400, Tried: now}, 6 * time.Hour, at(60)},
+		"failed, and due often": {BackupStatus{Failures: 9, Tried: now}, 10 * time.Minute, at(10)},
+	} {
+		if got := test.status.next(test.every, now); !got.Equal(test.want) {
+			t.Errorf("%s: %s, wanted %s", name, got, test.want)
+		}
+	}
+}
+
+// The daemon makes backups, shows them, shows why there is none, and goes on where the one before it was.
+func TestScheduledBackups(t *testing.T) {
+	p := newPlain(t)
+	dir := t.TempDir()
+	p.state.Backup = &BackupSchedule{BackupTarget: BackupTarget{To: filepath.Join(dir, "mount"), Keep: 2}, Every: metav1.Duration{Duration: time.Hour}}
+	daemon := func(until func(Status) bool) Status {
+		t.Helper()
+		d := &plane{layout: p.layout, state: p.state, board: newBoard(Status{Installed: true})}
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+		defer cancel()
+		done := make(chan struct{})
+		go func() { d.backUp(ctx); close(done) }()
+		if !d.board.await(ctx, until) {
+			t.Fatal("not in time")
+		}
+		cancel()
+		<-done
+		status, _ := d.board.get()
+		return status
+	}
+	failed := daemon(func(s Status) bool { return s.BackupStatus.Error != "" }).BackupStatus
+	if !strings.Contains(failed.Error, "make it, or mount it") || failed.Failures != 1 || !failed.Next.Equal(failed.Tried.Add(backupRetry)) {
+		t.Errorf("without the folder: %+v", failed)
+	}
+	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "mount"), 0o700), os.Remove(p.layout.backupStatus())))
+	made := daemon(func(s Status) bool { return s.BackupStatus.Last != nil }).BackupStatus
+	if made.Error != "" || made.Failures != 0 || !made.Next.Equal(made.Last.Time.Add(time.Hour)) {
+		t.Errorf("with the folder: %+v", made)
+	}
+	again := daemon(func(s Status) bool { return !s.BackupStatus.Next.IsZero() }).BackupStatus
+	if !again.Last.Time.Equal(made.Last.Time) || !again.Next.Equal(made.Next) {
+		t.Errorf("another daemon begins anew: %+v", again)
+	}
+}

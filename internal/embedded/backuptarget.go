@@ -1,0 +1,161 @@
+package embedded
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"capstan.dev/capstan/internal/node/backup"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+const (
+	s3Scheme = "s3://"
+	// defaultS3Endpoint is that of the service that gave the protocol its name.
+	defaultS3Endpoint = "https://s3.amazonaws.com"
+	// DefaultBackupKeep is how many backups of a schedule stay when nothing else is asked for.
+	DefaultBackupKeep = 14
+	// minBackupEvery is the shortest interval of a schedule.
+	minBackupEvery = time.Minute
+)
+
+// BackupTarget is where backups of the plane go.
+type BackupTarget struct {
+	// To is an absolute folder, or s3://BUCKET/PREFIX. When Exact is set it is the file itself.
+	To    string `json:"to"`
+	Exact bool   `json:"-"`
+	// Keep is how many backups of this plane stay there; all of them when 0.
+	Keep int `json:"keep,omitempty"`
+	S3   S3  `json:"s3,omitzero"`
+}
+
+// S3 says how to reach a bucket. It holds no secrets.
+type S3 struct {
+	// Endpoint is a URL; that of AWS when empty.
+	Endpoint string `json:"endpoint,omitempty"`
+	// Region is asked for at the endpoint when empty.
+	Region string `json:"region,omitempty"`
+	// CredentialsFile is in the format of ~/.aws/credentials, profile default, mode 0600. When empty,
+	// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY count.
+	CredentialsFile string `json:"credentialsFile,omitempty"`
+	// CAFile are the certificate authorities of the endpoint, as PEM; those of the box when empty.
+	CAFile string `json:"caFile,omitempty"`
+}
+
+func (t BackupTarget) inS3() bool { return strings.HasPrefix(t.To, s3Scheme) }
+
+// split gives the folder of the target, and the name of the file in it when that is given.
+func (t BackupTarget) split() (folder, name string) {
+	if !t.Exact {
+		return t.To, ""
+	}
+	i := strings.LastIndex(t.To, "/")
+	return cmp.Or(t.To[:max(i, 0)], "/"), t.To[i+1:]
+}
+
+func (t BackupTarget) nameOf(id string, at time.Time) string {
+	_, name := t.split()
+	return cmp.Or(name, archiveName(id, at))
+}
+
+// open opens the store of the target.
+func (t BackupTarget) open() (backup.Store, error) {
+	folder, _ := t.split()
+	if !t.inS3() {
+		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("wanted a folder for backups, found none at %s: make it, or mount it there", folder)
+		}
+		return backup.OpenAnywhere(nodeconfig.BackupStore{Directory: folder, Folder: "."})
+	}
+	bucket, prefix, _ := strings.Cut(strings.TrimPrefix(folder, s3Scheme), "/")
+	s3 := nodeconfig.S3{Endpoint: cmp.Or(t.S3.Endpoint, defaultS3Endpoint), Bucket: bucket, Prefix: prefix, Region: t.S3.Region}
+	value, err := t.S3.credentials()
+	if err != nil {
+		return nil, err
+	}
+	s3.AccessKeyID, s3.SecretAccessKey = value.AccessKeyID, value.SecretAccessKey
+	if t.S3.CAFile != "" {
+		ca, err := os.ReadFile(t.S3.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		s3.CA = string(ca)
+	}
+	return backup.OpenAnywhere(nodeconfig.BackupStore{S3: &s3, Folder: "."})
+}
+
+// credentials come from a file or the environment: arguments of a process can be read by everyone on the box.
+func (s S3) credentials() (credentials.Value, error) {
+	if s.CredentialsFile == "" {
+		value, err := credentials.NewEnvAWS().Get()
+		if err != nil || value.AccessKeyID == "" || value.SecretAccessKey == "" {
+			return value, errors.Join(err, errors.New("wanted credentials for S3, found none: name a file with --s3-credentials (--backup-s3-credentials of `capstan up`), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
+		}
+		return value, nil
+	}
+	info, err := os.Stat(s.CredentialsFile)
+	if err != nil {
+		return credentials.Value{}, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return credentials.Value{}, fmt.Errorf("wanted S3 credentials that only root can read, found %s with mode %s: `chmod 600` it", s.CredentialsFile, info.Mode().Perm())
+	}
+	value, err := credentials.NewFileAWSCredentials(s.CredentialsFile, "default").Get()
+	if err == nil && (value.AccessKeyID == "" || value.SecretAccessKey == "") {
+		err = errors.New("it has no aws_access_key_id or no aws_secret_access_key")
+	}
+	if err != nil {
+		return value, fmt.Errorf("wanted S3 credentials in %s, profile default: %w", s.CredentialsFile, err)
+	}
+	return value, nil
+}
+
+// Check says what is wrong with a target, as far as that is known without its store.
+func (t BackupTarget) Check(l Layout) error {
+	if t.Keep < 0 {
+		return fmt.Errorf("wanted a number of backups to keep, found %d", t.Keep)
+	}
+	folder, _ := t.split()
+	if !t.inS3() {
+		if !filepath.IsAbs(folder) || strings.Contains(folder, "://") {
+			return fmt.Errorf("wanted an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
+		}
+		if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
+			return fmt.Errorf("wanted a folder for backups outside of %s, found %s: it would be lost with the plane", l.Root, folder)
+		}
+		return nil
+	}
+	if bucket, _, _ := strings.Cut(strings.TrimPrefix(folder, s3Scheme), "/"); bucket == "" {
+		return fmt.Errorf("wanted s3://BUCKET/PREFIX, found %q", folder)
+	}
+	if endpoint := t.S3.Endpoint; endpoint != "" {
+		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.User != nil {
+			return fmt.Errorf("wanted the S3 endpoint as http(s)://HOST[:PORT], found %q", endpoint)
+		}
+	}
+	return nil
+}
+
+// Absolute makes the paths of a target independent of the current folder.
+func (t *BackupTarget) Absolute() (err error) {
+	for _, p := range []*string{&t.To, &t.S3.CredentialsFile, &t.S3.CAFile} {
+		switch {
+		case *p == "" || *p == scheduleNone:
+		case strings.HasPrefix(*p, s3Scheme):
+			*p = s3Scheme + strings.Trim(path.Clean("/"+strings.TrimPrefix(*p, s3Scheme)), "/")
+		default:
+			if *p, err = filepath.Abs(*p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

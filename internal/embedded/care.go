@@ -1,0 +1,83 @@
+package embedded
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	etcdcare "capstan.dev/capstan/internal/node/etcd"
+)
+
+// care looks after the plane's etcd until ctx ends, as agents of machines do with theirs: it is defragmented when much of
+// its file is free, and a member without space gets space back and its alarm cleared.
+func (p *plane) care(ctx context.Context) {
+	if !p.board.await(ctx, func(s Status) bool { return s.Installed }) {
+		return
+	}
+	config, err := etcdTLS(p.layout)
+	if err == nil {
+		care := etcdcare.Care{
+			Name: etcdName, Endpoint: loopback("https", p.state.port(portEtcd)), TLS: config,
+			Objects: newMemberBoard(p.board), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		}
+		err = care.Run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error: care of etcd:", err)
+	}
+}
+
+// memberBoard holds in memory what workload clusters keep in EtcdMembers, and shows alarms in the status of the plane.
+type memberBoard struct {
+	board *board
+
+	mu      sync.Mutex
+	members map[string]etcdv1.EtcdMember
+}
+
+func newMemberBoard(b *board) *memberBoard {
+	return &memberBoard{board: b, members: map[string]etcdv1.EtcdMember{}}
+}
+
+// List implements etcdcare.Objects.
+func (m *memberBoard) List() map[string]etcdv1.EtcdMember {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.members)
+}
+
+// Changed implements etcdcare.Objects. Nobody asks the only member to leave.
+func (m *memberBoard) Changed() <-chan struct{} { return nil }
+
+// Create implements etcdcare.Objects.
+func (m *memberBoard) Create(_ context.Context, name string, spec etcdv1.EtcdMemberSpec) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	member := etcdv1.EtcdMember{Spec: spec}
+	member.Name = name
+	m.members[name] = member
+	return nil
+}
+
+// ApplyStatus implements etcdcare.Objects.
+func (m *memberBoard) ApplyStatus(_ context.Context, name string, status etcdv1.EtcdMemberStatus) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	member := m.members[name]
+	member.Status = status
+	m.members[name] = member
+	alarms := strings.Join(status.Alarms, ", ")
+	if shown, _ := m.board.get(); shown.EtcdAlarms != alarms {
+		m.board.update(func(s *Status) { s.EtcdAlarms = alarms })
+	}
+	return nil
+}
+
+// RenewLease implements etcdcare.Objects. Nobody else looks after this etcd.
+func (m *memberBoard) RenewLease(context.Context, string, time.Time) error { return nil }

@@ -1,0 +1,265 @@
+package embedded
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The components of a management plane. The names are those of their logs, folders and status.
+const (
+	etcd              = "etcd"
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+	coreManager       = "capi-core-manager"
+	manager           = "manager"
+	capstand          = "capstand" // capstand-<host> when there are several
+
+	// Clients without a process.
+	admin     = "admin"
+	installer = "installer"
+)
+
+const (
+	portEtcd              = "etcd"
+	portEtcdPeer          = "etcd-peer"
+	portAPIServer         = "kube-apiserver"
+	portControllerManager = "kube-controller-manager"
+	portCoreWebhook       = "capi-core-webhook"
+	portCoreHealth        = "capi-core-health"
+	portCoreDiagnostics   = "capi-core-diagnostics"
+	portManagerWebhook    = "manager-webhook"
+	portManagerHealth     = "manager-health"
+	portManagerMetrics    = "manager-metrics"
+)
+
+var portNames = []string{
+	portEtcd, portEtcdPeer, portAPIServer, portControllerManager,
+	portCoreWebhook, portCoreHealth, portCoreDiagnostics,
+	portManagerWebhook, portManagerHealth, portManagerMetrics,
+}
+
+const (
+	coreNamespace         = "capi-system"
+	coreServiceAccount    = "capi-manager"
+	managerNamespace      = "capstan-infrastructure-system"
+	managerServiceAccount = "capstan-manager"
+	adminGroup            = "capstan:administrators"
+
+	// etcdName is that of etcd's only member.
+	etcdName = "capstan"
+
+	// clusterTopology is off in Cluster API by default; all other gates stay as they are.
+	coreFeatureGates = "ClusterTopology=true"
+)
+
+// component is one process of the plane.
+type component struct {
+	name string
+	path string
+	args []string
+	env  []string
+	// asRoot is for capstand only; the rest runs as the system user.
+	asRoot bool
+	// ready returns nil once the component serves.
+	ready func(context.Context) error
+}
+
+// etcdComponent is the database: one member, with TLS for clients and peers.
+func etcdComponent(l Layout, s State) component {
+	dir := l.Component(etcd)
+	client, peer := loopback("https", s.port(portEtcd)), loopback("https", s.port(portEtcdPeer))
+	crt, key, ca := filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"), filepath.Join(dir, "ca.crt")
+	return component{
+		name: etcd,
+		path: filepath.Join(l.Bin(), "etcd"),
+		args: []string{
+			"--name=" + etcdName, "--data-dir=" + l.Etcd(), "--initial-cluster=" + etcdName + "=" + peer,
+			"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+			"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
+			"--cert-file=" + crt, "--key-file=" + key, "--trusted-ca-file=" + ca, "--client-cert-auth",
+			"--peer-cert-file=" + crt, "--peer-key-file=" + key, "--peer-trusted-ca-file=" + ca, "--peer-client-cert-auth",
+			"--auto-compaction-mode=revision", "--auto-compaction-retention=5000", "--logger=zap", "--log-level=warn",
+		},
+		ready: httpProbe(client+"/health", ca, filepath.Join(l.Component(apiServer), "etcd-client")),
+	}
+}
+
+// apiServerComponent is the management API, on loopback only and without anonymous access.
+func apiServerComponent(l Layout, s State) component {
+	dir := l.Component(apiServer)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	return component{
+		name: apiServer,
+		path: filepath.Join(l.Bin(), "kube-apiserver"),
+		args: append([]string{
+			"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portAPIServer)),
+			// No Service leads here and no node will ever run: the endpoints would be of no use.
+			"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.255.255.0/24",
+			"--etcd-servers=" + loopback("https", s.port(portEtcd)),
+			"--etcd-cafile=" + file("etcd-ca.crt"), "--etcd-certfile=" + file("etcd-client.crt"), "--etcd-keyfile=" + file("etcd-client.key"),
+			"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"), "--tls-min-version=VersionTLS12",
+			"--client-ca-file=" + file("ca.crt"), "--anonymous-auth=false", "--authorization-mode=RBAC", "--profiling=false",
+			"--requestheader-client-ca-file=" + file("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+			"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-key-file=" + file("service-account.key"), "--service-account-signing-key-file=" + file("service-account.key"),
+			"--encryption-provider-config=" + l.EncryptionConfig(),
+		}, auditArgs(l)...),
+		ready: httpProbe(loopback("https", s.port(portAPIServer))+"/readyz", file("ca.crt"), filepath.Join(l.Component(installer), "client")),
+	}
+}
+
+// controllerManagerComponent runs what a plane without nodes and pods needs: owners are followed,
+// namespaces emptied, Cluster API's role aggregated, service accounts served.
+func controllerManagerComponent(l Layout, s State) component {
+	dir := l.Component(controllerManager)
+	return component{
+		name: controllerManager,
+		path: filepath.Join(l.Bin(), "kube-controller-manager"),
+		args: []string{
+			"--kubeconfig=" + l.Kubeconfig(controllerManager), "--leader-elect=false", "--profiling=false",
+			"--authentication-kubeconfig=" + l.Kubeconfig(controllerManager), "--authorization-kubeconfig=" + l.Kubeconfig(controllerManager),
+			"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portControllerManager)),
+			"--tls-cert-file=" + filepath.Join(dir, "server.crt"), "--tls-private-key-file=" + filepath.Join(dir, "server.key"),
+			// Each controller with its own role: the common one may not delete what owners leave.
+			"--use-service-account-credentials",
+			"--controllers=garbage-collector-controller,namespace-controller,clusterrole-aggregation-controller,serviceaccount-controller,serviceaccount-token-controller,validatingadmissionpolicy-status-controller",
+		},
+		ready: httpProbe(loopback("https", s.port(portControllerManager))+"/healthz", filepath.Join(dir, "ca.crt"), ""),
+	}
+}
+
+// coreManagerComponent is Cluster API itself. It has no flag for the address of its webhooks: they
+// listen on all addresses, with TLS, and judge objects without doing anything.
+func coreManagerComponent(l Layout, s State) component {
+	return component{
+		name: coreManager,
+		path: filepath.Join(l.Bin(), "capi-core-manager"),
+		args: []string{
+			"--kubeconfig=" + l.Kubeconfig(coreManager), "--feature-gates=" + coreFeatureGates,
+			"--webhook-port=" + strconv.Itoa(s.port(portCoreWebhook)), "--webhook-cert-dir=" + l.Component(coreManager),
+			"--health-addr=" + hostPort(s.port(portCoreHealth)),
+			"--diagnostics-address=" + hostPort(s.port(portCoreDiagnostics)),
+		},
+		env:   []string{"POD_NAMESPACE=" + coreNamespace},
+		ready: httpProbe(loopback("http", s.port(portCoreHealth))+"/readyz", "", ""),
+	}
+}
+
+// managerComponent runs our four providers.
+func managerComponent(l Layout, s State) component {
+	return component{
+		name: manager,
+		path: filepath.Join(l.Bin(), "manager"),
+		args: []string{
+			"all", "--kubeconfig=" + l.Kubeconfig(manager), "--webhook-host=127.0.0.1",
+			"--webhook-port=" + strconv.Itoa(s.port(portManagerWebhook)), "--webhook-cert-dir=" + l.Component(manager),
+			"--health-addr=" + hostPort(s.port(portManagerHealth)),
+			"--diagnostics-address=" + hostPort(s.port(portManagerMetrics)),
+		},
+		env:   []string{"POD_NAMESPACE=" + managerNamespace},
+		ready: httpProbe(loopback("http", s.port(portManagerHealth))+"/readyz", "", ""),
+	}
+}
+
+// capstandComponent is the daemon of one host of this box. It runs from the assets, because it
+// shows them to the machines. The socket belongs to the system user: only the managers use it.
+func capstandComponent(l Layout, s State, host string, owner user, memory int64) component {
+	socket := l.HostSocket(host)
+	args := []string{
+		"--root=" + l.HostRoot(host), "--assets=" + s.Assets, "--name=" + host,
+		"--backups=" + l.Backups(),
+		"--socket=" + socket, "--socket-uid=" + strconv.Itoa(owner.uid),
+		"--reserve-memory=" + strconv.FormatInt(reserved(memory, len(s.Hosts)), 10),
+	}
+	if s.Listen != "" {
+		args = append(args, "--listen="+s.Listen)
+	}
+	return component{
+		name:   capstandName(host),
+		path:   Assets{s.Assets}.Capstand(),
+		args:   args,
+		asRoot: true,
+		ready:  func(ctx context.Context) error { return dialSocket(ctx, socket) },
+	}
+}
+
+// planeMemory is kept for the management plane and for the box itself, in bytes.
+const planeMemory = 1 << 30
+
+// reserved is what each of so many hosts of a box leaves to the others: they share its memory.
+func reserved(memory int64, hosts int) int64 {
+	return memory - max(0, memory-planeMemory)/int64(hosts)
+}
+
+func capstandName(host string) string {
+	if host == hostName(0) {
+		return capstand
+	}
+	return capstand + "-" + strings.TrimPrefix(host, hostName(0)+"-")
+}
+
+func hostPort(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+func loopback(scheme string, port int) string { return scheme + "://" + hostPort(port) }
+
+func dialSocket(ctx context.Context, path string) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// httpProbe asks a URL for status 200. The certificate is read at each probe, since it is renewed.
+func httpProbe(url, caFile, clientPair string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		transport, err := probeTransport(caFile, clientPair)
+		if err != nil {
+			return err
+		}
+		defer transport.CloseIdleConnections()
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := (&http.Client{Transport: transport, Timeout: 5 * time.Second}).Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s answers %s", url, response.Status)
+		}
+		return nil
+	}
+}
+
+func probeTransport(caFile, clientPair string) (*http.Transport, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if caFile != "" {
+		ca, err := os.ReadFile(caFile)
+		if err != nil {
+			return nil, err
+		}
+		config.RootCAs = x509.NewCertPool()
+		config.RootCAs.AppendCertsFromPEM(ca)
+	}
+	if clientPair != "" {
+		pair, err := tls.LoadX509KeyPair(clientPair+".crt", clientPair+".key")
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}, nil
+}

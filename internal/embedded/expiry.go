@@ -1,0 +1,44 @@
+package embedded
+
+import (
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// expiring are the certificates of the plane that have less than a third of their life before them, each with its file below the
+// folder and its end. The plane renews its leaves before that; the authorities last ten years and are not renewed.
+func expiring(dir string, now time.Time) ([]string, error) {
+	var out []string
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".crt") {
+			return err
+		}
+		certs, err := certutil.CertsFromFile(path)
+		if err != nil {
+			return err
+		}
+		// The plane looks at its leaves once per renewalInterval.
+		c := certs[0]
+		if left := c.NotAfter.Sub(now); left < c.NotAfter.Sub(c.NotBefore)/3-2*renewalInterval {
+			name, err := filepath.Rel(dir, path)
+			if err != nil {
+				return err
+			}
+			out = append(out, fmt.Sprintf("%s expires on %s", name, c.NotAfter.UTC().Format(time.RFC3339)))
+		}
+		return nil
+	})
+	return out, err
+}
+
+// showExpiring puts the certificates that expire into the status.
+func (p *plane) showExpiring(now time.Time) error {
+	found, err := expiring(p.layout.PKI(), now)
+	p.board.update(func(s *Status) { s.CertificatesExpiring = found })
+	return err
+}

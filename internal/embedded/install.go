@@ -1,0 +1,208 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/retry"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/config"
+)
+
+// fieldOwner of everything that the plane applies. Fields of others stay as they are.
+const fieldOwner = client.FieldOwner("capstan")
+
+// establishTimeout bounds the wait for the API server to serve the kinds.
+const establishTimeout = time.Minute
+
+// installation is everything that is applied to the management API.
+type installation struct {
+	client    client.WithWatch
+	providers []provider
+	layout    Layout
+	state     State
+}
+
+func newInstallation(l Layout, s State) (*installation, error) {
+	restConfig, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig(installer))
+	if err != nil {
+		return nil, err
+	}
+	restConfig.QPS, restConfig.Burst = -1, -1 // the server has priority and fairness
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	c, err := client.NewWithWatch(restConfig, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, err
+	}
+	core, err := loadCore(Assets{s.Assets})
+	if err != nil {
+		return nil, err
+	}
+	ours, err := loadOurs(config.FS, Version)
+	if err != nil {
+		return nil, err
+	}
+	return &installation{client: c, providers: append([]provider{core}, ours...), layout: l, state: s}, nil
+}
+
+// basics applies what managers need before they start: namespaces, kinds, roles and webhooks.
+func (i *installation) basics(ctx context.Context) error {
+	objects, err := i.objects()
+	if err != nil {
+		return err
+	}
+	var namespaces, kinds, rest []*unstructured.Unstructured
+	for _, o := range objects {
+		switch o.GetKind() {
+		case "Namespace":
+			namespaces = append(namespaces, o)
+		case "CustomResourceDefinition":
+			kinds = append(kinds, o)
+		default:
+			rest = append(rest, o)
+		}
+	}
+	if err := i.apply(ctx, append(namespaces, kinds...)); err != nil {
+		return err
+	}
+	if err := i.seedAggregatedRoles(ctx, rest); err != nil {
+		return err
+	}
+	var g errgroup.Group
+	g.Go(func() error { return i.apply(ctx, rest) })
+	g.Go(func() error { return i.established(ctx, kinds) })
+	return g.Wait()
+}
+
+// objects are those of all providers, clusterctl's own kind, and who is an administrator.
+func (i *installation) objects() ([]*unstructured.Unstructured, error) {
+	objects, err := clusterctlObjects()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range i.providers {
+		component, port := manager, portManagerWebhook
+		if p.kind == clusterctlv1.CoreProviderType {
+			component, port = coreManager, portCoreWebhook
+		}
+		ca, err := os.ReadFile(filepath.Join(i.layout.Component(component), "ca.crt"))
+		if err != nil {
+			return nil, err
+		}
+		own, err := p.install(webhooks{port: i.state.port(port), caBundle: ca})
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, own...)
+	}
+	return append(objects, object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "", adminGroup, map[string]any{
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+		"subjects": []any{map[string]any{"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": adminGroup}},
+	})), nil
+}
+
+// apply applies objects at the same time; they do not depend on each other.
+func (i *installation) apply(ctx context.Context, objects []*unstructured.Unstructured) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(8)
+	for _, o := range objects {
+		g.Go(func() error {
+			// While the API server starts, it refuses some requests for a moment.
+			err := retry.OnError(retry.DefaultBackoff, retriable, func() error {
+				return i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
+			})
+			if err != nil {
+				return fmt.Errorf("cannot apply %s %s: %w", o.GetKind(), client.ObjectKeyFromObject(o), err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func retriable(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
+}
+
+// seedAggregatedRoles creates the aggregated roles with their rules. Afterwards the rules belong to
+// the controller, which follows the roles of providers that come later.
+func (i *installation) seedAggregatedRoles(ctx context.Context, objects []*unstructured.Unstructured) error {
+	for _, o := range aggregate(objects) {
+		if _, found := o.Object["aggregationRule"]; !found {
+			continue
+		}
+		if err := i.client.Create(ctx, o, fieldOwner); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("cannot create ClusterRole %s: %w", o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// established waits until the API server serves the kinds.
+func (i *installation) established(ctx context.Context, kinds []*unstructured.Unstructured) error {
+	ctx, cancel := context.WithTimeout(ctx, establishTimeout)
+	defer cancel()
+	missing := map[string]bool{}
+	for _, k := range kinds {
+		missing[k.GetName()] = true
+	}
+	// A watch without a resource version starts with all objects.
+	w, err := i.client.Watch(ctx, &apiextensionsv1.CustomResourceDefinitionList{})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		crd, ok := event.Object.(*apiextensionsv1.CustomResourceDefinition)
+		if !ok || event.Type == watch.Deleted {
+			continue
+		}
+		for _, c := range crd.Status.Conditions {
+			if c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue {
+				delete(missing, crd.Name)
+			}
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("wanted the API server to serve all kinds within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
+}
+
+// inventory records the providers as clusterctl does, so that clusterctl finds them.
+func (i *installation) inventory(ctx context.Context) error {
+	var objects []*unstructured.Unstructured
+	for _, p := range i.providers {
+		objects = append(objects, p.inventory())
+	}
+	return i.apply(ctx, objects)
+}
+
+// hosts makes a CapstanHost for each capstand of this box. Only the address is ours: everything else
+// is for users to set.
+func (i *installation) hosts(ctx context.Context) error {
+	var objects []*unstructured.Unstructured
+	for _, h := range i.state.Hosts {
+		objects = append(objects, object("infrastructure.capstan.dev/v1beta2", "CapstanHost", "", h, map[string]any{
+			"spec": map[string]any{"address": "unix://" + i.layout.HostSocket(h)},
+		}))
+	}
+	return i.apply(ctx, objects)
+}

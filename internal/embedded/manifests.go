@@ -1,0 +1,302 @@
+package embedded
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/mod/semver"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	clusterctlconfig "sigs.k8s.io/cluster-api/cmd/clusterctl/config"
+)
+
+// provider is one provider as clusterctl knows it, with the objects that installing it makes.
+type provider struct {
+	// name without the type, for example capstan.
+	name      string
+	kind      clusterctlv1.ProviderType
+	namespace string
+	version   string
+	objects   []*unstructured.Unstructured
+}
+
+// label is the value of clusterctl's provider label, for example infrastructure-capstan.
+func (p provider) label() string { return clusterctlv1.ManifestLabel(p.name, p.kind) }
+
+// webhooks is where the API server reaches the webhooks of a manager.
+type webhooks struct {
+	port     int
+	caBundle []byte
+}
+
+// ourProviders maps the folders of config/ to providers.
+var ourProviders = []struct {
+	folder    string
+	kind      clusterctlv1.ProviderType
+	namespace string
+}{
+	{"infrastructure", clusterctlv1.InfrastructureProviderType, managerNamespace},
+	{"control-plane", clusterctlv1.ControlPlaneProviderType, "capstan-control-plane-system"},
+	{"bootstrap", clusterctlv1.BootstrapProviderType, "capstan-bootstrap-system"},
+	{"ipam", clusterctlv1.IPAMProviderType, "capstan-ipam-system"},
+}
+
+// loadCore reads the components of Cluster API core, as clusterctl would install them.
+func loadCore(a Assets) (provider, error) {
+	entries, err := os.ReadDir(a.CoreComponents())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return provider{}, err
+	}
+	var versions []string
+	for _, e := range entries {
+		if semver.IsValid(e.Name()) {
+			versions = append(versions, e.Name())
+		}
+	}
+	if len(versions) == 0 {
+		return provider{}, fmt.Errorf("wanted the manifests of Cluster API below %s, found none: run `make build`, or point --assets at the folder that it filled", a.CoreComponents())
+	}
+	slices.SortFunc(versions, semver.Compare)
+	version := versions[len(versions)-1]
+	data, err := os.ReadFile(filepath.Join(a.CoreComponents(), version, "core-components.yaml"))
+	if err != nil {
+		return provider{}, err
+	}
+	objects, err := Parse(data)
+	return provider{name: "cluster-api", kind: clusterctlv1.CoreProviderType, namespace: coreNamespace, version: version, objects: objects}, err
+}
+
+// loadOurs reads our providers from config/<provider>/{crd/bases,rbac,webhook}. A provider that has
+// no kinds yet is left out.
+func loadOurs(config fs.FS, version string) ([]provider, error) {
+	var providers []provider
+	for _, o := range ourProviders {
+		p := provider{name: "capstan", kind: o.kind, namespace: o.namespace, version: version}
+		for _, pattern := range []string{"crd/bases", "rbac", "webhook"} {
+			files, err := fs.Glob(config, path.Join(o.folder, pattern, "*.yaml"))
+			if err != nil {
+				return nil, err
+			}
+			for _, file := range files {
+				if path.Base(file) == "kustomization.yaml" || path.Base(file) == "kustomizeconfig.yaml" {
+					continue
+				}
+				data, err := fs.ReadFile(config, file)
+				if err != nil {
+					return nil, err
+				}
+				objects, err := Parse(data)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", file, err)
+				}
+				p.objects = append(p.objects, objects...)
+			}
+		}
+		if len(p.objects) == 0 {
+			continue
+		}
+		p.objects = complete(p.objects, o.folder, p.namespace)
+		providers = append(providers, p)
+	}
+	return providers, nil
+}
+
+// complete makes what is generated from markers into what can be installed beside the other
+// providers: a namespace, names of its own, and the manager bound to its role.
+func complete(objects []*unstructured.Unstructured, folder, namespace string) []*unstructured.Unstructured {
+	out := []*unstructured.Unstructured{object("v1", "Namespace", "", namespace, nil)}
+	for _, o := range objects {
+		switch o.GetKind() {
+		case "ClusterRoleBinding", "RoleBinding": // ours are below: in the plane one manager has every role
+			continue
+		case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
+			o.SetName(unique(o.GetName(), folder))
+		case "Role":
+			o.SetNamespace(namespace)
+			out = append(out, binding("RoleBinding", namespace, "Role", o.GetName()))
+		case "ClusterRole":
+			o.SetName(unique(o.GetName(), folder))
+			// The other ones are for the controllers of Cluster API core.
+			if _, aggregated := o.GetLabels()[aggregateLabel]; !aggregated {
+				out = append(out, binding("ClusterRoleBinding", "", "ClusterRole", o.GetName()))
+			}
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// unique makes the names that the generator gives tell the providers apart.
+func unique(name, folder string) string {
+	if strings.HasPrefix(name, "capstan-") {
+		return name
+	}
+	return "capstan-" + folder + "-" + name
+}
+
+// aggregateLabel marks the roles that Cluster API core takes over.
+const aggregateLabel = "cluster.x-k8s.io/aggregate-to-manager"
+
+func binding(kind, namespace, roleKind, role string) *unstructured.Unstructured {
+	return object("rbac.authorization.k8s.io/v1", kind, namespace, role, map[string]any{
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": roleKind, "name": role},
+		"subjects": []any{map[string]any{"kind": "ServiceAccount", "namespace": managerNamespace, "name": managerServiceAccount}},
+	})
+}
+
+func object(apiVersion, kind, namespace, name string, content map[string]any) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{}}
+	for k, v := range content {
+		o.Object[k] = v
+	}
+	o.SetAPIVersion(apiVersion)
+	o.SetKind(kind)
+	o.SetNamespace(namespace)
+	o.SetName(name)
+	return o
+}
+
+// install turns the objects of a provider into what the embedded plane applies: what only makes
+// sense in pods goes, webhooks are reached on loopback, and everything has clusterctl's labels.
+func (p provider) install(w webhooks) ([]*unstructured.Unstructured, error) {
+	var out []*unstructured.Unstructured
+	for _, o := range p.objects {
+		switch o.GetKind() {
+		case "Deployment", "Service", "ServiceAccount", "Certificate", "Issuer":
+			continue
+		}
+		o = o.DeepCopy()
+		annotations := o.GetAnnotations()
+		delete(annotations, "cert-manager.io/inject-ca-from")
+		o.SetAnnotations(annotations)
+		if err := w.rewrite(o); err != nil {
+			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+		out = append(out, setLabels(o, map[string]string{clusterctlv1.ClusterctlLabel: "", clusterv1.ProviderNameLabel: p.label()}))
+	}
+	return out, nil
+}
+
+// rewrite replaces references to Services by loopback URLs.
+func (w webhooks) rewrite(o *unstructured.Unstructured) error {
+	switch o.GetKind() {
+	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
+		hooks, _, err := unstructured.NestedSlice(o.Object, "webhooks")
+		if err != nil {
+			return err
+		}
+		for _, hook := range hooks {
+			if err := w.rewriteClientConfig(hook.(map[string]any), "clientConfig"); err != nil {
+				return err
+			}
+		}
+		return unstructured.SetNestedSlice(o.Object, hooks, "webhooks")
+	case "CustomResourceDefinition":
+		if strategy, _, _ := unstructured.NestedString(o.Object, "spec", "conversion", "strategy"); strategy != "Webhook" {
+			return nil
+		}
+		return w.rewriteClientConfig(o.Object, "spec", "conversion", "webhook", "clientConfig")
+	}
+	return nil
+}
+
+func (w webhooks) rewriteClientConfig(in map[string]any, fields ...string) error {
+	servicePath, found, err := unstructured.NestedString(in, append(slices.Clone(fields), "service", "path")...)
+	if err != nil || !found {
+		return fmt.Errorf("wanted a webhook with the path of a Service, found none: %w", err)
+	}
+	return unstructured.SetNestedMap(in, map[string]any{
+		"url":      loopback("https", w.port) + servicePath,
+		"caBundle": base64.StdEncoding.EncodeToString(w.caBundle),
+	}, fields...)
+}
+
+// inventory is clusterctl's record of the provider.
+func (p provider) inventory() *unstructured.Unstructured {
+	o := object(clusterctlv1.GroupVersion.String(), "Provider", p.namespace, p.label(), map[string]any{
+		"providerName": p.name, "type": string(p.kind), "version": p.version,
+	})
+	return setLabels(o, map[string]string{
+		clusterctlv1.ClusterctlLabel:     "",
+		clusterctlv1.ClusterctlCoreLabel: clusterctlv1.ClusterctlCoreLabelInventoryValue,
+		clusterv1.ProviderNameLabel:      p.label(),
+	})
+}
+
+// clusterctlObjects are the definition of the inventory itself.
+func clusterctlObjects() ([]*unstructured.Unstructured, error) {
+	objects, err := Parse(clusterctlconfig.ClusterctlAPIManifest)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		setLabels(o, map[string]string{clusterctlv1.ClusterctlLabel: "", clusterctlv1.ClusterctlCoreLabel: "clusterctl"})
+	}
+	return objects, nil
+}
+
+func setLabels(o *unstructured.Unstructured, labels map[string]string) *unstructured.Unstructured {
+	all := o.GetLabels()
+	if all == nil {
+		all = map[string]string{}
+	}
+	for k, v := range labels {
+		all[k] = v
+	}
+	o.SetLabels(all)
+	return o
+}
+
+// aggregate gives the aggregated roles among the objects the rules that the controller would give
+// them, so that managers need not wait for it. It is for the first installation only.
+func aggregate(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
+	var rules []any
+	for _, o := range objects {
+		if o.GetKind() == "ClusterRole" && o.GetLabels()[aggregateLabel] == "true" {
+			own, _, _ := unstructured.NestedSlice(o.Object, "rules")
+			rules = append(rules, own...)
+		}
+	}
+	out := slices.Clone(objects)
+	for i, o := range out {
+		if _, found, _ := unstructured.NestedMap(o.Object, "aggregationRule"); found {
+			out[i] = o.DeepCopy()
+			out[i].Object["rules"] = rules
+		}
+	}
+	return out
+}
+
+// Parse reads a stream of YAML documents as objects; empty ones are left out.
+func Parse(data []byte) ([]*unstructured.Unstructured, error) {
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	var objects []*unstructured.Unstructured
+	for {
+		var raw runtime.RawExtension
+		if err := decoder.Decode(&raw); errors.Is(err, io.EOF) {
+			return objects, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
+			continue
+		}
+		o := &unstructured.Unstructured{}
+		if err := o.UnmarshalJSON(raw.Raw); err != nil {
+			return nil, err
+		}
+		objects = append(objects, o)
+	}
+}

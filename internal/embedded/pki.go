@@ -1,0 +1,426 @@
+package embedded
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	caValidity   = 10 * 365 * 24 * time.Hour
+	leafValidity = 365 * 24 * time.Hour
+	// renewBefore is when a leaf is made anew. Components pick the files up by themselves.
+	renewBefore = leafValidity / 3
+)
+
+// authorities are the names of the certificate authorities, and of their files.
+var authorities = []string{clusterAuthority, etcdAuthority, frontProxyAuthority}
+
+const (
+	clusterAuthority    = "ca"
+	etcdAuthority       = "etcd-ca"
+	frontProxyAuthority = "front-proxy-ca"
+)
+
+// authority is a certificate authority whose key only root can read.
+type authority struct {
+	cert    *x509.Certificate
+	key     crypto.Signer
+	certPEM []byte
+}
+
+// identity is what a leaf certificate says.
+type identity struct {
+	name   string   // of the files: <name>.crt, <name>.key
+	cn     string   // the user name
+	groups []string // the user's groups
+	usages []x509.ExtKeyUsage
+}
+
+var (
+	clientUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	serverUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	peerUsage   = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+)
+
+// serviceAccount makes the identity of a manager. The name is the one that a service account's
+// token gives, so that the RBAC of the providers binds it without any change.
+func serviceAccount(namespace, name string) identity {
+	return identity{name: "client", cn: "system:serviceaccount:" + namespace + ":" + name, usages: clientUsage}
+}
+
+// user is the owner of a file.
+type user struct{ uid, gid int }
+
+// ensureAuthority loads a certificate authority. It makes one if there is none and etcd has no data. The files are root's.
+func ensureAuthority(l Layout, name string) (*authority, error) {
+	certPath, keyPath := filepath.Join(l.PKI(), name+".crt"), filepath.Join(l.PKI(), name+".key")
+	for _, path := range []string{certPath, keyPath} {
+		lost, err := missing(l, path)
+		if err != nil {
+			return nil, err
+		}
+		if !lost {
+			continue
+		}
+		if err := makeAuthority(certPath, keyPath, "capstan-"+name); err != nil {
+			return nil, err
+		}
+	}
+	certPEM, err := os.ReadFile(certPath)
+	if err != nil {
+		return nil, err
+	}
+	certs, err := certutil.ParseCertsPEM(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("wanted a certificate in %s: %w", certPath, err)
+	}
+	key, err := keyutil.PrivateKeyFromFile(keyPath)
+	if err != nil {
+		return nil, damaged(keyPath, err)
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("wanted a private key that can sign in %s, found %T", keyPath, key)
+	}
+	return &authority{cert: certs[0], key: signer, certPEM: certPEM}, nil
+}
+
+func makeAuthority(certPath, keyPath, commonName string) error {
+	key, err := newKey()
+	if err != nil {
+		return err
+	}
+	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: commonName, NotBefore: time.Now().Add(-time.Minute)}, key)
+	if err != nil {
+		return err
+	}
+	if err := writeKey(keyPath, key, user{os.Getuid(), os.Getgid()}); err != nil {
+		return err
+	}
+	return writeFile(certPath, encodeCert(cert.Raw), 0o644)
+}
+
+// missing says whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
+// is an error then, because a new one would make the Secrets unreadable, or cut off everyone who trusts the old one.
+func missing(l Layout, path string) (bool, error) {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	switch has, err := hasData(l); {
+	case err != nil:
+		return false, err
+	case has:
+		return false, fmt.Errorf("wanted %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; a new key is made only in an installation without data", path, l.Etcd())
+	}
+	return true, nil
+}
+
+// hasData says whether etcd has ever run.
+func hasData(l Layout) (bool, error) {
+	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ensureLeaf makes <dir>/<name>.crt and .key unless a certificate is there that this authority has
+// signed and that is not due for renewal.
+func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Time) error {
+	certPath, keyPath := filepath.Join(dir, id.name+".crt"), filepath.Join(dir, id.name+".key")
+	if a.keeps(certPath, keyPath, id, now) {
+		return nil
+	}
+	key, err := newKey()
+	if err != nil {
+		return err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: id.cn, Organization: id.groups},
+		NotBefore:    now.Add(-time.Minute),
+		NotAfter:     now.Add(leafValidity),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  id.usages,
+	}
+	if id.usages[0] == x509.ExtKeyUsageServerAuth {
+		template.DNSNames = []string{"localhost"}
+		template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return err
+	}
+	if err := writeKey(keyPath, key, owner); err != nil {
+		return err
+	}
+	return writeFileAs(certPath, encodeCert(der), 0o644, owner.uid, owner.gid)
+}
+
+// keeps tells whether a certificate and its key can stay.
+func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) bool {
+	pair, err := tls.LoadX509KeyPair(certPath, keyPath)
+	if err != nil {
+		return false
+	}
+	cert := pair.Leaf
+	return cert.CheckSignatureFrom(a.cert) == nil && cert.Subject.CommonName == id.cn && now.Add(renewBefore).Before(cert.NotAfter)
+}
+
+func newKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+func encodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
+}
+
+func writeKey(path string, key crypto.Signer, owner user) error {
+	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return err
+	}
+	return writeFileAs(path, data, 0o600, owner.uid, owner.gid)
+}
+
+// encryptionConfig makes API servers encrypt Secrets before they reach etcd.
+func encryptionConfig() ([]byte, error) {
+	key := make([]byte, 32)
+	if _, err := rand.Read(key); err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, `apiVersion: apiserver.config.k8s.io/v1
+kind: EncryptionConfiguration
+resources:
+- resources: [secrets]
+  providers:
+  - secretbox:
+      keys:
+      - name: key1
+        secret: %s
+  - identity: {}
+`, base64.StdEncoding.EncodeToString(key)), nil
+}
+
+func checkKey(data []byte) error {
+	_, err := keyutil.ParsePrivateKeyPEM(data)
+	return err
+}
+
+// checkEncryptionConfig finds damage. The API server judges the rest.
+func checkEncryptionConfig(data []byte) error {
+	var config apiserverv1.EncryptionConfiguration
+	if err := yaml.UnmarshalStrict(data, &config); err != nil {
+		return err
+	}
+	if len(config.Resources) == 0 || len(config.Resources[0].Providers) < 2 {
+		return errors.New("it names no key, or ends too early")
+	}
+	return nil
+}
+
+// damaged is the error for a key that cannot be made again.
+func damaged(path string, err error) error {
+	return fmt.Errorf("the key in %s cannot be read: %w: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`", path, err)
+}
+
+// ensurePKI makes every certificate, key and kubeconfig of the installation that is missing or due.
+func ensurePKI(l Layout, s State, owner user, now time.Time) error {
+	if err := ensureDirs(l, owner); err != nil {
+		return err
+	}
+	cluster, err := ensureAuthority(l, clusterAuthority)
+	if err != nil {
+		return err
+	}
+	etcdCA, err := ensureAuthority(l, etcdAuthority)
+	if err != nil {
+		return err
+	}
+	// Nobody speaks for others here: the authority has no leaves. Components ask for it all the same.
+	frontProxy, err := ensureAuthority(l, frontProxyAuthority)
+	if err != nil {
+		return err
+	}
+	type leaf struct {
+		by        *authority
+		component string
+		id        identity
+		owner     user
+	}
+	root := user{os.Getuid(), os.Getgid()}
+	leaves := []leaf{
+		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: peerUsage}, owner},
+		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: clientUsage}, owner},
+		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: serverUsage}, owner},
+		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: clientUsage}, owner},
+		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: serverUsage}, owner},
+		{cluster, coreManager, serviceAccount(coreNamespace, coreServiceAccount), owner},
+		{cluster, coreManager, identity{name: "tls", cn: "capi-webhook", usages: serverUsage}, owner},
+		{cluster, manager, serviceAccount(managerNamespace, managerServiceAccount), owner},
+		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: serverUsage}, owner},
+		{cluster, admin, identity{name: "client", cn: "capstan-admin", groups: []string{adminGroup}, usages: clientUsage}, root},
+		// The only one that authorisation cannot stop. It binds the group above.
+		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: clientUsage}, root},
+	}
+	for _, leaf := range leaves {
+		if err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
+			return err
+		}
+	}
+	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, func() ([]byte, error) {
+		key, err := newKey()
+		if err != nil {
+			return nil, err
+		}
+		return keyutil.MarshalPrivateKeyToPEM(key)
+	}); err != nil {
+		return err
+	}
+	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
+		return err
+	}
+	if err := ensureContent(l.auditPolicy(), []byte(auditPolicy), 0o600, owner); err != nil {
+		return err
+	}
+	// What the components trust. Copies, because the folder of the authorities is root's.
+	for component, pem := range map[string][]byte{etcd: etcdCA.certPEM, apiServer: cluster.certPEM, controllerManager: cluster.certPEM, coreManager: cluster.certPEM, manager: cluster.certPEM} {
+		if err := ensureContent(filepath.Join(l.Component(component), "ca.crt"), pem, 0o644, owner); err != nil {
+			return err
+		}
+	}
+	for name, pem := range map[string][]byte{"etcd-ca.crt": etcdCA.certPEM, "front-proxy-ca.crt": frontProxy.certPEM} {
+		if err := ensureContent(filepath.Join(l.Component(apiServer), name), pem, 0o644, owner); err != nil {
+			return err
+		}
+	}
+	return ensureKubeconfigs(l, s, cluster, owner)
+}
+
+func ensureDirs(l Layout, owner user) error {
+	for _, d := range []struct {
+		path  string
+		mode  os.FileMode
+		owner user
+	}{
+		{l.Root, 0o711, user{0, 0}},
+		{l.PKI(), 0o711, user{0, 0}},
+		{l.Logs(), 0o700, user{0, 0}},
+		{l.Bin(), 0o711, user{0, 0}},
+		{l.Etcd(), 0o700, owner},
+		{l.Sockets(), 0o700, owner},
+		{l.Audit(), 0o700, owner},
+		{l.Component(etcd), 0o700, owner},
+		{l.Component(apiServer), 0o700, owner},
+		{l.Component(controllerManager), 0o700, owner},
+		{l.Component(coreManager), 0o700, owner},
+		{l.Component(manager), 0o700, owner},
+		{l.Component(admin), 0o700, user{0, 0}},
+		{l.Component(installer), 0o700, user{0, 0}},
+	} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return err
+		}
+		if err := errors.Join(os.Chmod(d.path, d.mode), os.Chown(d.path, d.owner.uid, d.owner.gid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ensureKubeconfigs writes a kubeconfig per client. Those of components name files; the one for
+// people contains everything.
+func ensureKubeconfigs(l Layout, s State, ca *authority, owner user) error {
+	server := fmt.Sprintf("https://127.0.0.1:%d", s.port(portAPIServer))
+	for component, owner := range map[string]user{controllerManager: owner, coreManager: owner, manager: owner, installer: {os.Getuid(), os.Getgid()}} {
+		dir := l.Component(component)
+		config := kubeconfig(component, &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
+			&clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(dir, "client.crt"), ClientKey: filepath.Join(dir, "client.key")})
+		if err := ensureKubeconfig(l.Kubeconfig(component), config, owner); err != nil {
+			return err
+		}
+	}
+	cert, err := os.ReadFile(filepath.Join(l.Component(admin), "client.crt"))
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(filepath.Join(l.Component(admin), "client.key"))
+	if err != nil {
+		return err
+	}
+	config := kubeconfig("capstan", &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
+		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
+	return ensureKubeconfig(l.AdminKubeconfig(), config, user{os.Getuid(), os.Getgid()})
+}
+
+func kubeconfig(name string, cluster *clientcmdapi.Cluster, auth *clientcmdapi.AuthInfo) *clientcmdapi.Config {
+	c := clientcmdapi.NewConfig()
+	c.Clusters[name], c.AuthInfos[name] = cluster, auth
+	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	c.CurrentContext = name
+	return c
+}
+
+func ensureKubeconfig(path string, config *clientcmdapi.Config, owner user) error {
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	return ensureContent(path, data, 0o600, owner)
+}
+
+// ensureContent writes a file unless it has the content.
+func ensureContent(path string, data []byte, mode os.FileMode, owner user) error {
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
+		return nil
+	}
+	return writeFileAs(path, data, mode, owner.uid, owner.gid)
+}
+
+// ensureOnce writes the file of a key if there is none and etcd has no data. A file that check finds damaged is an error.
+func ensureOnce(l Layout, path string, owner user, check func([]byte) error, generate func() ([]byte, error)) error {
+	lost, err := missing(l, path)
+	if err != nil {
+		return err
+	}
+	if !lost {
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = check(data)
+		}
+		if err != nil {
+			return damaged(path, err)
+		}
+		return nil
+	}
+	data, err := generate()
+	if err != nil {
+		return err
+	}
+	return writeFileAs(path, data, 0o600, owner.uid, owner.gid)
+}

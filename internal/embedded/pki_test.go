@@ -1,0 +1,178 @@
+package embedded
+
+import (
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
+)
+
+func testPKI(t *testing.T) (Layout, State, user) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("wanted root: the folders get owners")
+	}
+	l := Layout{Root: filepath.Join(t.TempDir(), "root")}
+	s := State{PortBase: 20000}
+	owner := user{12345, 12345}
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	return l, s, owner
+}
+
+// Secrets are 0600 and belong to who needs them; nothing of one component is read by others.
+func TestPKIModes(t *testing.T) {
+	l, _, _ := testPKI(t)
+	err := filepath.WalkDir(l.Root, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		secret := !strings.HasSuffix(path, ".crt")
+		if secret && info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %s", path, info.Mode())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{l.Etcd(), l.Sockets(), l.Component(apiServer), l.Component(admin), l.Component(installer), l.Logs()} {
+		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v %v", dir, info.Mode(), err)
+		}
+	}
+}
+
+// Managers are bound by RBAC: no certificate of theirs is in a group that passes it by.
+func TestPKIIdentities(t *testing.T) {
+	l, _, _ := testPKI(t)
+	for component, want := range map[string]string{
+		coreManager: "system:serviceaccount:capi-system:capi-manager", manager: "system:serviceaccount:capstan-infrastructure-system:capstan-manager",
+		controllerManager: "system:kube-controller-manager", admin: "capstan-admin",
+	} {
+		cert := loadCert(t, filepath.Join(l.Component(component), "client.crt"))
+		if cert.Subject.CommonName != want {
+			t.Errorf("%s is %s", component, cert.Subject.CommonName)
+		}
+		for _, group := range cert.Subject.Organization {
+			if group == "system:masters" {
+				t.Errorf("%s is in system:masters", component)
+			}
+		}
+	}
+	// etcd trusts an authority of its own: no client of the API server is one of etcd.
+	pool := x509.NewCertPool()
+	pool.AddCert(loadCert(t, filepath.Join(l.PKI(), "etcd-ca.crt")))
+	options := x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	if _, err := loadCert(t, filepath.Join(l.Component(installer), "client.crt")).Verify(options); err == nil {
+		t.Error("etcd would take a client of the API server")
+	}
+	if _, err := loadCert(t, filepath.Join(l.Component(apiServer), "etcd-client.crt")).Verify(options); err != nil {
+		t.Errorf("etcd would refuse the API server: %v", err)
+	}
+}
+
+func TestPKIRenewal(t *testing.T) {
+	l, s, owner := testPKI(t)
+	read := func() map[string]string {
+		content := map[string]string{}
+		for _, path := range []string{"ca.crt", "kube-apiserver/server.crt", "kube-apiserver/service-account.key", "kube-apiserver/encryption.yaml", "admin/client.crt"} {
+			data, err := os.ReadFile(filepath.Join(l.PKI(), path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			content[path] = string(data)
+		}
+		data, err := os.ReadFile(l.AdminKubeconfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		content["kubeconfig"] = string(data)
+		return content
+	}
+	first := read()
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range read() {
+		if content != first[name] {
+			t.Errorf("%s changed without need", name)
+		}
+	}
+	if err := ensurePKI(l, s, owner, time.Now().Add(leafValidity-renewBefore+time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range read() {
+		leaf := name == "kube-apiserver/server.crt" || name == "admin/client.crt" || name == "kubeconfig"
+		if (content != first[name]) != leaf {
+			t.Errorf("%s: renewed %v, wanted %v", name, content != first[name], leaf)
+		}
+	}
+	// A new port reaches the kubeconfigs.
+	s.PortBase = 20100
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(l.AdminKubeconfig())
+	if err != nil || config.Clusters["capstan"].Server != "https://127.0.0.1:20102" {
+		t.Errorf("kubeconfig: %v %v", config.Clusters["capstan"], err)
+	}
+}
+
+// A lost key is made anew only as long as no data needs it: not at a start, and not when certificates are renewed.
+func TestPKILostKey(t *testing.T) {
+	l, s, owner := testPKI(t)
+	keys := []string{
+		filepath.Join(l.PKI(), "ca.crt"), filepath.Join(l.PKI(), "ca.key"), filepath.Join(l.PKI(), "etcd-ca.key"),
+		filepath.Join(l.PKI(), "front-proxy-ca.key"), l.ServiceAccountKey(), l.EncryptionConfig(),
+	}
+	for _, data := range []bool{false, true} {
+		if data {
+			if err := os.Mkdir(filepath.Join(l.Etcd(), "member"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, path := range keys {
+			kept := path + ".kept"
+			if err := os.Rename(path, kept); err != nil {
+				t.Fatal(err)
+			}
+			err := ensurePKI(l, s, owner, time.Now())
+			_, missing := os.Stat(path)
+			switch {
+			case data && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "capstan restore")):
+				t.Errorf("%s is lost, and there is data: %v", path, err)
+			case data && missing == nil:
+				t.Errorf("%s is lost, there is data, and there is a new one", path)
+			case !data && (err != nil || missing != nil):
+				t.Errorf("%s is lost, and there is no data: %v, %v", path, err, missing)
+			case data:
+				if err := os.Rename(kept, path); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+func loadCert(t *testing.T, path string) *x509.Certificate {
+	t.Helper()
+	certs, err := certutil.CertsFromFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certs[0]
+}

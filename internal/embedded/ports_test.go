@@ -1,0 +1,103 @@
+package embedded
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/testenv/ports"
+)
+
+func TestTakePorts(t *testing.T) {
+	portPatience = 10 * time.Millisecond
+	t.Cleanup(func() { portPatience = 3 * time.Second })
+	const second, third = firstPort + blockSize, firstPort + 2*blockSize
+	for name, test := range map[string]struct {
+		kept    int
+		busy    int // a port
+		claimed int // a block
+		want    int
+	}{
+		"the first block":                          {0, 0, 0, firstPort},
+		"the one it had":                           {third, 0, 0, third},
+		"a port of the first block is in use":      {0, firstPort + 3, 0, second},
+		"another plane has claimed it":             {0, 0, firstPort, second},
+		"a port of the one it had was taken since": {second, second + 1, 0, firstPort},
+		"another plane has claimed the one it had": {second, 0, second, firstPort},
+	} {
+		t.Run(name, func(t *testing.T) {
+			held := map[int]bool{test.claimed: true}
+			claim := func(base int) (func(), bool) {
+				if held[base] {
+					return nil, false
+				}
+				held[base] = true
+				return func() { delete(held, base) }, true
+			}
+			base, release, err := takePorts(context.Background(), test.kept, claim, func(p int) bool { return p != test.busy })
+			if err != nil || base != test.want {
+				t.Fatalf("got %d, %v; want %d", base, err, test.want)
+			}
+			if len(held) != 2 {
+				t.Errorf("claims are held for nothing: %v", held)
+			}
+			release()
+			if held[base] {
+				t.Error("the claim was not released")
+			}
+		})
+	}
+}
+
+func TestTakePortsWithNoneFree(t *testing.T) {
+	_, _, err := takePorts(context.Background(), 0, claimNothing, func(int) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 20000 and 29999, found none: end what listens there") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func claimNothing(int) (func(), bool) { return func() {}, true }
+
+// Two planes that start at the same moment never take the same block.
+func TestClaimPorts(t *testing.T) {
+	const base = 1 // no block of a plane
+	release, ok := claimPorts(base)
+	if !ok {
+		t.Fatal("cannot claim")
+	}
+	if _, ok := claimPorts(base); ok {
+		t.Error("claimed twice")
+	}
+	release()
+	again, ok := claimPorts(base)
+	if !ok {
+		t.Fatal("a claim outlives its release")
+	}
+	again()
+}
+
+func TestPortFree(t *testing.T) {
+	listener, err := net.Listen("tcp", ports.Address(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	if portFree(port) {
+		t.Error("a port with a listener counts as free")
+	}
+	listener.Close()
+	if !portFree(port) {
+		t.Error("a port without a listener counts as taken")
+	}
+}
+
+func TestBlockHasRoom(t *testing.T) {
+	if len(portNames) > blockSize {
+		t.Errorf("%d ports do not fit into a block of %d", len(portNames), blockSize)
+	}
+	if s := (State{PortBase: firstPort}); s.port(portEtcd) == s.port(portAPIServer) || s.port(portManagerMetrics) != firstPort+len(portNames)-1 {
+		t.Error("names share a port")
+	}
+}

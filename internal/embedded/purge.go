@@ -1,0 +1,127 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+)
+
+// DialHost connects to a capstand of this box. Who may is decided by the folder of the socket.
+func DialHost(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+// inventoryOf is what a host holds and whose it is, by id.
+type inventoryOf struct{ machines, balancers, networks map[string]owner.Object }
+
+// purgeHost removes every machine, load balancer and network of a host, and returns when they are gone.
+func purgeHost(ctx context.Context, l Layout, name string) error {
+	conn, err := DialHost(l.HostSocket(name))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	host := hostpb.NewHostClient(conn)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := host.Watch(ctx, &hostpb.WatchRequest{})
+	if err != nil {
+		return err
+	}
+	have := inventoryOf{map[string]owner.Object{}, map[string]owner.Object{}, map[string]owner.Object{}}
+	for synced := false; !synced || len(have.machines) > 0 || len(have.balancers) > 0; {
+		event, err := events.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("wanted capstand to remove everything, and it ended; repeat `capstan down`")
+		}
+		if err != nil {
+			return err
+		}
+		have.observe(event)
+		if event.Type == hostpb.Event_SYNCED {
+			synced = true
+			if err := deleteAll(ctx, host, have); err != nil {
+				return err
+			}
+		}
+	}
+	if err := have.recordedNetworks(l.HostRoot(name)); err != nil {
+		return err
+	}
+	for _, id := range slices.Sorted(maps.Keys(have.networks)) {
+		of := have.networks[id]
+		if _, err := host.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
+			return fmt.Errorf("cannot remove network %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// observe keeps the inventory up to date.
+func (h inventoryOf) observe(event *hostpb.Event) {
+	gone := event.Type == hostpb.Event_DELETED
+	if m := event.GetMachine().GetSpec(); m != nil {
+		set(h.machines, m.GetId(), m, gone)
+		set(h.networks, m.GetNetwork().GetId(), m.GetNetwork(), false)
+	}
+	if b := event.GetLoadBalancer(); b != nil {
+		set(h.balancers, b.GetId(), b, gone)
+	}
+}
+
+// recordedNetworks adds the networks that no machine uses: Watch does not tell of them, capstand's
+// folder does.
+func (h inventoryOf) recordedNetworks(hostRoot string) error {
+	entries, err := os.ReadDir(filepath.Join(hostRoot, "networks"))
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(hostRoot, "networks", e.Name(), "spec.json"))
+		if ignoreMissing(err) != nil {
+			return err
+		}
+		n := &hostpb.Network{}
+		if err != nil || (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, n) != nil {
+			continue // it went meanwhile, or capstand cannot read it either
+		}
+		set(h.networks, n.GetId(), n, false)
+	}
+	return nil
+}
+
+func set(ids map[string]owner.Object, id string, of owner.Object, gone bool) {
+	if gone {
+		delete(ids, id)
+	} else if id != "" {
+		ids[id] = of
+	}
+}
+
+func deleteAll(ctx context.Context, host hostpb.HostClient, have inventoryOf) error {
+	for _, id := range slices.Sorted(maps.Keys(have.machines)) {
+		of := have.machines[id]
+		if _, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
+			return fmt.Errorf("cannot remove machine %s: %w", id, err)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(have.balancers)) {
+		of := have.balancers[id]
+		if _, err := host.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
+			return fmt.Errorf("cannot remove load balancer %s: %w", id, err)
+		}
+	}
+	return nil
+}

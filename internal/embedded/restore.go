@@ -1,0 +1,342 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/mod/semver"
+
+	"capstan.dev/capstan/internal/embedded/archive"
+	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/node/backup"
+)
+
+// RestoreOptions of `capstan restore`.
+type RestoreOptions struct {
+	Options
+	// Archive is the backup: a file, or s3://BUCKET/KEY.
+	Archive BackupTarget
+	// Replace allows an installation that is there to be replaced. Its files are kept beside the new ones.
+	Replace bool
+}
+
+// Restored is an installation that was made from a backup.
+type Restored struct {
+	archive.Manifest
+	// Kept is the folder with what was there before; empty when there was nothing.
+	Kept string `json:"kept,omitempty"`
+}
+
+// restoredParts are what a restore brings, in the order in which it comes. The state comes last: without one there is no
+// installation.
+var restoredParts = []string{pkiName, "etcd", stateName}
+
+// Restore makes an installation from a backup. Nothing of what is there changes before the whole backup was unpacked and
+// checked; then the new files take their places by renames, which are gone on with after a crash: by another Restore of the
+// same backup, or by the start of the plane.
+func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
+	l, assets, err := o.complete()
+	if err != nil {
+		return Restored{}, err
+	}
+	if err := prepareRoot(l); err != nil {
+		return Restored{}, err
+	}
+	unlock, err := lockCommand(ctx, l)
+	if err != nil {
+		return Restored{}, err
+	}
+	defer unlock()
+	lock, err := lockPlane(l)
+	if errors.Is(err, errRunning) {
+		return Restored{}, fmt.Errorf("wanted a plane that does not run: %w; stop it with `capstan down --keep-state`", err)
+	}
+	if err != nil {
+		return Restored{}, err
+	}
+	defer lock.Close()
+	if err := emptyDir(l.restorePart()); err != nil {
+		return Restored{}, err
+	}
+	defer func() { _ = os.RemoveAll(l.restorePart()) }()
+	file, err := fetchArchive(ctx, l, o.Archive)
+	if err != nil {
+		return Restored{}, err
+	}
+	manifest, err := archive.Read(file)
+	if err != nil {
+		return Restored{}, err
+	}
+	if done, err := finishSame(l, manifest); done || err != nil {
+		return l.restored(manifest), err
+	}
+	if err := mayRestore(l, assets, manifest, o.Replace); err != nil {
+		return Restored{}, err
+	}
+	if err := unpack(ctx, l, assets, file); err != nil {
+		return Restored{}, err
+	}
+	if err := disk.Rename(l.restorePart(), l.restoreReady()); err != nil {
+		return Restored{}, err
+	}
+	err = finishRestore(l)
+	return l.restored(manifest), err
+}
+
+// restorePart holds a restore that is being prepared. restoreReady is the same folder once it is complete: what is in it
+// takes its place whatever happens.
+func (l Layout) restorePart() string  { return filepath.Join(l.Root, "restore.part") }
+func (l Layout) restoreReady() string { return filepath.Join(l.Root, "restore.ready") }
+
+// before is where a restore keeps what it replaces.
+func (l Layout) before(m archive.Manifest) string {
+	return filepath.Join(l.Root, "before-"+archiveID(m))
+}
+
+func (l Layout) restored(m archive.Manifest) Restored {
+	r := Restored{Manifest: m}
+	if dir := l.before(m); disk.Exists(dir) {
+		r.Kept = dir
+	}
+	return r
+}
+
+// archiveID names a backup.
+func archiveID(m archive.Manifest) string {
+	return m.Installation + "-" + m.Time.UTC().Format("20060102-150405")
+}
+
+const restoreManifest = "manifest.json"
+
+// fetchArchive is the archive as a file of this box.
+func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, error) {
+	if !from.inS3() {
+		return from.To, nil
+	}
+	store, err := from.open()
+	if err != nil {
+		return "", err
+	}
+	_, name := from.split()
+	local := filepath.Join(l.restorePart(), "archive")
+	if err := store.Get(ctx, name, local); err != nil {
+		return "", fmt.Errorf("wanted a backup at %s: %w", store.Location(name), err)
+	}
+	return local, nil
+}
+
+// finishSame goes on with an interrupted restore of this backup.
+func finishSame(l Layout, m archive.Manifest) (bool, error) {
+	var begun archive.Manifest
+	err := disk.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &begun)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	// Of another backup: it comes first, too, so that what is replaced afterwards is one whole.
+	if err := finishRestore(l); err != nil {
+		return false, err
+	}
+	if archiveID(begun) == archiveID(m) && slices.Equal(begun.Files, m.Files) {
+		return true, nil
+	}
+	return false, os.RemoveAll(l.restoreReady())
+}
+
+// mayRestore says why a backup cannot be restored here.
+func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error {
+	for _, name := range []string{snapshotName, stateName} {
+		if !m.Has(name) {
+			return fmt.Errorf("wanted a backup of a management plane, found one without %s", name)
+		}
+	}
+	for _, path := range keyFiles(l) {
+		if name, err := filepath.Rel(l.Root, path); err != nil || !m.Has(name) {
+			return errors.Join(err, fmt.Errorf("wanted a backup with all keys, found one without %s", name))
+		}
+	}
+	if semver.Compare(m.CapstanVersion, Version) > 0 {
+		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version or a newer one", Version, m.CapstanVersion)
+	}
+	if _, err := versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
+		return err
+	}
+	if replace {
+		return nil
+	}
+	for _, part := range restoredParts {
+		if path := filepath.Join(l.Root, part); disk.Exists(path) {
+			return fmt.Errorf("wanted an empty --root, found an installation in %s (%s): choose another one, or replace its data with --replace; its machines stay", l.Root, path)
+		}
+	}
+	return nil
+}
+
+// versionFor is the version of Kubernetes that goes on with data of another plane: its own, or the newest one.
+func versionFor(a Assets, version string) (string, error) {
+	if isDir(filepath.Join(a.Kubernetes(), version)) {
+		return version, nil
+	}
+	newest, err := newestKubernetes(a)
+	if err == nil && semver.Compare(newest, version) < 0 {
+		err = fmt.Errorf("wanted Kubernetes %s, which the backup is of, or a newer one below %s, found %s: use a build that has it", version, a.Kubernetes(), newest)
+	}
+	return newest, err
+}
+
+// unpack checks the archive and makes the files of the installation from it, in a folder of their own.
+func unpack(ctx context.Context, l Layout, assets, file string) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	manifest, err := archive.Read(file)
+	if err != nil {
+		return err
+	}
+	// The files, and the data that is made from the snapshot.
+	if err := backup.Room(l.Root, 2*manifest.SizeBytes()+info.Size()); err != nil {
+		return err
+	}
+	owner, err := ensureUser()
+	if err != nil {
+		return err
+	}
+	from := Layout{Root: filepath.Join(l.restorePart(), "files")}
+	if err := os.Mkdir(from.Root, 0o700); err != nil {
+		return err
+	}
+	if _, err := archive.Extract(file, from.Root); err != nil {
+		return err
+	}
+	to := Layout{Root: l.restorePart()}
+	if err := unpackKeys(from, to, owner); err != nil {
+		return err
+	}
+	if err := unpackData(ctx, from, to, assets, manifest, owner); err != nil {
+		return err
+	}
+	if err := unpackState(l, from, to, assets, manifest); err != nil {
+		return err
+	}
+	if err := disk.WriteJSON(filepath.Join(to.Root, restoreManifest), manifest, 0o600); err != nil {
+		return err
+	}
+	return os.RemoveAll(from.Root)
+}
+
+// unpackKeys moves the folder of the keys. The two keys of the API server are its user's.
+func unpackKeys(from, to Layout, owner user) error {
+	for _, path := range []string{from.ServiceAccountKey(), from.EncryptionConfig()} {
+		if err := os.Chown(path, owner.uid, owner.gid); err != nil {
+			return err
+		}
+	}
+	for _, name := range authorities {
+		if err := os.Chmod(filepath.Join(from.PKI(), name+".crt"), 0o644); err != nil {
+			return err
+		}
+	}
+	return disk.Rename(from.PKI(), to.PKI())
+}
+
+// unpackData makes etcd's data from the snapshot, which etcd itself checks.
+func unpackData(ctx context.Context, from, to Layout, assets string, m archive.Manifest, owner user) error {
+	version, err := versionFor(Assets{assets}, m.KubernetesVersion)
+	if err != nil {
+		return err
+	}
+	state, err := LoadState(from)
+	if err != nil {
+		return err
+	}
+	member := backup.FirstMember{Name: etcdName, PeerURL: loopback("https", state.port(portEtcdPeer)), Token: archiveID(m)}
+	if err := member.Restore(ctx, filepath.Join(Assets{assets}.Kubernetes(), version, "etcdutl"), filepath.Join(from.Root, snapshotName), to.Etcd()); err != nil {
+		return err
+	}
+	return filepath.WalkDir(to.Etcd(), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Lchown(path, owner.uid, owner.gid) //nolint:gosec // only root can write below the new folder
+	})
+}
+
+// unpackState adapts the state to this box: programs are here, and certificates to listen with may be missing.
+func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) error {
+	state, err := LoadState(from)
+	if err != nil {
+		return err
+	}
+	state.Assets = assets
+	if state.KubernetesVersion, err = versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
+		return err
+	}
+	if checkListen(l, state) != nil {
+		state.Listen = ""
+	}
+	return state.save(to)
+}
+
+// finishRestore moves the prepared files to their places, and what was there before to the folder before. It is gone on
+// with after a crash between any two lines.
+func finishRestore(l Layout) error {
+	var m archive.Manifest
+	err := disk.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &m)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, part := range restoredParts {
+		ready, place := filepath.Join(l.restoreReady(), part), filepath.Join(l.Root, part)
+		if !disk.Exists(ready) {
+			continue
+		}
+		if disk.Exists(place) {
+			if err := keep(l, m, part); err != nil {
+				return err
+			}
+		}
+		if err := disk.Rename(ready, place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keep moves what a restore replaces aside. What an earlier restore of the same backup has kept stays.
+func keep(l Layout, m archive.Manifest, part string) error {
+	if err := os.MkdirAll(l.before(m), 0o700); err != nil {
+		return err
+	}
+	to := filepath.Join(l.before(m), part)
+	if disk.Exists(to) {
+		to += "-" + time.Now().UTC().Format("20060102-150405.000000000")
+	}
+	return disk.Rename(filepath.Join(l.Root, part), to)
+}
+
+// endRestore is for the plane that starts: from now on another restore of the same backup begins anew.
+func endRestore(l Layout) error {
+	if err := finishRestore(l); err != nil {
+		return fmt.Errorf("wanted to go on with the interrupted restore in %s: %w", l.restoreReady(), err)
+	}
+	return errors.Join(os.RemoveAll(l.restoreReady()), os.RemoveAll(l.restorePart()))
+}
+
+func emptyDir(dir string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.Mkdir(dir, 0o700)
+}

@@ -1,0 +1,146 @@
+package embedded
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"capstan.dev/capstan/internal/host/disk"
+)
+
+// scheduleNone takes back what --backup-to has asked for before.
+const scheduleNone = "none"
+
+const (
+	// A backup that failed is tried again after backupRetry, then after twice that, up to backupRetryMax.
+	backupRetry    = time.Minute
+	backupRetryMax = time.Hour
+)
+
+// BackupSchedule has the daemon make backups.
+type BackupSchedule struct {
+	BackupTarget
+	// Every is the time from one backup to the next.
+	Every metav1.Duration `json:"every,omitzero"`
+}
+
+// scheduleOf is the schedule after something was asked for; what is empty there changes nothing.
+func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSchedule, error) {
+	if asked == (BackupSchedule{}) {
+		return have, nil
+	}
+	if asked.To == scheduleNone {
+		return nil, nil
+	}
+	out := BackupSchedule{}
+	if have != nil {
+		out = *have
+	}
+	out.To, out.Keep = cmp.Or(asked.To, out.To), cmp.Or(asked.Keep, out.Keep, DefaultBackupKeep)
+	out.Every.Duration = cmp.Or(asked.Every.Duration, out.Every.Duration)
+	out.S3 = S3{
+		Endpoint: cmp.Or(asked.S3.Endpoint, out.S3.Endpoint), Region: cmp.Or(asked.S3.Region, out.S3.Region),
+		CredentialsFile: cmp.Or(asked.S3.CredentialsFile, out.S3.CredentialsFile), CAFile: cmp.Or(asked.S3.CAFile, out.S3.CAFile),
+	}
+	if out.To == "" {
+		return nil, errors.New("wanted --backup-to with the other flags of backups: a folder, or s3://BUCKET/PREFIX")
+	}
+	if out.Every.Duration < minBackupEvery {
+		return nil, fmt.Errorf("wanted --backup-every of at least %s, found %s", minBackupEvery, out.Every.Duration)
+	}
+	if err := out.Check(l); err != nil {
+		return nil, err
+	}
+	_, err := out.open()
+	return &out, err
+}
+
+// BackupStatus is what has become of the scheduled backups.
+type BackupStatus struct {
+	// Last is the newest complete backup.
+	Last *Backup `json:"last,omitempty"`
+	// Error of the last attempt; empty when it succeeded.
+	Error string `json:"error,omitempty"`
+	// Failures in a row, and the time of the last attempt.
+	Failures int       `json:"failures,omitempty"`
+	Tried    time.Time `json:"tried,omitzero"`
+	// Next is when a backup is made again.
+	Next time.Time `json:"next,omitzero"`
+}
+
+// next is when the next backup is due. One that was missed is made at once.
+func (s BackupStatus) next(every time.Duration, now time.Time) time.Time {
+	switch {
+	case s.Failures > 0:
+		pause := backupRetryMax
+		if s.Failures < 10 {
+			pause = min(backupRetry<<(s.Failures-1), backupRetryMax)
+		}
+		return s.Tried.Add(min(pause, every))
+	case s.Last == nil || s.Last.Time.After(now): // a clock that was ahead would stop the schedule
+		return now
+	}
+	return s.Last.Time.Add(every)
+}
+
+// backupStatus is where the status outlives the daemon.
+func (l Layout) backupStatus() string { return filepath.Join(l.Root, "backup.json") }
+
+// backUp makes the scheduled backups until ctx ends.
+func (p *plane) backUp(ctx context.Context) {
+	schedule := p.state.Backup
+	if schedule == nil {
+		return
+	}
+	if !p.board.await(ctx, func(s Status) bool { return s.Installed }) {
+		return
+	}
+	var status BackupStatus
+	if err := disk.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
+		fmt.Fprintln(os.Stderr, "error:", err) // the file is written anew
+	}
+	for {
+		now := time.Now()
+		status.Next = status.next(schedule.Every.Duration, now)
+		p.board.update(func(s *Status) { s.BackupStatus = status })
+		timer := time.NewTimer(max(0, status.Next.Sub(now)))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		status = p.attempt(ctx, status)
+		if ctx.Err() != nil {
+			return
+		}
+		if err := disk.WriteJSON(p.layout.backupStatus(), status, 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+		}
+	}
+}
+
+// attempt makes one backup.
+func (p *plane) attempt(ctx context.Context, before BackupStatus) BackupStatus {
+	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
+	defer cancel()
+	made, err := MakeBackup(ctx, p.layout, p.state.Backup.BackupTarget)
+	after := BackupStatus{Last: before.Last, Tried: time.Now().UTC().Truncate(time.Second)}
+	if made.Location != "" { // complete, even if an older one could not be removed
+		after.Last = &made
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "error: backup:", err)
+		after.Error = err.Error()
+	}
+	if made.Location == "" {
+		after.Failures = before.Failures + 1
+	}
+	return after
+}

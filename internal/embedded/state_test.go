@@ -1,0 +1,286 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func testAssets(t *testing.T, versions ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, v := range versions {
+		path := filepath.Join(dir, "kubernetes", v, "kube-apiserver")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestDecideState(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.35.9", "v1.36.3", "v1.9.1", "other")
+	first, err := decideState(l, assets, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.KubernetesVersion != "v1.36.3" || !reflect.DeepEqual(first.Hosts, []string{"local"}) || first.PortBase != 0 || len(first.ID) != 8 {
+		t.Errorf("decided %+v", first)
+	}
+	if err := first.save(l); err != nil {
+		t.Fatal(err)
+	}
+	again, err := decideState(l, assets, Options{Hosts: 1})
+	if err != nil || !reflect.DeepEqual(again, first) {
+		t.Errorf("decided otherwise the second time: %+v, %v", again, err)
+	}
+	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), Options{Hosts: 3})
+	if err != nil || !reflect.DeepEqual(more.Hosts, []string{"local", "local-2", "local-3"}) || more.KubernetesVersion != "v1.36.3" {
+		t.Errorf("with more hosts and a newer version: %+v, %v", more, err)
+	}
+	if err := more.save(l); err != nil {
+		t.Fatal(err)
+	}
+	if fewer, err := decideState(l, assets, Options{Hosts: 1}); err != nil || len(fewer.Hosts) != 3 {
+		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
+	}
+}
+
+// TestMakeCleanLeavesWhatIsUsed: `make clean` finds in the state what an installation runs from.
+func TestMakeCleanLeavesWhatIsUsed(t *testing.T) {
+	l, used := Layout{Root: t.TempDir()}, filepath.Join(t.TempDir(), "bin")
+	if err := (State{Assets: used}).save(l); err != nil {
+		t.Fatal(err)
+	}
+	clean := func(folder string) (string, error) {
+		out, err := exec.CommandContext(t.Context(), filepath.Join("..", "..", "hack", "unused.sh"), folder, l.State()).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := clean(used); err == nil || !strings.Contains(out, l.Root+" runs from "+used) || !strings.Contains(out, used+"/capstan down") {
+		t.Errorf("what is used: %v, %s", err, out)
+	}
+	if out, err := clean(used + "-2"); err != nil {
+		t.Errorf("what is not used: %v, %s", err, out)
+	}
+}
+
+// TestListen: what was said stays until something else is said, and nothing is started that cannot serve.
+func TestListen(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	decide := func(hosts int, listen string) (State, error) {
+		s, err := decideState(l, assets, Options{Hosts: hosts, Listen: listen})
+		if err == nil {
+			err = s.save(l)
+		}
+		return s, err
+	}
+	if _, err := decide(1, ":7443"); err == nil || !strings.Contains(err.Error(), "capstan host credentials local --address HOST:PORT --dir "+l.HostRoot("local")+"/tls") {
+		t.Errorf("without certificates: %v", err)
+	}
+	tls := filepath.Join(l.HostRoot("local"), "tls")
+	if err := errors.Join(os.MkdirAll(tls, 0o700), os.WriteFile(filepath.Join(tls, "server.crt"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ asked, want string }{{"", ""}, {":7443", ":7443"}, {"", ":7443"}, {"none", ""}, {"10.0.0.5:7443", "10.0.0.5:7443"}} {
+		s, err := decide(1, test.asked)
+		if err != nil || s.Listen != test.want {
+			t.Fatalf("--listen %q: %q, %v", test.asked, s.Listen, err)
+		}
+		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets, Layout{})
+		if served != (test.asked == "" || test.asked == "none") {
+			t.Errorf("--listen %q is served by a plane without: %v", test.asked, served)
+		}
+		args := strings.Join(capstandComponent(l, s, "local", user{}, 1<<30).args, " ")
+		if strings.Contains(args, "--listen="+test.want) != (test.want != "") {
+			t.Errorf("--listen %q: capstand %s", test.asked, args)
+		}
+	}
+	if _, err := decide(1, "7443"); err == nil || !strings.Contains(err.Error(), "host:port") {
+		t.Errorf("no address: %v", err)
+	}
+	if _, err := decide(2, ""); err == nil || !strings.Contains(err.Error(), "found 2") {
+		t.Errorf("one address for two hosts: %v", err)
+	}
+}
+
+// A plane whose hosts are elsewhere stays one, until it is given hosts.
+func TestDecideStateWithoutHosts(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	for _, test := range []struct{ hosts, want int }{{-1, 0}, {0, 0}, {-1, 0}, {2, 2}, {-1, 2}} {
+		s, err := decideState(l, assets, Options{Hosts: test.hosts})
+		if err != nil || len(s.Hosts) != test.want {
+			t.Fatalf("hosts %d: %+v, %v", test.hosts, s, err)
+		}
+		if err := s.save(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestDecideStateWithoutAssets(t *testing.T) {
+	_, err := decideState(Layout{Root: t.TempDir()}, t.TempDir(), Options{Hosts: 1})
+	if err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBrokenState(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	if err := os.WriteFile(l.State(), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadState(l); err == nil || !strings.Contains(err.Error(), l.State()) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "photos.tar"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepareRoot(Layout{Root: dir}); err == nil || !strings.Contains(err.Error(), "choose another one") {
+		t.Errorf("got %v", err)
+	}
+	if err := Down(context.Background(), Options{Root: dir}, false, func(string) {}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "photos.tar")); err != nil {
+		t.Errorf("down removed files of others: %v", err)
+	}
+}
+
+func TestEnterable(t *testing.T) {
+	dir := t.TempDir()
+	closed := filepath.Join(dir, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Enterable(filepath.Join(closed, "root", "x")); err == nil || !strings.Contains(err.Error(), "chmod o+x "+closed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCommandsWaitForEachOther(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	unlock, err := lockCommand(context.Background(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := lockCommand(ctx, l); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second command got the lock: %v", err)
+	}
+	unlock()
+	second, err := lockCommand(context.Background(), l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second()
+}
+
+func TestReserved(t *testing.T) {
+	const gib = int64(1) << 30
+	for hosts, want := range map[int]int64{1: gib, 3: 21 * gib} {
+		if got := reserved(31*gib, hosts); got != want {
+			t.Errorf("%d hosts reserve %d GiB each, want %d", hosts, got/gib, want/gib)
+		}
+	}
+	if got := reserved(gib/2, 2); got != gib/2 {
+		t.Errorf("a box with too little memory reserves %d", got)
+	}
+}
+
+func TestStatusIsWatched(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	b := newBoard(Status{PID: 7})
+	server, err := b.serve(l.StatusSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	var seen []bool
+	err = WatchStatus(context.Background(), l, func(s Status) bool {
+		seen = append(seen, s.Ready)
+		if len(seen) == 1 {
+			b.component(ProcessStatus{Name: "etcd", State: ProcessReady})
+			b.update(func(s *Status) { s.Ready = true })
+		}
+		return !s.Ready
+	})
+	if err != nil || seen[0] || !seen[len(seen)-1] {
+		t.Errorf("saw %v, %v", seen, err)
+	}
+	status, err := GetStatus(context.Background(), l)
+	if err != nil || status.PID != 7 || len(status.Components) != 1 || status.Components[0].State != ProcessReady {
+		t.Errorf("got %+v, %v", status, err)
+	}
+}
+
+func TestStage(t *testing.T) {
+	dir := t.TempDir()
+	source, target := filepath.Join(dir, "source"), filepath.Join(dir, "target")
+	write := func(content string) {
+		if err := errors.Join(os.WriteFile(source+".new", []byte(content), 0o755), os.Rename(source+".new", source)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, content := range []string{"one", "another"} { // built, and built again
+		write(content)
+		if err := stageOne(source, target); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(target); err != nil || string(got) != content {
+			t.Errorf("staged %q, %v", got, err)
+		}
+	}
+	info, _ := os.Stat(source)
+	if err := copyFile(source, target+".copy", info); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.Stat(target + ".copy")
+	if err := stageOne(source, target+".copy"); err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := os.Stat(target + ".copy"); !os.SameFile(before, after) {
+		t.Error("a copy that is up to date was made again")
+	}
+}
+
+func TestTrimLogs(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "etcd.log")
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	for _, test := range []struct{ write, log, old string }{
+		{"12345", "12345", ""},
+		{"6", "", "123456"}, // above the limit
+		{"abc", "abc", "123456"},
+		{"def", "", "abcdef"},
+	} {
+		if _, err := log.WriteString(test.write); err != nil {
+			t.Fatal(err)
+		}
+		if err := trimLogs(dir, 5); err != nil {
+			t.Fatal(err)
+		}
+		now, _ := os.ReadFile(path)
+		old, _ := os.ReadFile(path + ".1")
+		if string(now) != test.log || string(old) != test.old {
+			t.Errorf("after %q: %q and %q, want %q and %q", test.write, now, old, test.log, test.old)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package embedded
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Status is what a running plane says of itself.
+type Status struct {
+	PID int `json:"pid"`
+	// Unit of systemd that runs the plane; empty when `capstan up` started it.
+	Unit string `json:"unit,omitempty"`
+	// Ready once everything has been up at the same time.
+	Ready bool `json:"ready"`
+	// Error is why the plane cannot become ready.
+	Error             string          `json:"error,omitempty"`
+	Root              string          `json:"root"`
+	Assets            string          `json:"assets"`
+	Build             string          `json:"build"`
+	Version           string          `json:"version"`
+	KubernetesVersion string          `json:"kubernetesVersion"`
+	Server            string          `json:"server"`
+	Hosts             []string        `json:"hosts"`
+	Listen            string          `json:"listen,omitempty"`
+	Installed         bool            `json:"installed"`
+	Components        []ProcessStatus `json:"components"`
+	// EtcdAlarms that etcd has raised, such as NOSPACE; empty when all is well.
+	EtcdAlarms string `json:"etcdAlarms,omitempty"`
+	// CertificatesExpiring are files of certificates that should have been renewed by now, with their end.
+	CertificatesExpiring []string `json:"certificatesExpiring,omitempty"`
+	// Backup is the schedule of backups; nil when there is none. BackupStatus is what has become of them.
+	Backup       *BackupSchedule `json:"backup,omitempty"`
+	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
+}
+
+// board holds the status and tells whoever watches of each change.
+type board struct {
+	mu      sync.Mutex
+	status  Status
+	changed chan struct{} // closed at the next change
+}
+
+func newBoard(s Status) *board { return &board{status: s, changed: make(chan struct{})} }
+
+func (b *board) update(change func(*Status)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change(&b.status)
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *board) component(p ProcessStatus) {
+	b.update(func(s *Status) {
+		i := slices.IndexFunc(s.Components, func(c ProcessStatus) bool { return c.Name == p.Name })
+		if i < 0 {
+			s.Components = append(s.Components, p)
+			return
+		}
+		s.Components[i] = p
+	})
+}
+
+// get returns the status and a channel that is closed when it is no longer the newest.
+func (b *board) get() (Status, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.status
+	s.Components = slices.Clone(s.Components)
+	return s, b.changed
+}
+
+// await returns true once the status is so, and false when ctx ends before.
+func (b *board) await(ctx context.Context, is func(Status) bool) bool {
+	for {
+		status, changed := b.get()
+		if is(status) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// serve answers GET /v1/status, with ?watch=true by one line at once and at each change.
+func (b *board) serve(path string) (*http.Server, error) {
+	if err := os.RemoveAll(path); err != nil { // of a plane that was killed; the lock is ours
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
+		encoder := json.NewEncoder(w)
+		for {
+			status, changed := b.get()
+			if encoder.Encode(status) != nil || r.URL.Query().Get("watch") == "" {
+				return
+			}
+			w.(http.Flusher).Flush()
+			select {
+			case <-changed:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }()
+	return server, nil
+}
+
+// WatchStatus calls back with the status of the running plane, at once and at each change, until the
+// callback returns false or the plane ends, which is an error.
+func WatchStatus(ctx context.Context, l Layout, next func(Status) bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", l.StatusSocket())
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://plane/v1/status?watch=true", nil)
+	if err != nil {
+		return err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	decoder := json.NewDecoder(bufio.NewReader(response.Body))
+	for {
+		var s Status
+		if err := decoder.Decode(&s); err != nil {
+			return err
+		}
+		if !next(s) {
+			return nil
+		}
+	}
+}
+
+// GetStatus returns the status of the running plane.
+func GetStatus(ctx context.Context, l Layout) (Status, error) {
+	var status Status
+	err := WatchStatus(ctx, l, func(s Status) bool { status = s; return false })
+	return status, err
+}

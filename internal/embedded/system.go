@@ -1,0 +1,178 @@
+package embedded
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	osuser "os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ensureUser finds the system user, or makes it.
+func ensureUser() (user, error) {
+	found, err := osuser.Lookup(SystemUser)
+	if errors.As(err, new(osuser.UnknownUserError)) {
+		out, addErr := exec.CommandContext(context.Background(), "useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", SystemUser).CombinedOutput()
+		// Another installation may have made it meanwhile: what counts is that it is there.
+		if found, err = osuser.Lookup(SystemUser); err != nil {
+			return user{}, fmt.Errorf("wanted the system user %s, and useradd failed: %w: %s; make it by hand, it needs no home and no shell", SystemUser, addErr, strings.TrimSpace(string(out)))
+		}
+	}
+	if err != nil {
+		return user{}, err
+	}
+	uid, err := strconv.Atoi(found.Uid)
+	if err != nil {
+		return user{}, err
+	}
+	gid, err := strconv.Atoi(found.Gid)
+	return user{uid, gid}, err
+}
+
+// lockPlane takes the lock of a root and writes the process id into it. It is let go of when the
+// process ends, however it ends.
+func lockPlane(l Layout) (*os.File, error) {
+	f, err := os.OpenFile(l.Lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w in %s; see `capstan status`", errRunning, l.Root)
+		}
+		return nil, err
+	}
+	if err := errors.Join(f.Truncate(0), writeAt(f, strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func writeAt(f *os.File, s string) error { _, err := f.WriteAt([]byte(s), 0); return err }
+
+// planeProcess returns the process id of the running plane, 0 when none runs.
+func planeProcess(l Layout) (int, error) {
+	f, err := os.OpenFile(l.Lock(), os.O_RDWR, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return 0, nil // nobody has it
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, err
+	}
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(data)))
+}
+
+// Enterable tells whether the system user gets to a folder, which is an absolute path: each one above it must let
+// others in.
+func Enterable(dir string) error {
+	for d := filepath.Dir(dir); ; d = filepath.Dir(d) {
+		info, err := os.Stat(d)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // MkdirAll will make it so that it can be entered
+		}
+		if err != nil {
+			return err
+		}
+		if info.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("wanted a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
+		}
+		if d == filepath.Dir(d) {
+			return nil
+		}
+	}
+}
+
+func copyFile(source, target string, info os.FileInfo) (err error) {
+	in, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close(), os.Chtimes(target, info.ModTime(), info.ModTime()))
+}
+
+func hash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:8])
+}
+
+// notifyFD is where a daemon finds the file that it was given.
+const notifyFD = 3
+
+// daemonize starts a program that outlives this one and its terminal.
+func daemonize(log string, notify *os.File, name string, args ...string) error {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd := exec.Command(name, args...) // it outlives this process
+	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, "/"
+	cmd.ExtraFiles = []*os.File{notify}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	return cmd.Process.Release()
+}
+
+// boxMemory is the memory of the box in bytes.
+func boxMemory() (int64, error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0, err
+	}
+	return int64(info.Totalram) * int64(info.Unit), nil
+}
+
+// trimLogs moves what is in logs above the limit to <log>.1, in place of what was there. Whoever writes
+// to a log keeps it open and appends: the file stays, and a line written at this moment may be lost.
+func trimLogs(dir string, limit int64) error {
+	logs, err := filepath.Glob(filepath.Join(dir, "*.log"))
+	if err != nil {
+		return err
+	}
+	for _, log := range logs {
+		info, err := os.Stat(log)
+		if err != nil || info.Size() <= limit {
+			continue
+		}
+		data, err := os.ReadFile(log)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(writeFile(log+".1", data, 0o600), os.Truncate(log, 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

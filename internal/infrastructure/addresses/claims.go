@@ -1,0 +1,126 @@
+// Package addresses is for infrastructure providers that take addresses from IP
+// pools (row IPAM-07): one IPAddressClaim for each address, owned by the machine
+// or cluster that it is for. It works with the pools of any IPAM provider.
+package addresses
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+)
+
+// Name is the name of the claim for an owner's n-th address, counted from 0.
+func Name(owner string, n int) string { return fmt.Sprintf("%s-%d", owner, n) }
+
+// EnsureClaim returns the claim of this name, which may be one that is being
+// deleted, and creates it if it does not exist. The owner becomes its controller and, with blockOwnerDeletion, cannot
+// go before it in a foreground deletion; clusterctl moves it along with the
+// owner.
+func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
+	claim := &capiipamv1.IPAddressClaim{}
+	key := client.ObjectKey{Namespace: owner.GetNamespace(), Name: name}
+	err := c.Get(ctx, key, claim)
+	if apierrors.IsNotFound(err) {
+		return create(ctx, c, owner, clusterName, pool, name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading IPAddressClaim %s: %w", key, err)
+	}
+	if !metav1.IsControlledBy(claim, owner) {
+		return nil, fmt.Errorf("IPAddressClaim %s exists and does not belong to %s: delete it, or name the machine differently", key, owner.GetName())
+	}
+	if claim.Spec.PoolRef != pool {
+		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, wanted %q: the pools of a machine cannot be changed, replace the machine", key, claim.Spec.PoolRef.Name, pool.Name)
+	}
+	return claim, nil
+}
+
+func create(ctx context.Context, c client.Client, owner client.Object, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
+	gvk, err := apiutil.GVKForObject(owner, c.Scheme())
+	if err != nil {
+		return nil, err
+	}
+	claim := &capiipamv1.IPAddressClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       owner.GetNamespace(),
+			Name:            name,
+			Labels:          labels(owner, clusterName),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, gvk)}, // controller and blockOwnerDeletion
+		},
+		Spec: capiipamv1.IPAddressClaimSpec{ClusterName: clusterName, PoolRef: pool},
+	}
+	if err := c.Create(ctx, claim); err != nil {
+		return nil, fmt.Errorf("creating IPAddressClaim %s/%s: %w", claim.Namespace, name, err)
+	}
+	return claim, nil
+}
+
+// labels of a claim. An IPAM provider with --watch-filter serves the claims of what has that label.
+func labels(owner client.Object, clusterName string) map[string]string {
+	out := map[string]string{clusterv1.ClusterNameLabel: clusterName}
+	if filter, filtered := owner.GetLabels()[clusterv1.WatchLabel]; filtered {
+		out[clusterv1.WatchLabel] = filter
+	}
+	return out
+}
+
+// FetchAddress returns the address of a claim, or nil and the reason why there
+// is none yet. Watch IPAddressClaims to know when to ask again. What a claim has
+// that is being deleted is about to be another's, however long it takes.
+func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddressClaim) (address *capiipamv1.IPAddress, waiting string, err error) {
+	if !claim.DeletionTimestamp.IsZero() {
+		return nil, fmt.Sprintf("IPAddressClaim %s is being deleted: it is created again after its deletion", claim.Name), nil
+	}
+	if claim.Status.AddressRef.Name == "" {
+		if ready := apimeta.FindStatusCondition(claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition); ready != nil && ready.Status == metav1.ConditionFalse {
+			return nil, fmt.Sprintf("IPAddressClaim %s: %s: %s", claim.Name, ready.Reason, ready.Message), nil
+		}
+		return nil, fmt.Sprintf("IPAddressClaim %s has no address yet", claim.Name), nil
+	}
+	address = &capiipamv1.IPAddress{}
+	key := client.ObjectKey{Namespace: claim.Namespace, Name: claim.Status.AddressRef.Name}
+	err = c.Get(ctx, key, address)
+	if apierrors.IsNotFound(err) { // the cache lags behind the claim's
+		return nil, fmt.Sprintf("IPAddress %s is not to be seen yet", key.Name), nil
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("reading IPAddress %s: %w", key, err)
+	}
+	return address, "", nil
+}
+
+// ClaimsGone deletes the claims of an owner and says whether they are all gone.
+// The owner keeps its finalizer until then, so that no address is free while
+// the machine still has it. Pass a client whose reads are not older than the
+// owner's last EnsureClaim, or the names of all claims that may exist.
+func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, names ...string) (bool, error) {
+	gone := true
+	for _, name := range names {
+		claim := &capiipamv1.IPAddressClaim{}
+		err := c.Get(ctx, client.ObjectKey{Namespace: owner.GetNamespace(), Name: name}, claim)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("reading IPAddressClaim %s: %w", name, err)
+		}
+		if !metav1.IsControlledBy(claim, owner) {
+			continue
+		}
+		gone = false
+		if claim.DeletionTimestamp.IsZero() {
+			uid := claim.UID
+			if err := c.Delete(ctx, claim, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
+				return false, fmt.Errorf("deleting IPAddressClaim %s: %w", name, err)
+			}
+		}
+	}
+	return gone, nil
+}

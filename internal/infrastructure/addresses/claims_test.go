@@ -1,0 +1,69 @@
+package addresses
+
+import (
+	"context"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// oneAddress is an API server that has one IPAddress.
+type oneAddress struct {
+	client.Reader
+	address string
+}
+
+func (o oneAddress) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	obj.(*capiipamv1.IPAddress).Spec.Address = o.address //nolint:forcetypeassert // nothing else is asked for.
+	return nil
+}
+
+// IPAM-04, IPAM-07: an IPAM provider with --watch-filter sees the claims of what it can see.
+func TestLabels_IPAM04_IPAM07(t *testing.T) {
+	owner := &capiipamv1.IPAddressClaim{}
+	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo"}) {
+		t.Errorf("without a filter: %v", got)
+	}
+	owner.Labels = map[string]string{clusterv1.WatchLabel: "blue", "team": "a"}
+	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo", clusterv1.WatchLabel: "blue"}) {
+		t.Errorf("with one: %v", got)
+	}
+}
+
+// IPAM-07: which claims have an address that can be used.
+func TestFetchAddress_IPAM07(t *testing.T) {
+	claim := func(change func(*capiipamv1.IPAddressClaim)) *capiipamv1.IPAddressClaim {
+		c := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: "m-0"}}
+		change(c)
+		return c
+	}
+	served := func(c *capiipamv1.IPAddressClaim) { c.Status.AddressRef.Name = "m-0" }
+	tests := map[string]struct {
+		claim   *capiipamv1.IPAddressClaim
+		waiting string
+	}{
+		"new":    {claim(func(*capiipamv1.IPAddressClaim) {}), "has no address yet"},
+		"served": {claim(served), ""},
+		"refused": {claim(func(c *capiipamv1.IPAddressClaim) {
+			c.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "PoolExhausted", Message: "full"}}
+		}), "PoolExhausted: full"},
+		// Nobody has given its address back yet, because the IPAM provider is away.
+		"being deleted": {claim(func(c *capiipamv1.IPAddressClaim) {
+			served(c)
+			c.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))
+		}), "is being deleted"},
+	}
+	for name, tt := range tests {
+		address, waiting, err := FetchAddress(context.Background(), oneAddress{address: "10.0.0.1"}, tt.claim)
+		if err != nil || (address != nil) != (tt.waiting == "") || !strings.Contains(waiting, tt.waiting) {
+			t.Errorf("%s: got %v, %q, %v", name, address, waiting, err)
+		}
+	}
+}

@@ -1,0 +1,328 @@
+// Package capstanhost reconciles CapstanHosts: it keeps their connections and shows what they have.
+package capstanhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	"sigs.k8s.io/cluster-api/util/finalizers"
+	"sigs.k8s.io/cluster-api/util/patch"
+	"sigs.k8s.io/cluster-api/util/paused"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/manager/expiry"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/finalizers,verbs=update
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines;capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+// Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
+
+// Fields by which the cache finds what is on a host.
+const (
+	// MachineHostIndex of CapstanMachines: spec.hostName, or NoHost.
+	MachineHostIndex = "spec.hostName"
+	// ClusterHostIndex of CapstanClusters: the hosts that have their load balancers, or had them and are not rid of them.
+	ClusterHostIndex = "spec.loadBalancer.hostName"
+	// NoHost is the index value of machines that have no host yet. No host can have this name.
+	NoHost = "-"
+)
+
+// Reconciler keeps the connection to each host and shows the host's state. It writes only when
+// something changed.
+type Reconciler struct {
+	manager.Options
+	Client client.Client
+	Pool   *connections.Pool
+}
+
+// SetupWithManager adds the reconciler and the indexes of this package.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	if err := addIndexes(ctx, mgr); err != nil {
+		return err
+	}
+	secrets, err := addSecrets(mgr)
+	if err != nil {
+		return err
+	}
+	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanhost")
+	return capicontroller.NewControllerManagedBy(mgr, log).
+		For(&infrav1.CapstanHost{}, builder.WithPredicates(manager.IgnoreStatus())).
+		WithOptions(r.For("CapstanHost")).
+		// The last machine or cluster that leaves lets a host that is being deleted go.
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(onlyDeletes, hostsChanged)).
+		// Credentials that were renewed are used at once.
+		WatchesRawSource(secrets).
+		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
+			if !e.Connection && !e.Capacity {
+				return nil
+			}
+			return request(e.Host)
+		})).
+		Complete(ctx, r)
+}
+
+func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
+	return errors.Join(
+		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanMachine{}, MachineHostIndex, func(o client.Object) []string {
+			if name := o.(*infrav1.CapstanMachine).Spec.HostName; name != "" {
+				return []string{name}
+			}
+			return []string{NoHost}
+		}),
+		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string {
+			return balancerHosts(o.(*infrav1.CapstanCluster))
+		}),
+	)
+}
+
+var onlyDeletes = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	UpdateFunc:  func(event.UpdateEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
+// hostsChanged passes the update with which a load balancer is off a host.
+var hostsChanged = predicate.Funcs{
+	CreateFunc:  func(event.CreateEvent) bool { return false },
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return !slices.Equal(balancerHosts(e.ObjectOld.(*infrav1.CapstanCluster)), balancerHosts(e.ObjectNew.(*infrav1.CapstanCluster)))
+	},
+}
+
+// balancerHosts are the names of the hosts that have a cluster's load balancer, or had it and are not rid of it.
+func balancerHosts(c *infrav1.CapstanCluster) []string {
+	names := []string{c.Spec.LoadBalancer.HostName}
+	for _, h := range c.Spec.LoadBalancerHosts {
+		if h.Name != names[0] {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
+	switch o := o.(type) {
+	case *infrav1.CapstanMachine:
+		return request(o.Spec.HostName)
+	case *infrav1.CapstanCluster:
+		for _, name := range balancerHosts(o) {
+			out = append(out, request(name)...)
+		}
+	}
+	return out
+}
+
+func request(name string) []reconcile.Request {
+	if name == "" {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: name}}}
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+	host := &infrav1.CapstanHost{}
+	if err := r.Client.Get(ctx, req.NamespacedName, host); err != nil {
+		if apierrors.IsNotFound(err) {
+			expiry.Forget(hostKind, "", req.Name)
+			r.Pool.Disconnect(req.Name)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(host) {
+		return ctrl.Result{}, nil
+	}
+	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, nil, host); err != nil || isPaused {
+		return ctrl.Result{}, err
+	}
+	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, host, infrav1.HostFinalizer); err != nil {
+		return ctrl.Result{}, err
+	}
+	helper, err := patch.NewHelper(host, r.LiveClient)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	defer func() {
+		if err := patchHost(ctx, helper, host); err != nil {
+			reterr = kerrors.NewAggregate([]error{reterr, err})
+		}
+	}()
+	// A host that is being deleted stays connected: what is on it can still be removed.
+	again, err := r.reconcileConnection(ctx, host)
+	if !host.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, r.reconcileDelete(ctx, host)
+	}
+	return ctrl.Result{RequeueAfter: again}, err
+}
+
+func patchHost(ctx context.Context, helper *patch.Helper, host *infrav1.CapstanHost) error {
+	if err := manager.SetReady(host, infrav1.HostConnectedCondition); err != nil {
+		return err
+	}
+	return helper.Patch(ctx, host, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{Conditions: []string{
+		clusterv1.ReadyCondition, infrav1.HostConnectedCondition, clusterv1.DeletingCondition, clusterv1.PausedCondition, expiry.ConditionType,
+	}})
+}
+
+// reconcileConnection connects and shows what the host says. It returns when to look at the certificates again.
+func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) (time.Duration, error) {
+	if err := r.ownCredentials(ctx, host); err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return 0, err
+	}
+	conn, err := r.Pool.Connect(ctx, host)
+	if err != nil {
+		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
+		return 0, err
+	}
+	switch err := conn.Connected(); {
+	case err == nil:
+		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
+	case errors.Is(err, connections.ErrConnecting):
+		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection attempt is in progress")
+	default:
+		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason,
+			fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err))
+	}
+	if info := conn.Info(); info != nil {
+		setStatus(&host.Status, info)
+	}
+	res := r.reconcileCertificates(ctx, host, conn)
+	if conn.Connected() != nil {
+		return res, nil
+	}
+	return res, r.reconcileUnknown(ctx, host, conn)
+}
+
+func setConnected(host *infrav1.CapstanHost, status metav1.ConditionStatus, reason, message string) {
+	conditions.Set(host, metav1.Condition{Type: infrav1.HostConnectedCondition, Status: status, Reason: reason, Message: message})
+}
+
+func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
+	cpu := *resource.NewQuantity(int64(info.GetCpus()), resource.DecimalSI)
+	s.Capacity = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(info.GetMemoryBytes(), resource.BinarySI),
+	}
+	s.Allocatable = corev1.ResourceList{
+		corev1.ResourceCPU:    cpu,
+		corev1.ResourceMemory: *resource.NewQuantity(max(0, info.GetMemoryBytes()-info.GetAllocatedMemoryBytes()), resource.BinarySI),
+	}
+	s.Machines = ptr.To(info.GetMachines())
+	s.Versions = info.GetKubernetesVersions()
+	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+	s.BoxID = info.GetBoxId()
+}
+
+// ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
+func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
+	ref := host.Spec.CredentialsRef
+	if ref.Name == "" || !host.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	secret := &corev1.Secret{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return fmt.Errorf("cannot read secret %s/%s with the host's credentials: %w", ref.Namespace, ref.Name, err)
+	}
+	owner := metav1.OwnerReference{APIVersion: infrav1.GroupVersion.String(), Kind: "CapstanHost", Name: host.Name, UID: host.UID}
+	if _, labelled := secret.Labels[infrav1.HostCredentialsLabel]; labelled && util.HasExactOwnerRef(secret.OwnerReferences, owner) {
+		return nil
+	}
+	before := secret.DeepCopy()
+	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
+	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
+	err := r.Client.Patch(ctx, secret, client.MergeFrom(before))
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("wanted the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
+	}
+	return err
+}
+
+// reconcileDelete keeps the host until nothing of this management plane is on it.
+func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanHost) error {
+	if !hostaccess.Abandoned(host) {
+		machines, clusters, err := r.users(ctx, host.Name)
+		if err != nil {
+			setInUse(host, "The objects on the host are unknown: %s. They may belong to another manager: allow this manager to list CapstanMachines and CapstanClusters of all namespaces, as the provider's ClusterRole does. If the host is permanently lost, annotate it with %s",
+				err, infrav1.HostAbandonedAnnotation)
+			return err
+		}
+		if machines+clusters > 0 {
+			setInUse(host, "The host has %d CapstanMachines and the load balancers of %d CapstanClusters: delete them first. If the host is permanently lost, annotate it with %s",
+				machines, clusters, infrav1.HostAbandonedAnnotation)
+			return nil
+		}
+	}
+	r.Pool.Disconnect(host.Name)
+	controllerutil.RemoveFinalizer(host, infrav1.HostFinalizer)
+	return nil
+}
+
+func setInUse(host *infrav1.CapstanHost, format string, args ...any) {
+	conditions.Set(host, metav1.Condition{
+		Type: clusterv1.DeletingCondition, Status: metav1.ConditionTrue, Reason: infrav1.HostDeletingInUseReason, Message: fmt.Sprintf(format, args...),
+	})
+}
+
+// users counts what is on a host. Several managers may share it (ALL-07), each with a cache of its own namespace:
+// only the API server knows what the others have there, and what has come a moment ago.
+func (r *Reconciler) users(ctx context.Context, name string) (machines, clusters int, err error) {
+	if r.WatchNamespace == "" {
+		machines, clusters, err = count(ctx, r.Client, name, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
+		if err != nil || machines+clusters > 0 {
+			return machines, clusters, err
+		}
+	}
+	return count(ctx, r.LiveClient, name, client.MatchingFields{}, client.MatchingFields{})
+}
+
+func count(ctx context.Context, c client.Reader, name string, ofMachine, ofCluster client.ListOption) (machines, clusters int, err error) {
+	machineList, clusterList := &infrav1.CapstanMachineList{}, &infrav1.CapstanClusterList{}
+	if err := errors.Join(c.List(ctx, machineList, ofMachine), c.List(ctx, clusterList, ofCluster)); err != nil {
+		return 0, 0, err
+	}
+	for i := range machineList.Items {
+		if machineList.Items[i].Spec.HostName == name {
+			machines++
+		}
+	}
+	for i := range clusterList.Items {
+		if slices.Contains(balancerHosts(&clusterList.Items[i]), name) {
+			clusters++
+		}
+	}
+	return machines, clusters, nil
+}

@@ -1,0 +1,63 @@
+package connections
+
+import (
+	"errors"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// TestFreeMemory: a host tells of a machine and of what it has left in any order. In none of them does a
+// machine count twice, and whoever waits for room hears of it.
+func TestFreeMemory(t *testing.T) {
+	const gib = int64(1) << 30
+	info := func(allocated int64) *hostpb.Event {
+		return &hostpb.Event{Type: hostpb.Event_CHANGED, Object: &hostpb.Event_Host{
+			Host: &hostpb.HostInfo{MemoryBytes: 10 * gib, AllocatedMemoryBytes: allocated},
+		}}
+	}
+	machine := func(kind hostpb.Event_Type) *hostpb.Event {
+		return &hostpb.Event{Type: kind, Object: &hostpb.Event_Machine{
+			Machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: "a", MemoryBytes: 2 * gib}},
+		}}
+	}
+	type step struct {
+		do   func(h *Host)
+		free int64 // GiB
+		told bool
+	}
+	apply := func(e *hostpb.Event, free int64, told bool) step {
+		return step{func(h *Host) { h.apply(e) }, free, told}
+	}
+	promise := step{func(h *Host) { h.Promise("a", 2*gib) }, 8, false}
+	changed, deleted := hostpb.Event_CHANGED, hostpb.Event_DELETED
+	for name, steps := range map[string][]step{
+		"the account comes before the machine": {promise, apply(info(2*gib), 8, true), apply(machine(changed), 8, false)},
+		"the machine comes before the account": {promise, apply(machine(changed), 8, false), apply(info(2*gib), 8, true)},
+		"the account is smaller before the machine has gone": {
+			apply(machine(changed), 8, false), apply(info(2*gib), 8, true), apply(info(0), 8, true), apply(machine(deleted), 10, true),
+		},
+		"the machine has gone before the account is smaller": {
+			apply(machine(changed), 8, false), apply(info(2*gib), 8, true), apply(machine(deleted), 8, false), apply(info(0), 10, true),
+		},
+		"a promise is taken back": {promise, {func(h *Host) { h.Release("a") }, 10, true}},
+		"nobody is told before the host is connected": {
+			{func(h *Host) { h.err = errors.New("connecting") }, 10, false}, apply(info(gib), 9, false), apply(info(0), 10, false),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := false
+			h := &Host{
+				info: &hostpb.HostInfo{MemoryBytes: 10 * gib}, machines: map[string]*hostpb.Machine{}, promised: map[string]int64{},
+				notify: func(e Event) { told = told || e.Capacity },
+			}
+			for i, s := range steps {
+				told = false
+				s.do(h)
+				if free := h.FreeMemory() / gib; free != s.free || told != s.told {
+					t.Errorf("step %d: %d GiB are free, told %t; want %d, %t", i, free, told, s.free, s.told)
+				}
+			}
+		})
+	}
+}

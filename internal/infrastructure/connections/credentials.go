@@ -1,0 +1,95 @@
+package connections
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	grpccredentials "google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/manager/expiry"
+)
+
+// loadCredentials reads the Secret of a host. They are empty for a unix socket, whose file permissions say who may
+// connect.
+func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (credentials.Client, error) {
+	if local(host.Spec.Address) {
+		return credentials.Client{}, nil
+	}
+	ref := host.Spec.CredentialsRef
+	secret := &corev1.Secret{}
+	if err := secrets.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, secret); err != nil {
+		return credentials.Client{}, fmt.Errorf("cannot read the credentials of host %s: %w", host.Name, err)
+	}
+	c, err := credentials.FromSecret(secret.Data)
+	if err == nil {
+		_, err = c.Transport(time.Now(), nil)
+	}
+	if err != nil {
+		return credentials.Client{}, fmt.Errorf("secret %s/%s with the credentials of host %s: %w", ref.Namespace, ref.Name, host.Name, err)
+	}
+	return c, nil
+}
+
+func local(address string) bool { return strings.HasPrefix(address, "unix:") }
+
+func transport(address string, c credentials.Client, seen func(*x509.Certificate)) (grpccredentials.TransportCredentials, error) {
+	if local(address) {
+		return insecure.NewCredentials(), nil
+	}
+	return c.Transport(time.Now(), seen)
+}
+
+// Certificates are the certificates of the connection: the manager's own, the host's as it was at the last handshake, and
+// the authority. A unix socket has none.
+func (h *Host) Certificates() []expiry.Certificate {
+	own := h.credentials.Certificate()
+	if own == nil {
+		return nil
+	}
+	out := []expiry.Certificate{expiry.Of("client", own)}
+	if served := h.served.Load(); served != nil {
+		out = append(out, expiry.Of("server", served))
+	}
+	if authorities, err := cert.ParseCertsPEM(h.credentials.CA); err == nil {
+		out = append(out, expiry.Of("authority", authorities[0]))
+	}
+	return out
+}
+
+// Look makes a handshake, if the host's certificate was due when it was last seen: the connection may be older than the
+// certificate that the host shows now.
+func (h *Host) Look(ctx context.Context, now time.Time) error {
+	served := h.served.Load()
+	if served == nil || now.Before(expiry.Of("server", served).Due()) {
+		return nil
+	}
+	conn, err := (&net.Dialer{Timeout: callTimeout}).DialContext(ctx, "tcp", h.address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	transport, err := h.credentials.Transport(now, h.served.Store)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, _, err = transport.ClientHandshake(ctx, h.address, conn)
+	return err
+}
+
+// Renewed are other credentials, which the host has signed.
+func (h *Host) Renewed(ctx context.Context) (credentials.Client, error) {
+	return h.credentials.Renew(ctx, hostpb.NewCredentialsClient(h.conn))
+}

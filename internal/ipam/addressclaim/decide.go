@@ -1,0 +1,185 @@
+package addressclaim
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// ClusterNameOf returns the name of the claim's Cluster: spec.clusterName, or
+// the deprecated label (row IPAM-04b).
+func ClusterNameOf(claim *capiipamv1.IPAddressClaim) string {
+	if claim.Spec.ClusterName != "" {
+		return claim.Spec.ClusterName
+	}
+	return claim.Labels[clusterv1.ClusterNameLabel]
+}
+
+// gate says whether a claim may be worked on (rows IPAM-04b and IPAM-05a).
+type gate int
+
+const (
+	open gate = iota
+	paused
+	clusterMissing
+)
+
+// gateOf decides from the claim and its Cluster, which is nil when the claim
+// names none or it does not exist. A claim that is being deleted passes when
+// its Cluster has gone: nothing could ever pause it again.
+func gateOf(claim *capiipamv1.IPAddressClaim, cluster *clusterv1.Cluster) gate {
+	switch {
+	case annotations.HasPaused(claim):
+		return paused
+	case ClusterNameOf(claim) == "":
+		return open
+	case cluster == nil && claim.DeletionTimestamp.IsZero():
+		return clusterMissing
+	case cluster != nil && annotations.IsPaused(cluster, cluster):
+		return paused
+	}
+	return open
+}
+
+// relation says what an IPAddress of the claim's name is to the claim.
+type relation int
+
+const (
+	none     relation = iota // there is no such IPAddress
+	ours                     // made for this claim
+	adoptive                 // made beforehand: to be taken over
+	leftover                 // made for an earlier claim of this name: to be removed
+	foreign                  // of another pool or for something else: in the way
+)
+
+// relationOf decides whose an IPAddress is. An owner of another UID is an
+// earlier claim of the same name, unless it is this claim under the UID that it
+// had before it was copied from another management cluster.
+func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) relation {
+	if ip == nil {
+		return none
+	}
+	if ip.Spec.PoolRef != claim.Spec.PoolRef {
+		return foreign
+	}
+	owner := metav1.GetControllerOf(ip)
+	switch {
+	case owner == nil:
+		return adoptive
+	case owner.UID == claim.UID:
+		return ours
+	case !isClaim(owner):
+		return foreign
+	case string(owner.UID) == claim.Annotations[ipamv1.OriginUIDAnnotation]:
+		return adoptive
+	default:
+		return leftover
+	}
+}
+
+// isClaim says whether an owner is an IPAddressClaim.
+func isClaim(owner *metav1.OwnerReference) bool {
+	return owner.Kind == "IPAddressClaim" && groupOf(owner.APIVersion) == capiipamv1.GroupVersion.Group
+}
+
+// inTheWay says why a foreign IPAddress of the claim's name is not the claim's.
+func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string {
+	if ip.Spec.PoolRef != claim.Spec.PoolRef {
+		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or use another name for this claim", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
+	}
+	owner := metav1.GetControllerOf(ip)
+	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: remove that controlling owner, delete the IPAddress, or use another name for this claim", ip.Name, owner.Kind, owner.Name)
+}
+
+// isOut says whether the claim's address was handed out before: the pool chose it
+// for the claim, here or on the management cluster that both came from.
+func isOut(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
+	return claim.Status.AddressRef.Name != "" || ip != nil && metav1.GetControllerOf(ip) != nil
+}
+
+// marked says whether the claim carries what marks it as served by us: the
+// finalizer (row IPAM-04c) and the UID that tells a copy from the original.
+func marked(claim *capiipamv1.IPAddressClaim) bool {
+	return controllerutil.ContainsFinalizer(claim, ipamv1.ClaimFinalizer) &&
+		claim.Annotations[ipamv1.OriginUIDAnnotation] != ""
+}
+
+// markPatch is the merge patch that marks a claim. The label makes clusterctl
+// move the claim also when nothing that it moves owns it (row IPAM-06).
+func markPatch(claim *capiipamv1.IPAddressClaim) map[string]any {
+	origin := claim.Annotations[ipamv1.OriginUIDAnnotation]
+	if origin == "" {
+		origin = string(claim.UID)
+	}
+	finalizers := slices.Clone(claim.Finalizers)
+	if !slices.Contains(finalizers, ipamv1.ClaimFinalizer) {
+		finalizers = append(finalizers, ipamv1.ClaimFinalizer)
+	}
+	return map[string]any{"metadata": map[string]any{
+		"uid":             claim.UID,
+		"resourceVersion": claim.ResourceVersion,
+		"finalizers":      finalizers,
+		"annotations":     map[string]any{ipamv1.OriginUIDAnnotation: origin},
+		"labels":          map[string]any{clusterctlv1.ClusterctlMoveLabel: ""},
+	}}
+}
+
+// owners are the owner references that an IPAddress must have (row IPAM-04e).
+// References of others are kept, but another controller is not: there can be
+// one only.
+func owners(ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) []metav1.OwnerReference {
+	yes, no := true, false
+	wanted := []metav1.OwnerReference{{
+		APIVersion: capiipamv1.GroupVersion.String(), Kind: "IPAddressClaim",
+		Name: claim.Name, UID: claim.UID, Controller: &yes, BlockOwnerDeletion: &yes,
+	}, {
+		APIVersion: ipamv1.GroupVersion.String(), Kind: pool.PoolKind(),
+		Name: pool.GetName(), UID: pool.GetUID(), Controller: &no, BlockOwnerDeletion: &yes,
+	}}
+	for _, ref := range ip.OwnerReferences {
+		same := slices.ContainsFunc(wanted, func(w metav1.OwnerReference) bool {
+			return w.Kind == ref.Kind && w.Name == ref.Name && sameGroup(w.APIVersion, ref.APIVersion)
+		})
+		if !same && (ref.Controller == nil || !*ref.Controller) {
+			wanted = append(wanted, ref)
+		}
+	}
+	return wanted
+}
+
+func sameGroup(a, b string) bool { return groupOf(a) == groupOf(b) }
+
+func groupOf(apiVersion string) string {
+	for i := range apiVersion {
+		if apiVersion[i] == '/' {
+			return apiVersion[:i]
+		}
+	}
+	return ""
+}
+
+// complete says whether an IPAddress has all that row IPAM-04e asks for.
+func complete(ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) bool {
+	if !controllerutil.ContainsFinalizer(ip, ipamv1.AddressFinalizer) && ip.DeletionTimestamp.IsZero() {
+		return false
+	}
+	for _, want := range owners(ip, claim, pool)[:2] {
+		if !slices.ContainsFunc(ip.OwnerReferences, func(ref metav1.OwnerReference) bool {
+			return ref.UID == want.UID && ref.Kind == want.Kind &&
+				isSet(ref.Controller) == isSet(want.Controller) && isSet(ref.BlockOwnerDeletion)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func isSet(b *bool) bool { return b != nil && *b }

@@ -1,0 +1,338 @@
+// Package addressclaim serves the IPAddressClaims that name a Capstan pool (rows
+// IPAM-03 to IPAM-05).
+package addressclaim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
+)
+
+// Reconciler serves claims.
+type Reconciler struct {
+	Client client.Client
+	// Live reads from the API server and not from the cache.
+	Live     client.Reader
+	Ledger   *ledger.Registry
+	Recorder events.EventRecorder
+	// Serves says whether a claim is for this provider (rows IPAM-03 and
+	// IPAM-04a): an event of another object may have led to it.
+	Serves func(client.Object) bool
+	// OrphanAge is how old an IPAddress without its claim must be before it is
+	// removed: a restored backup may bring the claim after the address.
+	OrphanAge time.Duration
+}
+
+// state is what one reconciliation works on.
+type state struct {
+	claim *capiipamv1.IPAddressClaim
+	key   ledger.Key
+	pool  ipamv1.Pool // nil when it does not exist
+	ip    *capiipamv1.IPAddress
+}
+
+// Reconcile serves one claim.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	claim := &capiipamv1.IPAddressClaim{}
+	if err := r.Client.Get(ctx, req.NamespacedName, claim); err != nil {
+		if apierrors.IsNotFound(err) {
+			return r.reapOrphan(ctx, req.NamespacedName)
+		}
+		return ctrl.Result{}, err
+	}
+	key, isOurs := ledger.KeyOf(claim.Spec.PoolRef, claim.Namespace)
+	if !isOurs || !r.Serves(claim) { // IPAM-04a
+		return ctrl.Result{}, nil
+	}
+	g, err := r.gate(ctx, claim)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if g != open { // IPAM-04b, IPAM-05a: an event of the Cluster brings it back
+		r.Ledger.Pool(key).Park(claim.UID)
+		return ctrl.Result{}, nil
+	}
+	s := &state{claim: claim, key: key}
+	if s.pool, err = r.getPool(ctx, key); err != nil {
+		return ctrl.Result{}, err
+	}
+	if s.pool != nil && annotations.HasPaused(s.pool) {
+		r.Ledger.Pool(key).Park(claim.UID)
+		return ctrl.Result{}, nil
+	}
+	if !claim.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, quiet(r.release(ctx, s))
+	}
+	res, err := r.serve(ctx, s)
+	return res, quiet(err)
+}
+
+// quiet turns a lost race into another try without a stack trace: the watch is
+// about to bring the newer object, but may have brought it already.
+func quiet(err error) error {
+	if apierrors.IsConflict(err) {
+		return fmt.Errorf("another write came first, retrying: %w", err)
+	}
+	return err
+}
+
+func (r *Reconciler) gate(ctx context.Context, claim *capiipamv1.IPAddressClaim) (gate, error) {
+	name := ClusterNameOf(claim)
+	if name == "" {
+		return gateOf(claim, nil), nil
+	}
+	cluster := &clusterv1.Cluster{}
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: claim.Namespace, Name: name}, cluster)
+	if apierrors.IsNotFound(err) {
+		return gateOf(claim, nil), nil
+	}
+	if err != nil {
+		return paused, fmt.Errorf("reading Cluster %s/%s: %w", claim.Namespace, name, err)
+	}
+	return gateOf(claim, cluster), nil
+}
+
+func (r *Reconciler) getPool(ctx context.Context, key ledger.Key) (ipamv1.Pool, error) {
+	pool := ledger.NewObject(key.Kind)
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, pool)
+	if apierrors.IsNotFound(err) {
+		return nil, nil //nolint:nilnil // no pool and no error is an answer.
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", key, err)
+	}
+	return pool, nil
+}
+
+// serve makes sure that the claim has its address (row IPAM-04).
+func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
+	if !marked(s.claim) { // IPAM-04c
+		if err := r.patch(ctx, s.claim, markPatch(s.claim)); err != nil {
+			return ctrl.Result{}, client.IgnoreNotFound(err)
+		}
+	}
+	if err := r.findAddress(ctx, s); err != nil {
+		return ctrl.Result{}, err
+	}
+	switch relationOf(s.claim, s.ip) {
+	case foreign:
+		// Until it goes or changes, which brings the claim back, it must not
+		// hold up those behind it.
+		r.Ledger.Pool(s.key).Park(s.claim.UID)
+		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip))
+	case leftover:
+		// Its going brings the claim back.
+		return ctrl.Result{}, r.removeAddress(ctx, s.ip)
+	case ours:
+		if s.claim.Status.AddressRef.Name == s.ip.Name && (s.pool == nil || complete(s.ip, s.claim, s.pool)) {
+			return ctrl.Result{}, r.succeed(ctx, s)
+		}
+	}
+	return r.allocate(ctx, s)
+}
+
+// findAddress looks the claim's IPAddress up in the cache. When it is missing
+// there, the ledger will know.
+func (r *Reconciler) findAddress(ctx context.Context, s *state) error {
+	ip := &capiipamv1.IPAddress{}
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(s.claim), ip)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	s.ip = ip
+	return err
+}
+
+// allocate chooses an address, creates the IPAddress and reports it (rows
+// IPAM-04d to IPAM-04f).
+func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error) {
+	switch {
+	case s.pool == nil:
+		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
+			fmt.Sprintf("%s does not exist: create it, or name another pool", s.key))
+	case !controllerutil.ContainsFinalizer(s.pool, ipamv1.PoolFinalizer):
+		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
+			fmt.Sprintf("%s is not ready yet", s.key))
+	}
+	labels, err := r.namespaceLabels(ctx, s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if s.ip != nil {
+		// The ledger hears of it after the cache, and is to decide on it.
+		r.Ledger.AddressSeen(s.ip)
+	}
+	book := r.Ledger.Pool(s.key)
+	res, err := book.Allocate(ctx, ledger.Request{
+		Ticket: ledger.TicketOf(s.claim),
+		Ask:    s.claim.Annotations[ipamv1.AddressAnnotation],
+		// A claim of a Cluster cannot overtake its address: clusterctl keeps
+		// the Cluster paused until everything has arrived.
+		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
+		Out:             isOut(s.claim, s.ip),
+		NamespaceLabels: labels,
+	})
+	if errors.Is(err, ledger.ErrPoolGone) {
+		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
+			fmt.Sprintf("%s does not exist any more", s.key))
+	}
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if res.Outcome != ledger.Granted {
+		// RetryAfter is set only while a move arrives, whose end no event tells.
+		return ctrl.Result{RequeueAfter: res.RetryAfter}, r.fail(ctx, s, reasonOf(res.Outcome), res.Message)
+	}
+	if err := r.ensureAddress(ctx, s, res); err != nil {
+		return ctrl.Result{}, err
+	}
+	book.Created(s.claim.UID, s.ip)
+	err = r.succeed(ctx, s)
+	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
+		// The claim went while its address was made; nobody else will see it.
+		return ctrl.Result{}, r.dropIfClaimGone(ctx, s)
+	}
+	return ctrl.Result{}, err
+}
+
+// namespaceLabels returns what a GlobalCapstanIPPool may choose its claims by.
+func (r *Reconciler) namespaceLabels(ctx context.Context, s *state) (map[string]string, error) {
+	if s.pool.GetNamespace() != "" {
+		return nil, nil
+	}
+	namespace := &corev1.Namespace{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.claim.Namespace}, namespace); err != nil {
+		return nil, fmt.Errorf("reading Namespace %s: %w", s.claim.Namespace, err)
+	}
+	return namespace.Labels, nil
+}
+
+func reasonOf(o ledger.Outcome) string {
+	switch o {
+	case ledger.NotReady:
+		return capiipamv1.IPAddressClaimReadyPoolNotReadyReason
+	case ledger.Exhausted:
+		return capiipamv1.IPAddressClaimReadyPoolExhaustedReason
+	default:
+		return capiipamv1.IPAddressClaimReadyAllocationFailedReason
+	}
+}
+
+// ensureAddress creates the IPAddress, or completes the one that exists (row
+// IPAM-04e).
+func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Result) error {
+	if s.ip != nil && s.ip.Spec.Address != res.Address {
+		return r.lookAgain(s, s.ip, res)
+	}
+	if s.ip != nil {
+		return r.completeAddress(ctx, s)
+	}
+	ip := newAddress(s.claim, s.pool, res)
+	if time.Now().After(res.Before) {
+		return fmt.Errorf("the creation of IPAddress %s was delayed too long: the address is requested again", ip.Name)
+	}
+	create, cancel := context.WithTimeout(ctx, r.Ledger.RequestTimeout())
+	defer cancel()
+	err := r.Client.Create(create, ip)
+	if err == nil {
+		s.ip = ip
+		return nil
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating IPAddress %s with %s: %w", ip.Name, res.Address, err)
+	}
+	return r.useExisting(ctx, s, res)
+}
+
+// useExisting deals with an IPAddress that the cache did not show yet.
+func (r *Reconciler) useExisting(ctx context.Context, s *state, res ledger.Result) error {
+	ip := &capiipamv1.IPAddress{}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(s.claim), ip); err != nil {
+		return fmt.Errorf("reading IPAddress %s, which exists already: %w", s.claim.Name, err)
+	}
+	if ip.Spec.Address != res.Address || relationOf(s.claim, ip) == leftover || relationOf(s.claim, ip) == foreign {
+		return r.lookAgain(s, ip, res)
+	}
+	s.ip = ip
+	return r.completeAddress(ctx, s)
+}
+
+// lookAgain gives back what was chosen for the claim because there is an
+// IPAddress of its name that has something else.
+func (r *Reconciler) lookAgain(s *state, ip *capiipamv1.IPAddress, res ledger.Result) error {
+	r.Ledger.AddressSeen(ip)
+	r.Ledger.Pool(s.key).Retract(s.claim.UID)
+	return fmt.Errorf("IPAddress %s exists with %s, expected %s: retrying", ip.Name, ip.Spec.Address, res.Address)
+}
+
+func newAddress(claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool, res ledger.Result) *capiipamv1.IPAddress {
+	prefix := res.Prefix
+	ip := &capiipamv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:       claim.Name,
+			Namespace:  claim.Namespace,
+			Finalizers: []string{ipamv1.AddressFinalizer},
+			Labels:     addressLabels(claim),
+		},
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: claim.Name},
+			PoolRef:  claim.Spec.PoolRef,
+			Address:  res.Address,
+			Prefix:   &prefix,
+			Gateway:  res.Gateway,
+		},
+	}
+	ip.OwnerReferences = owners(ip, claim, pool)
+	return ip
+}
+
+func (r *Reconciler) completeAddress(ctx context.Context, s *state) error {
+	if complete(s.ip, s.claim, s.pool) {
+		return nil
+	}
+	s.ip = s.ip.DeepCopy()
+	finalizers := s.ip.Finalizers
+	if !controllerutil.ContainsFinalizer(s.ip, ipamv1.AddressFinalizer) && s.ip.DeletionTimestamp.IsZero() {
+		finalizers = append(finalizers, ipamv1.AddressFinalizer)
+	}
+	return r.patch(ctx, s.ip, map[string]any{"metadata": map[string]any{
+		"uid":             s.ip.UID,
+		"resourceVersion": s.ip.ResourceVersion,
+		"finalizers":      finalizers,
+		"labels":          addressLabels(s.claim),
+		"ownerReferences": owners(s.ip, s.claim, s.pool),
+	}})
+}
+
+func (r *Reconciler) patch(ctx context.Context, obj client.Object, change any) error {
+	raw, err := json.Marshal(change)
+	if err != nil {
+		return err
+	}
+	return r.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, raw))
+}
+
+// event records what happened to a claim. There is none for the usual success:
+// it would cost a write per claim.
+func (r *Reconciler) event(claim *capiipamv1.IPAddressClaim, kind, reason, message string) {
+	if r.Recorder != nil {
+		r.Recorder.Eventf(claim, nil, kind, reason, "Allocate", "%s", message)
+	}
+}

@@ -1,0 +1,85 @@
+package addressclaim
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
+)
+
+// addressLabels are the labels of an IPAddress. The move label makes clusterctl
+// move it also when only its claim carries the same label (row IPAM-06).
+func addressLabels(claim *capiipamv1.IPAddressClaim) map[string]string {
+	labels := map[string]string{clusterctlv1.ClusterctlMoveLabel: ""}
+	if name := ClusterNameOf(claim); name != "" {
+		labels[clusterv1.ClusterNameLabel] = name
+	}
+	return labels
+}
+
+// succeed reports the address (row IPAM-04f).
+func (r *Reconciler) succeed(ctx context.Context, s *state) error {
+	before := meta.FindStatusCondition(s.claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
+	waited := before != nil && before.Status == metav1.ConditionFalse
+	changed, err := r.report(ctx, s.claim, s.ip.Name, metav1.Condition{
+		Type:   capiipamv1.IPAddressClaimReadyCondition,
+		Status: metav1.ConditionTrue,
+		Reason: ipamv1.ClaimAddressReadyReason,
+	})
+	if changed && waited && err == nil {
+		r.event(s.claim, corev1.EventTypeNormal, ipamv1.ClaimAddressReadyReason, "got "+s.ip.Spec.Address+" from "+s.key.String())
+	}
+	if err == nil && ledger.Copied(s.claim) {
+		// From now on a copy of this claim is a copy of this one.
+		err = r.patch(ctx, s.claim, map[string]any{"metadata": map[string]any{
+			"uid":         s.claim.UID,
+			"annotations": map[string]any{ipamv1.OriginUIDAnnotation: string(s.claim.UID)},
+		}})
+	}
+	return err
+}
+
+// fail reports why there is no address.
+func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string) error {
+	changed, err := r.report(ctx, s.claim, s.claim.Status.AddressRef.Name, metav1.Condition{
+		Type:    capiipamv1.IPAddressClaimReadyCondition,
+		Status:  metav1.ConditionFalse,
+		Reason:  reason,
+		Message: message,
+	})
+	if changed && err == nil {
+		r.event(s.claim, corev1.EventTypeWarning, reason, message)
+	}
+	return client.IgnoreNotFound(err)
+}
+
+// report writes the claim's status when it differs. The patch names the UID, so
+// that it cannot reach a later claim of the same name.
+func (r *Reconciler) report(ctx context.Context, claim *capiipamv1.IPAddressClaim, address string, ready metav1.Condition) (bool, error) {
+	ready.ObservedGeneration = claim.Generation
+	conditions := slices.Clone(claim.Status.Conditions)
+	if !meta.SetStatusCondition(&conditions, ready) && claim.Status.AddressRef.Name == address {
+		return false, nil
+	}
+	status := map[string]any{"conditions": conditions}
+	if address != "" {
+		status["addressRef"] = map[string]any{"name": address}
+	}
+	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})
+	if err != nil {
+		return false, err
+	}
+	return true, r.Client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, raw))
+}

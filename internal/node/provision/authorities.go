@@ -1,0 +1,219 @@
+package provision
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+const (
+	servingSigner  = "kubernetes.io/kubelet-serving"
+	kubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
+	// appliedAuthorities holds the authorities that the services of this machine have been restarted with.
+	appliedAuthorities = "/etc/capstan/authorities.pem"
+)
+
+// Authorities brings a machine to the certificate authorities that its Node names (docs/certificates.md). A
+// worker takes over what it trusts. The files of a control plane machine come with its bootstrap data: for
+// other authorities it is replaced; only its kubelet's certificates, which others may have signed, follow here.
+type Authorities struct {
+	Config   *nodeconfig.NodeConfiguration
+	NodeName string
+	Init     *initapi.Client
+	Log      *slog.Logger
+}
+
+// AuthoritiesReport is what a machine says of itself: what it trusts, and who signed its kubelet's certificates.
+type AuthoritiesReport struct {
+	Trusted []string
+	Kubelet string
+}
+
+// errElsewhere says that the control plane machine has other authorities: it is being replaced.
+var errElsewhere = errors.New("this control plane machine has other certificate authorities and is to be replaced")
+
+// Challenge is what the control plane provider has to sign for this machine.
+func (a *Authorities) Challenge() (string, error) { return machineTrust.challenge() }
+
+// Follow does all that the bundle asks for, if an authority that the machine trusts has signed it. It can be done
+// again at any time: what is done is left as it is.
+func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature string) (AuthoritiesReport, error) {
+	if err := a.takeOver(bundle, signature); err != nil {
+		return AuthoritiesReport{}, err
+	}
+	trusted, err := os.ReadFile(caFile) // The same, but nobody else has written it.
+	if err != nil {
+		return AuthoritiesReport{}, err
+	}
+	authorities, err := cert.ParseCertsPEM(trusted)
+	if err != nil {
+		return AuthoritiesReport{}, fmt.Errorf("%s: %w", caFile, err)
+	}
+	renewed, err := a.renewAll(ctx, authorities[0])
+	if err != nil {
+		return AuthoritiesReport{}, err
+	}
+	if err := a.restart(ctx, trusted, renewed); err != nil {
+		return AuthoritiesReport{}, err
+	}
+	report := AuthoritiesReport{}
+	for _, c := range authorities {
+		report.Trusted = append(report.Trusted, nodeconfig.Fingerprint(c.Raw))
+	}
+	for _, path := range []string{kubeletCurrent, kubeletServing} {
+		if !signedBy(path, authorities[0]) {
+			return report, fmt.Errorf("%s is not signed by the certificate authority that signs", path)
+		}
+	}
+	report.Kubelet = report.Trusted[0]
+	return report, nil
+}
+
+// takeOver has a worker trust what the bundle says.
+func (a *Authorities) takeOver(bundle []byte, signature string) error {
+	if has, err := machineTrust.has(bundle); err != nil || has {
+		return err
+	}
+	if a.Config.Role != nodeconfig.RoleWorker {
+		return errElsewhere
+	}
+	return machineTrust.change(bundle, signature)
+}
+
+// signedBy says whether the certificate of a file is signed by an authority.
+func signedBy(path string, authority *x509.Certificate) bool {
+	certs, err := cert.CertsFromFile(path)
+	return err == nil && certs[0].CheckSignatureFrom(authority) == nil
+}
+
+// renewAll has those certificates signed anew that another authority has signed.
+func (a *Authorities) renewAll(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
+	for _, renew := range []func(context.Context, *x509.Certificate) (bool, error){a.renewKubeletClient, a.renewKubeletServing, a.renewClients} {
+		did, err := renew(ctx, authority)
+		if err != nil {
+			return renewed, err
+		}
+		renewed = renewed || did
+	}
+	return renewed, nil
+}
+
+func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Certificate) (bool, error) {
+	return a.renewKubelet(ctx, authority, "kubelet-client", kube.Request{Signer: kubeletSigner})
+}
+
+// renewKubeletServing asks for the names and addresses that the kubelet has asked for.
+func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.Certificate) (bool, error) {
+	certs, err := cert.CertsFromFile(kubeletServing)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, errors.New("the kubelet has no serving certificate yet")
+	}
+	if err != nil {
+		return false, err
+	}
+	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: servingSigner, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
+}
+
+// renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and puts it where the
+// kubelet takes it from when it starts: by itself it would wait until the old one is about to expire.
+func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certificate, name string, r kube.Request) (bool, error) {
+	if signedBy(filepath.Join(kubeletPKIDir, name+"-current.pem"), authority) {
+		return false, nil
+	}
+	client, err := kube.NewClient(nodeconfig.KubeletKubeconfig)
+	if err != nil {
+		return false, err
+	}
+	r.Name, r.KeyFile = requestPrefix("capstan-"+name, authority), filepath.Join(kubeletPKIDir, name+"-next.key")
+	r.CommonName, r.Organization = "system:node:"+a.NodeName, []string{"system:nodes"}
+	certificate, err := kube.RequestCertificate(ctx, client, r)
+	if err != nil {
+		return false, err
+	}
+	if issued, err := cert.ParseCertsPEM(certificate); err != nil || issued[0].CheckSignatureFrom(authority) != nil {
+		return false, fmt.Errorf("the cluster signs with another certificate authority than the annotation %s of this Node says", nodeconfig.AuthoritiesAnnotation)
+	}
+	key, err := os.ReadFile(r.KeyFile)
+	if err != nil {
+		return false, err
+	}
+	if err := kube.LinkCurrent(kubeletPKIDir, name, append(certificate, key...)); err != nil {
+		return false, err
+	}
+	a.Log.Info("certificate of another authority replaced", "certificate", name)
+	return true, os.Remove(r.KeyFile)
+}
+
+// requestPrefix tells requests for the same key under different authorities apart.
+func requestPrefix(name string, authority *x509.Certificate) string {
+	return name + "-" + nodeconfig.Fingerprint(authority.Raw)
+}
+
+// renewClients renews the certificates of kube-proxy and the node agent on a worker. A control plane
+// machine has signed its own.
+func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
+	if a.Config.Role != nodeconfig.RoleWorker {
+		return false, nil
+	}
+	for _, request := range ClientRequests(a.Config, a.NodeName) {
+		if signedBy(request.CertFile, authority) {
+			continue
+		}
+		request.Request.Name = requestPrefix(request.Request.Name, authority)
+		if err := request.renew(ctx); err != nil {
+			return renewed, err
+		}
+		renewed = true
+		a.Log.Info("certificate of another authority replaced", "user", request.CommonName)
+	}
+	return renewed, nil
+}
+
+// restart restarts what reads its authorities or its certificates only when it starts, and this agent last
+// of all. Pods go on, and get the new authorities into their volumes when the kubelet starts.
+func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool) error {
+	applied, err := os.ReadFile(appliedAuthorities)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if bytes.Equal(applied, trusted) && !renewed {
+		return nil
+	}
+	services := []string{"kubelet"}
+	if a.Config.Role == nodeconfig.RoleWorker && a.Config.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
+		services = append(services, "kube-proxy")
+	}
+	for _, service := range services {
+		if err := a.Init.Service(ctx, service, "restart"); err != nil {
+			return err
+		}
+		if err := a.Init.WaitReady(ctx, readyTimeout, service); err != nil {
+			return err
+		}
+	}
+	if err := pki.WriteFile(appliedAuthorities, trusted); err != nil {
+		return err
+	}
+	if a.Config.Role != nodeconfig.RoleWorker {
+		return nil
+	}
+	a.Log.Info("certificate authorities changed: starting again")
+	if err := a.Init.Service(ctx, "node-agent", "restart"); err != nil {
+		return err
+	}
+	<-ctx.Done() // PID 1 ends this process.
+	return ctx.Err()
+}

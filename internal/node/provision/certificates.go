@@ -1,0 +1,320 @@
+package provision
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go4.org/netipx"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+const (
+	caFile         = nodeconfig.PKIDir + "/ca.crt"
+	kubernetesDir  = "/etc/kubernetes"
+	kubeletPKIDir  = "/var/lib/kubelet/pki"
+	kubeletCurrent = kubeletPKIDir + "/kubelet-client-current.pem"
+	// clientDir below PKIDir holds the client certificates of kubeconfigs.
+	clientDir = "clients"
+
+	// AgentGroup may read Nodes; control plane machines' agents also write EndpointSlices of DNS.
+	AgentGroup             = "capstan:node-agents"
+	AgentControlPlaneGroup = "capstan:control-plane-agents"
+	// AgentUserPrefix is followed by the node's name.
+	AgentUserPrefix = "capstan:node-agent:"
+	proxyUser       = "system:kube-proxy"
+
+	// controllerManagerSAKey is a copy of sa.key: no other user can read a key of the API server's.
+	controllerManagerSAKey = nodeconfig.PKIDir + "/controller-manager-sa.key"
+
+	clientSigner  = "kubernetes.io/kube-apiserver-client"
+	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
+)
+
+// Leaves are all certificates that a control plane machine signs for itself. `node agent` renews them.
+func (n *node) leaves() []pki.Leaf {
+	client := func(name, user string, groups ...string) pki.Leaf {
+		return pki.Leaf{Name: clientDir + "/" + name, CA: "ca", CommonName: user, Organization: groups, Usages: pki.Client}
+	}
+	local := []string{"localhost", n.name}
+	localIPs := append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, n.netIPs()...)
+	leaves := []pki.Leaf{
+		{Name: "apiserver", CA: "ca", CommonName: "kube-apiserver", DNSNames: n.apiServerNames(), IPs: n.apiServerIPs(), Usages: pki.Server},
+		{Name: "apiserver-kubelet-client", CA: "ca", CommonName: "kube-apiserver-kubelet-client", Usages: pki.Client},
+		{Name: "front-proxy-client", CA: "front-proxy-ca", CommonName: "front-proxy-client", Usages: pki.Client},
+		{Name: "components", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
+		{Name: "scheduler", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
+		client("admin", "kubernetes-admin", "system:masters"),
+		client("controller-manager", "system:kube-controller-manager"),
+		client("scheduler", "system:kube-scheduler"),
+		client("kube-proxy", proxyUser),
+		client("coredns", "capstan:coredns"),
+		client("node-agent", AgentUserPrefix+n.name, AgentGroup, AgentControlPlaneGroup),
+	}
+	if n.ControlPlane.ExternalEtcd != nil {
+		return leaves
+	}
+	etcd := func(name string, usages []x509.ExtKeyUsage) pki.Leaf {
+		return pki.Leaf{Name: "etcd/" + name, CA: "etcd/ca", CommonName: n.name, DNSNames: local, IPs: localIPs, Usages: usages}
+	}
+	return append(leaves, etcd("server", pki.Both), etcd("peer", pki.Both),
+		pki.Leaf{Name: "etcd/healthcheck-client", CA: "etcd/ca", CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client},
+		pki.Leaf{Name: "apiserver-etcd-client", CA: "etcd/ca", CommonName: "kube-apiserver-etcd-client", Usages: pki.Client})
+}
+
+func (n *node) netIPs() []net.IP {
+	var ips []net.IP
+	for _, ip := range n.ips {
+		ips = append(ips, ip.AsSlice())
+	}
+	return ips
+}
+
+func (n *node) apiServerNames() []string {
+	names := []string{"localhost", n.name, "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc." + n.Network.ServiceDomain}
+	for _, name := range n.extraSANs() {
+		if net.ParseIP(name) == nil {
+			names = append(names, name)
+		}
+	}
+	return unique(names)
+}
+
+// apiServerIPs are the machine's, the first of each Service network, and those that were asked for.
+func (n *node) apiServerIPs() []net.IP {
+	texts := append([]string{"127.0.0.1", "::1"}, n.ipStrings()...)
+	for _, cidr := range n.Network.ServiceCIDRs {
+		texts = append(texts, firstIP(cidr).String())
+	}
+	var ips []net.IP
+	for _, text := range unique(append(texts, n.extraSANs()...)) {
+		if ip := net.ParseIP(text); ip != nil {
+			ips = append(ips, ip)
+		}
+	}
+	return ips
+}
+
+func (n *node) extraSANs() []string {
+	host, _, _ := net.SplitHostPort(n.Endpoint)
+	return append([]string{host}, n.ControlPlane.CertSANs...)
+}
+
+// firstIP of a network after the network's own: that of the Service `kubernetes`.
+func firstIP(cidr string) netip.Addr {
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return netip.Addr{} // Load has validated it
+	}
+	return netipx.RangeOfPrefix(prefix).From().Next()
+}
+
+func unique(in []string) []string {
+	seen := map[string]bool{}
+	var out []string
+	for _, s := range in {
+		if !seen[s] {
+			seen[s] = true
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (n *node) validity() time.Duration {
+	return time.Duration(n.ControlPlane.CertificateValidityDays) * 24 * time.Hour
+}
+
+// writeCertificates makes or renews all leaves. The kubelet's first client certificate is signed
+// here too: it holds the CA's key anyway. The kubelet renews it by itself.
+func (n *node) writeCertificates() error {
+	if err := errors.Join(writeSigningCA(), copyServiceAccountKey()); err != nil {
+		return err
+	}
+	for _, leaf := range n.leaves() {
+		if _, err := leaf.Ensure(nodeconfig.PKIDir, n.validity(), time.Now()); err != nil {
+			return err
+		}
+	}
+	if kubeletCertificateValid() {
+		return nil
+	}
+	leaf := pki.Leaf{Name: "kubelet-client", CA: "ca", CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client}
+	pair, err := leaf.Issue(nodeconfig.PKIDir, n.validity(), time.Now())
+	if err != nil {
+		return err
+	}
+	return kube.LinkCurrent(kubeletPKIDir, "kubelet-client", pair)
+}
+
+// writeSigningCA writes the first certificate of ca.crt, which signs, without those that are only trusted.
+func writeSigningCA() error {
+	authorities, err := cert.CertsFromFile(caFile)
+	if err != nil {
+		return fmt.Errorf("the CA that the bootstrap data writes: %w", err)
+	}
+	return pki.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authorities[0]))
+}
+
+func copyServiceAccountKey() error {
+	key, err := os.ReadFile(nodeconfig.PKIDir + "/sa.key")
+	if err != nil {
+		return fmt.Errorf("the key of service accounts that the bootstrap data writes: %w", err)
+	}
+	return pki.WriteFile(controllerManagerSAKey, key)
+}
+
+// publish lets everybody read certificates that the bootstrap data may have written for root alone.
+func publish(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	return fs.WalkDir(root.FS(), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(name) != ".crt" {
+			return err
+		}
+		return root.Chmod(name, 0o644)
+	})
+}
+
+// kubeletCertificateValid says whether the kubelet has a certificate that is valid now.
+func kubeletCertificateValid() bool { return validNow(kubeletCurrent) }
+
+func validNow(path string) bool {
+	certs, err := cert.CertsFromFile(path)
+	return err == nil && pki.ValidAt(certs[0], time.Now())
+}
+
+func clientFiles(name string) kube.Credential {
+	base := filepath.Join(nodeconfig.PKIDir, clientDir, name)
+	return kube.Credential{CertFile: base + ".crt", KeyFile: base + ".key"}
+}
+
+// kubeconfigs by the path of their client certificate below clientDir.
+var kubeconfigs = map[string]string{
+	"admin":              kubernetesDir + "/admin.conf",
+	"controller-manager": kubernetesDir + "/controller-manager.conf",
+	"scheduler":          kubernetesDir + "/scheduler.conf",
+	"kube-proxy":         kubernetesDir + "/kube-proxy.conf",
+	"coredns":            kubernetesDir + "/coredns.conf",
+	"node-agent":         nodeconfig.AgentKubeconfig,
+}
+
+func (n *node) writeControlPlaneKubeconfigs() error {
+	for name, path := range kubeconfigs {
+		if err := n.writeKubeconfig(name, path); err != nil {
+			return err
+		}
+	}
+	return n.writeKubeletKubeconfig()
+}
+
+func (n *node) writeKubeconfig(name, path string) error {
+	return kube.WriteKubeconfig(path, n.ClusterName, n.server(), caFile, name, clientFiles(name))
+}
+
+func (n *node) writeKubeletKubeconfig() error {
+	pair := kube.Credential{CertFile: kubeletCurrent, KeyFile: kubeletCurrent}
+	return kube.WriteKubeconfig(nodeconfig.KubeletKubeconfig, n.ClusterName, n.server(), caFile, "kubelet", pair)
+}
+
+// joinKubelet has the kubelet's client certificate signed by the cluster (TLS bootstrap). Doing it
+// here and not in the kubelet lets it happen while containerd starts.
+func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error {
+	if !kubeletCertificateValid() {
+		request := kube.Request{
+			Name: "capstan-kubelet", Signer: kubeletSigner, KeyFile: kubeletPKIDir + "/kubelet-client-initial.key",
+			CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"},
+		}
+		certificate, err := kube.RequestCertificate(ctx, client, request)
+		if err != nil {
+			return err
+		}
+		key, err := os.ReadFile(request.KeyFile)
+		if err != nil {
+			return err
+		}
+		if err := kube.LinkCurrent(kubeletPKIDir, "kubelet-client", append(certificate, key...)); err != nil {
+			return err
+		}
+		if err := os.Remove(request.KeyFile); err != nil {
+			return err
+		}
+	}
+	return n.writeKubeletKubeconfig()
+}
+
+// joinClients has the certificates of kube-proxy and the node agent signed; the control plane
+// provider approves them.
+func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, request := range ClientRequests(n.NodeConfiguration, n.name) {
+		group.Go(func() error {
+			files := clientFiles(request.Name)
+			if !validNow(files.CertFile) {
+				r := request.Request
+				if err := kube.EnsureCertificate(ctx, client, r, files.CertFile); err != nil {
+					return err
+				}
+			}
+			return n.writeKubeconfig(request.Name, kubeconfigs[request.Name])
+		})
+	}
+	return group.Wait()
+}
+
+// ClientRequest is a certificate that a worker has signed.
+type ClientRequest struct {
+	// Name of the file below clientDir.
+	Name string
+	kube.Request
+	CertFile, Kubeconfig string
+}
+
+// ClientRequests are the certificates that a worker has signed and renewed beside the kubelet's.
+func ClientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []ClientRequest {
+	request := func(name, user string, groups ...string) ClientRequest {
+		return ClientRequest{name, kube.Request{
+			Name: "capstan-" + name, Signer: clientSigner, KeyFile: clientFiles(name).KeyFile, CommonName: user, Organization: groups,
+		}, clientFiles(name).CertFile, kubeconfigs[name]}
+	}
+	var requests []ClientRequest
+	if config.Network.PodNetwork == nodeconfig.PodNetworkRoutes {
+		requests = append(requests, request("node-agent", AgentUserPrefix+nodeName, AgentGroup))
+	}
+	if config.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
+		requests = append(requests, request("kube-proxy", proxyUser))
+	}
+	return requests
+}
+
+// forgetToken takes the bootstrap token out of the node's configuration: it has done its work.
+func (n *node) forgetToken() error {
+	if n.BootstrapToken == "" {
+		return nil
+	}
+	config := *n.NodeConfiguration
+	config.BootstrapToken = ""
+	data, err := yaml.Marshal(config)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(nodeconfig.Path, data)
+}

@@ -1,0 +1,132 @@
+package provision
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// A joining etcd is told of the others; the first one makes a new cluster.
+func TestEtcdArguments(t *testing.T) {
+	joining := testNode(nodeconfig.RoleControlPlane, nil)
+	joining.initialCluster = "a=https://10.0.0.9:2380,m=https://10.0.0.2:2380"
+	for role, want := range map[nodeconfig.Role][]string{
+		nodeconfig.RoleInit:         {"--initial-cluster=m=https://10.0.0.2:2380", "--initial-cluster-state=new"},
+		nodeconfig.RoleControlPlane: {"--initial-cluster=" + joining.initialCluster, "--initial-cluster-state=existing"},
+	} {
+		n := testNode(role, nil)
+		n.initialCluster = joining.initialCluster
+		command := n.etcdService().Command
+		for _, arg := range append(want, "--listen-client-urls=https://127.0.0.1:2379,https://10.0.0.2:2379", "--listen-peer-urls=https://10.0.0.2:2380",
+			"--client-cert-auth=true", "--peer-client-cert-auth=true") {
+			if !slices.Contains(command, arg) {
+				t.Errorf("%s: %s is missing in %v", role, arg, command)
+			}
+		}
+	}
+}
+
+func TestMembersOwnArgumentsAreRefused(t *testing.T) {
+	for _, name := range ownEtcdArgs {
+		n := testNode(nodeconfig.RoleControlPlane, func(c *nodeconfig.NodeConfiguration) {
+			c.ControlPlane.Etcd.ExtraArgs = []nodeconfig.Arg{arg(name, "x")}
+		})
+		if err := n.checkArguments(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n := testNode(nodeconfig.RoleControlPlane, func(c *nodeconfig.NodeConfiguration) {
+		c.ControlPlane.Etcd.ExtraArgs = []nodeconfig.Arg{arg("data-dir", "/var/lib/other"), arg("quota-backend-bytes", "8589934592")}
+	})
+	if err := n.checkArguments(); err != nil {
+		t.Error(err)
+	}
+	// Whether a member has lost its disk is seen where its data really is.
+	if dir := valueOf(n.etcdService().Command, "data-dir"); dir != "/var/lib/other" {
+		t.Errorf("data-dir %s", dir)
+	}
+}
+
+func TestEtcdEndpoints(t *testing.T) {
+	member := func(name, url string, status metav1.ConditionStatus) etcdv1.EtcdMember {
+		return etcdv1.EtcdMember{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdMemberSpec{ClientURL: url},
+			Status: etcdv1.EtcdMemberStatus{Conditions: []metav1.Condition{{Type: etcdv1.JoinedCondition, Status: status}}},
+		}
+	}
+	got := etcdEndpoints([]etcdv1.EtcdMember{
+		member("b", "https://b:2379", metav1.ConditionTrue), member("a", "https://a:2379", metav1.ConditionTrue),
+		member("learner", "https://l:2379", metav1.ConditionFalse), {Spec: etcdv1.EtcdMemberSpec{ClientURL: "https://new:2379"}},
+	})
+	if diff := cmp.Diff([]string{"https://a:2379", "https://b:2379"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// CP-15: the first certificate that expires is told, and renewal takes it away.
+func TestRenewalAndFirstExpiry(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"ca", "etcd/ca", "front-proxy-ca"} {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := keyutil.MarshalPrivateKeyToPEM(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for file, content := range map[string][]byte{".crt": pki.EncodeCert(ca), ".key": data} {
+			if err := pki.WriteFile(filepath.Join(dir, name+file), content); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	leaves := testNode(nodeconfig.RoleControlPlane, nil).leaves()
+	now := time.Now().Truncate(time.Second)
+	if _, err := ensureLeaves(dir, leaves, 90*24*time.Hour, now); err != nil {
+		t.Fatal(err)
+	}
+	short := leaves[len(leaves)-1]
+	if _, err := short.Ensure(t.TempDir(), time.Hour, now); err == nil {
+		t.Error("signed without a CA")
+	}
+	expires := func() time.Time {
+		at, err := firstExpiry(dir, leaves)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	if at := expires(); !at.Equal(now.Add(90 * 24 * time.Hour).UTC()) {
+		t.Errorf("expires %s", at)
+	}
+	// Two thirds of their life later all are renewed, and not a day before.
+	next, err := ensureLeaves(dir, leaves, 90*24*time.Hour, now.Add(59*24*time.Hour))
+	if err != nil || !expires().Equal(now.Add(90*24*time.Hour).UTC()) || next.After(now.Add(61*24*time.Hour)) {
+		t.Errorf("next %s, expires %s, %v", next, expires(), err)
+	}
+	if _, err := ensureLeaves(dir, leaves, 90*24*time.Hour, now.Add(61*24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if at := expires(); !at.Equal(now.Add(151 * 24 * time.Hour).UTC()) {
+		t.Errorf("expires %s after the renewal", at)
+	}
+}

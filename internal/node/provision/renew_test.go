@@ -1,0 +1,48 @@
+package provision
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/pki"
+)
+
+// TestRenewalCredential: a certificate renews itself as long as it is valid. After that the kubelet's credential is
+// used: with its own, kube-proxy and the node agent would be refused for ever.
+func TestRenewalCredential(t *testing.T) {
+	dir := t.TempDir()
+	key, err := pki.EnsureKey(filepath.Join(dir, "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "x"}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := ClientRequest{CertFile: filepath.Join(dir, "crt"), Kubeconfig: "own"}
+	if err := pki.WriteFile(r.CertFile, pki.EncodeCert(made)); err != nil {
+		t.Fatal(err)
+	}
+	none := ClientRequest{CertFile: filepath.Join(dir, "none"), Kubeconfig: "own"}
+	for name, c := range map[string]struct {
+		request    ClientRequest
+		at         time.Time
+		kubeconfig string
+		until      time.Time
+	}{
+		"valid":                     {r, made.NotAfter.Add(-time.Second), "own", made.NotAfter},
+		"expired":                   {r, made.NotAfter, nodeconfig.KubeletKubeconfig, time.Time{}},
+		"of a clock that was ahead": {r, made.NotBefore.Add(-time.Second), nodeconfig.KubeletKubeconfig, time.Time{}},
+		"unreadable":                {none, time.Now(), nodeconfig.KubeletKubeconfig, time.Time{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if kubeconfig, until := c.request.credential(c.at); kubeconfig != c.kubeconfig || !until.Equal(c.until) {
+				t.Errorf("got %s until %s, want %s until %s", kubeconfig, until, c.kubeconfig, c.until)
+			}
+		})
+	}
+}

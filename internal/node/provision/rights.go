@@ -1,0 +1,149 @@
+package provision
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"capstan.dev/capstan/internal/node/accounts"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/supervisor"
+)
+
+// rights are what a service needs beside the files that everybody can read.
+type rights struct {
+	// user is empty for root.
+	user         string
+	capabilities []string
+	// owns are files that nobody else reads, and folders that nobody else writes to.
+	owns []string
+}
+
+// agentCapabilities let the node agent, which is root, make routes and nftables rules, and renew certificates whose
+// keys belong to other users.
+var agentCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "NET_ADMIN"}
+
+// serviceRights by the service's name. containerd and the kubelet make containers: they are root with all
+// capabilities, and are not here. Each private file is in one list only.
+func serviceRights(command []string) map[string]rights {
+	key := func(names ...string) []string {
+		var paths []string
+		for _, name := range names {
+			paths = append(paths, nodeconfig.PKIDir+"/"+name+".key")
+		}
+		return paths
+	}
+	client := func(name string) []string { return append(key(clientDir+"/"+name), kubeconfigs[name]) }
+	apiServer := rights{user: accounts.APIServer, owns: append(
+		key("apiserver", "apiserver-kubelet-client", "apiserver-etcd-client", "front-proxy-client", "sa"),
+		nodeconfig.PKIDir+"/sa.pub", authenticationFile, nodeconfig.EncryptionConfigPath, auditPolicyFile, nodeconfig.AuditPolicyPath)}
+	if port, err := strconv.Atoi(valueOf(command, "secure-port")); err == nil && port < 1024 {
+		apiServer.capabilities = []string{"NET_BIND_SERVICE"}
+	}
+	return map[string]rights{
+		"etcd":           {user: accounts.Etcd, owns: key("etcd/server", "etcd/peer")},
+		"kube-apiserver": apiServer,
+		"kube-controller-manager": {user: accounts.ControllerManager,
+			owns: append(client("controller-manager"), append(key("ca", "components"), controllerManagerSAKey)...)},
+		"kube-scheduler": {user: accounts.Scheduler, owns: append(client("scheduler"), key("scheduler")...)},
+		"coredns":        {user: accounts.CoreDNS, capabilities: []string{"NET_BIND_SERVICE"}, owns: append(client("coredns"), corefile)},
+		"kube-proxy":     {user: accounts.KubeProxy, capabilities: []string{"NET_ADMIN"}, owns: append(client("kube-proxy"), kubeProxyConfigFile)},
+		"node-agent":     {capabilities: agentCapabilities},
+	}
+}
+
+// confine gives the service the rights that it needs and no more. One whose configuration names a unix socket stays
+// root: the socket belongs to a process of the user's, a key management plugin for example.
+func (n *node) confine(service *supervisor.Service) {
+	r, found := serviceRights(service.Command)[service.Name]
+	if !found {
+		return
+	}
+	reads := filesNamedIn(n.extraArgs(service.Name))
+	if r.user != "" && namesSocket(service.Command, append(reads, r.owns...)) {
+		return
+	}
+	service.User, service.Capabilities = r.user, r.capabilities
+	service.Owns = slices.Concat(r.owns, ownFolders(service.Command))
+	service.Reads = slices.DeleteFunc(reads, func(path string) bool { return slices.Contains(service.Owns, path) })
+}
+
+// extraArgs are the user's own arguments of a service.
+func (n *node) extraArgs(service string) []nodeconfig.Arg {
+	if n.ControlPlane == nil {
+		return nil
+	}
+	switch service {
+	case "etcd":
+		return n.ControlPlane.Etcd.ExtraArgs
+	case "kube-apiserver":
+		return n.ControlPlane.APIServer.ExtraArgs
+	case "kube-controller-manager":
+		return n.ControlPlane.ControllerManager.ExtraArgs
+	case "kube-scheduler":
+		return n.ControlPlane.Scheduler.ExtraArgs
+	}
+	return nil
+}
+
+// ownFolders are those that a command line says the service writes to.
+func ownFolders(command []string) []string {
+	var folders []string
+	for _, name := range []string{"data-dir", "wal-dir"} {
+		if folder := valueOf(command, name); filepath.IsAbs(folder) {
+			folders = append(folders, folder)
+		}
+	}
+	if log := valueOf(command, "audit-log-path"); filepath.IsAbs(log) {
+		folders = append(folders, filepath.Dir(log))
+	}
+	return folders
+}
+
+// maxConfig is how much of a file is searched for the names of others.
+const maxConfig = 1 << 20
+
+var absolutePath = regexp.MustCompile(`/[A-Za-z0-9_./-]+`)
+
+// filesNamedIn are the files that arguments name, and those that these files name in turn: the configuration of
+// admission names that of each plugin.
+func filesNamedIn(args []nodeconfig.Arg) []string {
+	var files []string
+	add := func(text string) {
+		for _, path := range absolutePath.FindAllString(text, -1) {
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && !slices.Contains(files, path) {
+				files = append(files, path)
+			}
+		}
+	}
+	for _, a := range args {
+		add(a.Value)
+	}
+	for _, path := range slices.Clone(files) {
+		add(string(readConfig(path)))
+	}
+	return files
+}
+
+func readConfig(path string) []byte {
+	if info, err := os.Stat(path); err != nil || info.Size() > maxConfig {
+		return nil
+	}
+	data, _ := os.ReadFile(path)
+	return data
+}
+
+// namesSocket says whether the command line, or one of the files, names a unix socket.
+func namesSocket(command, files []string) bool {
+	if strings.Contains(strings.Join(command, " "), "unix://") {
+		return true
+	}
+	return slices.ContainsFunc(files, func(path string) bool {
+		data := readConfig(path)
+		return bytes.Contains(data, []byte("unix://")) || bytes.Contains(data, []byte("udsName"))
+	})
+}

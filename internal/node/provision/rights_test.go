@@ -1,0 +1,96 @@
+package provision
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"capstan.dev/capstan/internal/node/accounts"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/supervisor"
+)
+
+func servicesByName(n *node) map[string]supervisor.Service {
+	all := map[string]supervisor.Service{}
+	for _, s := range append(n.controlPlaneServices(), n.nodeServices()...) {
+		all[s.Name] = s
+	}
+	return all
+}
+
+// Every service but those that make containers is confined, each has a user of its own, and no private file belongs
+// to two of them.
+func TestRights(t *testing.T) {
+	services := servicesByName(testNode(nodeconfig.RoleInit, nil))
+	root := map[string]bool{"containerd": true, "kubelet": true, "node-agent": true}
+	capabilities := map[string][]string{"coredns": {"NET_BIND_SERVICE"}, "kube-proxy": {"NET_ADMIN"}, "node-agent": agentCapabilities}
+	owner := map[string]string{}
+	for name, s := range services {
+		if (s.User == "") != root[name] {
+			t.Errorf("%s has the user %q", name, s.User)
+		}
+		if diff := cmp.Diff(capabilities[name], s.Capabilities); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		for _, path := range append(slices.Clone(s.Owns), s.User) {
+			if other := owner[path]; other != "" && path != "" {
+				t.Errorf("%s belongs to %s and %s", path, other, name)
+			}
+			owner[path] = name
+		}
+	}
+	for path, want := range map[string]string{
+		nodeconfig.PKIDir + "/ca.key": "kube-controller-manager", "/var/lib/etcd": "etcd", "/var/log/kubernetes": "kube-apiserver",
+		nodeconfig.PKIDir + "/etcd/ca.key": "", nodeconfig.PKIDir + "/etcd/healthcheck-client.key": "",
+	} {
+		if owner[path] != want {
+			t.Errorf("%s belongs to %q, want %q", path, owner[path], want)
+		}
+	}
+	// Each file that a command line names is the service's, or can be read by everybody.
+	for name, s := range services {
+		for _, a := range s.Command[1:] {
+			if _, path, _ := strings.Cut(a, "="); s.User != "" && strings.HasPrefix(path, "/etc/kubernetes") && !strings.HasSuffix(path, ".crt") && owner[path] != name {
+				t.Errorf("%s: %s belongs to %q", name, a, owner[path])
+			}
+		}
+	}
+}
+
+func TestPrivilegedPort(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.APIServerPort = 443 })
+	if got := servicesByName(n)["kube-apiserver"].Capabilities; !slices.Equal(got, []string{"NET_BIND_SERVICE"}) {
+		t.Errorf("capabilities for port 443: %v", got)
+	}
+}
+
+// The user's arguments go on to work: the files that they name, and those that these name, can be read; folders can be
+// written to; and one that names a socket keeps the API server root.
+func TestUserArgumentsKeepTheirFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{
+		"admission.yaml": "plugins: [{path: " + dir + "/plugin.yaml}, {path: " + dir + "/none.yaml}]", "plugin.yaml": "a: b", "unused.yaml": "",
+		"kms.yaml": "kms: {endpoint: unix:///run/kms.sock}",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	with := func(extra ...nodeconfig.Arg) supervisor.Service {
+		return servicesByName(testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.APIServer.ExtraArgs = extra }))["kube-apiserver"]
+	}
+	s := with(arg("admission-control-config-file", dir+"/admission.yaml"), arg("audit-log-path", dir+"/audit/audit.log"))
+	if diff := cmp.Diff([]string{dir + "/admission.yaml", dir + "/plugin.yaml"}, s.Reads); diff != "" || s.User != accounts.APIServer {
+		t.Errorf("user %q reads %s", s.User, diff)
+	}
+	if !slices.Contains(s.Owns, dir+"/audit") || slices.Contains(s.Owns, "/var/log/kubernetes") {
+		t.Errorf("owns %v", s.Owns)
+	}
+	if s := with(arg("encryption-provider-config", dir+"/kms.yaml")); s.User != "" || s.Owns != nil || s.Capabilities != nil {
+		t.Errorf("with a socket: %+v", s)
+	}
+}

@@ -1,0 +1,271 @@
+// Package provision is `capstan-init node up`: it makes a machine a node of its cluster, as kubeadm does
+// elsewhere. Certificates and kubeconfigs have kubeadm's paths. Everything can be done again: a
+// second run changes only what is missing or different.
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/supervisor"
+)
+
+const (
+	// readyTimeout of services; an API server on a busy host needs a while.
+	readyTimeout = 5 * time.Minute
+	// joinTimeout of a machine that is not the first: its control plane may still be coming up.
+	joinTimeout = 15 * time.Minute
+)
+
+// node is the machine that is made a node.
+type node struct {
+	*nodeconfig.NodeConfiguration
+	machine machine.Metadata
+	name    string
+	// hostname of the machine, in lower case as the kubelet takes it; name is the same unless the user chose one.
+	hostname string
+	ips      []netip.Addr
+	init     *initapi.Client
+	log      *slog.Logger
+	// initialCluster is what a joining etcd was told of the others.
+	initialCluster string
+}
+
+// Run makes this machine a node and returns when it is one.
+func Run(ctx context.Context, log *slog.Logger) error {
+	config, err := nodeconfig.Load(nodeconfig.Path)
+	if err != nil {
+		return err
+	}
+	metadata, err := machine.Load(machine.MetadataPath)
+	if err != nil {
+		return err
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	n, err := newNode(config, metadata, hostname)
+	if err != nil {
+		return err
+	}
+	n.init, n.log = initapi.NewClient(initapi.Socket), log
+	if n.Role == nodeconfig.RoleWorker {
+		return n.upWorker(ctx)
+	}
+	return n.upControlPlane(ctx)
+}
+
+func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname string) (*node, error) {
+	n := &node{NodeConfiguration: config, machine: m, name: config.NodeName(hostname), hostname: strings.ToLower(hostname)}
+	var err error
+	if n.ips, err = m.IPs(); err != nil {
+		return nil, err
+	}
+	if n.Node.ProviderID == "" {
+		n.Node.ProviderID = m.ProviderID
+	}
+	kube := n.program("kube-apiserver")
+	if _, err := os.Stat(filepath.Dir(kube)); err != nil {
+		return nil, fmt.Errorf("this host has no Kubernetes %s: %w; build it, or choose one of those in %s",
+			n.KubernetesVersion, err, filepath.Join(machine.AssetsDir, "kubernetes"))
+	}
+	err = n.checkArguments()
+	return n, err
+}
+
+// program is a program of the node's Kubernetes version.
+func (n *node) program(name string) string {
+	return filepath.Join(machine.AssetsDir, "kubernetes", n.KubernetesVersion, name)
+}
+
+// runtimeProgram is one that all versions share.
+func runtimeProgram(name string) string { return filepath.Join(machine.AssetsDir, "node/bin", name) }
+
+func (n *node) ip() string { return n.ips[0].String() }
+
+func (n *node) ipStrings() []string {
+	var out []string
+	for _, ip := range n.ips {
+		out = append(out, ip.String())
+	}
+	return out
+}
+
+// localServer is the API server of this control plane machine.
+func (n *node) localServer() string {
+	return "https://" + net.JoinHostPort(n.ip(), fmt.Sprint(n.ControlPlane.APIServerPort))
+}
+
+// server is the API server that this machine talks to: its own, or the cluster's endpoint.
+func (n *node) server() string {
+	if n.ControlPlane != nil && n.Role != nodeconfig.RoleWorker {
+		return n.localServer()
+	}
+	return "https://" + n.Endpoint
+}
+
+// upControlPlane starts etcd and the API server first, with everything else after them: on a small
+// host the others would only take their time. A machine that is not the first has its etcd join before,
+// because an API server can do nothing with an etcd that has no vote.
+func (n *node) upControlPlane(ctx context.Context) error {
+	step := n.steps()
+	if err := errors.Join(n.writeCertificates(), n.writeConfigs()); err != nil {
+		return err
+	}
+	if err := n.writeControlPlaneKubeconfigs(); err != nil {
+		return err
+	}
+	if n.Role == nodeconfig.RoleControlPlane && n.ControlPlane.ExternalEtcd == nil {
+		step("files written")
+		if err := n.joinEtcd(ctx); err != nil {
+			return err
+		}
+		step("etcd joined")
+	}
+	if n.Role == nodeconfig.RoleInit && n.ControlPlane.ExternalEtcd == nil {
+		if err := n.restoreEtcd(ctx, nodeconfig.RestorePath); err != nil {
+			return err
+		}
+	}
+	if err := n.startServices(ctx, append(n.controlPlaneServices(), n.nodeServices()...)...); err != nil {
+		return err
+	}
+	step("files written, services started")
+	if err := n.init.WaitReady(ctx, readyTimeout, "kube-apiserver"); err != nil {
+		return err
+	}
+	step("API server ready")
+	group, groupCtx := errgroup.WithContext(ctx)
+	if n.Role == nodeconfig.RoleInit {
+		group.Go(func() error { return n.applyManifests(groupCtx) })
+	}
+	group.Go(func() error { return n.loadPause(groupCtx) })
+	group.Go(func() error { return n.labelControlPlane(groupCtx) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	step("objects applied, node registered")
+	err := n.waitForServices(ctx)
+	step("all services ready")
+	return err
+}
+
+// upWorker starts containerd while the cluster signs the kubelet's certificate, and then the rest.
+func (n *node) upWorker(ctx context.Context) error {
+	step := n.steps()
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	if err := n.writeConfigs(); err != nil {
+		return err
+	}
+	services := n.nodeServices()
+	if err := n.startServices(ctx, named(services, "containerd")...); err != nil {
+		return err
+	}
+	client, err := kube.NewTokenClient(n.server(), caFile, n.BootstrapToken)
+	if err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { return n.loadPause(groupCtx) })
+	group.Go(func() error {
+		if err := n.joinKubelet(groupCtx, client); err != nil {
+			return err
+		}
+		step("kubelet's certificate issued")
+		return n.startServices(groupCtx, named(services, "kubelet", "node-agent")...)
+	})
+	group.Go(func() error {
+		// The agent begins with the kubelet's credential and waits for this one.
+		if err := n.joinClients(groupCtx, client); err != nil {
+			return err
+		}
+		step("certificates of kube-proxy and the node agent issued")
+		return nil
+	})
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if err := n.startServices(ctx, services...); err != nil {
+		return err
+	}
+	if err := n.waitForServices(ctx); err != nil {
+		return err
+	}
+	step("all services ready")
+	return n.forgetToken()
+}
+
+// steps returns a function that logs how long each step took.
+func (n *node) steps() func(string) {
+	start := time.Now()
+	return func(what string) { n.log.Info(what, "after", time.Since(start).Round(time.Millisecond)) }
+}
+
+// startServices writes service files and has PID 1 start what is new or different.
+func (n *node) startServices(ctx context.Context, services ...supervisor.Service) error {
+	if err := os.MkdirAll(supervisor.Dir, 0o755); err != nil {
+		return err
+	}
+	for _, service := range services {
+		// A service that runs already may have had a file of its own replaced.
+		if err := errors.Join(service.Write(supervisor.Dir), service.HandOver()); err != nil {
+			return err
+		}
+	}
+	return n.init.Reload(ctx)
+}
+
+func (n *node) waitForServices(ctx context.Context) error {
+	services := n.nodeServices()
+	if n.Role != nodeconfig.RoleWorker {
+		services = append(services, n.controlPlaneServices()...)
+	}
+	var names []string
+	for _, service := range services {
+		names = append(names, service.Name)
+	}
+	return n.init.WaitReady(ctx, readyTimeout, names...)
+}
+
+func named(services []supervisor.Service, names ...string) []supervisor.Service {
+	var out []supervisor.Service
+	for _, service := range services {
+		for _, name := range names {
+			if service.Name == name {
+				out = append(out, service)
+			}
+		}
+	}
+	return out
+}
+
+// loadPause imports the pause image, which no registry has. containerd keeps it: it is pinned.
+func (n *node) loadPause(ctx context.Context) error {
+	if err := n.init.WaitReady(ctx, readyTimeout, "containerd"); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, runtimeProgram("ctr"), "--address", containerdSocket, "--namespace", "k8s.io",
+		"images", "import", filepath.Join(machine.AssetsDir, "images/pause.tar"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("importing the pause image: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

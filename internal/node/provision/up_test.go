@@ -1,0 +1,295 @@
+package provision
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/node/machine"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/supervisor"
+)
+
+func testNode(role nodeconfig.Role, change func(*nodeconfig.NodeConfiguration)) *node {
+	config := &nodeconfig.NodeConfiguration{
+		APIVersion: nodeconfig.APIVersion, Kind: nodeconfig.Kind, ClusterName: "c", KubernetesVersion: "v1.36.3",
+		Role: role, Endpoint: "10.0.0.1:6443", BootstrapToken: "abcdef.hunter2hunter2aa",
+		Network: nodeconfig.Network{
+			PodCIDRs: []string{"10.244.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/16"}, DNSServiceIP: "10.96.0.10",
+		},
+		Node: nodeconfig.Node{ProviderID: "capstan:///c/m"},
+	}
+	if role != nodeconfig.RoleWorker {
+		config.ControlPlane = &nodeconfig.ControlPlane{Encryption: true, CertSANs: []string{"api.example.org", "192.0.2.7"}}
+	}
+	if change != nil {
+		change(config)
+	}
+	config.Default()
+	return &node{NodeConfiguration: config, machine: machine.Metadata{ID: "id"}, name: "m", hostname: "m", ips: []netip.Addr{netip.MustParseAddr("10.0.0.2")}}
+}
+
+func TestUserArgumentsWin(t *testing.T) {
+	got := args{arg("a", "1"), arg("b", "2")}.with("/bin/x", []nodeconfig.Arg{arg("b", "3"), arg("c", "4"), arg("c", "5")})
+	if diff := cmp.Diff([]string{"/bin/x", "--a=1", "--b=3", "--c=4", "--c=5"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// No secret is an argument, which everybody on the machine can read (CP-23), and nothing but the
+// health checks is anonymous.
+func TestServices(t *testing.T) {
+	for _, role := range []nodeconfig.Role{nodeconfig.RoleInit, nodeconfig.RoleWorker} {
+		n := testNode(role, nil)
+		services := n.nodeServices()
+		if role == nodeconfig.RoleInit {
+			services = append(n.controlPlaneServices(), services...)
+		}
+		all := map[string]supervisor.Service{}
+		for _, s := range services {
+			if err := s.Validate(); err != nil {
+				t.Errorf("%s: %v", s.Name, err)
+			}
+			if strings.Contains(strings.Join(s.Command, " "), "hunter2") {
+				t.Errorf("%s: a secret is an argument", s.Name)
+			}
+			all[s.Name] = s
+		}
+		for _, s := range services {
+			for _, name := range s.After {
+				if _, known := all[name]; !known {
+					t.Errorf("%s comes after %s, which %s does not have", s.Name, name, role)
+				}
+			}
+		}
+		want := []string{"containerd", "kubelet", "node-agent", "kube-proxy"}
+		if role == nodeconfig.RoleInit {
+			want = append([]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns"}, want...)
+		}
+		var names []string
+		for _, s := range services {
+			names = append(names, s.Name)
+		}
+		if diff := cmp.Diff(want, names); diff != "" {
+			t.Errorf("%s: %s", role, diff)
+		}
+	}
+}
+
+// CP-24: what can be turned off is not there, and external etcd replaces the machine's own.
+func TestOptionalServices(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+		c.Network.KubeProxy, c.Network.DNS = nodeconfig.None, nodeconfig.None
+		c.ControlPlane.ExternalEtcd = &nodeconfig.ExternalEtcd{Endpoints: []string{"https://a:2379", "https://b:2379"}}
+	})
+	for _, s := range append(n.controlPlaneServices(), n.nodeServices()...) {
+		if slices.Contains([]string{"etcd", "coredns", "kube-proxy"}, s.Name) {
+			t.Errorf("%s is there", s.Name)
+		}
+	}
+	if command := n.apiServerArgs().with("x", nil); !slices.Contains(command, "--etcd-servers=https://a:2379,https://b:2379") {
+		t.Errorf("%v", command)
+	}
+	for _, leaf := range n.leaves() {
+		if strings.Contains(leaf.Name, "etcd") {
+			t.Errorf("%s would be made with external etcd", leaf.Name)
+		}
+	}
+	objects, err := n.manifests()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if strings.Contains(o.GetName(), "dns") || strings.Contains(o.GetName(), "proxy") {
+			t.Errorf("%s %s is applied", o.GetKind(), o.GetName())
+		}
+	}
+}
+
+func TestManifests(t *testing.T) {
+	objects, err := testNode(nodeconfig.RoleInit, nil).manifests()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, o := range objects {
+		names = append(names, o.GetKind()+" "+o.GetName())
+		if o.GetName() == "kube-dns" {
+			if ip := o.Object["spec"].(map[string]any)["clusterIP"]; ip != "10.96.0.10" {
+				t.Errorf("DNS Service: %v", ip)
+			}
+		}
+	}
+	want := []string{
+		"CustomResourceDefinition etcdmembers.etcd.capstan.dev",
+		"CustomResourceDefinition etcdbackups.etcd.capstan.dev",
+		"CustomResourceDefinition etcdbackupchecks.etcd.capstan.dev",
+		"ClusterRole capstan:etcd-care", "ClusterRoleBinding capstan:etcd-care", "Role capstan:etcd-care", "RoleBinding capstan:etcd-care",
+		"ClusterRoleBinding capstan:node-bootstrappers",
+		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
+		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent", "ClusterRoleBinding capstan:kube-proxy",
+		"Service kube-dns", "ClusterRole capstan:coredns", "ClusterRoleBinding capstan:coredns",
+		"Role capstan:dns-endpoints", "RoleBinding capstan:dns-endpoints",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAPIServerCertificate(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, nil)
+	if diff := cmp.Diff([]string{"localhost", "m", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local", "api.example.org"}, n.apiServerNames()); diff != "" {
+		t.Error(diff)
+	}
+	var ips []string
+	for _, ip := range n.apiServerIPs() {
+		ips = append(ips, ip.String())
+	}
+	if diff := cmp.Diff([]string{"127.0.0.1", "::1", "10.0.0.2", "10.96.0.1", "10.0.0.1", "192.0.2.7"}, ips); diff != "" {
+		t.Error(diff)
+	}
+	if n.validity() != 365*24*time.Hour {
+		t.Errorf("validity %s", n.validity())
+	}
+}
+
+func TestRefusedArguments(t *testing.T) {
+	for want, change := range map[string]func(*nodeconfig.NodeConfiguration){
+		"oidc-issuer-url": func(c *nodeconfig.NodeConfiguration) {
+			c.ControlPlane.APIServer.ExtraArgs = []nodeconfig.Arg{arg("oidc-issuer-url", "https://a")}
+		},
+		"anonymous-auth": func(c *nodeconfig.NodeConfiguration) {
+			c.ControlPlane.APIServer.ExtraArgs = []nodeconfig.Arg{arg("anonymous-auth", "true")}
+		},
+		"node-role.kubernetes.io/x": func(c *nodeconfig.NodeConfiguration) {
+			c.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""}
+		},
+		"a=b:Sometimes": func(c *nodeconfig.NodeConfiguration) { c.Node.Taints = []string{"a=b:Sometimes"} },
+	} {
+		if err := testNode(nodeconfig.RoleInit, change).checkArguments(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q in: %v", want, err)
+		}
+	}
+	if err := testNode(nodeconfig.RoleInit, nil).checkArguments(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAuthentication(t *testing.T) {
+	var users map[string]any
+	if err := yaml.Unmarshal([]byte("apiVersion: v1\njwt: [{issuer: {url: 'https://a'}}]\n"), &users); err != nil {
+		t.Fatal(err)
+	}
+	merged, err := withHealthChecks(users)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, _ := yaml.Marshal(merged)
+	want := `anonymous:
+  conditions:
+  - path: /livez
+  - path: /readyz
+  - path: /healthz
+  enabled: true
+apiVersion: v1
+jwt:
+- issuer:
+    url: https://a
+`
+	if diff := cmp.Diff(want, string(data)); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := withHealthChecks(map[string]any{"anonymous": map[string]any{"enabled": true}}); err == nil {
+		t.Error("the user's anonymous access was accepted")
+	}
+}
+
+func TestKubeletConfig(t *testing.T) {
+	n := testNode(nodeconfig.RoleWorker, func(c *nodeconfig.NodeConfiguration) {
+		c.Node.Taints = []string{"node.cluster.x-k8s.io/uninitialized:NoSchedule", "a=b:NoExecute"} // BC-06
+	})
+	c, err := n.kubeletConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *c.Authentication.Anonymous.Enabled || !*c.Authentication.Webhook.Enabled || c.Authorization.Mode != "Webhook" || !c.ServerTLSBootstrap ||
+		!c.RotateCertificates || *c.FailCgroupV1 || c.CgroupDriver != "cgroupfs" {
+		t.Errorf("%+v", c)
+	}
+	for machine, pod := range map[int64]int64{0: 4096, 1024: 256, 16384: 4096} {
+		n.machine.PidsLimit = machine
+		if c, err := n.kubeletConfig(); err != nil || *c.PodPidsLimit != pod {
+			t.Errorf("a pod of a machine with %d processes can have %d, %v; want %d", machine, *c.PodPidsLimit, err, pod)
+		}
+	}
+	if c.ProviderID != "capstan:///c/m" { // IM-01
+		t.Errorf("providerID %q", c.ProviderID)
+	}
+	if len(c.RegisterWithTaints) != 2 || c.RegisterWithTaints[0].Key != "node.cluster.x-k8s.io/uninitialized" || c.RegisterWithTaints[1].Value != "b" {
+		t.Errorf("taints %+v", c.RegisterWithTaints)
+	}
+}
+
+func TestCorefile(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, nil)
+	for _, forward := range []bool{true, false} {
+		text := string(n.corefile(forward))
+		if strings.Contains(text, "forward . /etc/resolv.conf") != forward || !strings.Contains(text, "bind 10.0.0.2\n") ||
+			!strings.Contains(text, "kubernetes cluster.local in-addr.arpa ip6.arpa {") {
+			t.Errorf("forward %v:\n%s", forward, text)
+		}
+	}
+}
+
+func TestRegistries(t *testing.T) {
+	n := testNode(nodeconfig.RoleWorker, func(c *nodeconfig.NodeConfiguration) {
+		c.Registries = []nodeconfig.Registry{
+			{Host: "docker.io", Mirrors: []string{"https://mirror.example.org:5000"}, CAFile: "/etc/ca.crt", Username: "ann", Password: `pa"ss`},
+			{Host: "_default", Mirrors: []string{"http://10.0.0.9"}, InsecureSkipVerify: true},
+		}
+	})
+	config := string(n.containerdConfig())
+	for _, want := range []string{
+		`configs."registry-1.docker.io".auth]`, `configs."mirror.example.org:5000".auth]`, `username = "ann"`, `password = "pa\"ss"`,
+	} {
+		if !strings.Contains(config, want) {
+			t.Errorf("want %s in:\n%s", want, config)
+		}
+	}
+	want := `server = "https://registry-1.docker.io"
+ca = "/etc/ca.crt"
+
+[host."https://mirror.example.org:5000"]
+  capabilities = ["pull", "resolve"]
+  ca = "/etc/ca.crt"
+`
+	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[0]))); diff != "" {
+		t.Error(diff)
+	}
+	want = "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n  skip_verify = true\n"
+	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[1]))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestClientRequests(t *testing.T) {
+	n := testNode(nodeconfig.RoleWorker, nil)
+	var users []string
+	for _, r := range ClientRequests(n.NodeConfiguration, "m") {
+		users = append(users, r.CommonName+" "+strings.Join(r.Organization, ",")+" "+r.Kubeconfig)
+	}
+	want := []string{"capstan:node-agent:m capstan:node-agents /etc/kubernetes/node-agent.conf", "system:kube-proxy  /etc/kubernetes/kube-proxy.conf"}
+	if diff := cmp.Diff(want, users); diff != "" {
+		t.Error(diff)
+	}
+	n.Network.PodNetwork, n.Network.KubeProxy = nodeconfig.None, nodeconfig.None
+	if got := ClientRequests(n.NodeConfiguration, "m"); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
