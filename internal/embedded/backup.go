@@ -12,8 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/backup"
 )
 
@@ -84,7 +84,7 @@ func lockBackups(ctx context.Context, l Layout) (unlock func(), err error) {
 // clearInterrupted removes what a backup has left whose process was killed: here, and in the same store.
 func clearInterrupted(ctx context.Context, l Layout, store backup.Store, target BackupTarget) error {
 	var last interrupted
-	if err := disk.ReadJSON(l.interrupted(), &last); err == nil && last.To == target.To {
+	if err := atomicfile.ReadJSON(l.interrupted(), &last); err == nil && last.To == target.To {
 		complete, err := store.List(ctx)
 		if err != nil {
 			return err
@@ -117,7 +117,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 			return Backup{}, fmt.Errorf("wanted a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
 		}
 	}
-	if err := disk.WriteJSON(l.interrupted(), interrupted{target.To, name}, 0o600); err != nil {
+	if err := atomicfile.WriteJSON(l.interrupted(), interrupted{target.To, name}, 0o600); err != nil {
 		return Backup{}, err
 	}
 	file := filepath.Join(l.backupScratch(), "archive")

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/mod/semver"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/backup"
 )
 
@@ -82,7 +82,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	if err := unpack(ctx, l, assets, file); err != nil {
 		return Restored{}, err
 	}
-	if err := disk.Rename(l.restorePart(), l.restoreReady()); err != nil {
+	if err := atomicfile.Rename(l.restorePart(), l.restoreReady()); err != nil {
 		return Restored{}, err
 	}
 	err = finishRestore(l)
@@ -101,7 +101,7 @@ func (l Layout) before(m archive.Manifest) string {
 
 func (l Layout) restored(m archive.Manifest) Restored {
 	r := Restored{Manifest: m}
-	if dir := l.before(m); disk.Exists(dir) {
+	if dir := l.before(m); atomicfile.Exists(dir) {
 		r.Kept = dir
 	}
 	return r
@@ -134,7 +134,7 @@ func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, err
 // finishSame goes on with an interrupted restore of this backup.
 func finishSame(l Layout, m archive.Manifest) (bool, error) {
 	var begun archive.Manifest
-	err := disk.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &begun)
+	err := atomicfile.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &begun)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -173,7 +173,7 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 		return nil
 	}
 	for _, part := range restoredParts {
-		if path := filepath.Join(l.Root, part); disk.Exists(path) {
+		if path := filepath.Join(l.Root, part); atomicfile.Exists(path) {
 			return fmt.Errorf("wanted an empty --root, found an installation in %s (%s): choose another one, or replace its data with --replace; its machines stay", l.Root, path)
 		}
 	}
@@ -227,7 +227,7 @@ func unpack(ctx context.Context, l Layout, assets, file string) error {
 	if err := unpackState(l, from, to, assets, manifest); err != nil {
 		return err
 	}
-	if err := disk.WriteJSON(filepath.Join(to.Root, restoreManifest), manifest, 0o600); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(to.Root, restoreManifest), manifest, 0o600); err != nil {
 		return err
 	}
 	return os.RemoveAll(from.Root)
@@ -245,7 +245,7 @@ func unpackKeys(from, to Layout, owner user) error {
 			return err
 		}
 	}
-	return disk.Rename(from.PKI(), to.PKI())
+	return atomicfile.Rename(from.PKI(), to.PKI())
 }
 
 // unpackData makes etcd's data from the snapshot, which etcd itself checks.
@@ -290,7 +290,7 @@ func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) e
 // with after a crash between any two lines.
 func finishRestore(l Layout) error {
 	var m archive.Manifest
-	err := disk.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &m)
+	err := atomicfile.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &m)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -299,15 +299,15 @@ func finishRestore(l Layout) error {
 	}
 	for _, part := range restoredParts {
 		ready, place := filepath.Join(l.restoreReady(), part), filepath.Join(l.Root, part)
-		if !disk.Exists(ready) {
+		if !atomicfile.Exists(ready) {
 			continue
 		}
-		if disk.Exists(place) {
+		if atomicfile.Exists(place) {
 			if err := keep(l, m, part); err != nil {
 				return err
 			}
 		}
-		if err := disk.Rename(ready, place); err != nil {
+		if err := atomicfile.Rename(ready, place); err != nil {
 			return err
 		}
 	}
@@ -320,10 +320,10 @@ func keep(l Layout, m archive.Manifest, part string) error {
 		return err
 	}
 	to := filepath.Join(l.before(m), part)
-	if disk.Exists(to) {
+	if atomicfile.Exists(to) {
 		to += "-" + time.Now().UTC().Format("20060102-150405.000000000")
 	}
-	return disk.Rename(filepath.Join(l.Root, part), to)
+	return atomicfile.Rename(filepath.Join(l.Root, part), to)
 }
 
 // endRestore is for the plane that starts: from now on another restore of the same backup begins anew.

@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // scheduleNone takes back what --backup-to has asked for before.
@@ -102,7 +102,7 @@ func (p *plane) backUp(ctx context.Context) {
 		return
 	}
 	var status BackupStatus
-	if err := disk.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := atomicfile.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintln(os.Stderr, "error:", err) // the file is written anew
 	}
 	for {
@@ -120,7 +120,7 @@ func (p *plane) backUp(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err := disk.WriteJSON(p.layout.backupStatus(), status, 0o600); err != nil {
+		if err := atomicfile.WriteJSON(p.layout.backupStatus(), status, 0o600); err != nil {
 			fmt.Fprintln(os.Stderr, "error:", err)
 		}
 	}

@@ -24,8 +24,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
@@ -136,7 +136,7 @@ func (h *Host) forgetOtherBoot() error {
 	if err := os.RemoveAll(h.runc.Root); err != nil {
 		return err
 	}
-	return disk.WriteFile(path, []byte(now), 0o644)
+	return atomicfile.WriteFile(path, []byte(now), 0o644)
 }
 
 // recover takes over everything on disk and starts to look after it.
@@ -529,10 +529,10 @@ func (h *Host) machineAgain(m *machine, req *hostpb.EnsureMachineRequest) (*host
 		return nil, err
 	}
 	m.mu.Lock()
-	missing := !m.state.bootstrapped() && !disk.Exists(m.bootstrapFile())
+	missing := !m.state.bootstrapped() && !atomicfile.Exists(m.bootstrapFile())
 	m.mu.Unlock()
 	if missing && len(req.BootstrapData) > 0 {
-		if err := disk.WriteFile(m.bootstrapFile(), req.BootstrapData, 0o600); err != nil {
+		if err := atomicfile.WriteFile(m.bootstrapFile(), req.BootstrapData, 0o600); err != nil {
 			return nil, status.Errorf(codes.Internal, "recording bootstrap data: %v", err)
 		}
 		m.wakeUp()
@@ -662,7 +662,7 @@ func (h *Host) forget(ctx context.Context, m *machine) error {
 
 // dropDemanded removes a network that was made for machines and has none; h.mu is held.
 func (h *Host) dropDemanded(ctx context.Context, id string) error {
-	if h.networkUnused(id) != nil || !disk.Exists(h.store.path(networksDir, id, onDemand)) {
+	if h.networkUnused(id) != nil || !atomicfile.Exists(h.store.path(networksDir, id, onDemand)) {
 		return nil
 	}
 	return h.deleteNetwork(ctx, id)
@@ -823,7 +823,7 @@ func (h *Host) DeleteLoadBalancer(ctx context.Context, req *hostpb.DeleteLoadBal
 		return nil, err
 	}
 	// The mark makes the deletion go on after a crash.
-	if err := disk.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {
+	if err := atomicfile.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {
 		return nil, status.Errorf(codes.Internal, "deleting load balancer: %v", err)
 	}
 	lb.delete()

@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/changes"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
@@ -61,7 +61,7 @@ func newLoadBalancer(h *Host, spec *hostpb.LoadBalancer, listen []string) *loadB
 		gone: make(chan struct{}),
 	}
 	lb.deleted, lb.delete = context.WithCancel(context.Background())
-	if disk.Exists(filepath.Join(lb.dir, "deleted")) {
+	if atomicfile.Exists(filepath.Join(lb.dir, "deleted")) {
 		lb.delete()
 	}
 	return lb
@@ -105,7 +105,7 @@ func (lb *loadBalancer) configure() error {
 	if err := os.Chown(lb.shared(), lb.host.config.BalancerUID, lb.host.config.BalancerUID); err != nil {
 		return err
 	}
-	return disk.WriteJSON(filepath.Join(lb.shared(), balancer.ConfigFile), config, 0o644)
+	return atomicfile.WriteJSON(filepath.Join(lb.shared(), balancer.ConfigFile), config, 0o644)
 }
 
 // run keeps the process running until the load balancer is deleted or capstand ends.
@@ -185,7 +185,7 @@ func (lb *loadBalancer) live(life context.Context) error {
 // only if that process really is the balancer's user, so that nothing else is ever killed by mistake.
 func (lb *loadBalancer) find() (*proc.Handle, error) {
 	var status balancer.Status
-	if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil || !status.Process.Alive() {
+	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil || !status.Process.Alive() {
 		return nil, proc.ErrGone
 	}
 	info, err := os.Stat(fmt.Sprintf("/proc/%d", status.Process.PID))
@@ -239,7 +239,7 @@ func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, ch
 	defer func() { cancel(); <-ended }() // a handle is waited for by one at a time
 	for {
 		var status balancer.Status
-		if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err == nil && status.Process == next.Ref {
+		if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err == nil && status.Process == next.Ref {
 			return nil
 		}
 		select {
@@ -328,7 +328,7 @@ func (lb *loadBalancer) setMessage(message string) {
 
 func (lb *loadBalancer) readStatus() {
 	var status balancer.Status
-	if err := disk.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil {
+	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			lb.log.Error("balancer's status", "error", err)
 		}

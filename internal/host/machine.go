@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
@@ -84,7 +84,7 @@ func newMachine(h *Host, spec *hostpb.MachineSpec) *machine {
 		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
 	}
 	m.deleted, m.delete = context.WithCancel(context.Background())
-	err := disk.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
+	err := atomicfile.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
 	}
@@ -93,7 +93,7 @@ func newMachine(h *Host, spec *hostpb.MachineSpec) *machine {
 	if !m.state.bootstrapped() {
 		m.status.Bootstrap = hostpb.MachineStatus_WAITING
 	}
-	if disk.Exists(h.store.path(tombstonesDir, spec.Id)) {
+	if atomicfile.Exists(h.store.path(tombstonesDir, spec.Id)) {
 		m.status.Phase = hostpb.MachineStatus_DELETING
 		m.delete()
 	}
@@ -183,7 +183,7 @@ func (m *machine) toRun() (run bool, pause time.Duration) {
 			return false, maxRestartDelay
 		}
 	}
-	if !m.state.bootstrapped() && !disk.Exists(m.bootstrapFile()) {
+	if !m.state.bootstrapped() && !atomicfile.Exists(m.bootstrapFile()) {
 		m.publish(func(s *hostpb.MachineStatus) { s.Message = "waits for its bootstrap data" })
 		return false, forever
 	}
@@ -319,7 +319,7 @@ func (m *machine) clear(ctx context.Context) error {
 		return err
 	}
 	state := filepath.Join(m.host.runc.Root, m.spec.Id)
-	if !disk.Exists(state) {
+	if !atomicfile.Exists(state) {
 		return nil
 	}
 	if err := m.host.runc.Delete(ctx, m.spec.Id); err != nil {
@@ -342,7 +342,7 @@ func (m *machine) ensureDisk() error {
 		}
 		return m.syncDisk() // before noteStart says that it is there
 	}
-	if disk.Exists(filepath.Join(m.rootfs(), "etc")) {
+	if atomicfile.Exists(filepath.Join(m.rootfs(), "etc")) {
 		return nil
 	}
 	m.mu.Lock()
@@ -575,7 +575,7 @@ func (m *machine) save() error {
 	if m.unsynced {
 		state.Bootstrap, state.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_UNSPECIFIED, ""
 	}
-	return disk.WriteJSON(filepath.Join(m.dir, "state.json"), state, 0o600)
+	return atomicfile.WriteJSON(filepath.Join(m.dir, "state.json"), state, 0o600)
 }
 
 // setStatus changes the status and tells watchers.

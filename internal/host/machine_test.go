@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -16,7 +16,7 @@ import (
 func onDisk(t *testing.T, h *Host) *machine {
 	t.Helper()
 	spec := goodSpec()
-	if !disk.Exists(h.store.path(machinesDir, spec.Id)) {
+	if !atomicfile.Exists(h.store.path(machinesDir, spec.Id)) {
 		if err := h.store.create(machinesDir, spec.Id, spec, map[string][]byte{"bootstrap-data": []byte("secret")}); err != nil {
 			t.Fatal(err)
 		}
@@ -125,14 +125,14 @@ func TestBootstrapIsRecorded_IM08(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); m.recordBootstrap(context.Background()) }()
 	<-errs
-	if !disk.Exists(m.bootstrapFile()) {
+	if !atomicfile.Exists(m.bootstrapFile()) {
 		t.Error("the data is gone before that is recorded")
 	}
 	if err := os.Remove(state); err != nil {
 		t.Fatal(err)
 	}
 	<-done
-	if !onDisk(t, h).state.bootstrapped() || disk.Exists(m.bootstrapFile()) {
+	if !onDisk(t, h).state.bootstrapped() || atomicfile.Exists(m.bootstrapFile()) {
 		t.Error("not recorded, or the data is still there")
 	}
 }

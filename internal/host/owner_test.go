@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 )
@@ -94,7 +94,7 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 			t.Errorf("%s: %v, want %s with %q", name, err, test.code, test.says)
 		}
 	}
-	if disk.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines["m-1"].deleted.Err() != nil || h.balancers["n-1"].deleted.Err() != nil {
+	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines["m-1"].deleted.Err() != nil || h.balancers["n-1"].deleted.Err() != nil {
 		t.Error("a refused deletion was begun")
 	}
 	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -172,18 +172,18 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData, resolvConf 
 	for _, a := range normal(spec).Addresses {
 		m.Addresses = append(m.Addresses, metadataAddress{a.Address, a.Prefix, a.Gateway})
 	}
-	if err := disk.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {
 		return err
 	}
 	if resolvConf != nil {
-		if err := disk.WriteFile(filepath.Join(dir, "resolv.conf"), resolvConf, 0o644); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(dir, "resolv.conf"), resolvConf, 0o644); err != nil {
 			return err
 		}
 	}
 	if bootstrapData == nil {
 		return nil
 	}
-	return disk.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
+	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
 }
 
 // writeBundle writes what runc needs beside the machine's disk.
@@ -202,5 +202,5 @@ func writeBundle(bundle string, p runc.Params) error {
 	if err := os.MkdirAll(bundle, 0o700); err != nil {
 		return err
 	}
-	return disk.WriteFile(filepath.Join(bundle, "config.json"), config.Bytes(), 0o600)
+	return atomicfile.WriteFile(filepath.Join(bundle, "config.json"), config.Bytes(), 0o600)
 }

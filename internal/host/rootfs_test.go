@@ -4,7 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // Machines get the first configuration with a server that they can reach, at each start anew.
@@ -31,7 +31,7 @@ func TestResolvConf(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(run, "resolv.conf")
-		if there := disk.Exists(path); there != (test.want != "") || there && read(t, path) != test.want {
+		if there := atomicfile.Exists(path); there != (test.want != "") || there && read(t, path) != test.want {
 			t.Errorf("%s: not passed to the machine", name)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // store is capstand's memory:
@@ -77,7 +77,7 @@ func (s store) hostID() (string, error) {
 	id, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		id = []byte(uuid.NewString() + "\n")
-		err = disk.WriteFile(path, id, 0o644)
+		err = atomicfile.WriteFile(path, id, 0o644)
 	}
 	if err == nil && !idForm.MatchString(strings.TrimSpace(string(id))) {
 		err = fmt.Errorf("%s is damaged: it must hold the host's id, which status.hostID of its CapstanHost and the names below /sys/fs/cgroup/*/capstan have", path)
@@ -93,14 +93,14 @@ func (s store) create(kind, id string, spec proto.Message, files map[string][]by
 	}
 	defer func() { _ = os.RemoveAll(tmp) }() // of a failure: otherwise it has another name
 	for name, data := range files {
-		if err := disk.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
 			return err
 		}
 	}
 	if err := writeSpec(filepath.Join(tmp, "spec.json"), spec); err != nil {
 		return err
 	}
-	return disk.Rename(tmp, s.path(kind, id))
+	return atomicfile.Rename(tmp, s.path(kind, id))
 }
 
 func writeSpec(path string, spec proto.Message) error {
@@ -108,7 +108,7 @@ func writeSpec(path string, spec proto.Message) error {
 	if err != nil {
 		return err
 	}
-	return disk.WriteFile(path, data, 0o600)
+	return atomicfile.WriteFile(path, data, 0o600)
 }
 
 // load reads every object of a kind. Those that cannot be read, or that check refuses, are returned by their ids.
@@ -139,7 +139,7 @@ func load[T proto.Message](s store, kind string, empty func() T, check func(fold
 // discard makes a folder disappear at once, and removes its content in its own time.
 func (s store) discard(path string) error {
 	to := s.path(trashDir, uuid.NewString())
-	if err := disk.Rename(path, to); err != nil {
+	if err := atomicfile.Rename(path, to); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -173,7 +173,7 @@ func (s store) emptyTrash() error {
 // bury notes that an id is to be gone. Written before anything is removed, it is also what makes an
 // interrupted deletion go on.
 func (s store) bury(id string) error {
-	return disk.WriteFile(s.path(tombstonesDir, id), nil, 0o600)
+	return atomicfile.WriteFile(s.path(tombstonesDir, id), nil, 0o600)
 }
 
 func (s store) buried(id string, now time.Time) bool {
@@ -185,7 +185,7 @@ func (s store) buried(id string, now time.Time) bool {
 func (s store) buryOld(now time.Time) {
 	entries, _ := os.ReadDir(s.path(tombstonesDir))
 	for _, entry := range entries {
-		if !s.buried(entry.Name(), now) && !disk.Exists(s.path(machinesDir, entry.Name())) {
+		if !s.buried(entry.Name(), now) && !atomicfile.Exists(s.path(machinesDir, entry.Name())) {
 			_ = os.Remove(s.path(tombstonesDir, entry.Name()))
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/runc"
@@ -56,7 +56,7 @@ func (h *Host) strangers() []string {
 func (h *Host) identify(id string) *hostpb.MachineSpec {
 	spec := &hostpb.MachineSpec{Id: id, Namespace: nobody, Name: id, Network: &hostpb.Network{}}
 	var bundle oci.Spec
-	if err := disk.ReadJSON(h.store.path(machinesDir, id, "bundle", "config.json"), &bundle); err == nil && bundle.Linux != nil {
+	if err := atomicfile.ReadJSON(h.store.path(machinesDir, id, "bundle", "config.json"), &bundle); err == nil && bundle.Linux != nil {
 		if r := bundle.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil {
 			spec.MemoryBytes = *r.Memory.Limit
 		}
@@ -92,7 +92,7 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 	for id, why := range missing {
 		n := h.knownNetwork(id)
 		h.log.Error("the record of a network is damaged", "id", id, "error", why, "can be written again", n != nil)
-		demanded := disk.Exists(h.store.path(networksDir, id, onDemand)) || unreadable[id] == nil
+		demanded := atomicfile.Exists(h.store.path(networksDir, id, onDemand)) || unreadable[id] == nil
 		if err := h.store.discard(h.store.path(networksDir, id)); err != nil {
 			return err
 		}

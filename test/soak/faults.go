@@ -19,9 +19,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/balancer"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 )
@@ -197,7 +197,7 @@ func (s *soak) balancers() (out []victim, err error) {
 	}
 	for _, file := range files {
 		var status balancer.Status
-		if err := disk.ReadJSON(file, &status); err == nil && status.Process.Alive() {
+		if err := atomicfile.ReadJSON(file, &status); err == nil && status.Process.Alive() {
 			out = append(out, victim{name: "balancer " + filepath.Base(filepath.Dir(filepath.Dir(file))), pid: status.Process.PID})
 		}
 	}
@@ -253,7 +253,7 @@ func (s *soak) cut(ctx context.Context, f fault, v victim) error {
 	}
 	s.later(f.For, func(ctx context.Context) error {
 		err := inNetNS(ctx, path, "delete table inet "+table+"\n")
-		if !disk.Exists(path) {
+		if !atomicfile.Exists(path) {
 			return nil // the machine was deleted
 		}
 		return err

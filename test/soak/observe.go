@@ -28,7 +28,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/test/e2e/harness"
@@ -240,7 +240,7 @@ func (s *soak) folders() (out []trace, err error) {
 
 func (s *soak) netns() (out []trace, err error) {
 	for id := range s.seenMachines() {
-		if path := s.box().NetNS(id); disk.Exists(path) {
+		if path := s.box().NetNS(id); atomicfile.Exists(path) {
 			out = append(out, trace{"network namespace", path, id})
 		}
 	}
@@ -284,7 +284,7 @@ func (s *soak) leases() (out []trace, err error) {
 	}
 	for _, file := range files {
 		lease := network.Lease{}
-		if err := disk.ReadJSON(file, &lease); err == nil && lease.Root == s.hostRoot() {
+		if err := atomicfile.ReadJSON(file, &lease); err == nil && lease.Root == s.hostRoot() {
 			out = append(out, trace{"lease", filepath.Base(file), lease.Machine})
 		}
 	}

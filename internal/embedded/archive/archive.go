@@ -16,7 +16,7 @@ import (
 	"slices"
 	"time"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 const (
@@ -224,7 +224,7 @@ func extract(r io.Reader, f File, path string) error {
 	}
 	hash := sha256.New()
 	_, err = io.Copy(io.MultiWriter(out, hash), r)
-	if err := errors.Join(err, out.Sync(), out.Close(), disk.SyncDir(filepath.Dir(path))); err != nil {
+	if err := errors.Join(err, out.Sync(), out.Close(), atomicfile.SyncDir(filepath.Dir(path))); err != nil {
 		return err
 	}
 	if sum := hex.EncodeToString(hash.Sum(nil)); sum != f.SHA256 {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/changes"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -153,7 +153,7 @@ func (b *Balancer) drain(ctx context.Context, changed <-chan struct{}) error {
 		case <-empty:
 		case <-changed:
 			var config Config
-			if disk.ReadJSON(filepath.Join(b.dir, ConfigFile), &config) == nil {
+			if atomicfile.ReadJSON(filepath.Join(b.dir, ConfigFile), &config) == nil {
 				b.pool.set(config.Backends)
 			}
 		}
@@ -194,7 +194,7 @@ func (b *Balancer) waitForChange(ctx context.Context, changed <-chan struct{}, r
 // again soon.
 func (b *Balancer) apply() (retry bool) {
 	var config Config
-	if err := disk.ReadJSON(filepath.Join(b.dir, ConfigFile), &config); err != nil {
+	if err := atomicfile.ReadJSON(filepath.Join(b.dir, ConfigFile), &config); err != nil {
 		b.log.Error("configuration is kept as it was", "error", err)
 		return true
 	}
@@ -274,7 +274,7 @@ func (b *Balancer) report() {
 		status.Listening = append(status.Listening, address)
 	}
 	slices.Sort(status.Listening)
-	if err := disk.WriteJSON(filepath.Join(b.dir, StatusFile), status, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(b.dir, StatusFile), status, 0o644); err != nil {
 		b.log.Error("status cannot be written", "error", err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -57,7 +57,7 @@ func start(t *testing.T, timing Timing, backends ...Backend) *fixture {
 func (f *fixture) configure(backends ...Backend) {
 	f.t.Helper()
 	config := Config{Listen: []string{f.address}, Backends: backends}
-	if err := disk.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -67,7 +67,7 @@ func (f *fixture) await(what string, wanted func(Status) bool) {
 	var s Status
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		s = Status{}
-		if disk.ReadJSON(filepath.Join(f.dir, StatusFile), &s) == nil && wanted(s) {
+		if atomicfile.ReadJSON(filepath.Join(f.dir, StatusFile), &s) == nil && wanted(s) {
 			return
 		}
 	}
@@ -318,7 +318,7 @@ func TestAddressTaken(t *testing.T) {
 	}
 	f := start(t, fast)
 	config := Config{Listen: []string{f.address, taken.Addr().String()}}
-	if err := disk.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(f.dir, ConfigFile), config, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	f.await("reported", func(s Status) bool { return strings.Contains(s.Message, "in use") && len(s.Listening) == 1 })

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -169,7 +169,7 @@ func TestHandoverBroken(t *testing.T) {
 			if second.inherited[f.address] == nil {
 				t.Errorf("inherited %v", second.inherited)
 			}
-			_ = disk.WriteJSON(filepath.Join(f.dir, StatusFile), Status{Message: "of the second"}, 0o644)
+			_ = atomicfile.WriteJSON(filepath.Join(f.dir, StatusFile), Status{Message: "of the second"}, 0o644)
 		}
 		_ = conn.Close()
 		second.close()

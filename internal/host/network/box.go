@@ -27,7 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // DefaultRunDir is shared by every capstand of the box.
@@ -88,7 +88,7 @@ type owner struct {
 }
 
 // stale says that the capstand's state folder is gone, so nothing of it can be alive.
-func (o owner) stale() bool { return o.Root == "" || !disk.Exists(o.Root) }
+func (o owner) stale() bool { return o.Root == "" || !atomicfile.Exists(o.Root) }
 
 func (b Box) me() owner { return owner{Host: b.HostID, Root: b.HostRoot} }
 
@@ -130,10 +130,10 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 				return err
 			}
 		}
-		if err := disk.WriteJSON(filepath.Join(dir, "network.json"), n, 0o644); err != nil {
+		if err := atomicfile.WriteJSON(filepath.Join(dir, "network.json"), n, 0o644); err != nil {
 			return err
 		}
-		if err := disk.WriteJSON(filepath.Join(dir, "hosts", b.HostID), b.me(), 0o644); err != nil {
+		if err := atomicfile.WriteJSON(filepath.Join(dir, "hosts", b.HostID), b.me(), 0o644); err != nil {
 			return err
 		}
 		mac := MAC(n.ID, subnets[0].Gateway.String())
@@ -198,7 +198,7 @@ func (b Box) list() ([]Network, error) {
 	for _, entry := range entries {
 		var n Network
 		dir := filepath.Join(b.Dir, "networks", entry.Name())
-		if disk.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
+		if atomicfile.ReadJSON(filepath.Join(dir, "network.json"), &n) == nil {
 			all = append(all, n)
 			continue
 		}
@@ -264,7 +264,7 @@ func usersIn(dir string) ([]owner, error) {
 	var all []owner
 	for _, entry := range entries {
 		var o owner
-		err := disk.ReadJSON(filepath.Join(dir, entry.Name()), &o)
+		err := atomicfile.ReadJSON(filepath.Join(dir, entry.Name()), &o)
 		// A file of another name is one that was being written when its capstand was killed.
 		if err != nil || o.stale() || o.Host != entry.Name() {
 			if err := remove(filepath.Join(dir, entry.Name())); err != nil {
@@ -306,7 +306,7 @@ func (b Box) elsewhere(machineID string) error {
 	}
 	for _, path := range leases {
 		var l Lease
-		if disk.ReadJSON(path, &l) == nil && l.Machine == machineID && !l.Bridge && l.Host != b.HostID && !l.stale() {
+		if atomicfile.ReadJSON(path, &l) == nil && l.Machine == machineID && !l.Bridge && l.Host != b.HostID && !l.stale() {
 			return InUseError(fmt.Sprintf("machine id %s belongs to %s of the host in %s, of which this one must be a copy: delete the copy, and make it again without an id",
 				machineID, l.holder(), l.Root))
 		}
@@ -337,7 +337,7 @@ func (b Box) Serve(networkID, balancerID, name string, addresses []string) error
 func (b Box) take(networkID string, want Lease, addresses []string, recorded bool) error {
 	for _, address := range addresses {
 		var l Lease
-		err := disk.ReadJSON(b.lease(networkID, address), &l)
+		err := atomicfile.ReadJSON(b.lease(networkID, address), &l)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !recorded {
 			return InUseError(fmt.Sprintf("the lease of address %s cannot be read (%v), so another machine may have the address: restart the capstands of this host, which write the leases of their machines again, or remove the file if no machine has the address", address, err))
 		}
@@ -352,7 +352,7 @@ func (b Box) take(networkID string, want Lease, addresses []string, recorded boo
 		}
 	}
 	for _, address := range addresses {
-		if err := disk.WriteJSON(b.lease(networkID, address), want, 0o644); err != nil {
+		if err := atomicfile.WriteJSON(b.lease(networkID, address), want, 0o644); err != nil {
 			return err
 		}
 	}
@@ -399,7 +399,7 @@ func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
 			paths, _ := filepath.Glob(filepath.Join(b.dir(n.ID), "leases", "*"))
 			for _, path := range paths {
 				var l Lease
-				if disk.ReadJSON(path, &l) == nil && l.Machine == machineID && l.Host == b.HostID && !l.Bridge {
+				if atomicfile.ReadJSON(path, &l) == nil && l.Machine == machineID && l.Host == b.HostID && !l.Bridge {
 					lease, networkID = l, n.ID
 				}
 			}
@@ -411,7 +411,7 @@ func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
 
 // Network is what the box has of a network.
 func (b Box) Network(networkID string) (n Network, ok bool) {
-	err := disk.ReadJSON(filepath.Join(b.dir(networkID), "network.json"), &n)
+	err := atomicfile.ReadJSON(filepath.Join(b.dir(networkID), "network.json"), &n)
 	return n, err == nil && n.ID == networkID
 }
 
@@ -441,7 +441,7 @@ func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
 			}
 			continue
 		}
-		if disk.ReadJSON(filepath.Join(dir, l.address), &l) == nil && which(l) {
+		if atomicfile.ReadJSON(filepath.Join(dir, l.address), &l) == nil && which(l) {
 			if err := b.drop(networkID, l.address, l); err != nil {
 				return err
 			}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 func box(t *testing.T, dir, id string) Box {
@@ -75,7 +75,7 @@ func TestNetworkOfAnotherCluster_ALL18(t *testing.T) {
 	if err := os.MkdirAll(a.dir("n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := disk.WriteJSON(filepath.Join(a.dir("n"), "network.json"), own, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(a.dir("n"), "network.json"), own, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	copied := own
@@ -119,7 +119,7 @@ func TestHalfWrittenLease(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(half), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := disk.WriteJSON(half, Lease{Machine: "one", Bridge: true}, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(half, Lease{Machine: "one", Bridge: true}, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Unlease("n", "one"); err != nil {
@@ -191,7 +191,7 @@ func TestDamagedNetwork(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := disk.WriteJSON(filepath.Join(a.dir("n"), "hosts", "a"), a.me(), 0o644); err != nil {
+			if err := atomicfile.WriteJSON(filepath.Join(a.dir("n"), "hosts", "a"), a.me(), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			if err := a.Lease("n", "one", "default/one", []string{"10.0.0.2"}); err != nil {
@@ -213,7 +213,7 @@ func TestDamagedNetwork(t *testing.T) {
 			if _, err := b.list(); err != nil {
 				t.Fatal(err)
 			}
-			if disk.Exists(a.dir("n")) {
+			if atomicfile.Exists(a.dir("n")) {
 				t.Error("a damaged network without a user is still there")
 			}
 		})

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 const (
@@ -107,7 +107,7 @@ func (b Box) mendFirewalls(ctx context.Context) (mended []Network, err error) {
 
 // mendFirewall says whether there was something to mend. What only other capstands use is theirs to mend.
 func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error) {
-	if !disk.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
+	if !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
 		return false, nil
 	}
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -66,7 +66,7 @@ func (r Restoring) Run(ctx context.Context) error {
 	if err := os.MkdirAll(r.DataDir, 0o700); err != nil {
 		return err
 	}
-	return disk.Rename(filepath.Join(data, "member"), filepath.Join(r.DataDir, "member"))
+	return atomicfile.Rename(filepath.Join(data, "member"), filepath.Join(r.DataDir, "member"))
 }
 
 // FirstMember is the only member of an etcd that begins with a snapshot.

@@ -26,8 +26,8 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/cidr"
-	"capstan.dev/capstan/internal/host/disk"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -156,7 +156,7 @@ func (d directory) Put(_ context.Context, name, file string) error {
 	if err := os.Rename(part, d.path(name)); err != nil {
 		return err
 	}
-	return disk.SyncDir(filepath.Dir(d.path(name)))
+	return atomicfile.SyncDir(filepath.Dir(d.path(name)))
 }
 
 // Get implements Store.

@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -218,7 +218,7 @@ func (r *Runner) steps(c *cloudconfig.Config) []step {
 // passes the data again if it has not, so all steps are done once more. The alternative is a machine that never comes up.
 func (r *Runner) load() error {
 	r.record = record{}
-	err := disk.ReadJSON(r.RecordPath, &r.record)
+	err := atomicfile.ReadJSON(r.RecordPath, &r.record)
 	switch unreadable := (*fs.PathError)(nil); {
 	case errors.Is(err, fs.ErrNotExist):
 	case errors.As(err, &unreadable):
@@ -246,5 +246,5 @@ func (r *Runner) save() error {
 	if err := os.MkdirAll(filepath.Dir(r.RecordPath), 0o755); err != nil {
 		return err
 	}
-	return disk.WriteJSON(r.RecordPath, r.record, 0o600)
+	return atomicfile.WriteJSON(r.RecordPath, r.record, 0o600)
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
@@ -66,7 +66,7 @@ func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) er
 		_ = os.Remove(file.Name())
 		return err
 	}
-	return disk.SyncDir(filepath.Dir(path))
+	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
 // lookupOwner reads "user", "user:group" or numbers in their place; root by default.

@@ -24,7 +24,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/pki"
 )
 
@@ -203,5 +203,5 @@ func LinkCurrent(dir, name string, pair []byte) error {
 	if err := os.Symlink(filepath.Base(file), tmp); err != nil {
 		return err
 	}
-	return disk.Rename(tmp, link)
+	return atomicfile.Rename(tmp, link)
 }

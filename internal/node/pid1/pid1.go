@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/bootstrap"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
@@ -149,5 +149,5 @@ func setHostname(name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("setting the host name: %w", err)
 	}
-	return disk.WriteFile("/etc/hostname", []byte(name+"\n"), 0o644)
+	return atomicfile.WriteFile("/etc/hostname", []byte(name+"\n"), 0o644)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/node/accounts"
 	"capstan.dev/capstan/internal/node/machine"
 )
@@ -258,7 +258,7 @@ func addAccounts() error {
 	for path, complete := range map[string]func([]byte) []byte{"/etc/passwd": accounts.Passwd, "/etc/group": accounts.Group} {
 		old, err := readIfThere(path)
 		if err == nil && !bytes.Equal(old, complete(old)) {
-			err = disk.WriteFile(path, complete(old), 0o644)
+			err = atomicfile.WriteFile(path, complete(old), 0o644)
 		}
 		errs = append(errs, err)
 	}

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // Leaf is a certificate that a machine makes for itself.
@@ -245,7 +245,7 @@ func WriteFile(path string, data []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return os.Chmod(path, mode)
 	}
-	return disk.WriteFile(path, data, mode)
+	return atomicfile.WriteFile(path, data, mode)
 }
 
 func sameSet(a, b []string) bool {

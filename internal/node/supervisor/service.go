@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
-	"capstan.dev/capstan/internal/host/disk"
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 // Dir holds one file per service, <name>.yaml.
@@ -99,7 +99,7 @@ func (s Service) Write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return disk.WriteFile(filepath.Join(dir, s.Name+".yaml"), data, 0o600)
+	return atomicfile.WriteFile(filepath.Join(dir, s.Name+".yaml"), data, 0o600)
 }
 
 // Load reads all service files of dir. A file that cannot be used is an error of its own and does not

@@ -1,6 +1,6 @@
-// Package disk writes capstand's state so that a crash between any two system calls leaves either the
-// old or the new content, never a part of it.
-package disk
+// Package atomicfile replaces files so that a crash between any two system calls leaves either the
+// complete old or the complete new content. It imports the standard library only.
+package atomicfile
 
 import (
 	"encoding/json"
