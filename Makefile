@@ -212,6 +212,15 @@ test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests o
 	@for m in $(TEST_MODULES); do (cd $$m && $(THIRD_PARTY) go test ./...); done
 	$(call gotest,$(foreach d,api cmd config docs internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
 
+.PHONY: test-times
+test-times: gotestsum ## The slowest tests and packages of the last run.
+	@for events in $(BIN)/test-events/*.json; do \
+		echo "== $$(basename $$events .json)"; \
+		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | head -40; \
+		echo "-- packages, in seconds"; \
+		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | head -20; \
+	done
+
 # Each fuzz test as PACKAGE:NAME; go fuzzes one at a time. FUZZTIME=10m looks longer. A number of tries and not of
 # seconds: on a busy machine a deadline can end a try, which then counts as a failure.
 FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse

@@ -1,5 +1,6 @@
 #!/bin/sh
-# gotest.sh GOTESTSUM PACKAGES [go test flags]: runs the tests of packages, as many words.
+# gotest.sh GOTESTSUM PACKAGES [go test flags]: runs the tests of packages, as many words. The events of the run stay in
+# bin/test-events for "make test-times".
 #
 # One test that fails is run once more by itself, and the summary still names its first failure: on a slow box a
 # hundred real processes meet timings that no developer has seen. More than a few are not chance, and are not run again.
@@ -9,8 +10,8 @@
 set -eu
 gotestsum=$1 packages=$2
 shift 2
-events=$(mktemp)
-trap 'rm -f "$events"' EXIT
+mkdir -p bin/test-events
+events=bin/test-events/$(echo "$packages" | tr -c 'a-z0-9\n' '-').json
 "$gotestsum" --format pkgname-and-test-fails --format-hide-empty-pkg --format-icons text --jsonfile "$events" \
 	--rerun-fails=1 --rerun-fails-max-failures=10 --rerun-fails-run-root-test --packages "$packages" -- "$@"
 awk -F'"Package":"' '/"Action":"fail"/ {
