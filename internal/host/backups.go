@@ -19,7 +19,7 @@ const (
 
 // backups is the folder of the host that a control plane machine keeps backups of its cluster's etcd in; "" for other
 // machines. A machine sees nothing of other clusters. Nobody removes the folder: a backup is there to outlive its cluster.
-func (h *Host) backups(spec *hostpb.MachineSpec) (string, error) {
+func (p *platform) backups(spec *hostpb.MachineSpec) (string, error) {
 	if !spec.ControlPlane || spec.Cluster == "" || spec.Namespace == "" {
 		return "", nil
 	}
@@ -28,7 +28,7 @@ func (h *Host) backups(spec *hostpb.MachineSpec) (string, error) {
 			return "", fmt.Errorf("the namespace or the cluster %q of the machine %s is no name: %s", name, spec.Id, problems[0])
 		}
 	}
-	root := cmp.Or(h.config.Backups, h.store.path(backupsDir))
+	root := cmp.Or(p.config.Backups, p.store.path(backupsDir))
 	dir := filepath.Join(root, spec.Namespace, spec.Cluster)
 	return dir, os.MkdirAll(dir, 0o700)
 }

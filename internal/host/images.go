@@ -23,14 +23,14 @@ var ctr = []string{
 
 // LoadImage imports an OCI archive into machines. It is kept on disk meanwhile, for it may be large
 // and is read once per machine.
-func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
+func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
 	var machines []*machine
 	for _, id := range first.Machines {
-		m, err := h.machine(id)
+		m, err := ms.get(id)
 		if err != nil {
 			return err
 		}
@@ -42,12 +42,12 @@ func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	if len(machines) == 0 {
 		return status.Error(codes.InvalidArgument, "the first message names no machine")
 	}
-	archive, err := h.receive(first.Chunk, stream)
+	archive, err := ms.receive(first.Chunk, stream)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(archive) }()
-	images, err := h.importAll(stream.Context(), machines, archive)
+	images, err := ms.importAll(stream.Context(), machines, archive)
 	if err != nil {
 		return err
 	}
@@ -55,8 +55,8 @@ func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 }
 
 // receive writes the archive to a file.
-func (h *Host) receive(first []byte, stream hostpb.Host_LoadImageServer) (path string, err error) {
-	file, err := os.CreateTemp(h.store.path(newDir), "image-*")
+func (ms *machines) receive(first []byte, stream hostpb.Host_LoadImageServer) (path string, err error) {
+	file, err := os.CreateTemp(ms.store.path(newDir), "image-*")
 	if err != nil {
 		return "", err
 	}
@@ -81,7 +81,7 @@ func (h *Host) receive(first []byte, stream hostpb.Host_LoadImageServer) (path s
 }
 
 // importAll imports into every machine, two at a time, and returns the names that ctr printed.
-func (h *Host) importAll(ctx context.Context, machines []*machine, archive string) ([]string, error) {
+func (ms *machines) importAll(ctx context.Context, machines []*machine, archive string) ([]string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2)
 	outputs := make([]string, len(machines))
@@ -92,7 +92,7 @@ func (h *Host) importAll(ctx context.Context, machines []*machine, archive strin
 				return err
 			}
 			defer func() { _ = file.Close() }()
-			out, err := h.runc.Exec(ctx, m.spec.Id, file, ctr...)
+			out, err := ms.runc.Exec(ctx, m.spec.Id, file, ctr...)
 			if err != nil {
 				return status.Errorf(codes.Internal, "machine %s/%s: %v", m.spec.Namespace, m.spec.Name, err)
 			}

@@ -70,18 +70,18 @@ func boxID(root string) string {
 	return ""
 }
 
-// info describes the host; h.mu is held. The assets are looked at each time: a version that was added
+// info describes the host; mu is held. The assets are looked at each time: a version that was added
 // needs no restart.
-func (h *Host) info() *hostpb.HostInfo {
+func (ms *machines) info() *hostpb.HostInfo {
 	info := &hostpb.HostInfo{
-		Id: h.id, Hostname: h.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
-		Cpus: int32(runtime.NumCPU()), MemoryBytes: h.capacity,
-		Machines:           int32(len(h.machines)),
-		KubernetesVersions: kubernetesVersions(h.config.Assets), Images: []string{HostImage},
+		Id: ms.id, Hostname: ms.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
+		Cpus: int32(runtime.NumCPU()), MemoryBytes: ms.capacity,
+		Machines:           int32(len(ms.byID)),
+		KubernetesVersions: kubernetesVersions(ms.config.Assets), Images: []string{HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
-		BoxId: h.boxID,
+		BoxId: ms.boxID,
 	}
-	for _, m := range h.machines {
+	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.spec.MemoryBytes
 	}
 	return info

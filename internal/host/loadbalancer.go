@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,7 +30,7 @@ import (
 // loadBalancer is a cluster's load balancer: the process, which outlives capstand, and the goroutine
 // (run) that starts it, listens to it and starts it again.
 type loadBalancer struct {
-	host *Host
+	host *balancers
 	id   string
 	dir  string
 	log  *slog.Logger
@@ -54,7 +53,7 @@ type loadBalancer struct {
 	message string
 }
 
-func newLoadBalancer(h *Host, spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
+func newLoadBalancer(h *balancers, spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
 	lb := &loadBalancer{
 		host: h, id: spec.Id, spec: spec, listen: listen, dir: h.store.path(balancersDir, spec.Id),
 		log:  h.log.With("balancer", spec.Namespace+"/"+spec.Name, "id", spec.Id),
@@ -74,22 +73,6 @@ const balancerCgroup = "balancer-"
 func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "shared") }
 func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
 func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCgroup + lb.id) }
-
-// listenAddresses fills in the gateway.
-func listenAddresses(wanted []string, gateway string) ([]string, error) {
-	var all []string
-	for i, listen := range wanted {
-		host, port, err := net.SplitHostPort(listen)
-		if err != nil {
-			return nil, fmt.Errorf("listen address %q: want host:port", listen)
-		}
-		if i == 0 && host == "" {
-			host = gateway
-		}
-		all = append(all, net.JoinHostPort(host, port))
-	}
-	return all, nil
-}
 
 // configure writes the process's configuration. It notices by itself.
 func (lb *loadBalancer) configure() error {
@@ -291,7 +274,7 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 func (lb *loadBalancer) serve() error {
 	lb.host.mu.Lock()
 	defer lb.host.mu.Unlock()
-	return lb.host.serve(lb.spec, lb.listen)
+	return lb.host.networks.serve(lb.spec, lb.listen)
 }
 
 // remove ends the process, takes its addresses from the bridge, and removes its files.
@@ -313,7 +296,7 @@ func (lb *loadBalancer) remove(ctx context.Context) error {
 	if err := lb.host.store.discard(lb.dir); err != nil {
 		return err
 	}
-	lb.host.forgetBalancer(lb)
+	lb.host.forget(lb)
 	return nil
 }
 
@@ -338,6 +321,13 @@ func (lb *loadBalancer) readStatus() {
 		return // of the one before
 	}
 	lb.change(func() { lb.status = status })
+}
+
+// currentSpec returns a copy of the last accepted spec.
+func (lb *loadBalancer) currentSpec() *hostpb.LoadBalancer {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	return proto.CloneOf(lb.spec)
 }
 
 // change changes what is known of the load balancer and tells watchers.
@@ -368,19 +358,4 @@ func (lb *loadBalancer) snapshotLocked() *hostpb.LoadBalancer {
 		b.Healthy = slices.Contains(lb.status.Healthy, b.Address)
 	}
 	return out
-}
-
-// portFree says why an address cannot be listened on. One that the balancer has already is its own.
-func portFree(address string, have []string) error {
-	if slices.Contains(have, address) {
-		return nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("%s is an address of neither this host nor the cluster's machine network; choose another", address)
-	}
-	if err != nil {
-		return fmt.Errorf("%w; free the port or choose another", err)
-	}
-	return listener.Close()
 }

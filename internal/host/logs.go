@@ -60,8 +60,8 @@ func cutLog(path string, most int64) error {
 var serviceForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
 // Logs streams a log of a machine.
-func (h *Host) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
-	m, err := h.machine(req.Machine)
+func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
+	m, err := ms.get(req.Machine)
 	if err != nil {
 		return err
 	}

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -22,18 +20,18 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
-	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
-	"capstan.dev/capstan/internal/host/runc"
 )
 
 // machine is a machine and the goroutine (run) that makes, watches, restarts and removes it. All
 // that run does can be done again from the start: it is what happens after a crash of capstand.
 type machine struct {
-	host *Host
-	spec *hostpb.MachineSpec
-	dir  string
-	log  *slog.Logger
+	host *platform
+	// forget removes the machine from the registry.
+	forget func(context.Context, *machine) error
+	spec   *hostpb.MachineSpec
+	dir    string
+	log    *slog.Logger
 
 	// deleted is done once the machine is to go.
 	deleted context.Context
@@ -75,10 +73,10 @@ func (s machineState) bootstrapped() bool {
 	return s.Bootstrap == hostpb.MachineStatus_SUCCEEDED || s.Bootstrap == hostpb.MachineStatus_BOOTSTRAP_FAILED
 }
 
-// newMachine takes over a machine that is recorded on disk.
-func newMachine(h *Host, spec *hostpb.MachineSpec) *machine {
+// newMachine returns a machine that is recorded on disk.
+func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Context, *machine) error) *machine {
 	m := &machine{
-		host: h, spec: spec, dir: h.store.path(machinesDir, spec.Id),
+		host: h, forget: forget, spec: spec, dir: h.store.path(machinesDir, spec.Id),
 		log:  h.log.With("machine", spec.Namespace+"/"+spec.Name, "id", spec.Id),
 		wake: make(chan struct{}, 1), gone: make(chan struct{}),
 		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
@@ -225,11 +223,7 @@ func (m *machine) failed() bool {
 	return m.state.Failed != ""
 }
 
-func (m *machine) bootstrapFile() string { return filepath.Join(m.dir, "bootstrap-data") }
-func (m *machine) rootfs() string        { return filepath.Join(m.dir, "rootfs") }
-func (m *machine) initLog() string       { return filepath.Join(m.dir, "init.log") }
-func (m *machine) runDir() string        { return m.host.store.path(runDir, m.spec.Id) }
-func (m *machine) cgroup() cgroup.Group  { return m.host.cgroup(m.spec.Id) }
+func (m *machine) cgroup() cgroup.Group { return m.host.cgroup(m.spec.Id) }
 
 // adoptOrStart returns the PID 1 that runs, or that of a new start.
 func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
@@ -330,108 +324,12 @@ func (m *machine) clear(ctx context.Context) error {
 	return nil
 }
 
-// ensureDisk makes the machine's disk before its first start. A disk that was there and is lost fails the
-// machine, for starting it from an empty one would make it another machine.
-func (m *machine) ensureDisk() error {
-	m.mu.Lock()
-	fresh := m.state.StartedAt.IsZero()
-	m.mu.Unlock()
-	if fresh {
-		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
-			return fmt.Errorf("making the machine's disk: %w", err)
-		}
-		return m.syncDisk() // before noteStart says that it is there
-	}
-	if atomicfile.Exists(filepath.Join(m.rootfs(), "etc")) {
-		return nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
-}
-
-// syncDisk makes durable what is on the machine's disk.
-func (m *machine) syncDisk() error {
-	root, err := os.Open(m.rootfs())
-	if err != nil {
-		return err
-	}
-	err = unix.Syncfs(int(root.Fd()))
-	if err = errors.Join(err, root.Close()); err != nil {
-		return fmt.Errorf("syncing the machine's disk: %w", err)
-	}
-	return nil
-}
-
 // fail gives the machine up; m.mu is held.
 func (m *machine) fail(why string) error {
 	m.log.Error("machine failed", "why", why)
 	m.state.Failed = why
 	m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message, s.Pid = hostpb.MachineStatus_FAILED, why, 0 })
 	return errors.Join(errors.New(why), m.save())
-}
-
-// ensureNetwork makes the machine's network again, after a reboot all of it.
-func (m *machine) ensureNetwork(ctx context.Context) error {
-	n := m.spec.Network
-	if err := m.host.box.Ensure(ctx, boxNetwork(n)); err != nil {
-		return err
-	}
-	if err := m.host.renewLease(m.spec); err != nil {
-		return err
-	}
-	return m.host.box.Plug(n.Id, m.spec.Id, addresses(m.spec))
-}
-
-// addresses as package network wants them.
-func addresses(spec *hostpb.MachineSpec) []network.Address {
-	var all []network.Address
-	for _, a := range normal(spec).Addresses {
-		addr, _ := netip.ParseAddr(a.Address)
-		gateway, _ := netip.ParseAddr(a.Gateway)
-		all = append(all, network.Address{Prefix: netip.PrefixFrom(addr, int(a.Prefix)), Gateway: gateway})
-	}
-	return all
-}
-
-// prepare writes what PID 1 finds at its start.
-func (m *machine) prepare() (bundle string, err error) {
-	var data []byte
-	m.mu.Lock()
-	if !m.state.bootstrapped() {
-		data, err = os.ReadFile(m.bootstrapFile())
-	}
-	m.mu.Unlock()
-	if err != nil {
-		return "", err
-	}
-	if err := makeRunDir(m.runDir(), m.spec, data, resolvConf(hostResolvConf)); err != nil {
-		return "", err
-	}
-	backups, err := m.host.backups(m.spec)
-	if err != nil {
-		return "", err
-	}
-	bundle = filepath.Join(m.dir, "bundle")
-	return bundle, writeBundle(bundle, runc.Params{
-		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
-		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
-		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
-		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
-		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: pidsLimit(m.spec),
-		Capabilities: m.host.capabilities, System: m.host.system,
-	})
-}
-
-// noteStart counts the start before it happens.
-func (m *machine) noteStart() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.state.StartedAt.IsZero() {
-		m.state.Restarts++
-	}
-	m.state.StartedAt = time.Now()
-	return m.save()
 }
 
 // watch follows PID 1 and what it tells until it ends or life does.
@@ -446,22 +344,6 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	}
 	stop()
 	all.Wait()
-}
-
-// keepConnected makes the machine's network again whenever something else on the box has removed its cable or its bridge.
-func (m *machine) keepConnected(ctx context.Context) {
-	for range network.LostLinks(ctx, m.log, m.spec.Network.Id, m.spec.Id) {
-		for attempt := 0; ctx.Err() == nil; attempt++ {
-			err := m.ensureNetwork(ctx)
-			if err == nil {
-				m.log.Warn("something on this host removed a link of the machine; it is back")
-				break
-			}
-			m.log.Error("network", "error", err)
-			rest(ctx, nil, backoff(attempt))
-		}
-		rest(ctx, nil, time.Second) // something that removes it again at once does not keep the box busy
-	}
 }
 
 // died notes that PID 1 ended, and returns for how long to wait before the next start.
@@ -506,46 +388,6 @@ func (m *machine) heard(life context.Context, s initStatus) {
 	}
 }
 
-// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). It tries until it can:
-// when life ends before, the machine's init says it again to the next capstand.
-func (m *machine) recordBootstrap(life context.Context) {
-	for attempt := 0; ; attempt++ {
-		err := m.tryRecordBootstrap()
-		if err == nil {
-			return
-		}
-		m.log.Error("the end of the bootstrap cannot be recorded", "error", err)
-		if !rest(life, nil, backoff(attempt)) {
-			return
-		}
-	}
-}
-
-// tryRecordBootstrap syncs the disk first: after a power failure a machine must not be left with neither what the data made
-// nor the data.
-func (m *machine) tryRecordBootstrap() error {
-	if err := m.syncDisk(); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.unsynced = false
-	if err := m.save(); err != nil {
-		return err
-	}
-	m.eraseBootstrapData()
-	return nil
-}
-
-// eraseBootstrapData removes both copies, if the data was used.
-func (m *machine) eraseBootstrapData() {
-	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), "bootstrap-data")} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			m.log.Error("bootstrap data cannot be erased", "error", err)
-		}
-	}
-}
-
 // remove removes all of the machine. It can be called again after an error or a crash.
 func (m *machine) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -562,20 +404,7 @@ func (m *machine) remove(ctx context.Context) error {
 	if err := m.host.store.discard(m.dir); err != nil {
 		return err
 	}
-	return m.host.forget(ctx, m)
-}
-
-// save writes state.json, without a bootstrap whose result is not safe yet; m.mu is held. A machine on its way out has no
-// folder any more.
-func (m *machine) save() error {
-	if m.deleted.Err() != nil || m.broken != "" {
-		return nil
-	}
-	state := m.state
-	if m.unsynced {
-		state.Bootstrap, state.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_UNSPECIFIED, ""
-	}
-	return atomicfile.WriteJSON(filepath.Join(m.dir, "state.json"), state, 0o600)
+	return m.forget(ctx, m)
 }
 
 // setStatus changes the status and tells watchers.

@@ -21,7 +21,7 @@ func onDisk(t *testing.T, h *Host) *machine {
 			t.Fatal(err)
 		}
 	}
-	return newMachine(h, spec)
+	return newMachine(h.platform, spec, h.machines.forget)
 }
 
 func write(t *testing.T, path, text string) {

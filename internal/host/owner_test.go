@@ -18,17 +18,14 @@ import (
 // recorded returns a capstand that has a machine, its network and a load balancer, and looks after none of them.
 func recorded(t *testing.T) *Host {
 	t.Helper()
-	h := &Host{
-		log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, hub: hub.New(),
-		networks: map[string]*hostpb.Network{}, machines: map[string]*machine{}, balancers: map[string]*loadBalancer{},
-	}
+	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, hub: hub.New()})
 	if _, err := h.store.open(); err != nil {
 		t.Fatal(err)
 	}
 	spec := goodSpec()
-	h.networks[spec.Network.Id] = spec.Network
-	h.machines[spec.Id] = newMachine(h, spec)
-	h.balancers[spec.Network.Id] = newLoadBalancer(h, goodBalancer(), []string{"10.1.0.1:6443"})
+	h.networks.byID[spec.Network.Id] = spec.Network
+	h.machines.add(spec)
+	h.balancers.add(goodBalancer(), []string{"10.1.0.1:6443"})
 	return h
 }
 
@@ -63,7 +60,7 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 			return err
 		}, codes.AlreadyExists, "default/one"},
 		"network":              {func() error { _, err := h.EnsureNetwork(ctx, stranger.Network); return err }, codes.AlreadyExists, "default/demo"},
-		"network of a machine": {func() error { return h.ensureNetwork(ctx, guest.Network, true) }, codes.AlreadyExists, "default/demo"},
+		"network of a machine": {func() error { return h.networks.ensure(ctx, guest.Network, true) }, codes.AlreadyExists, "default/demo"},
 		"load balancer":        {func() error { _, err := h.EnsureLoadBalancer(ctx, balancer); return err }, codes.AlreadyExists, "default/demo"},
 		"delete machine": {func() error {
 			_, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "m-1", Namespace: "thief", Name: "one"})
@@ -94,7 +91,7 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 			t.Errorf("%s: %v, want %s with %q", name, err, test.code, test.says)
 		}
 	}
-	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines["m-1"].deleted.Err() != nil || h.balancers["n-1"].deleted.Err() != nil {
+	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines.byID["m-1"].deleted.Err() != nil || h.balancers.byID["n-1"].deleted.Err() != nil {
 		t.Error("a refused deletion was begun")
 	}
 	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {

@@ -93,7 +93,7 @@ func TestFailedMachineIsTriedAgain(t *testing.T) {
 func TestStartMachine(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)
-	h.machines[m.spec.Id] = m
+	h.machines.byID[m.spec.Id] = m
 	for range restartBudget + 1 {
 		m.died()
 	}

@@ -16,9 +16,9 @@ import (
 func onBox(t *testing.T) *Host {
 	t.Helper()
 	h := recorded(t)
-	clear(h.networks)
-	clear(h.machines)
-	clear(h.balancers)
+	clear(h.networks.byID)
+	clear(h.machines.byID)
+	clear(h.balancers.byID)
 	h.ctx, h.id, h.capacity = t.Context(), "h", 8<<30
 	h.config = Config{Root: h.store.root, Assets: t.TempDir(), RunDir: t.TempDir()}
 	h.box = network.Box{Dir: h.config.RunDir, HostID: h.id, HostRoot: h.config.Root}
@@ -53,7 +53,7 @@ func leases(t *testing.T, h *Host) []string {
 	return paths
 }
 
-func networks(t *testing.T, h *Host) []string {
+func networksOf(t *testing.T, h *Host) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(h.config.RunDir, "networks", "*"))
 	if err != nil {
@@ -73,13 +73,13 @@ func TestNotRecorded(t *testing.T) {
 		return err
 	}
 	end := unrecordable(t, h, networksDir, spec.Network.Id)
-	if err := ensure(spec); err == nil || len(networks(t, h)) > 0 {
-		t.Errorf("without a record of its network: %v, %v", err, networks(t, h))
+	if err := ensure(spec); err == nil || len(networksOf(t, h)) > 0 {
+		t.Errorf("without a record of its network: %v, %v", err, networksOf(t, h))
 	}
 	end()
 	end = unrecordable(t, h, machinesDir, spec.Id)
-	if err := ensure(spec); err == nil || len(networks(t, h)) > 0 || len(h.networks) > 0 {
-		t.Errorf("the first machine: %v, %v, %v", err, networks(t, h), h.networks)
+	if err := ensure(spec); err == nil || len(networksOf(t, h)) > 0 || len(h.networks.byID) > 0 {
+		t.Errorf("the first machine: %v, %v, %v", err, networksOf(t, h), h.networks.byID)
 	}
 	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
 		t.Fatal(err)

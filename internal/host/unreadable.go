@@ -24,46 +24,46 @@ import (
 // nobody is the namespace of a machine whose owner is not known; its name is its id. No object of Kubernetes has such a namespace.
 const nobody = "-"
 
-// loadUnreadableMachines takes over the machines whose record cannot be read, and those that have a container or a cgroup and no
-// record at all; h.mu is held.
-func (h *Host) loadUnreadableMachines(unreadable map[string]error) {
+// loadUnreadable takes over the machines whose record cannot be read, and those that have a container or a cgroup and no
+// record at all; mu is held.
+func (ms *machines) loadUnreadable(unreadable map[string]error) {
 	for id, err := range unreadable {
-		h.machines[id] = newUnreadableMachine(h, id, fmt.Sprintf("capstand cannot read the record of the machine: %v", err))
+		ms.addUnreadable(id, fmt.Sprintf("capstand cannot read the record of the machine: %v", err))
 	}
-	for _, id := range h.strangers() {
-		h.machines[id] = newUnreadableMachine(h, id, "the machine has a container or a cgroup on the host and no record")
+	for _, id := range ms.strangers() {
+		ms.addUnreadable(id, "the machine has a container or a cgroup on the host and no record")
 	}
 }
 
-func newUnreadableMachine(h *Host, id, why string) *machine {
-	m := newMachine(h, h.identify(id))
+// addUnreadable registers a machine without a readable record; mu is held.
+func (ms *machines) addUnreadable(id, why string) {
+	m := ms.add(ms.identify(id))
 	m.broken = why + ". It is neither watched nor started, and its processes may run: delete it, or repair its record and restart capstand"
 	m.log.Error("machine cannot be taken over", "why", why)
-	return m
 }
 
-// strangers are the ids of containers and cgroups of this host that belong to no machine that was read; h.mu is held.
-func (h *Host) strangers() []string {
-	found := append(folders(h.runc.Root), h.cgroup("").Children()...)
+// strangers are the ids of containers and cgroups of this host that belong to no machine that was read; mu is held.
+func (ms *machines) strangers() []string {
+	found := append(folders(ms.runc.Root), ms.cgroup("").Children()...)
 	slices.Sort(found)
 	return slices.DeleteFunc(slices.Compact(found), func(id string) bool {
-		return h.machines[id] != nil || !idForm.MatchString(id) || strings.HasPrefix(id, balancerCgroup)
+		return ms.byID[id] != nil || !idForm.MatchString(id) || strings.HasPrefix(id, balancerCgroup)
 	})
 }
 
 // identify finds out as much as possible of a machine without a record. Its bundle and its container say whose it is; those of
 // machines from before they did have leases.
-func (h *Host) identify(id string) *hostpb.MachineSpec {
+func (ms *machines) identify(id string) *hostpb.MachineSpec {
 	spec := &hostpb.MachineSpec{Id: id, Namespace: nobody, Name: id, Network: &hostpb.Network{}}
 	var bundle oci.Spec
-	if err := atomicfile.ReadJSON(h.store.path(machinesDir, id, "bundle", "config.json"), &bundle); err == nil && bundle.Linux != nil {
+	if err := atomicfile.ReadJSON(ms.store.path(machinesDir, id, "bundle", "config.json"), &bundle); err == nil && bundle.Linux != nil {
 		if r := bundle.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil {
 			spec.MemoryBytes = *r.Memory.Limit
 		}
 	}
 	annotations := bundle.Annotations
 	if annotations[runc.NameAnnotation] == "" {
-		state, _ := h.runc.State(h.ctx, id) // without a container there are none
+		state, _ := ms.runc.State(ms.ctx, id) // without a container there are none
 		annotations = state.Annotations
 	}
 	if annotations[runc.NameAnnotation] != "" {
@@ -71,7 +71,7 @@ func (h *Host) identify(id string) *hostpb.MachineSpec {
 		spec.Network.Id = annotations[runc.NetworkAnnotation]
 		return spec
 	}
-	if lease, networkID := h.box.LeaseOf(id); networkID != "" {
+	if lease, networkID := ms.box.LeaseOf(id); networkID != "" {
 		spec.Network.Id = networkID
 		if namespace, name, ok := strings.Cut(lease.Name, "/"); ok {
 			spec.Namespace, spec.Name = namespace, name
@@ -81,11 +81,11 @@ func (h *Host) identify(id string) *hostpb.MachineSpec {
 }
 
 // mendNetworks writes the records of networks again that cannot be read or are not there though machines need them. A network
-// that nobody has anything of is discarded: its owner makes it again. h.mu is held, and the machines are loaded.
+// that nobody has anything of is discarded: its owner makes it again. mu is held, and the machines are loaded.
 func (h *Host) mendNetworks(unreadable map[string]error) error {
 	missing := maps.Clone(unreadable)
-	for _, m := range h.machines {
-		if id := m.spec.Network.Id; id != "" && h.networks[id] == nil && missing[id] == nil {
+	for _, m := range h.machines.byID {
+		if id := m.spec.Network.Id; id != "" && h.networks.byID[id] == nil && missing[id] == nil {
 			missing[id] = fmt.Errorf("machine %s/%s has it, and it is not there", m.spec.Namespace, m.spec.Name)
 		}
 	}
@@ -106,14 +106,14 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 		if err := h.store.create(networksDir, id, n, files); err != nil {
 			return err
 		}
-		h.networks[id] = n
+		h.networks.byID[id] = n
 	}
 	return nil
 }
 
-// knownNetwork is what the machines, or else the box, have of a network; nil if nothing. h.mu is held.
+// knownNetwork is what the machines, or else the box, have of a network; nil if nothing. mu is held.
 func (h *Host) knownNetwork(id string) *hostpb.Network {
-	for _, m := range h.machines {
+	for _, m := range h.machines.byID {
 		if n := m.spec.Network; n.Id == id && n.Cidr != "" {
 			return &hostpb.Network{Id: id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr}
 		}
@@ -126,19 +126,18 @@ func (h *Host) knownNetwork(id string) *hostpb.Network {
 	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR}
 }
 
-// loadUnreadableBalancers keeps the load balancers whose record cannot be read until their owners describe them again, or delete
-// them. A load balancer has the id, namespace and name of its cluster's network. h.mu is held, and the networks are loaded.
-func (h *Host) loadUnreadableBalancers(unreadable map[string]error) {
+// loadUnreadable keeps the load balancers whose record cannot be read until their owners describe them again, or delete
+// them. A load balancer has the id, namespace and name of its cluster's network. mu is held, and the networks are loaded.
+func (bs *balancers) loadUnreadable(unreadable map[string]error) {
 	for id, err := range unreadable {
 		spec := &hostpb.LoadBalancer{Id: id, NetworkId: id, Namespace: nobody, Name: id}
-		if n := h.networks[id]; n != nil {
+		if n := bs.networks.byID[id]; n != nil {
 			spec.Namespace, spec.Name = n.Namespace, n.Name
 		}
-		lb := newLoadBalancer(h, spec, nil)
+		lb := bs.add(spec, nil)
 		lb.described = make(chan struct{})
 		lb.message = fmt.Sprintf("capstand cannot read the record of the load balancer: %v. It stays as it is until its owner describes it again", err)
 		lb.log.Error("load balancer", "error", err)
-		h.balancers[id] = lb
 	}
 }
 

@@ -20,10 +20,10 @@ var damages = map[string]string{"truncated": `{"id": "m-`, "garbage": "\x00\xff\
 // reloaded is a capstand that starts over the state of another one.
 func reloaded(t *testing.T, h *Host) *Host {
 	t.Helper()
-	again := &Host{
+	again := newHost(&platform{
 		log: h.log, store: h.store, hub: h.hub, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box,
-		runc: runc.Runc{Root: h.store.path("runc")}, networks: map[string]*hostpb.Network{}, machines: map[string]*machine{}, balancers: map[string]*loadBalancer{},
-	}
+		runc: runc.Runc{Root: h.store.path("runc")},
+	})
 	if err := again.loadAll(); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestDamagedRecords(t *testing.T) {
 	if _, err := h.EnsureNetwork(t.Context(), spec.Network); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.recordMachine(&hostpb.EnsureMachineRequest{Spec: spec}); err != nil {
+	if err := h.machines.record(&hostpb.EnsureMachineRequest{Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range damages {
@@ -50,7 +50,7 @@ func TestDamagedRecords(t *testing.T) {
 		write(t, h.store.path(networksDir, spec.Network.Id, "spec.json"), text)
 		write(t, h.store.path(balancersDir, spec.Network.Id, "spec.json"), text)
 		again := reloaded(t, h)
-		m := again.machines[spec.Id]
+		m := again.machines.byID[spec.Id]
 		if m == nil {
 			t.Fatalf("%s: the machine is forgotten", name)
 		}
@@ -60,10 +60,10 @@ func TestDamagedRecords(t *testing.T) {
 		if m.spec.Namespace != spec.Namespace || m.spec.Name != spec.Name || m.spec.Network.Id != spec.Network.Id {
 			t.Errorf("%s: its owner is lost: %v", name, m.spec)
 		}
-		if n := again.networks[spec.Network.Id]; n == nil || n.Cidr != spec.Network.Cidr || n.Name != spec.Network.Name {
+		if n := again.networks.byID[spec.Network.Id]; n == nil || n.Cidr != spec.Network.Cidr || n.Name != spec.Network.Name {
 			t.Errorf("%s: the network is %v", name, n)
 		}
-		if lb := again.balancers[spec.Network.Id]; lb == nil || lb.spec.Name != goodBalancer().Name || lb.snapshot().Message == "" {
+		if lb := again.balancers.byID[spec.Network.Id]; lb == nil || lb.spec.Name != goodBalancer().Name || lb.snapshot().Message == "" {
 			t.Errorf("%s: the load balancer is %v", name, lb)
 		}
 		thief := &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: "thief", Name: spec.Name}
@@ -103,11 +103,11 @@ func TestStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	known := h.machines[goodSpec().Id]
-	h.loadUnreadableMachines(nil)
-	m := h.machines["stranger"]
-	if m == nil || m.broken == "" || m.spec.Namespace != nobody || h.machines[known.spec.Id] != known {
-		t.Errorf("machines: %v", h.machines)
+	known := h.machines.byID[goodSpec().Id]
+	h.machines.loadUnreadable(nil)
+	m := h.machines.byID["stranger"]
+	if m == nil || m.broken == "" || m.spec.Namespace != nobody || h.machines.byID[known.spec.Id] != known {
+		t.Errorf("machines: %v", h.machines.byID)
 	}
 }
 

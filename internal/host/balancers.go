@@ -1,0 +1,235 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/owner"
+)
+
+// balancers is the registry of the load balancers of this host.
+type balancers struct {
+	*platform
+	networks *networks
+	// removed is called after a load balancer was removed from the registry; mu is held.
+	removed func()
+	byID    map[string]*loadBalancer
+}
+
+// add registers a load balancer that is recorded on disk; mu is held.
+func (bs *balancers) add(spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
+	lb := newLoadBalancer(bs, spec, listen)
+	bs.byID[spec.Id] = lb
+	return lb
+}
+
+// EnsureLoadBalancer creates or changes a load balancer.
+func (bs *balancers) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
+	if !idForm.MatchString(want.Id) || len(want.Listen) == 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "load balancer %q needs a valid id and a listen address", want.Id)
+	}
+	if err := owner.Given("load balancer", want.Id, want); err != nil {
+		return nil, err
+	}
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	listen, err := bs.admit(want)
+	if err != nil {
+		return nil, err
+	}
+	spec := &hostpb.LoadBalancer{Id: want.Id, Namespace: want.Namespace, Name: want.Name, NetworkId: want.NetworkId, Listen: want.Listen}
+	for _, b := range want.Backends {
+		spec.Backends = append(spec.Backends, &hostpb.Backend{Name: b.Name, Address: b.Address})
+	}
+	if lb := bs.byID[spec.Id]; lb != nil {
+		return bs.change(lb, spec, listen)
+	}
+	return bs.create(spec, listen)
+}
+
+// create records and starts a load balancer; mu is held.
+func (bs *balancers) create(spec *hostpb.LoadBalancer, listen []string) (*hostpb.LoadBalancer, error) {
+	if err := bs.store.create(balancersDir, spec.Id, spec, nil); err != nil {
+		err = errors.Join(err, bs.box.Serve(spec.NetworkId, spec.Id, "", nil)) // admit gave it its addresses
+		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
+	}
+	lb := bs.add(spec, listen)
+	lb.log.Info("Load balancer recorded", "listen", listen)
+	bs.hub.Publish(hub.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
+	bs.running.Go(func() { lb.run(bs.ctx) })
+	return lb.snapshot(), nil
+}
+
+// change records a load balancer's new spec and configures its process; mu is held.
+func (bs *balancers) change(lb *loadBalancer, spec *hostpb.LoadBalancer, listen []string) (*hostpb.LoadBalancer, error) {
+	if proto.Equal(lb.currentSpec(), spec) {
+		return lb.snapshot(), nil
+	}
+	if err := writeSpec(filepath.Join(lb.dir, "spec.json"), spec); err != nil {
+		err = errors.Join(err, bs.networks.serve(lb.spec, lb.listen)) // the old spec remains in force
+		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
+	}
+	lb.change(func() { lb.spec, lb.listen = spec, listen })
+	if err := lb.configure(); err != nil {
+		return nil, status.Errorf(codes.Internal, "configuring load balancer: %v", err)
+	}
+	if lb.described != nil {
+		close(lb.described)
+		lb.described = nil
+	}
+	return lb.snapshot(), nil
+}
+
+// admit decides whether a load balancer may have the spec, gives the bridge its addresses, and returns its listen
+// addresses; mu is held.
+func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
+	if lb := bs.byID[want.Id]; lb != nil {
+		if err := owner.Ensure("load balancer", want.Id, lb.spec, want); err != nil {
+			return nil, err
+		}
+	}
+	listen, err := bs.networks.listenAddresses(want)
+	if err != nil {
+		return nil, err
+	}
+	have, err := bs.admitName(want, listen)
+	if err != nil {
+		return nil, err
+	}
+	served, err := bs.networks.served(want, listen)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
+	}
+	if err := portsFree(listen, served, have); err != nil {
+		return nil, status.Errorf(codes.AlreadyExists, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
+	}
+	if err := bs.networks.serve(want, listen); err != nil { // last, so that a refused load balancer leaves no address
+		return nil, networkError(err)
+	}
+	return listen, nil
+}
+
+// admitName refuses a name that another load balancer has, and returns the listen addresses that the load balancer
+// has already; mu is held.
+func (bs *balancers) admitName(want *hostpb.LoadBalancer, listen []string) (have []string, err error) {
+	for _, other := range bs.byID {
+		switch {
+		case other.spec.Id == want.Id && other.deleted.Err() != nil:
+			return nil, status.Errorf(codes.FailedPrecondition, "load balancer %s is being deleted", want.Id)
+		case other.spec.Id == want.Id:
+			have = other.listen
+			if other.described != nil { // its process may run and listen on these addresses
+				have = listen
+			}
+		case other.spec.Namespace == want.Namespace && other.spec.Name == want.Name:
+			return nil, status.Errorf(codes.AlreadyExists, "load balancer %s/%s is %s on this host, not %s: it belongs to another cluster of that name, delete that first",
+				want.Namespace, want.Name, other.spec.Id, want.Id)
+		}
+	}
+	return have, nil
+}
+
+// DeleteLoadBalancer removes a load balancer. An unknown load balancer is no error.
+func (bs *balancers) DeleteLoadBalancer(ctx context.Context, req *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
+	if err := owner.Given("load balancer", req.Id, req); err != nil {
+		return nil, err
+	}
+	bs.mu.Lock()
+	lb := bs.byID[req.Id]
+	bs.mu.Unlock()
+	if lb == nil {
+		return &hostpb.DeleteLoadBalancerResponse{}, nil
+	}
+	if err := owner.Delete("load balancer", req.Id, lb.currentSpec(), req); err != nil {
+		return nil, err
+	}
+	// The mark makes the deletion continue after a crash.
+	if err := atomicfile.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {
+		return nil, status.Errorf(codes.Internal, "deleting load balancer: %v", err)
+	}
+	lb.delete()
+	select {
+	case <-lb.gone:
+		return &hostpb.DeleteLoadBalancerResponse{}, nil
+	case <-ctx.Done():
+	case <-time.After(deleteWait):
+	}
+	return nil, status.Errorf(codes.Unavailable, "load balancer %s is still being removed: %s", req.Id, lb.snapshot().Message)
+}
+
+// forget removes a load balancer of which nothing is left from the registry.
+func (bs *balancers) forget(lb *loadBalancer) {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	delete(bs.byID, lb.id)
+	bs.hub.Publish(hub.LoadBalancer(hostpb.Event_DELETED, lb.snapshot()))
+	bs.removed()
+}
+
+// useOf returns an error that names a load balancer of the network, nil if there is none; mu is held.
+func (bs *balancers) useOf(networkID string) error {
+	for _, lb := range bs.byID {
+		if lb.spec.NetworkId == networkID {
+			return status.Errorf(codes.FailedPrecondition, "network %s has load balancer %s/%s; delete it first", networkID, lb.spec.Namespace, lb.spec.Name)
+		}
+	}
+	return nil
+}
+
+// listenAddresses fills in the gateway.
+func listenAddresses(wanted []string, gateway string) ([]string, error) {
+	var all []string
+	for i, listen := range wanted {
+		host, port, err := net.SplitHostPort(listen)
+		if err != nil {
+			return nil, fmt.Errorf("listen address %q: want host:port", listen)
+		}
+		if i == 0 && host == "" {
+			host = gateway
+		}
+		all = append(all, net.JoinHostPort(host, port))
+	}
+	return all, nil
+}
+
+// portsFree tries to listen on the addresses that are new, except those that the bridge does not have yet. The result
+// can be outdated a moment later; then the load balancer reports the error itself.
+func portsFree(listen, served, have []string) error {
+	for _, address := range listen {
+		if host, _, err := net.SplitHostPort(address); err == nil && slices.Contains(served, host) {
+			continue
+		}
+		if err := portFree(address, have); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// portFree returns why an address cannot be listened on. Addresses that the load balancer has already are accepted.
+func portFree(address string, have []string) error {
+	if slices.Contains(have, address) {
+		return nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("%s is an address of neither this host nor the cluster's machine network; choose another", address)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; free the port or choose another", err)
+	}
+	return listener.Close()
+}

@@ -1,0 +1,151 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+func (m *machine) bootstrapFile() string { return filepath.Join(m.dir, "bootstrap-data") }
+
+func (m *machine) rootfs() string { return filepath.Join(m.dir, "rootfs") }
+
+func (m *machine) initLog() string { return filepath.Join(m.dir, "init.log") }
+
+func (m *machine) runDir() string { return m.host.store.path(runDir, m.spec.Id) }
+
+// ensureDisk makes the machine's disk before its first start. A disk that was there and is lost fails the
+// machine, for starting it from an empty one would make it another machine.
+func (m *machine) ensureDisk() error {
+	m.mu.Lock()
+	fresh := m.state.StartedAt.IsZero()
+	m.mu.Unlock()
+	if fresh {
+		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
+			return fmt.Errorf("making the machine's disk: %w", err)
+		}
+		return m.syncDisk() // before noteStart says that it is there
+	}
+	if atomicfile.Exists(filepath.Join(m.rootfs(), "etc")) {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
+}
+
+// syncDisk makes durable what is on the machine's disk.
+func (m *machine) syncDisk() error {
+	root, err := os.Open(m.rootfs())
+	if err != nil {
+		return err
+	}
+	err = unix.Syncfs(int(root.Fd()))
+	if err = errors.Join(err, root.Close()); err != nil {
+		return fmt.Errorf("syncing the machine's disk: %w", err)
+	}
+	return nil
+}
+
+// prepare writes what PID 1 finds at its start.
+func (m *machine) prepare() (bundle string, err error) {
+	var data []byte
+	m.mu.Lock()
+	if !m.state.bootstrapped() {
+		data, err = os.ReadFile(m.bootstrapFile())
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	if err := makeRunDir(m.runDir(), m.spec, data, resolvConf(hostResolvConf)); err != nil {
+		return "", err
+	}
+	backups, err := m.host.backups(m.spec)
+	if err != nil {
+		return "", err
+	}
+	bundle = filepath.Join(m.dir, "bundle")
+	return bundle, writeBundle(bundle, runc.Params{
+		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
+		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
+		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
+		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
+		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: pidsLimit(m.spec),
+		Capabilities: m.host.capabilities, System: m.host.system,
+	})
+}
+
+// noteStart counts the start before it happens.
+func (m *machine) noteStart() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.state.StartedAt.IsZero() {
+		m.state.Restarts++
+	}
+	m.state.StartedAt = time.Now()
+	return m.save()
+}
+
+// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). It tries until it can:
+// when life ends before, the machine's init says it again to the next capstand.
+func (m *machine) recordBootstrap(life context.Context) {
+	for attempt := 0; ; attempt++ {
+		err := m.tryRecordBootstrap()
+		if err == nil {
+			return
+		}
+		m.log.Error("the end of the bootstrap cannot be recorded", "error", err)
+		if !rest(life, nil, backoff(attempt)) {
+			return
+		}
+	}
+}
+
+// tryRecordBootstrap syncs the disk first: after a power failure a machine must not be left with neither what the data made
+// nor the data.
+func (m *machine) tryRecordBootstrap() error {
+	if err := m.syncDisk(); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unsynced = false
+	if err := m.save(); err != nil {
+		return err
+	}
+	m.eraseBootstrapData()
+	return nil
+}
+
+// eraseBootstrapData removes both copies, if the data was used.
+func (m *machine) eraseBootstrapData() {
+	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), "bootstrap-data")} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			m.log.Error("bootstrap data cannot be erased", "error", err)
+		}
+	}
+}
+
+// save writes state.json, without a bootstrap whose result is not safe yet; m.mu is held. A machine on its way out has no
+// folder any more.
+func (m *machine) save() error {
+	if m.deleted.Err() != nil || m.broken != "" {
+		return nil
+	}
+	state := m.state
+	if m.unsynced {
+		state.Bootstrap, state.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_UNSPECIFIED, ""
+	}
+	return atomicfile.WriteJSON(filepath.Join(m.dir, "state.json"), state, 0o600)
+}

@@ -1,0 +1,246 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/owner"
+)
+
+// machines is the registry of the machines of this host.
+type machines struct {
+	*platform
+	networks *networks
+	// removed is called after a machine was removed from the registry; mu is held.
+	removed func()
+	byID    map[string]*machine
+}
+
+// add registers a machine that is recorded on disk; mu is held.
+func (ms *machines) add(spec *hostpb.MachineSpec) *machine {
+	m := newMachine(ms.platform, spec, ms.forget)
+	ms.byID[spec.Id] = m
+	return m
+}
+
+// EnsureMachine records a machine and starts it in the background.
+func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	spec := req.Spec
+	if err := checkMachine(spec); err != nil {
+		return nil, err
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if m := ms.byID[spec.Id]; m != nil {
+		return ms.ensureAgain(m, req)
+	}
+	if err := ms.admit(spec); err != nil {
+		return nil, err
+	}
+	if err := ms.networks.ensure(ctx, spec.Network, true); err != nil {
+		return nil, err
+	}
+	if err := ms.record(req); err != nil {
+		if err := ms.networks.unlease(context.WithoutCancel(ctx), spec.Network.Id, spec.Id); err != nil {
+			ms.log.Error("The addresses of a machine that was not recorded were not released", "id", spec.Id, "error", err)
+		}
+		return nil, err
+	}
+	m := ms.add(proto.CloneOf(spec))
+	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20)
+	ms.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
+	ms.hub.Publish(hub.Host(ms.info()))
+	ms.running.Go(func() { m.run(ms.ctx) })
+	return m.snapshot(), nil
+}
+
+// record reserves a new machine's addresses and writes its spec to disk; mu is held.
+func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
+	if err := ms.lease(req.Spec); err != nil {
+		return networkError(err)
+	}
+	files := map[string][]byte{}
+	if len(req.BootstrapData) > 0 {
+		files["bootstrap-data"] = req.BootstrapData
+	}
+	if err := ms.store.create(machinesDir, req.Spec.Id, req.Spec, files); err != nil {
+		return status.Errorf(codes.Internal, "recording machine: %v", err)
+	}
+	return nil
+}
+
+// admit decides whether a new machine may be created; mu is held.
+func (ms *machines) admit(spec *hostpb.MachineSpec) error {
+	if ms.store.buried(spec.Id, time.Now()) {
+		return status.Errorf(codes.FailedPrecondition, "machine %s was deleted within the last day; make one with a new id", spec.Id)
+	}
+	for _, other := range ms.byID {
+		if other.spec.Namespace == spec.Namespace && other.spec.Name == spec.Name {
+			return status.Errorf(codes.AlreadyExists, "machine %s/%s is %s on this host, not %s: another management cluster, or one made before, owns it; delete it first",
+				spec.Namespace, spec.Name, other.spec.Id, spec.Id)
+		}
+	}
+	info := ms.info()
+	if err := provided(spec, info); err != nil {
+		return err
+	}
+	return fits(spec, info)
+}
+
+// ensureAgain answers for a machine that exists. It accepts bootstrap data if the machine has none yet.
+func (ms *machines) ensureAgain(m *machine, req *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Ensure("machine", m.spec.Id, m.spec, req.Spec); err != nil {
+		return nil, err
+	}
+	if m.deleted.Err() != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "machine %s is being deleted; make one with a new id", m.spec.Id)
+	}
+	if m.broken != "" {
+		return nil, status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+	}
+	if err := changed(m.spec, req.Spec); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	missing := !m.state.bootstrapped() && !atomicfile.Exists(m.bootstrapFile())
+	m.mu.Unlock()
+	if missing && len(req.BootstrapData) > 0 {
+		if err := atomicfile.WriteFile(m.bootstrapFile(), req.BootstrapData, 0o600); err != nil {
+			return nil, status.Errorf(codes.Internal, "recording bootstrap data: %v", err)
+		}
+		m.wakeUp()
+	}
+	return m.snapshot(), nil
+}
+
+// get returns a machine by its id, or the error NotFound.
+func (ms *machines) get(id string) (*machine, error) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if m := ms.byID[id]; m != nil {
+		return m, nil
+	}
+	return nil, status.Errorf(codes.NotFound, "no machine %q on this host", id)
+}
+
+// GetMachine returns one machine.
+func (ms *machines) GetMachine(_ context.Context, req *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
+	m, err := ms.get(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	return m.snapshot(), nil
+}
+
+// ListMachines returns every machine.
+func (ms *machines) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*hostpb.ListMachinesResponse, error) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	res := &hostpb.ListMachinesResponse{}
+	for _, m := range ms.byID {
+		res.Machines = append(res.Machines, m.snapshot())
+	}
+	return res, nil
+}
+
+// StartMachine starts a machine that has failed.
+func (ms *machines) StartMachine(_ context.Context, req *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", req.Id, req); err != nil {
+		return nil, err
+	}
+	m, err := ms.get(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	if err := owner.Ensure("machine", req.Id, m.spec, req); err != nil {
+		return nil, err
+	}
+	if err := m.startAgain(); err != nil {
+		return nil, err
+	}
+	return m.snapshot(), nil
+}
+
+// deleteWait is the longest time that DeleteMachine and DeleteLoadBalancer wait, so that most callers call only once.
+const deleteWait = 5 * time.Second
+
+// DeleteMachine removes a machine. It writes the tombstone first, so that the deletion continues after a crash.
+func (ms *machines) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
+	if !idForm.MatchString(req.Id) {
+		return nil, status.Errorf(codes.InvalidArgument, "machine id %q is not valid", req.Id)
+	}
+	if err := owner.Given("machine", req.Id, req); err != nil {
+		return nil, err
+	}
+	m, err := ms.bury(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if m == nil {
+		return &hostpb.DeleteMachineResponse{Done: true}, nil
+	}
+	m.delete()
+	m.setStatus(func(s *hostpb.MachineStatus) { s.Phase = hostpb.MachineStatus_DELETING })
+	select {
+	case <-m.gone:
+		return &hostpb.DeleteMachineResponse{Done: true}, nil
+	case <-ctx.Done():
+	case <-time.After(deleteWait):
+	}
+	return &hostpb.DeleteMachineResponse{Done: false}, nil
+}
+
+// bury writes the tombstone of a machine and returns the machine if it exists. A machine without a record may have
+// addresses, which bury releases.
+func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) (*machine, error) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	ms.store.buryOld(time.Now())
+	m := ms.byID[req.Id]
+	if m != nil {
+		if err := owner.Delete("machine", req.Id, m.spec, req); err != nil {
+			return nil, err
+		}
+	}
+	if !ms.store.buried(req.Id, time.Now()) {
+		if err := ms.store.bury(req.Id); err != nil {
+			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
+		}
+	}
+	if m != nil {
+		return m, nil
+	}
+	return nil, ms.networks.unleaseUnrecorded(ctx, req.Id)
+}
+
+// forget removes a machine of which nothing is left from the registry, and its network if EnsureMachine created it.
+func (ms *machines) forget(ctx context.Context, m *machine) error {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	delete(ms.byID, m.spec.Id)
+	if err := ms.networks.deleteUnused(ctx, m.spec.Network.Id); err != nil {
+		ms.byID[m.spec.Id] = m
+		return err
+	}
+	ms.hub.Publish(hub.Machine(hostpb.Event_DELETED, m.snapshot()))
+	ms.hub.Publish(hub.Host(ms.info()))
+	ms.removed()
+	return nil
+}
+
+// useOf returns an error that names a machine of the network, nil if there is none; mu is held.
+func (ms *machines) useOf(networkID string) error {
+	for _, m := range ms.byID {
+		if m.spec.Network.Id == networkID {
+			return status.Errorf(codes.FailedPrecondition, "network %s has machine %s/%s; delete its machines first", networkID, m.spec.Namespace, m.spec.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/owner"
+)
+
+// networks is the registry of the cluster networks of this host.
+type networks struct {
+	*platform
+	// users returns an error that names a machine or a load balancer of the network, nil if there is none.
+	users func(networkID string) error
+	byID  map[string]*hostpb.Network
+}
+
+func boxNetwork(n *hostpb.Network) network.Network {
+	return network.Network{ID: n.Id, CIDR: n.Cidr, IPv6CIDR: n.Ipv6Cidr, Cluster: n.Namespace + "/" + n.Name}
+}
+
+// fillNetwork sets a network's outputs. The CIDR is empty if the record of a machine could not be read.
+func fillNetwork(n *hostpb.Network) *hostpb.Network {
+	if _, gateway, err := network.ParseCIDR(n.Cidr); err == nil {
+		n.Gateway, n.Bridge = gateway.String(), network.BridgeName(n.Id)
+	}
+	return n
+}
+
+// EnsureNetwork creates a cluster's network on this host.
+func (ns *networks) EnsureNetwork(ctx context.Context, n *hostpb.Network) (*hostpb.Network, error) {
+	if err := checkNetwork(n); err != nil {
+		return nil, err
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if err := ns.ensure(ctx, n, false); err != nil {
+		return nil, err
+	}
+	return fillNetwork(proto.CloneOf(ns.byID[n.Id])), nil
+}
+
+// onDemand marks a network that EnsureMachine created. It is removed with its last machine.
+const onDemand = "on-demand"
+
+// ensure creates and records a network; mu is held.
+func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool) error {
+	if err := ns.admit(n); err != nil {
+		return err
+	}
+	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
+		if ns.byID[n.Id] == nil { // remove the part that was created
+			err = errors.Join(err, ns.box.Release(ctx, n.Id))
+		}
+		return networkError(err)
+	}
+	if ns.byID[n.Id] != nil {
+		if !demanded {
+			return ignoreNotExist(os.Remove(ns.store.path(networksDir, n.Id, onDemand)))
+		}
+		return nil
+	}
+	n = &hostpb.Network{Id: n.Id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr}
+	files := map[string][]byte{}
+	if demanded {
+		files[onDemand] = nil
+	}
+	if err := ns.store.create(networksDir, n.Id, n, files); err != nil {
+		err = errors.Join(err, ns.box.Release(context.WithoutCancel(ctx), n.Id))
+		return status.Errorf(codes.Internal, "recording network: %v", err)
+	}
+	ns.byID[n.Id] = n
+	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", network.BridgeName(n.Id))
+	return nil
+}
+
+// admit refuses a network whose id or whose cluster's name belongs to another network; mu is held.
+func (ns *networks) admit(n *hostpb.Network) error {
+	if have := ns.byID[n.Id]; have != nil {
+		if err := owner.Ensure("network", n.Id, have, n); err != nil {
+			return err
+		}
+	}
+	for _, other := range ns.byID {
+		if other.Id != n.Id && other.Namespace == n.Namespace && other.Name == n.Name {
+			return status.Errorf(codes.AlreadyExists, "cluster %s/%s has network %s on this host, not %s: it belongs to another cluster of that name, delete that first",
+				n.Namespace, n.Name, other.Id, n.Id)
+		}
+	}
+	return nil
+}
+
+func ignoreNotExist(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// DeleteNetwork removes a cluster's network from this host. An unknown network is no error.
+func (ns *networks) DeleteNetwork(ctx context.Context, req *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
+	if err := owner.Given("network", req.Id, req); err != nil {
+		return nil, err
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if n := ns.byID[req.Id]; n != nil {
+		if err := owner.Delete("network", req.Id, n, req); err != nil {
+			return nil, err
+		}
+	}
+	if err := ns.users(req.Id); err != nil {
+		return nil, err
+	}
+	if ns.byID[req.Id] == nil {
+		return &hostpb.DeleteNetworkResponse{}, nil
+	}
+	return &hostpb.DeleteNetworkResponse{}, ns.delete(ctx, req.Id)
+}
+
+// delete removes a network; mu is held. The record is removed last, so that the deletion continues after a crash.
+func (ns *networks) delete(ctx context.Context, id string) error {
+	if err := ns.box.Release(ctx, id); err != nil {
+		return status.Errorf(codes.Internal, "network %s: %v", id, err)
+	}
+	if err := ns.store.discard(ns.store.path(networksDir, id)); err != nil {
+		return status.Errorf(codes.Internal, "network %s: %v", id, err)
+	}
+	delete(ns.byID, id)
+	ns.log.Info("Network removed", "id", id)
+	ns.emptyTrash()
+	return nil
+}
+
+// deleteUnused removes a network that EnsureMachine created and that has no machine any more; mu is held.
+func (ns *networks) deleteUnused(ctx context.Context, id string) error {
+	if ns.users(id) != nil || !atomicfile.Exists(ns.store.path(networksDir, id, onDemand)) {
+		return nil
+	}
+	return ns.delete(ctx, id)
+}
+
+// unlease releases the addresses of a machine that is not recorded, and its network if EnsureMachine created it and it
+// has no machine; mu is held.
+func (ns *networks) unlease(ctx context.Context, networkID, machineID string) error {
+	return errors.Join(ns.box.Unlease(networkID, machineID), ns.deleteUnused(ctx, networkID))
+}
+
+// unleaseUnrecorded releases the addresses that a machine without a record has in any network; mu is held.
+func (ns *networks) unleaseUnrecorded(ctx context.Context, machineID string) error {
+	for id := range ns.byID {
+		if err := ns.unlease(ctx, id, machineID); err != nil {
+			return status.Errorf(codes.Internal, "addresses of machine %s: %v", machineID, err)
+		}
+	}
+	return nil
+}
+
+// served returns the addresses that the network's bridge must have for a load balancer; mu is held.
+func (ns *networks) served(spec *hostpb.LoadBalancer, listen []string) ([]string, error) {
+	n := ns.byID[spec.NetworkId]
+	if n == nil {
+		return nil, fmt.Errorf("no network %q on this host", spec.NetworkId)
+	}
+	return network.Served(n.Cidr, listen)
+}
+
+// serve gives the network's bridge the addresses that a load balancer listens on; mu is held.
+func (ns *networks) serve(spec *hostpb.LoadBalancer, listen []string) error {
+	addresses, err := ns.served(spec, listen)
+	if err != nil {
+		return err
+	}
+	return ns.box.Serve(spec.NetworkId, spec.Id, spec.Namespace+"/"+spec.Name, addresses)
+}
+
+// listenAddresses returns the listen addresses of a load balancer, with its network's gateway filled in; mu is held.
+func (ns *networks) listenAddresses(spec *hostpb.LoadBalancer) ([]string, error) {
+	n := ns.byID[spec.NetworkId]
+	if n == nil {
+		return nil, status.Errorf(codes.NotFound, "load balancer %s/%s: no network %q on this host; make it first", spec.Namespace, spec.Name, spec.NetworkId)
+	}
+	listen, err := listenAddresses(spec.Listen, fillNetwork(proto.CloneOf(n)).Gateway)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "load balancer %s/%s: %v", spec.Namespace, spec.Name, err)
+	}
+	return listen, nil
+}

@@ -1,0 +1,86 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// platform contains what machines, networks and load balancers share: the configuration, the properties of the Linux
+// host, the state folder, the tools, and the lock of the three registries.
+type platform struct {
+	config       Config
+	log          *slog.Logger
+	id           string
+	boxID        string
+	capacity     int64
+	capabilities []string
+	system       runc.System
+	store        store
+	runc         runc.Runc
+	box          network.Box
+	hub          *hub.Hub
+
+	// running counts the goroutines of machines, load balancers, the firewall and the trash.
+	running sync.WaitGroup
+	ctx     context.Context
+
+	// mu guards the maps of networks, machines and load balancers. It is held while a request is admitted and recorded,
+	// never while a machine starts or ends.
+	mu sync.Mutex
+}
+
+// cgroup of a part of this host.
+func (p *platform) cgroup(name string) cgroup.Group {
+	return cgroup.Group("/capstan/" + p.id + "/" + name)
+}
+
+// forgetOtherBoot removes the state of runc after a reboot of the host. Its process ids are invalid then, and
+// other processes may have them.
+func (p *platform) forgetOtherBoot() error {
+	path := p.store.path("boot-id")
+	previous, _ := os.ReadFile(path)
+	current := proc.BootID()
+	if string(previous) == current {
+		return nil
+	}
+	if err := os.RemoveAll(p.runc.Root); err != nil {
+		return err
+	}
+	return atomicfile.WriteFile(path, []byte(current), 0o644)
+}
+
+// emptyTrash removes discarded folders in the background.
+func (p *platform) emptyTrash() {
+	p.running.Go(func() {
+		if err := p.store.emptyTrash(); err != nil {
+			p.log.Error("Discarded folders were not removed completely", "error", err)
+		}
+	})
+}
+
+// lease reserves the addresses of a machine that is about to be recorded.
+func (p *platform) lease(spec *hostpb.MachineSpec) error {
+	return p.box.Lease(spec.Network.Id, spec.Id, spec.Namespace+"/"+spec.Name, leased(spec))
+}
+
+// renewLease reserves the addresses of a recorded machine again, for example after a reboot.
+func (p *platform) renewLease(spec *hostpb.MachineSpec) error {
+	return p.box.Renew(spec.Network.Id, spec.Id, spec.Namespace+"/"+spec.Name, leased(spec))
+}
+
+func leased(spec *hostpb.MachineSpec) (all []string) {
+	for _, a := range spec.Addresses {
+		all = append(all, a.Address)
+	}
+	return all
+}
