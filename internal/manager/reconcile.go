@@ -47,9 +47,10 @@ func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts
 	return out
 }
 
-// IgnoreStatus drops updates of an object that changed nothing but its status or finalizers, which its
-// own reconciler writes: they tell it nothing new, and an object is reconciled only once a second when
-// Cluster API's feature gate ReconcilerRateLimiting is on. Resyncs pass.
+// IgnoreStatus drops updates of an object that changed only its status or finalizers. It is for objects that a
+// reconciler watches beside its own. A reconciler must see the status of its own objects: if a write took
+// effect after the next reconcile had read the object from the cache, only the event of that write
+// corrects the status. Resyncs pass.
 func IgnoreStatus() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld, e.ObjectNew

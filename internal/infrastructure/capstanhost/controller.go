@@ -15,7 +15,6 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -76,7 +75,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	}
 	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanhost")
 	return capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanHost{}, builder.WithPredicates(manager.IgnoreStatus())).
+		For(&infrav1.CapstanHost{}).
 		WithOptions(r.For("CapstanHost")).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).

@@ -98,7 +98,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstancluster")
 	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
 	c, err := capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanCluster{}, builder.WithPredicates(manager.IgnoreStatus(), manager.OwnedOrDeleting(clusterGroupKind))).
+		For(&infrav1.CapstanCluster{}, builder.WithPredicates(manager.OwnedOrDeleting(clusterGroupKind))).
 		WithOptions(r.For("CapstanCluster")).
 		Owns(&ipamv1.IPAddressClaim{}).
 		Watches(&clusterv1.Cluster{},

@@ -85,7 +85,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	}
 	gvk := infrav1.GroupVersion.WithKind("CapstanMachine")
 	c, err := capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanMachine{}, builder.WithPredicates(manager.IgnoreStatus(), manager.OwnedOrDeleting(machineGroupKind))).
+		For(&infrav1.CapstanMachine{}, builder.WithPredicates(manager.OwnedOrDeleting(machineGroupKind))).
 		WithOptions(r.For("CapstanMachine")).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		// Of the Machine only its spec matters: bootstrap data, version, failure domain.

@@ -78,7 +78,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		return err
 	}
 	r.controller, err = capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(manager.IgnoreStatus(), manager.OwnedOrDeleting(machinePoolGroupKind))).
+		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(manager.OwnedOrDeleting(machinePoolGroupKind))).
 		WithOptions(r.For("CapstanMachinePool")).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolGVK)), machinePoolChanged()).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(ofCapstanMachine), capstanMachineChanged()).
