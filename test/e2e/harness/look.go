@@ -146,11 +146,11 @@ func tables(h Holdings) error {
 	return nil
 }
 
-// runtimeFiles are below /run/capstan, which is shared by the installations of a box. The folder
-// itself may stay.
+// runtimeFiles are below /run/capstan, which is shared by the installations of a box. The folder and its
+// locks may stay.
 func runtimeFiles(h Holdings) error {
 	return filepath.WalkDir("/run/capstan", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && filepath.Ext(path) != ".lock" {
+		if err == nil && !d.IsDir() && filepath.Base(path) != "lock" && filepath.Ext(path) != ".lock" {
 			h["file "+path]++
 		}
 		return nil
