@@ -295,6 +295,7 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 		return err
 	}
 	leaving := r.leaveFormerHosts(ctx, s)
+	adoptEndpoint(s)
 	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends))
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
@@ -318,12 +319,17 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	return leaving
 }
 
+// adoptEndpoint takes over an endpoint that the user set on the Cluster. The load balancer must listen on its port from
+// the start.
+func adoptEndpoint(s *scope) {
+	if s.capstan.Spec.ControlPlaneEndpoint.Host == "" && s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
+		s.capstan.Spec.ControlPlaneEndpoint = s.cluster.Spec.ControlPlaneEndpoint
+	}
+}
+
 // recordEndpoint fills in what the user left open: host and port of the load balancer.
 func recordEndpoint(s *scope) error {
 	endpoint := &s.capstan.Spec.ControlPlaneEndpoint
-	if endpoint.Host == "" && s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
-		*endpoint = s.cluster.Spec.ControlPlaneEndpoint
-	}
 	if endpoint.Host == "" {
 		endpoint.Host = cmp.Or(s.capstan.Spec.LoadBalancer.BindAddress, s.capstan.Spec.LoadBalancer.Address)
 	}
