@@ -83,7 +83,7 @@ func installMembers() error {
 }
 
 func installKind(kind string, list client.ObjectList) error {
-	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "up", "manifests", "etcd.capstan.dev_"+kind+".yaml"))
+	data, err := os.ReadFile(filepath.Join(testenv.Root(), "internal", "node", "provision", "manifests", "etcd.capstan.dev_"+kind+".yaml"))
 	if err != nil {
 		return err
 	}

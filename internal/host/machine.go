@@ -65,6 +65,8 @@ type machineState struct {
 	Deaths []time.Time `json:"deaths,omitempty"`
 	// Failed says why the machine is not started.
 	Failed string `json:"failed,omitempty"`
+	// ManagementCluster is that of MachineStatus.
+	ManagementCluster string `json:"managementCluster,omitempty"`
 	// RestartAt is when a failed machine is started again; zero: only on request.
 	RestartAt time.Time `json:"restartAt,omitzero"`
 }
@@ -86,7 +88,7 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
 	}
-	m.status.Restarts = m.state.Restarts
+	m.status.Restarts, m.status.ManagementCluster = m.state.Restarts, m.state.ManagementCluster
 	m.status.Bootstrap, m.status.BootstrapMessage = m.state.Bootstrap, m.state.BootstrapMessage
 	if !m.state.bootstrapped() {
 		m.status.Bootstrap = hostpb.MachineStatus_WAITING
@@ -214,6 +216,26 @@ func (m *machine) startAgain() error {
 		return status.Errorf(codes.Internal, "recording that machine %s is to start: %v", m.spec.Id, err)
 	}
 	m.wakeUp()
+	return nil
+}
+
+// claim records the management cluster that has the machine's object.
+func (m *machine) claim(managementCluster string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken != "" {
+		return status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+	}
+	before := m.state.ManagementCluster
+	if before == managementCluster {
+		return nil
+	}
+	m.state.ManagementCluster = managementCluster
+	if err := m.save(); err != nil {
+		m.state.ManagementCluster = before
+		return status.Errorf(codes.Internal, "recording the management cluster of machine %s: %v", m.spec.Id, err)
+	}
+	m.publish(func(s *hostpb.MachineStatus) { s.ManagementCluster = managementCluster })
 	return nil
 }
 

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -66,14 +67,24 @@ func (ms *machines) record(req *hostpb.EnsureMachineRequest) error {
 	if err := ms.lease(req.Spec); err != nil {
 		return networkError(err)
 	}
-	files := map[string][]byte{}
-	if len(req.BootstrapData) > 0 {
-		files["bootstrap-data"] = req.BootstrapData
+	files, err := firstFiles(req)
+	if err == nil {
+		err = ms.store.create(machinesDir, req.Spec.Id, req.Spec, files)
 	}
-	if err := ms.store.create(machinesDir, req.Spec.Id, req.Spec, files); err != nil {
+	if err != nil {
 		return status.Errorf(codes.Internal, "recording machine: %v", err)
 	}
 	return nil
+}
+
+// firstFiles are those that a new machine has besides its spec.
+func firstFiles(req *hostpb.EnsureMachineRequest) (map[string][]byte, error) {
+	state, err := json.Marshal(machineState{ManagementCluster: req.ManagementCluster})
+	files := map[string][]byte{"state.json": state}
+	if len(req.BootstrapData) > 0 {
+		files["bootstrap-data"] = req.BootstrapData
+	}
+	return files, err
 }
 
 // admit decides whether a new machine may be created; mu is held.
@@ -163,6 +174,24 @@ func (ms *machines) StartMachine(_ context.Context, req *hostpb.StartMachineRequ
 		return nil, err
 	}
 	if err := m.startAgain(); err != nil {
+		return nil, err
+	}
+	return m.snapshot(), nil
+}
+
+// ClaimMachine records the management cluster of a machine.
+func (ms *machines) ClaimMachine(_ context.Context, req *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", req.Id, req); err != nil {
+		return nil, err
+	}
+	m, err := ms.get(req.Id)
+	if err != nil {
+		return nil, err
+	}
+	if err := owner.Ensure("machine", req.Id, m.spec, req); err != nil {
+		return nil, err
+	}
+	if err := m.claim(req.ManagementCluster); err != nil {
 		return nil, err
 	}
 	return m.snapshot(), nil

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -96,5 +97,32 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 	}
 	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {
 		t.Errorf("its own: %v", err)
+	}
+}
+
+// The management cluster of a machine is recorded, and a capstand that starts again still has it.
+func TestClaim(t *testing.T) {
+	ctx, h := context.Background(), recorded(t)
+	onDisk(t, h)
+	m := h.machines.byID["m-1"]
+	claim := &hostpb.ClaimMachineRequest{Id: m.spec.Id, Namespace: m.spec.Namespace, Name: m.spec.Name, ManagementCluster: "one"}
+	if got, err := h.ClaimMachine(ctx, claim); err != nil || got.GetStatus().GetManagementCluster() != "one" {
+		t.Errorf("%v, %v", got, err)
+	}
+	if again := newMachine(h.platform, m.spec, h.machines.forget); again.snapshot().GetStatus().GetManagementCluster() != "one" {
+		t.Errorf("after a restart: %v", again.snapshot())
+	}
+	claim.Namespace, claim.ManagementCluster = "thief", "two"
+	if _, err := h.ClaimMachine(ctx, claim); status.Code(err) != codes.AlreadyExists || m.snapshot().GetStatus().GetManagementCluster() != "one" {
+		t.Errorf("a copy: %v, %v", err, m.snapshot())
+	}
+	made := goodSpec()
+	made.Id = "m-2"
+	files, err := firstFiles(&hostpb.EnsureMachineRequest{ManagementCluster: "three"})
+	if err := errors.Join(err, h.store.create(machinesDir, made.Id, made, files)); err != nil {
+		t.Fatal(err)
+	}
+	if got := newMachine(h.platform, made, h.machines.forget).snapshot(); got.GetStatus().GetManagementCluster() != "three" {
+		t.Errorf("a new machine: %v", got)
 	}
 }

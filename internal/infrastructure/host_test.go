@@ -8,6 +8,7 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+	"go4.org/netipx"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -258,16 +259,19 @@ func expirations(b *box, host string) map[string]float64 {
 	return out
 }
 
-// A machine of a cluster that is here, without a CapstanMachine, is listed; its address is not given away; and it goes when, and
-// only when, it is named. A machine of another management cluster is not touched, nor is one that has an object.
+// A machine of a cluster that is here, or that was here before a restore, without a CapstanMachine, is listed; its address and
+// network are not given away; and it goes when, and only when, it is named. A machine of another management cluster is not
+// touched, nor is one that has an object.
 func TestUnknownMachines(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
+	system := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}
+	b.get(system)
 	address := netip.MustParseAddr(m.Spec.Network.Addresses[0].Address)
-	ensure := func(id string, network *hostpb.Network, address netip.Addr) {
-		_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
-			Id: id, Namespace: m.Namespace, Name: id, Cluster: b.cluster.Name, Network: network, MemoryBytes: 1 << 30,
+	ensure := func(id string, network *hostpb.Network, address netip.Addr, managementCluster string) {
+		_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{ManagementCluster: managementCluster, Spec: &hostpb.MachineSpec{
+			Id: id, Namespace: m.Namespace, Name: id, Cluster: network.GetName(), Network: network, MemoryBytes: 1 << 30,
 			Addresses: []*hostpb.Address{{Address: address.String(), Prefix: 24}},
 		}})
 		b.Expect(err).NotTo(HaveOccurred())
@@ -280,14 +284,28 @@ func TestUnknownMachines(t *testing.T) {
 		return ids
 	}
 	made, _ := b.fake.Machine(m.Spec.ID)
-	ensure("unknown-1", made.GetSpec().GetNetwork(), address.Next())
-	ensure("unknown-2", made.GetSpec().GetNetwork(), address.Next().Next())
-	ensure("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, netip.MustParseAddr("10.9.0.2"))
-	b.Eventually(ids).Should(Equal([]string{"unknown-1", "unknown-2"}))
-	u := b.host.Status.UnknownMachines[0]
+	b.Expect(made.GetStatus().GetManagementCluster()).To(Equal(string(system.UID)))
+	second := netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR)
+	second = netip.PrefixFrom(netipx.PrefixLastIP(second).Next(), second.Bits())
+	lost := &hostpb.Network{Id: "lost-cluster", Namespace: m.Namespace, Name: "lost", Cidr: second.String()}
+	ensure("lost-1", lost, second.Addr().Next().Next(), string(system.UID))
+	ensure("unknown-1", made.GetSpec().GetNetwork(), address.Next(), "")
+	ensure("unknown-2", made.GetSpec().GetNetwork(), address.Next().Next(), "")
+	foreign := netip.MustParseAddr("10.9.0.2")
+	ensure("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, foreign, "another")
+	ensure("old", &hostpb.Network{Id: "older-plane", Namespace: "x", Name: "z", Cidr: "10.10.0.0/24"}, netip.MustParseAddr("10.10.0.2"), "")
+	_, err := b.fake.EnsureLoadBalancer(ctx, &hostpb.LoadBalancer{Id: lost.Id, NetworkId: lost.Id, Namespace: lost.Namespace, Name: lost.Name})
+	b.Expect(err).NotTo(HaveOccurred())
+	b.Eventually(ids).Should(Equal([]string{"lost-1", "unknown-1", "unknown-2"}))
+	b.Expect(b.host.Status.UnknownMachines[0].Cluster).To(Equal("lost"))
+	u := b.host.Status.UnknownMachines[1]
 	b.Expect(u.Addresses).To(Equal([]string{address.Next().String()}))
 	b.Expect(u.Namespace + "/" + u.Name + " of " + u.Cluster).To(Equal(m.Namespace + "/unknown-1 of " + b.cluster.Name))
 
+	cluster, capstan := b.cluster, b.capstan
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = lost.Cidr })
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason)).To(ContainSubstring("overlaps " + lost.Cidr))
+	b.cluster, b.capstan = cluster, capstan
 	_, next := b.addMachine(nil, nil)
 	b.running(next)
 	b.Expect(next.Spec.Network.Addresses[0].Address).To(Equal(address.Next().Next().Next().String()))
@@ -301,10 +319,30 @@ func TestUnknownMachines(t *testing.T) {
 	prune("foreign," + m.Spec.ID)
 	b.Expect(b.fake.Calls("DeleteMachine")).To(Equal(0))
 	prune("unknown-2,foreign")
+	b.Eventually(ids).Should(Equal([]string{"lost-1", "unknown-1"}))
+	b.Expect(b.fake.LoadBalancer(lost.Id)).NotTo(BeNil())
+	prune("lost-1")
 	b.Eventually(ids).Should(Equal([]string{"unknown-1"}))
-	for id, there := range map[string]bool{"unknown-1": true, "unknown-2": false, "foreign": true, m.Spec.ID: true, next.Spec.ID: true} {
+	b.Expect(b.fake.LoadBalancer(lost.Id)).To(BeNil())
+	b.Expect(b.fake.Network(lost.Id)).To(BeNil())
+	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).NotTo(BeNil())
+	for id, there := range map[string]bool{"lost-1": false, "unknown-1": true, "unknown-2": false, "foreign": true, "old": true, m.Spec.ID: true, next.Spec.ID: true} {
 		if got, _ := b.fake.Machine(id); (got != nil) != there {
 			t.Errorf("machine %s: %v", id, got)
 		}
 	}
+}
+
+// The target of a move records on the host that the machines are its own: until then the source would list them as unknown.
+func TestMovedMachineIsClaimed(t *testing.T) {
+	b := newBox(t).provisioned()
+	_, m := b.addMachine(nil, nil)
+	b.running(m)
+	made, _ := b.fake.Machine(m.Spec.ID)
+	b.fake.Update(m.Spec.ID, func(s *hostpb.MachineStatus) { s.ManagementCluster = "source" })
+	b.Eventually(func() string {
+		now, _ := b.fake.Machine(m.Spec.ID)
+		return now.GetStatus().GetManagementCluster()
+	}).Should(Equal(made.GetStatus().GetManagementCluster()))
+	b.Expect(made.GetStatus().GetManagementCluster()).NotTo(BeEmpty())
 }

@@ -269,7 +269,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	if err := h.admit(spec); err != nil {
 		return nil, err
 	}
-	record := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING}}
+	record := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{
+		Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING, ManagementCluster: r.GetManagementCluster(),
+	}}
 	if err := h.store.create(record, r.GetBootstrapData()); err != nil {
 		return nil, status.Errorf(codes.Internal, "recording machine: %v", err)
 	}

@@ -1208,8 +1208,10 @@ type EnsureMachineRequest struct {
 	// bootstrap_data is needed until the machine has been bootstrapped; it is kept 0600 and erased
 	// once it was used. Only format cloud-config. A secret: never log a request that carries it.
 	BootstrapData []byte `protobuf:"bytes,2,opt,name=bootstrap_data,json=bootstrapData,proto3" json:"bootstrap_data,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// management_cluster is recorded with a new machine: see MachineStatus. That of a machine that exists does not change.
+	ManagementCluster string `protobuf:"bytes,3,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *EnsureMachineRequest) Reset() {
@@ -1254,6 +1256,13 @@ func (x *EnsureMachineRequest) GetBootstrapData() []byte {
 		return x.BootstrapData
 	}
 	return nil
+}
+
+func (x *EnsureMachineRequest) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
 }
 
 type Machine struct {
@@ -1318,8 +1327,11 @@ type MachineStatus struct {
 	Services         []*ServiceStatus        `protobuf:"bytes,6,rep,name=services,proto3" json:"services,omitempty"`
 	StartedAt        *timestamppb.Timestamp  `protobuf:"bytes,7,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	Pid              int32                   `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"` // of the machine's PID 1 on the host
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// management_cluster is the UID of the namespace kube-system of the management cluster that has the machine's object. A
+	// restore of the management cluster's etcd preserves it. Empty: not recorded.
+	ManagementCluster string `protobuf:"bytes,9,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
@@ -1406,6 +1418,13 @@ func (x *MachineStatus) GetPid() int32 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *MachineStatus) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
 }
 
 type ServiceStatus struct {
@@ -1730,6 +1749,75 @@ func (x *StartMachineRequest) GetName() string {
 	return ""
 }
 
+type ClaimMachineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// namespace and name of the CapstanMachine: both are needed.
+	Namespace         string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name              string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	ManagementCluster string `protobuf:"bytes,4,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ClaimMachineRequest) Reset() {
+	*x = ClaimMachineRequest{}
+	mi := &file_host_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimMachineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimMachineRequest) ProtoMessage() {}
+
+func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
+func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ClaimMachineRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ClaimMachineRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ClaimMachineRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClaimMachineRequest) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
+}
+
 type DeleteMachineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// done is true when nothing of the machine is left but files on their way to removal.
@@ -1740,7 +1828,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1752,7 +1840,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1765,7 +1853,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -1786,7 +1874,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1886,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1899,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoadImageRequest) GetMachines() []string {
@@ -1837,7 +1925,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1937,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1950,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -1884,7 +1972,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +1984,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +1997,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -1949,7 +2037,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2049,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2062,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -2075,13 +2163,14 @@ const file_host_proto_rawDesc = "" +
 	"\aAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\x05R\x06prefix\x12\x18\n" +
-	"\agateway\x18\x03 \x01(\tR\agateway\"o\n" +
+	"\agateway\x18\x03 \x01(\tR\agateway\"\x9e\x01\n" +
 	"\x14EnsureMachineRequest\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x12%\n" +
-	"\x0ebootstrap_data\x18\x02 \x01(\fR\rbootstrapData\"s\n" +
+	"\x0ebootstrap_data\x18\x02 \x01(\fR\rbootstrapData\x12-\n" +
+	"\x12management_cluster\x18\x03 \x01(\tR\x11managementCluster\"s\n" +
 	"\aMachine\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x126\n" +
-	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xca\x04\n" +
+	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xf9\x04\n" +
 	"\rMachineStatus\x12:\n" +
 	"\x05phase\x18\x01 \x01(\x0e2$.capstan.host.v1.MachineStatus.PhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
@@ -2091,7 +2180,8 @@ const file_host_proto_rawDesc = "" +
 	"\bservices\x18\x06 \x03(\v2\x1e.capstan.host.v1.ServiceStatusR\bservices\x129\n" +
 	"\n" +
 	"started_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x10\n" +
-	"\x03pid\x18\b \x01(\x05R\x03pid\"b\n" +
+	"\x03pid\x18\b \x01(\x05R\x03pid\x12-\n" +
+	"\x12management_cluster\x18\t \x01(\tR\x11managementCluster\"b\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\v\n" +
@@ -2125,7 +2215,12 @@ const file_host_proto_rawDesc = "" +
 	"\x13StartMachineRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"+\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x86\x01\n" +
+	"\x13ClaimMachineRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12-\n" +
+	"\x12management_cluster\x18\x04 \x01(\tR\x11managementCluster\"+\n" +
 	"\x15DeleteMachineResponse\x12\x12\n" +
 	"\x04done\x18\x01 \x01(\bR\x04done\"D\n" +
 	"\x10LoadImageRequest\x12\x1a\n" +
@@ -2140,7 +2235,7 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"tail_lines\x18\x04 \x01(\x05R\ttailLines\"\x1e\n" +
 	"\bLogChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xbb\b\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\x8b\t\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -2153,7 +2248,8 @@ const file_host_proto_rawDesc = "" +
 	"GetMachine\x12\".capstan.host.v1.GetMachineRequest\x1a\x18.capstan.host.v1.Machine\x12[\n" +
 	"\fListMachines\x12$.capstan.host.v1.ListMachinesRequest\x1a%.capstan.host.v1.ListMachinesResponse\x12^\n" +
 	"\rDeleteMachine\x12%.capstan.host.v1.DeleteMachineRequest\x1a&.capstan.host.v1.DeleteMachineResponse\x12N\n" +
-	"\fStartMachine\x12$.capstan.host.v1.StartMachineRequest\x1a\x18.capstan.host.v1.Machine\x12T\n" +
+	"\fStartMachine\x12$.capstan.host.v1.StartMachineRequest\x1a\x18.capstan.host.v1.Machine\x12N\n" +
+	"\fClaimMachine\x12$.capstan.host.v1.ClaimMachineRequest\x1a\x18.capstan.host.v1.Machine\x12T\n" +
 	"\tLoadImage\x12!.capstan.host.v1.LoadImageRequest\x1a\".capstan.host.v1.LoadImageResponse(\x01\x12A\n" +
 	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
 
@@ -2170,7 +2266,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_host_proto_goTypes = []any{
 	(Event_Type)(0),                    // 0: capstan.host.v1.Event.Type
 	(MachineStatus_Phase)(0),           // 1: capstan.host.v1.MachineStatus.Phase
@@ -2197,12 +2293,13 @@ var file_host_proto_goTypes = []any{
 	(*ListMachinesResponse)(nil),       // 22: capstan.host.v1.ListMachinesResponse
 	(*DeleteMachineRequest)(nil),       // 23: capstan.host.v1.DeleteMachineRequest
 	(*StartMachineRequest)(nil),        // 24: capstan.host.v1.StartMachineRequest
-	(*DeleteMachineResponse)(nil),      // 25: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 26: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 27: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 28: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 29: capstan.host.v1.LogChunk
-	(*timestamppb.Timestamp)(nil),      // 30: google.protobuf.Timestamp
+	(*ClaimMachineRequest)(nil),        // 25: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 26: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 27: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 28: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 29: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 30: capstan.host.v1.LogChunk
+	(*timestamppb.Timestamp)(nil),      // 31: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
@@ -2218,7 +2315,7 @@ var file_host_proto_depIdxs = []int32{
 	1,  // 10: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
 	2,  // 11: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
 	19, // 12: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	30, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	31, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
 	17, // 14: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
 	3,  // 15: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
 	5,  // 16: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
@@ -2231,23 +2328,25 @@ var file_host_proto_depIdxs = []int32{
 	21, // 23: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
 	23, // 24: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
 	24, // 25: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	26, // 26: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	28, // 27: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	4,  // 28: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	6,  // 29: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	7,  // 30: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	9,  // 31: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	10, // 32: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	13, // 33: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	17, // 34: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	17, // 35: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	22, // 36: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	25, // 37: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	17, // 38: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	27, // 39: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	29, // 40: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	28, // [28:41] is the sub-list for method output_type
-	15, // [15:28] is the sub-list for method input_type
+	25, // 26: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	27, // 27: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	29, // 28: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	4,  // 29: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	6,  // 30: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	7,  // 31: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	9,  // 32: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	10, // 33: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	13, // 34: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	17, // 35: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	17, // 36: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	22, // 37: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	26, // 38: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	17, // 39: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	17, // 40: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	28, // 41: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	30, // 42: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	29, // [29:43] is the sub-list for method output_type
+	15, // [15:29] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -2269,7 +2368,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

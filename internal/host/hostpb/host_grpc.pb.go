@@ -44,6 +44,7 @@ const (
 	Host_ListMachines_FullMethodName       = "/capstan.host.v1.Host/ListMachines"
 	Host_DeleteMachine_FullMethodName      = "/capstan.host.v1.Host/DeleteMachine"
 	Host_StartMachine_FullMethodName       = "/capstan.host.v1.Host/StartMachine"
+	Host_ClaimMachine_FullMethodName       = "/capstan.host.v1.Host/ClaimMachine"
 	Host_LoadImage_FullMethodName          = "/capstan.host.v1.Host/LoadImage"
 	Host_Logs_FullMethodName               = "/capstan.host.v1.Host/Logs"
 )
@@ -78,6 +79,8 @@ type HostClient interface {
 	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
 	// for a machine that runs.
 	StartMachine(ctx context.Context, in *StartMachineRequest, opts ...grpc.CallOption) (*Machine, error)
+	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one.
+	ClaimMachine(ctx context.Context, in *ClaimMachineRequest, opts ...grpc.CallOption) (*Machine, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -211,6 +214,16 @@ func (c *hostClient) StartMachine(ctx context.Context, in *StartMachineRequest, 
 	return out, nil
 }
 
+func (c *hostClient) ClaimMachine(ctx context.Context, in *ClaimMachineRequest, opts ...grpc.CallOption) (*Machine, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Machine)
+	err := c.cc.Invoke(ctx, Host_ClaimMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_LoadImage_FullMethodName, cOpts...)
@@ -273,6 +286,8 @@ type HostServer interface {
 	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
 	// for a machine that runs.
 	StartMachine(context.Context, *StartMachineRequest) (*Machine, error)
+	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one.
+	ClaimMachine(context.Context, *ClaimMachineRequest) (*Machine, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -319,6 +334,9 @@ func (UnimplementedHostServer) DeleteMachine(context.Context, *DeleteMachineRequ
 }
 func (UnimplementedHostServer) StartMachine(context.Context, *StartMachineRequest) (*Machine, error) {
 	return nil, status.Error(codes.Unimplemented, "method StartMachine not implemented")
+}
+func (UnimplementedHostServer) ClaimMachine(context.Context, *ClaimMachineRequest) (*Machine, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClaimMachine not implemented")
 }
 func (UnimplementedHostServer) LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method LoadImage not implemented")
@@ -538,6 +556,24 @@ func _Host_StartMachine_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_ClaimMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClaimMachineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).ClaimMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_ClaimMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).ClaimMachine(ctx, req.(*ClaimMachineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Host_LoadImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServer).LoadImage(&grpc.GenericServerStream[LoadImageRequest, LoadImageResponse]{ServerStream: stream})
 }
@@ -602,6 +638,10 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "StartMachine",
 			Handler:    _Host_StartMachine_Handler,
+		},
+		{
+			MethodName: "ClaimMachine",
+			Handler:    _Host_ClaimMachine_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

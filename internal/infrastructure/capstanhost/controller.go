@@ -83,7 +83,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		// Credentials that were renewed are used at once.
 		WatchesRawSource(secrets).
 		WatchesRawSource(r.Pool.Source(func(_ context.Context, e connections.Event) []reconcile.Request {
-			if !e.Connection && !e.Capacity {
+			if !e.Connection && !e.Capacity && !e.Claimed {
 				return nil
 			}
 			return request(e.Host)

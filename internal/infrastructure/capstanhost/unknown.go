@@ -3,11 +3,13 @@ package capstanhost
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -19,57 +21,63 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
 // A management cluster whose etcd was restored from an old snapshot has machines without objects. A host may have machines of
-// several management clusters, so a machine counts as this one's only if its network is that of a CapstanCluster here: the id of
-// the network is the CapstanCluster's, and goes with it in a move.
+// several management clusters. A machine counts as this one's in two cases. Its network is that of a CapstanCluster here: the id
+// of the network is the CapstanCluster's, and goes with it in a move. Or its cluster is missing here as well, and the host has
+// recorded this management cluster for the machine: the identity outlives a restore, and the target of a move replaces it.
 
 // reconcileUnknown shows the machines of the host that have no CapstanMachine, and removes those that the administrator has named.
 func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host) error {
-	candidates, err := r.candidates(ctx, conn.Machines())
+	candidates, clusters, err := r.candidates(ctx, conn.Machines())
 	if err != nil {
 		return err
 	}
-	var unknown []*hostpb.MachineSpec
-	for _, spec := range candidates {
+	var unknown []*hostpb.Machine
+	for _, m := range candidates {
 		if len(unknown) == infrav1.MaxUnknownMachines {
 			break
 		}
-		gone, err := r.hasNoObject(ctx, spec)
+		gone, err := r.hasNoObject(ctx, m.GetSpec())
 		if err != nil {
 			return err
 		}
 		if gone {
-			unknown = append(unknown, spec)
+			unknown = append(unknown, m)
 		}
 	}
 	host.Status.UnknownMachines = unknownMachines(host.Status.UnknownMachines, unknown, time.Now())
-	return prune(ctx, host, conn, unknown)
+	return prune(ctx, host, conn, unknown, clusters)
 }
 
-// candidates are the machines of this management cluster's clusters that the cache knows no CapstanMachine of. Those of a paused
-// cluster are not among them: in a move its objects come one after another.
-func (r *Reconciler) candidates(ctx context.Context, machines []*hostpb.Machine) ([]*hostpb.MachineSpec, error) {
-	clusters, known := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
-	for _, list := range []client.ObjectList{clusters, known} {
+// candidates are the machines of this management cluster that the cache has no CapstanMachine of. Those of a paused cluster are
+// not among them: in a move its objects come one after another. The clusters, by id, are those whose CapstanCluster is here.
+func (r *Reconciler) candidates(ctx context.Context, machines []*hostpb.Machine) (out []*hostpb.Machine, clusters map[string]bool, err error) {
+	ours, known := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
+	for _, list := range []client.ObjectList{ours, known} {
 		if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	ours, objects := map[string]bool{}, map[string]bool{}
-	for i := range clusters.Items {
-		paused, err := r.paused(ctx, &clusters.Items[i])
+	clusters, objects := map[string]bool{}, map[string]bool{}
+	for i := range ours.Items {
+		paused, err := r.paused(ctx, &ours.Items[i])
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		ours[clusters.Items[i].Spec.ID] = !paused
+		clusters[ours.Items[i].Spec.ID] = !paused
 	}
 	for i := range known.Items {
 		objects[known.Items[i].Spec.ID] = true
 	}
-	delete(ours, "") // of clusters that have none yet
-	return withoutObject(machines, ours, objects), nil
+	delete(clusters, "") // of CapstanClusters that have no id yet
+	self, err := hostaccess.ManagementCluster(ctx, r.Client)
+	out = slices.DeleteFunc(withoutObject(machines, clusters, objects, self), func(m *hostpb.Machine) bool {
+		return r.WatchNamespace != "" && m.GetSpec().GetNamespace() != r.WatchNamespace // of another manager here
+	})
+	return out, clusters, err
 }
 
 func (r *Reconciler) paused(ctx context.Context, c *infrav1.CapstanCluster) (bool, error) {
@@ -81,15 +89,19 @@ func (r *Reconciler) paused(ctx context.Context, c *infrav1.CapstanCluster) (boo
 	return annotations.IsPaused(cluster, c), nil
 }
 
-// withoutObject are the machines of our clusters, by the ids of their networks, that are not among the objects, by id.
-func withoutObject(machines []*hostpb.Machine, ours, objects map[string]bool) (out []*hostpb.MachineSpec) {
+// withoutObject are the machines of this management cluster that are not among the objects, by id. A machine is of this management
+// cluster if its network is that of a cluster here that is not paused, or if it is that of none and the host has recorded self.
+func withoutObject(machines []*hostpb.Machine, clusters, objects map[string]bool, self string) (out []*hostpb.Machine) {
 	for _, m := range machines {
-		spec := m.GetSpec()
-		if ours[spec.GetNetwork().GetId()] && !objects[spec.GetId()] && m.GetStatus().GetPhase() != hostpb.MachineStatus_DELETING {
-			out = append(out, spec)
+		ours, known := clusters[m.GetSpec().GetNetwork().GetId()]
+		if !known {
+			ours = self != "" && m.GetStatus().GetManagementCluster() == self
+		}
+		if ours && !objects[m.GetSpec().GetId()] {
+			out = append(out, m)
 		}
 	}
-	slices.SortFunc(out, func(a, b *hostpb.MachineSpec) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	slices.SortFunc(out, func(a, b *hostpb.Machine) int { return cmp.Compare(a.GetSpec().GetId(), b.GetSpec().GetId()) })
 	return out
 }
 
@@ -103,9 +115,13 @@ func (r *Reconciler) hasNoObject(ctx context.Context, spec *hostpb.MachineSpec) 
 	return err == nil && m.Spec.ID != "" && m.Spec.ID != spec.GetId(), err
 }
 
-// unknownMachines keeps since when each of them has been unknown.
-func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.MachineSpec, at time.Time) (out []infrav1.UnknownMachine) {
-	for _, spec := range now {
+// unknownMachines keeps since when each of them has been unknown. One that is being removed is not listed any more.
+func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.Machine, at time.Time) (out []infrav1.UnknownMachine) {
+	for _, m := range now {
+		if m.GetStatus().GetPhase() == hostpb.MachineStatus_DELETING {
+			continue
+		}
+		spec := m.GetSpec()
 		u := infrav1.UnknownMachine{
 			ID: spec.GetId(), Namespace: spec.GetNamespace(), Name: spec.GetName(), Cluster: spec.GetCluster(), Since: metav1.NewTime(at.Truncate(time.Second)),
 		}
@@ -121,22 +137,57 @@ func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.MachineSpec,
 }
 
 // prune removes the unknown machines that the annotation names. One that has an object again, or that was never unknown, stays.
-func prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.MachineSpec) error {
+func prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.Machine, clusters map[string]bool) error {
 	value, ok := host.Annotations[infrav1.HostPruneAnnotation]
 	if !ok {
 		return nil
 	}
 	ids := strings.Split(value, ",")
-	for _, spec := range unknown {
-		if !slices.Contains(ids, spec.GetId()) {
+	named := slices.DeleteFunc(unknown, func(m *hostpb.Machine) bool { return !slices.Contains(ids, m.GetSpec().GetId()) })
+	for _, m := range named {
+		if err := remove(ctx, conn, m.GetSpec()); err != nil {
+			return fmt.Errorf("remove the unknown machine %s/%s: %s", m.GetSpec().GetNamespace(), m.GetSpec().GetName(), connections.Message(err))
+		}
+	}
+	for _, m := range named {
+		if _, known := clusters[m.GetSpec().GetNetwork().GetId()]; known {
 			continue
 		}
-		req := &hostpb.DeleteMachineRequest{Id: spec.GetId(), Namespace: spec.GetNamespace(), Name: spec.GetName()}
-		if _, err := conn.DeleteMachine(ctx, req); err != nil {
-			return fmt.Errorf("remove the unknown machine %s/%s: %s", spec.GetNamespace(), spec.GetName(), connections.Message(err))
+		if err := removeNetwork(ctx, conn, m.GetSpec().GetNetwork()); err != nil {
+			return fmt.Errorf("remove the load balancer and network of cluster %s/%s, which has no CapstanCluster: %s",
+				m.GetSpec().GetNamespace(), m.GetSpec().GetCluster(), connections.Message(err))
 		}
-		ctrl.LoggerFrom(ctx).Info("Removed a machine without a CapstanMachine", "id", spec.GetId(), "machine", spec.GetNamespace()+"/"+spec.GetName())
 	}
 	delete(host.Annotations, infrav1.HostPruneAnnotation)
 	return nil
+}
+
+// remove removes a machine, and fails as long as something of it is left.
+func remove(ctx context.Context, conn *connections.Host, spec *hostpb.MachineSpec) error {
+	req := &hostpb.DeleteMachineRequest{Id: spec.GetId(), Namespace: spec.GetNamespace(), Name: spec.GetName()}
+	done, err := conn.DeleteMachine(ctx, req)
+	if err == nil && !done.GetDone() {
+		err = errors.New("the host is removing it")
+	}
+	if err == nil {
+		ctrl.LoggerFrom(ctx).Info("Removed a machine without a CapstanMachine", "id", spec.GetId(), "machine", spec.GetNamespace()+"/"+spec.GetName())
+	}
+	return err
+}
+
+// removeNetwork removes what a host has of a cluster besides machines, after the last of them.
+func removeNetwork(ctx context.Context, conn *connections.Host, n *hostpb.Network) error {
+	left, err := conn.ListMachines(ctx, &hostpb.ListMachinesRequest{})
+	if err != nil || slices.ContainsFunc(left.GetMachines(), func(m *hostpb.Machine) bool { return m.GetSpec().GetNetwork().GetId() == n.GetId() }) {
+		return err
+	}
+	balancer := &hostpb.DeleteLoadBalancerRequest{Id: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName()}
+	if _, err := conn.DeleteLoadBalancer(ctx, balancer); err != nil && connections.Code(err) != codes.NotFound {
+		return err
+	}
+	_, err = conn.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName()})
+	if connections.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
 }

@@ -54,7 +54,8 @@ type Host struct {
 	machines      map[string]*hostpb.Machine
 	loadBalancers map[string]*hostpb.LoadBalancer
 	promised      map[string]int64
-	removals      int // of machines, told by the host
+	removals      int  // of machines, told by the host
+	noClaims      bool // the host's capstand is older than claims
 }
 
 func newHost(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, notify func(Event)) (*Host, error) {
@@ -150,6 +151,27 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 		delete(h.promised, id)
 	}
 	return m, nil
+}
+
+// Claim records on the host that the machine's object is in the management cluster, if another one or none is recorded. A host
+// whose capstand is older than claims is not asked again until it connects anew.
+func (h *Host) Claim(ctx context.Context, m *hostpb.Machine, managementCluster string) error {
+	h.mu.RLock()
+	skip := h.noClaims
+	h.mu.RUnlock()
+	if skip || m.GetStatus().GetManagementCluster() == managementCluster {
+		return nil
+	}
+	_, err := h.ClaimMachine(ctx, &hostpb.ClaimMachineRequest{
+		Id: m.GetSpec().GetId(), Namespace: m.GetSpec().GetNamespace(), Name: m.GetSpec().GetName(), ManagementCluster: managementCluster,
+	})
+	if Code(err) == codes.Unimplemented {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.noClaims = true
+		return nil
+	}
+	return err
 }
 
 // LoadBalancer returns the load balancer as the host last described it, or nil.
@@ -265,10 +287,12 @@ func (h *Host) apply(e *hostpb.Event) {
 	out := Event{Host: h.name}
 	h.mu.Lock()
 	before := h.freeMemory()
-	changed := false
+	changed, claimed := false, false
 	switch o := e.GetObject().(type) {
 	case *hostpb.Event_Machine:
 		out.Machine = o.Machine
+		have := h.machines[o.Machine.GetSpec().GetId()]
+		claimed = have != nil && have.GetStatus().GetManagementCluster() != o.Machine.GetStatus().GetManagementCluster()
 		if gone {
 			h.removals++
 		}
@@ -289,6 +313,9 @@ func (h *Host) apply(e *hostpb.Event) {
 	if capacity {
 		h.notify(Event{Host: h.name, Capacity: true})
 	}
+	if claimed {
+		h.notify(Event{Host: h.name, Claimed: true})
+	}
 }
 
 func put[T any](m map[string]T, id string, v T, gone bool) {
@@ -303,7 +330,7 @@ func put[T any](m map[string]T, id string, v T, gone bool) {
 func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
-	h.err = nil
+	h.err, h.noClaims = nil, false
 	for id, m := range h.machines {
 		if !present[id] {
 			delete(h.machines, id)

@@ -29,6 +29,8 @@ type Event struct {
 	Connection bool
 	// Capacity says that what the host has, or has left, changed.
 	Capacity bool
+	// Claimed says that a machine has another management cluster.
+	Claimed bool
 }
 
 // Pool keeps the connections. Its methods are safe for concurrent use.

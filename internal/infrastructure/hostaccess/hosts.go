@@ -18,6 +18,13 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
+// ManagementCluster identifies the management cluster by the UID of its namespace kube-system. A restore of its etcd preserves it.
+func ManagementCluster(ctx context.Context, c client.Reader) (string, error) {
+	ns := &corev1.Namespace{}
+	err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, ns)
+	return string(ns.UID), err
+}
+
 // Usable lists the hosts that admit the namespace (ALL-18) and match every selector, by name. Hosts that
 // are abandoned are left out.
 func Usable(ctx context.Context, c client.Reader, namespace string, selectors ...*metav1.LabelSelector) ([]infrav1.CapstanHost, error) {

@@ -131,6 +131,9 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		}
 	}
 	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
+	if err := r.claim(ctx, host, observed); err != nil {
+		return err
+	}
 	s.capstan.Spec.HostID = cmp.Or(s.capstan.Spec.HostID, host.ID()) // machines from before the field existed
 	if err := r.startAgain(ctx, s, host); err != nil {
 		return err
@@ -144,6 +147,18 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())
 	}
 	return nil
+}
+
+// claim records on the host that the machine's object is here, if it came with a move or is older than this record.
+func (r *Reconciler) claim(ctx context.Context, host *connections.Host, observed *hostpb.Machine) error {
+	id, err := hostaccess.ManagementCluster(ctx, r.Client)
+	if err != nil {
+		return err
+	}
+	if err := host.Claim(ctx, observed, id); err != nil && connections.Code(err) != codes.FailedPrecondition {
+		return fmt.Errorf("record on host %s that this management cluster has the machine: %s", host.Name(), connections.Message(err))
+	}
+	return nil // a machine whose record is damaged has nothing to write to
 }
 
 // startAgain passes on the request to start a failed machine. A request that the host refuses is not repeated.
@@ -196,12 +211,16 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	if err != nil {
 		return nil, err
 	}
+	managementCluster, err := hostaccess.ManagementCluster(ctx, r.Client)
+	if err != nil {
+		return nil, err
+	}
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
 	// One that was refused asks without a promise: to take it back is an event, which would lead here again at once.
 	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {
 		host.Promise(spec.GetId(), spec.GetMemoryBytes())
 	}
-	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data})
+	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data, ManagementCluster: managementCluster})
 	if err == nil {
 		return observed, nil
 	}

@@ -125,6 +125,9 @@ func TestRecovery(t *testing.T) {
 	lost.capstan("backup", "--file", archive)
 	machines, objects := rack.machines(), lost.identities()
 	lost.kubectl("create", "configmap", "after-the-backup")
+	lost.capstan("create", "cluster", "two")
+	network := lost.kubectl("get", "capstancluster", "two", "-o", "jsonpath={.spec.network.machineCIDR}")
+	machines = rack.machines()
 
 	lost.destroy()
 	rack.sameMachines(machines, "without a plane")
@@ -149,6 +152,26 @@ func TestRecovery(t *testing.T) {
 	eventually(t, "the host is connected", time.Minute, func() bool {
 		return found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
 	})
+	// It lists the machine of the cluster that was made after the backup, does not give its network to the next cluster, and
+	// removes nothing until it is asked to.
+	id := found.unknown()
+	if machines[id] == "" {
+		t.Fatalf("status.unknownMachines: %q, machines: %v", id, machines)
+	}
+	found.capstan("create", "cluster", "three", "--workers", "0")
+	if given := found.kubectl("get", "capstancluster", "three", "-o", "jsonpath={.spec.network.machineCIDR}"); given == network || network == "" {
+		t.Errorf("the next cluster has the network %q, the machine of the lost one has %q", given, network)
+	}
+	found.capstan("delete", "cluster", "three")
+	rack.sameMachines(machines, "after the restore")
+	if text := found.capstan("host", "prune", "rack-1"); !strings.Contains(text, id) {
+		t.Errorf("capstan host prune: %s", text)
+	}
+	found.capstan("host", "prune", "rack-1", id)
+	delete(machines, id)
+	eventually(t, "the machine of the lost cluster is removed", time.Minute, func() bool { return found.unknown() == "" })
+	rack.sameMachines(machines, "after host prune")
+	rack.networks(1, "after host prune")
 	// It manages them: another worker comes, and those that were there stay.
 	found.kubectl("patch", "machinedeployment", found.workers(), "--type=merge", "-p", `{"spec":{"replicas":2}}`)
 	eventually(t, "another worker runs", 3*time.Minute, func() bool {
@@ -166,6 +189,22 @@ func TestRecovery(t *testing.T) {
 	found.capstan("delete", "cluster", "one")
 	if left := rack.machines(); len(left) > 0 {
 		t.Errorf("machines are left: %v", left)
+	}
+}
+
+// unknown is the id of the only machine that has no CapstanMachine, as its host has it in its status.
+func (i *installation) unknown() string {
+	i.t.Helper()
+	return i.kubectl("get", "capstanhost", "rack-1", "-o", "jsonpath={.status.unknownMachines[*].id}")
+}
+
+// networks: so many have a record, and as many load balancers.
+func (h host) networks(n int, when string) {
+	h.t.Helper()
+	for _, kind := range []string{"networks", "balancers"} {
+		if found, err := os.ReadDir(filepath.Join(h.root, kind)); err != nil || len(found) != n {
+			h.t.Errorf("%s: wanted %d %s, found %v (%v)", when, n, kind, found, err)
+		}
 	}
 }
 

@@ -365,7 +365,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	if _, err := h.ensureNetwork(spec.GetNetwork()); err != nil {
 		return nil, err
 	}
-	m := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING}}
+	m := &hostpb.Machine{Spec: proto.CloneOf(spec), Status: &hostpb.MachineStatus{
+		Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING, ManagementCluster: r.GetManagementCluster(),
+	}}
 	if len(r.GetBootstrapData()) > 0 {
 		m.Status.Bootstrap = hostpb.MachineStatus_STARTED
 	}
@@ -408,6 +410,33 @@ func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*
 		h.send(hostpb.Event_CHANGED, m)
 	}
 	return proto.CloneOf(m), nil
+}
+
+// ClaimMachine implements hostpb.HostServer.
+func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := h.machines[r.GetId()]
+	if m == nil {
+		return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+	}
+	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
+		return nil, err
+	}
+	m.Status.ManagementCluster = r.GetManagementCluster()
+	h.send(hostpb.Event_CHANGED, m)
+	return proto.CloneOf(m), nil
+}
+
+// ListMachines implements hostpb.HostServer.
+func (h *Host) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*hostpb.ListMachinesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	res := &hostpb.ListMachinesResponse{}
+	for _, m := range h.machines {
+		res.Machines = append(res.Machines, proto.CloneOf(m))
+	}
+	return res, nil
 }
 
 // DeleteMachine implements hostpb.HostServer.
