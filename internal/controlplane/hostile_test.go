@@ -97,6 +97,7 @@ func TestHostileKubeconfig(t *testing.T) {
 				server = fill.Replace(c.server)
 			}
 			cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = trap.APIEndpoint })
+			unchecked(t, cluster.Namespace) // the second line of defence
 			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque,
 				Data: map[string][]byte{"value": trap.kubeconfig(server, fill.Replace(c.cluster), fill.Replace(c.user))}})
 			cluster.SetInfraEndpoint(trap.APIEndpoint)

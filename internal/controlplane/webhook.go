@@ -29,8 +29,11 @@ func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 		WithDefaulter(webhook{}).WithValidator(webhook{}).Complete(); err != nil {
 		return err
 	}
-	return ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlaneTemplate{}).
-		WithValidator(templateWebhook{}).Complete()
+	if err := ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlaneTemplate{}).
+		WithValidator(templateWebhook{}).Complete(); err != nil {
+		return err
+	}
+	return setupKubeconfigWebhook(mgr)
 }
 
 // +kubebuilder:webhook:path=/mutate-controlplane-capstan-dev-v1beta2-capstancontrolplane,mutating=true,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=create;update,versions=v1beta2,name=default.capstancontrolplane.controlplane.capstan.dev,admissionReviewVersions=v1

@@ -112,16 +112,9 @@ func parse(data []byte) (*rest.Config, *url.URL, error) {
 // current returns the cluster and the user of the current context. What does not belong to it is not looked at,
 // because it is not used. Messages of the decoder quote the document, so they are not passed on.
 func current(data []byte) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
-	if len(data) > MaxSize {
-		return nil, nil, refuse("size", fmt.Sprintf("it has %d bytes, at most %d are allowed", len(data), MaxSize))
-	}
-	// A document of 64 KiB with aliases can take gigabytes when it is decoded.
-	if bytes.ContainsRune(data, '&') {
-		return nil, nil, refuse("&", "the character is not allowed, because it begins a YAML anchor")
-	}
-	config, err := clientcmd.Load(data)
+	config, err := decode(data)
 	if err != nil {
-		return nil, nil, refuse("document", "it is no valid kubeconfig: expected YAML or JSON with apiVersion v1 and kind Config, in which each name occurs once")
+		return nil, nil, err
 	}
 	context := config.Contexts[config.CurrentContext]
 	if context == nil {
@@ -137,34 +130,83 @@ func current(data []byte) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error)
 	return cluster, user, nil
 }
 
-// checkForbidden refuses the fields with which a kubeconfig makes its reader do more than connect to a server.
-func checkForbidden(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
+// decode refuses documents that are too large or too costly for the decoder.
+func decode(data []byte) (*clientcmdapi.Config, error) {
+	if len(data) > MaxSize {
+		return nil, refuse("size", fmt.Sprintf("it has %d bytes, at most %d are allowed", len(data), MaxSize))
+	}
+	// A document of 64 KiB with aliases can take gigabytes when it is decoded.
+	if bytes.ContainsRune(data, '&') {
+		return nil, refuse("&", "the character is not allowed, because it begins a YAML anchor")
+	}
+	config, err := clientcmd.Load(data)
+	if err != nil {
+		return nil, refuse("document", "it is no valid kubeconfig: expected YAML or JSON with apiVersion v1 and kind Config, in which each name occurs once")
+	}
+	return config, nil
+}
+
+// Harmless refuses a kubeconfig that makes other loaders run programs or read files, in whichever of its contexts. Kubeconfigs
+// of other providers may have proxies, passwords and other servers, so these are left to Load. Each refusal is a *RefusedError.
+func Harmless(data []byte) error {
+	config, err := decode(data)
+	if err != nil {
+		return err
+	}
+	for _, cluster := range config.Clusters {
+		if err := first(harmful(cluster, &clientcmdapi.AuthInfo{})); err != nil {
+			return err
+		}
+	}
+	for _, user := range config.AuthInfos {
+		if err := first(harmful(&clientcmdapi.Cluster{}, user)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forbidden is a field that may not be set.
+type forbidden struct {
+	field   string
+	set     bool
+	problem string
+}
+
+func first(fields []forbidden) error {
+	for _, f := range fields {
+		if f.set {
+			return refuse(f.field, f.problem)
+		}
+	}
+	return nil
+}
+
+// harmful are the fields with which a kubeconfig makes its reader run programs or read files.
+func harmful(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) []forbidden {
 	const inline = "files are not read: give the content inline"
-	for _, f := range []struct {
-		field   string
-		set     bool
-		problem string
-	}{
+	return []forbidden{
 		{"user.exec", user.Exec != nil, "programs are not run: give a client certificate and key, or a token"},
 		{"user.auth-provider", user.AuthProvider != nil, "plugins are not run: give a client certificate and key, or a token"},
 		{"user.tokenFile", user.TokenFile != "", inline + " in token"},
 		{"user.client-certificate", user.ClientCertificate != "", inline + " in client-certificate-data"},
 		{"user.client-key", user.ClientKey != "", inline + " in client-key-data"},
+		{"cluster.certificate-authority", cluster.CertificateAuthority != "", inline + " in certificate-authority-data"},
+	}
+}
+
+// checkForbidden refuses the fields with which a kubeconfig makes its reader do more than connect to a server.
+func checkForbidden(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
+	return first(append(harmful(cluster, user), []forbidden{
 		{"user.username", user.Username != "", "passwords are not used: give a client certificate and key, or a token"},
 		{"user.password", user.Password != "", "passwords are not used: give a client certificate and key, or a token"},
 		{"user.as", user.Impersonate != "", "nobody is impersonated"},
 		{"user.as-uid", user.ImpersonateUID != "", "nobody is impersonated"},
 		{"user.as-groups", len(user.ImpersonateGroups) > 0, "nobody is impersonated"},
 		{"user.as-user-extra", len(user.ImpersonateUserExtra) > 0, "nobody is impersonated"},
-		{"cluster.certificate-authority", cluster.CertificateAuthority != "", inline + " in certificate-authority-data"},
 		{"cluster.proxy-url", cluster.ProxyURL != "", "proxies are not used: the endpoint must be reachable directly"},
 		{"cluster.insecure-skip-tls-verify", cluster.InsecureSkipTLSVerify, "the server's certificate is always verified: give the authority in certificate-authority-data"},
-	} {
-		if f.set {
-			return refuse(f.field, f.problem)
-		}
-	}
-	return nil
+	}...))
 }
 
 func parseServer(server string) (*url.URL, error) {

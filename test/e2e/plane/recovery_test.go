@@ -125,7 +125,7 @@ func TestRecovery(t *testing.T) {
 	lost.capstan("backup", "--file", archive)
 	machines, objects := rack.machines(), lost.identities()
 	lost.kubectl("create", "configmap", "after-the-backup")
-	lost.capstan("create", "cluster", "two")
+	lost.capstan("create", "cluster", "two", "--workers", "0")
 	network := lost.kubectl("get", "capstancluster", "two", "-o", "jsonpath={.spec.network.machineCIDR}")
 	machines = rack.machines()
 

@@ -1,0 +1,86 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+)
+
+// unchecked switches the check of kubeconfigs off for a namespace, and waits until the API server does.
+func unchecked(t *testing.T, namespace string) {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(ns), ns); err != nil {
+		t.Fatal(err)
+	}
+	metav1.SetMetaDataLabel(&ns.ObjectMeta, KubeconfigCheckLabel, kubeconfigCheckDisabled)
+	if err := env.Client.Update(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, "namespace "+namespace+" is not checked any more", func() bool {
+		return env.Client.Create(t.Context(), kubeconfigSecret(namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) == nil
+	})
+}
+
+func kubeconfigSecret(namespace, name, user string) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Type: clusterv1.ClusterSecretType,
+		StringData: map[string]string{"value": fmt.Sprintf("{apiVersion: v1, kind: Config, users: [{name: a, %s]}", user[1:])},
+	}
+}
+
+// The API server refuses kubeconfigs that make their readers run programs or read files. Other Secrets, and other changes, do not
+// depend on the manager.
+func TestKubeconfigSecrets(t *testing.T) {
+	namespace := env.Namespace(t)
+	secret := func(name, user string) *corev1.Secret { return kubeconfigSecret(namespace, name, user) }
+	for name, test := range map[string]struct {
+		secret *corev1.Secret
+		want   string
+	}{
+		"a token":         {secret("token-kubeconfig", `{user: {token: a}}`), ""},
+		"a proxy":         {secret("proxy-kubeconfig", `{user: {token: a}}], clusters: [{name: a, cluster: {proxy-url: "http://10.0.0.1", insecure-skip-tls-verify: true}}`), ""},
+		"another name":    {secret("kubeconfig", `{user: {tokenFile: /x}}`), ""},
+		"a token's file":  {secret("a-kubeconfig", `{user: {tokenFile: /x}}`), "the kubeconfig is refused: user.tokenFile: files are not read"},
+		"a program":       {secret("a-kubeconfig", `{user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: x}}}`), "user.exec"},
+		"a plugin":        {secret("a-kubeconfig", `{user: {auth-provider: {name: oidc}}}`), "user.auth-provider"},
+		"a certificate":   {secret("a-kubeconfig", `{user: {client-certificate: /x}}`), "user.client-certificate"},
+		"a key":           {secret("a-kubeconfig", `{user: {client-key: /x}}`), "user.client-key"},
+		"an authority":    {secret("a-kubeconfig", `{user: {token: a}}], clusters: [{name: a, cluster: {certificate-authority: /x}}`), "cluster.certificate-authority"},
+		"another context": {secret("a-kubeconfig", `{user: {token: a}}, {name: b, user: {tokenFile: /x}}`), "user.tokenFile"},
+		"aliases":         {secret("a-kubeconfig", `{user: {token: &a a}}`), "YAML anchor"},
+		"no kubeconfig":   {secret("a-kubeconfig", `{user: 1}`), "no valid kubeconfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			refused(t, env.Client.Create(context.Background(), test.secret), test.want)
+		})
+	}
+	good := secret("token-kubeconfig", `{user: {tokenFile: /x}}`)
+	refused(t, env.Client.Patch(context.Background(), good, client.Merge), "user.tokenFile")
+
+	// One that is there already can still be labelled and deleted, and its content mended.
+	bad := kubeconfigSecret(env.Namespace(t), "old-kubeconfig", `{user: {tokenFile: /x}}`)
+	unchecked(t, bad.Namespace)
+	if err := env.Client.Create(t.Context(), bad); err != nil {
+		t.Fatal(err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: bad.Namespace}}
+	if err := env.Client.Patch(t.Context(), ns, client.RawPatch(client.Merge.Type(), fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, KubeconfigCheckLabel))); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, "the namespace is checked again", func() bool {
+		return env.Client.Create(t.Context(), kubeconfigSecret(bad.Namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) != nil
+	})
+	bad.Labels = map[string]string{"a": "b"}
+	refused(t, env.Client.Update(t.Context(), bad), "")
+	bad.Data["value"] = []byte(`{apiVersion: v1, kind: Config, users: [{name: a, user: {tokenFile: /y}}]}`)
+	refused(t, env.Client.Update(t.Context(), bad), "user.tokenFile")
+	refused(t, env.Client.Delete(t.Context(), bad), "")
+}
