@@ -21,7 +21,7 @@ func (a *app) hostPruneCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use: "prune HOST [ID...]", Short: "List the machines of a host that have no CapstanMachine, and remove those that are named",
-		Long: `List the machines of a host that belong to a cluster of the management cluster and have no CapstanMachine, as after
+		Long: `List the machines of a host that belong to the management cluster and have no CapstanMachine, as after
 the restore of an old etcd. With ids, or with --yes for all that are listed, have the host remove them and their disks for good.
 Machines of other management clusters are neither listed nor removed.`,
 		Args: cobra.MinimumNArgs(1),

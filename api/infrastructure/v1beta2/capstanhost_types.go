@@ -123,7 +123,7 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	BoxID string `json:"boxID,omitempty"`
 
-	// unknownMachines are machines on the host that belong to a CapstanCluster of this management cluster and have no
+	// unknownMachines are machines on the host that belong to this management cluster and have no
 	// CapstanMachine, as after the restore of an old etcd; the first 100 by id. They run on, and their addresses are not
 	// given to others. Capstan does not remove them: see the annotation infrastructure.capstan.dev/prune.
 	// +optional
