@@ -17,6 +17,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/kubeconfig"
+	"capstan.dev/capstan/internal/pki"
 )
 
 func aMachine(name, version string, ready bool) *clusterv1.Machine {
@@ -164,19 +165,18 @@ func TestCheckCertificate(t *testing.T) {
 
 func leafOf(t *testing.T, ca *certs.KeyPair) (cert, key []byte) {
 	t.Helper()
-	caCert, err := certs.DecodeCertPEM(ca.Cert)
+	authority, err := pki.ParseAuthority(ca.Cert, ca.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	caKey, err := certs.DecodePrivateKeyPEM(ca.Key)
+	made, signer, err := authority.Issue(pki.Leaf{Usages: pki.Client}, day, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, key, err = clientCertificate(caCert, caKey, day, time.Now())
-	if err != nil {
+	if key, err = pki.EncodeKey(signer); err != nil {
 		t.Fatal(err)
 	}
-	return cert, key
+	return pki.EncodeCert(made), key
 }
 
 func TestFailedChecks(t *testing.T) {

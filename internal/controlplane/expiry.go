@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	certexpiry "capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // defaultCertificateDays of the leaf certificates on control plane machines.
@@ -43,7 +44,7 @@ func expirations(s *scope, members []member) []certexpiry.Certificate {
 	if s.access != nil {
 		add("secret "+secret.Name(s.cluster.Name, secret.Kubeconfig), s.access.CertData)
 	}
-	validity := day * time.Duration(cmp.Or(s.controlPlane.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays))
+	validity := pki.Life(day * time.Duration(cmp.Or(s.controlPlane.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays)))
 	for _, m := range members {
 		if at := m.certificatesExpire; !at.IsZero() {
 			out = append(out, certexpiry.Certificate{Name: "machine " + m.name, NotBefore: at.Add(-validity), NotAfter: at})

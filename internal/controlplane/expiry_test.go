@@ -1,16 +1,12 @@
 package controlplane
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -19,25 +15,26 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	certexpiry "capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // TestExpiry: a certificate of a control plane that was not renewed after two thirds of its life is in a condition, by the
 // name of the Secret or the machine that has it.
 func TestExpiry(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "demo"}, key)
+	ca, err := pki.NewAuthority("demo", key, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	signed := func(left time.Duration) *rest.Config {
-		pem, _, err := clientCertificate(ca, key, 30*day, time.Now().Add(left-30*day))
+		made, _, err := ca.Issue(pki.Leaf{Usages: pki.Client}, 30*day, time.Now().Add(left-30*day))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: pem}}
+		return &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: pki.EncodeCert(made)}}
 	}
 	machine := func(left time.Duration) *member {
 		return &member{name: "m-0", certificatesExpire: time.Now().Add(left)}
@@ -57,7 +54,7 @@ func TestExpiry(t *testing.T) {
 			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "expiry", Name: "demo"}}
 			cp.Spec.Config.Cluster.CertificateValidityDays = 90
 			s := &scope{controlPlane: cp, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, access: c.access}
-			s.certificates = secret.Certificates{{Purpose: secret.ClusterCA, KeyPair: &certs.KeyPair{Cert: certs.EncodeCertPEM(ca)}}}
+			s.certificates = secret.Certificates{{Purpose: secret.ClusterCA, KeyPair: &certs.KeyPair{Cert: pki.EncodeCert(ca.Cert)}}}
 			again := showExpiry(s, fleet{instances: []instance{{member: c.machine}}}.members())
 			got := conditions.Get(cp, certexpiry.ConditionType)
 			if (got.Status == metav1.ConditionTrue) != (c.message != "") || !strings.Contains(got.Message, c.message) || again <= 0 {

@@ -3,32 +3,23 @@ package controlplane
 import (
 	"bytes"
 	"context"
-	"crypto"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/kubeconfig"
+	"capstan.dev/capstan/internal/pki"
 )
 
 const day = 24 * time.Hour
-
-// clockSkew is how far the clocks of machines may differ.
-const clockSkew = 5 * time.Minute
 
 // reconcileKubeconfig makes the kubeconfig secret as soon as the endpoint is known, and makes it again
 // when its certificate nears its end, or when the endpoint or the certificate authority is another one
@@ -121,6 +112,7 @@ func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore 
 	if spec.ValidityDays > 0 {
 		validity = day * time.Duration(spec.ValidityDays)
 	}
+	validity = pki.Life(validity)
 	renewBefore = validity / 2
 	if spec.RenewBeforeDays > 0 {
 		renewBefore = day * time.Duration(spec.RenewBeforeDays)
@@ -146,52 +138,23 @@ func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration
 
 // newKubeconfig is a kubeconfig for an administrator of the cluster.
 func newKubeconfig(cluster, server string, ca *certs.KeyPair, validity time.Duration, now time.Time) ([]byte, error) {
-	caCert, err := certs.DecodeCertPEM(ca.Cert)
+	authority, err := pki.ParseAuthority(ca.Cert, ca.Key)
 	if err != nil {
 		return nil, err
 	}
-	caKey, err := certs.DecodePrivateKeyPEM(ca.Key)
+	leaf := pki.Leaf{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}, Usages: pki.Client}
+	cert, signer, err := authority.Issue(leaf, validity, now)
 	if err != nil {
 		return nil, err
 	}
-	cert, key, err := clientCertificate(caCert, caKey, validity, now)
+	key, err := pki.EncodeKey(signer)
 	if err != nil {
 		return nil, err
 	}
 	user := cluster + "-admin"
-	name := user + "@" + cluster
-	return clientcmd.Write(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{cluster: {Server: server, CertificateAuthorityData: ca.Cert}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: cert, ClientKeyData: key}},
-		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: cluster, AuthInfo: user}},
-		CurrentContext: name,
-	})
-}
-
-func clientCertificate(caCert *x509.Certificate, caKey crypto.Signer, validity time.Duration, now time.Time) (cert, key []byte, err error) {
-	signer, err := certs.NewSigner(bootstrapkubeadmv1.EncryptionAlgorithmECDSAP256)
-	if err != nil {
-		return nil, nil, err
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, err
-	}
-	notAfter := now.Add(validity)
-	if caCert.NotAfter.Before(notAfter) {
-		notAfter = caCert.NotAfter
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		Subject:      pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}},
-		SerialNumber: serial,
-		NotBefore:    now.Add(-clockSkew),
-		NotAfter:     notAfter,
-		KeyUsage:     x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, caCert, signer.Public(), caKey)
-	if err != nil {
-		return nil, nil, err
-	}
-	key, err = certs.EncodePrivateKeyPEMFromSigner(signer)
-	return certs.EncodeCertPEM(&x509.Certificate{Raw: der}), key, err
+	return pki.Kubeconfig{
+		ClusterName: cluster, UserName: user, ContextName: user + "@" + cluster,
+		Cluster: clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.Cert},
+		User:    clientcmdapi.AuthInfo{ClientCertificateData: pki.EncodeCert(cert), ClientKeyData: key},
+	}.Encode()
 }

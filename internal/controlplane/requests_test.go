@@ -21,7 +21,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // bootstrapper may make requests as a bootstrap token does.
@@ -39,7 +39,7 @@ func bootstrapper(t *testing.T, token string) client.Client {
 // requestKubelet requests the first certificate of a kubelet.
 func requestKubelet(t *testing.T, name, token, node string) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
-	key, err := pki.EnsureKey(filepath.Join(t.TempDir(), "key"))
+	key, err := certfiles.EnsureKey(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,13 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -31,6 +27,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
@@ -40,10 +37,6 @@ const (
 	// rotationRetry is how often a rotation that waits looks again: what Nodes and ConfigMaps of the workload
 	// cluster say is no event here.
 	rotationRetry = 2 * time.Second
-	// madeBefore: certificate authorities are valid from a little before they are made.
-	madeBefore = clockSkew
-	// authorityValidity is for how long a certificate authority is valid, as with Cluster API.
-	authorityValidity = 3650 * day
 )
 
 // caName is the secret of the cluster's certificate authority.
@@ -63,7 +56,7 @@ func (s *scope) rotation() rotation {
 	out.owned = metav1.IsControlledBy(s.authority, s.controlPlane)
 	out.next = len(s.authority.Data[nextKeyName]) > 0
 	if cert, err := certs.DecodeCertPEM(bundle); err == nil && cert != nil {
-		out.made = cert.NotBefore.Add(madeBefore)
+		out.made = cert.NotBefore.Add(pki.Backdate)
 	}
 	return out
 }
@@ -211,29 +204,16 @@ func (r *Reconciler) writeAuthority(ctx context.Context, s *scope, change func(d
 // newAuthority makes the certificate authority of a cluster. Unlike Cluster API's, it may sign the one
 // that comes after it.
 func newAuthority(now time.Time) (*certs.KeyPair, error) {
-	signer, err := certs.NewSigner(bootstrapkubeadmv1.EncryptionAlgorithmECDSAP256)
+	signer, err := pki.NewKey()
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		Subject:   pkix.Name{CommonName: "kubernetes"},
-		NotBefore: now.Add(-madeBefore), NotAfter: now.Add(authorityValidity),
-		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment | x509.KeyUsageCertSign,
-		BasicConstraintsValid: true, IsCA: true, MaxPathLen: -1,
-	}
-	if template.SerialNumber, err = newSerial(); err != nil {
-		return nil, err
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, signer.Public(), signer)
+	made, err := pki.NewAuthority("kubernetes", signer, now)
 	if err != nil {
 		return nil, err
 	}
-	key, err := certs.EncodePrivateKeyPEMFromSigner(signer)
-	return &certs.KeyPair{Cert: certs.EncodeCertPEM(&x509.Certificate{Raw: der}), Key: key}, err
-}
-
-func newSerial() (*big.Int, error) {
-	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	key, err := pki.EncodeKey(signer)
+	return &certs.KeyPair{Cert: pki.EncodeCert(made.Cert), Key: key}, err
 }
 
 // beginRotation makes a new authority. It is trusted from now on, and does not sign yet.
@@ -256,7 +236,7 @@ func signWithNext(data map[string][]byte) error {
 	}
 	delete(data, bootstrap.CrossCADataName)
 	if mayHaveAuthorities(old) {
-		cross, err := crossSign(data[nextCertName], old, data[secret.TLSKeyDataName])
+		cross, err := crossSign(data[nextCertName], data[secret.TLSCrtDataName], data[secret.TLSKeyDataName])
 		if err != nil {
 			return err
 		}
@@ -272,28 +252,20 @@ func signWithNext(data map[string][]byte) error {
 // mayHaveAuthorities says that an authority may sign another one.
 func mayHaveAuthorities(ca *x509.Certificate) bool { return ca.MaxPathLen != 0 || !ca.MaxPathLenZero }
 
-func crossSign(next []byte, old *x509.Certificate, oldKey []byte) ([]byte, error) {
-	template, err := certs.DecodeCertPEM(next)
+func crossSign(next, old, oldKey []byte) ([]byte, error) {
+	authority, err := pki.ParseAuthority(old, oldKey)
 	if err != nil {
 		return nil, err
 	}
-	key, err := certs.DecodePrivateKeyPEM(oldKey)
+	other, err := pki.ParseCert(next)
 	if err != nil {
 		return nil, err
 	}
-	cross := *template
-	if cross.SerialNumber, err = newSerial(); err != nil {
-		return nil, err
-	}
-	if cross.NotAfter.After(old.NotAfter) {
-		cross.NotAfter = old.NotAfter
-	}
-	cross.AuthorityKeyId = nil // that of the old one
-	der, err := x509.CreateCertificate(rand.Reader, &cross, old, template.PublicKey, key)
+	cross, err := authority.SignAuthority(other)
 	if err != nil {
 		return nil, err
 	}
-	return certs.EncodeCertPEM(&x509.Certificate{Raw: der}), nil
+	return pki.EncodeCert(cross), nil
 }
 
 // dropOld leaves only the authority that signs.

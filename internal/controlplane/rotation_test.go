@@ -193,18 +193,7 @@ func TestAuthoritySecret(t *testing.T) {
 		t.Error("the new one does not sign, or the old one is not trusted any more, or its key is still there")
 	}
 	pair := &certs.KeyPair{Cert: data[secret.TLSCrtDataName], Key: data[secret.TLSKeyDataName]}
-	ca, err := certs.DecodeCertPEM(pair.Cert)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := certs.DecodePrivateKeyPEM(pair.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leafPEM, _, err := clientCertificate(ca, key, day, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	leafPEM, _ := leafOf(t, pair)
 	verify := func(roots []byte, cross []byte) error {
 		leaf, err := certs.DecodeCertPEM(leafPEM)
 		if err != nil {

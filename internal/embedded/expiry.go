@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	certutil "k8s.io/client-go/util/cert"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // expiring are the certificates of the plane that have less than a third of their life before them, each with its file below the
@@ -18,13 +18,12 @@ func expiring(dir string, now time.Time) ([]string, error) {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".crt") {
 			return err
 		}
-		certs, err := certutil.CertsFromFile(path)
+		c, err := pki.ReadCert(path)
 		if err != nil {
 			return err
 		}
 		// The plane looks at its leaves once per renewalInterval.
-		c := certs[0]
-		if left := c.NotAfter.Sub(now); left < c.NotAfter.Sub(c.NotBefore)/3-2*renewalInterval {
+		if now.After(pki.RenewAt(c).Add(2 * pki.CheckEvery(renewalInterval))) {
 			name, err := filepath.Rel(dir, path)
 			if err != nil {
 				return err

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 // TestExpiring: a certificate that was not renewed in time is named, and one that was renewed is not.
@@ -19,14 +21,14 @@ func TestExpiring(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := identity{name: "server", cn: "x", usages: serverUsage}
+	id := identity{name: "server", cn: "x", usages: pki.Server}
 	if err := ca.ensureLeaf(dir, id, user{os.Getuid(), os.Getgid()}, now); err != nil {
 		t.Fatal(err)
 	}
 	for at, want := range map[time.Duration][]string{
-		0: nil, leafValidity - renewBefore - time.Hour: nil,
-		leafValidity - renewBefore + 4*renewalInterval: {"server.crt"}, leafValidity + time.Hour: {"server.crt"},
-		caValidity: {"ca.crt", "server.crt"},
+		0: nil, leafValidity*2/3 - time.Hour: nil,
+		leafValidity*2/3 + 4*renewalInterval: {"server.crt"}, leafValidity + time.Hour: {"server.crt"},
+		pki.AuthorityValidity: {"ca.crt", "server.crt"},
 	} {
 		found, err := expiring(dir, now.Add(at))
 		if err != nil {

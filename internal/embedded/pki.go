@@ -3,36 +3,28 @@ package embedded
 import (
 	"bytes"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"time"
 
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
-	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
-	caValidity   = 10 * 365 * 24 * time.Hour
+	// leafValidity of leaves. They are renewed after two thirds of it. Components read the files anew by themselves.
 	leafValidity = 365 * 24 * time.Hour
-	// renewBefore is when a leaf is made anew. Components pick the files up by themselves.
-	renewBefore = leafValidity / 3
 )
 
 // authorities are the names of the certificate authorities, and of their files.
@@ -46,8 +38,7 @@ const (
 
 // authority is a certificate authority whose key only root can read.
 type authority struct {
-	cert    *x509.Certificate
-	key     crypto.Signer
+	pki.Authority
 	certPEM []byte
 }
 
@@ -59,16 +50,10 @@ type identity struct {
 	usages []x509.ExtKeyUsage
 }
 
-var (
-	clientUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	serverUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	peerUsage   = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
-)
-
 // serviceAccount makes the identity of a manager. The name is the one that a service account's
 // token gives, so that the RBAC of the providers binds it without any change.
 func serviceAccount(namespace, name string) identity {
-	return identity{name: "client", cn: "system:serviceaccount:" + namespace + ":" + name, usages: clientUsage}
+	return identity{name: "client", cn: "system:serviceaccount:" + namespace + ":" + name, usages: pki.Client}
 }
 
 // user is the owner of a file.
@@ -93,34 +78,34 @@ func ensureAuthority(l Layout, name string) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	certs, err := certutil.ParseCertsPEM(certPEM)
+	cert, err := pki.ParseCert(certPEM)
 	if err != nil {
 		return nil, fmt.Errorf("wanted a certificate in %s: %w", certPath, err)
 	}
-	key, err := keyutil.PrivateKeyFromFile(keyPath)
+	keyPEM, err := os.ReadFile(keyPath)
 	if err != nil {
 		return nil, damaged(keyPath, err)
 	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("wanted a private key that can sign in %s, found %T", keyPath, key)
+	key, err := pki.ParseKey(keyPEM)
+	if err != nil {
+		return nil, damaged(keyPath, err)
 	}
-	return &authority{cert: certs[0], key: signer, certPEM: certPEM}, nil
+	return &authority{pki.Authority{Cert: cert, Key: key}, certPEM}, nil
 }
 
 func makeAuthority(certPath, keyPath, commonName string) error {
-	key, err := newKey()
+	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	cert, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: commonName, NotBefore: time.Now().Add(-time.Minute)}, key)
+	made, err := pki.NewAuthority(commonName, key, time.Now())
 	if err != nil {
 		return err
 	}
 	if err := writeKey(keyPath, key, user{os.Getuid(), os.Getgid()}); err != nil {
 		return err
 	}
-	return writeFile(certPath, encodeCert(cert.Raw), 0o644)
+	return writeFile(certPath, pki.EncodeCert(made.Cert), 0o644)
 }
 
 // missing says whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
@@ -154,34 +139,19 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 	if a.keeps(certPath, keyPath, id, now) {
 		return nil
 	}
-	key, err := newKey()
-	if err != nil {
-		return err
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return err
-	}
-	template := &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: id.cn, Organization: id.groups},
-		NotBefore:    now.Add(-time.Minute),
-		NotAfter:     now.Add(leafValidity),
-		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  id.usages,
-	}
+	leaf := pki.Leaf{CommonName: id.cn, Organization: id.groups, Usages: id.usages}
 	if id.usages[0] == x509.ExtKeyUsageServerAuth {
-		template.DNSNames = []string{"localhost"}
-		template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+		leaf.DNSNames = []string{"localhost"}
+		leaf.IPs = []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	made, key, err := a.Issue(leaf, leafValidity, now)
 	if err != nil {
 		return err
 	}
 	if err := writeKey(keyPath, key, owner); err != nil {
 		return err
 	}
-	return writeFileAs(certPath, encodeCert(der), 0o644, owner.uid, owner.gid)
+	return writeFileAs(certPath, pki.EncodeCert(made), 0o644, owner.uid, owner.gid)
 }
 
 // keeps tells whether a certificate and its key can stay.
@@ -191,17 +161,11 @@ func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) 
 		return false
 	}
 	cert := pair.Leaf
-	return cert.CheckSignatureFrom(a.cert) == nil && cert.Subject.CommonName == id.cn && now.Add(renewBefore).Before(cert.NotAfter)
-}
-
-func newKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
-
-func encodeCert(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
+	return cert.CheckSignatureFrom(a.Cert) == nil && cert.Subject.CommonName == id.cn && now.Before(pki.RenewAt(cert))
 }
 
 func writeKey(path string, key crypto.Signer, owner user) error {
-	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	data, err := pki.EncodeKey(key)
 	if err != nil {
 		return err
 	}
@@ -228,7 +192,7 @@ resources:
 }
 
 func checkKey(data []byte) error {
-	_, err := keyutil.ParsePrivateKeyPEM(data)
+	_, err := pki.ParseKey(data)
 	return err
 }
 
@@ -275,31 +239,25 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	}
 	root := user{os.Getuid(), os.Getgid()}
 	leaves := []leaf{
-		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: peerUsage}, owner},
-		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: clientUsage}, owner},
-		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: serverUsage}, owner},
-		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: clientUsage}, owner},
-		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: serverUsage}, owner},
+		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: pki.Both}, owner},
+		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: pki.Client}, owner},
+		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: pki.Server}, owner},
+		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: pki.Client}, owner},
+		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: pki.Server}, owner},
 		{cluster, coreManager, serviceAccount(coreNamespace, coreServiceAccount), owner},
-		{cluster, coreManager, identity{name: "tls", cn: "capi-webhook", usages: serverUsage}, owner},
+		{cluster, coreManager, identity{name: "tls", cn: "capi-webhook", usages: pki.Server}, owner},
 		{cluster, manager, serviceAccount(managerNamespace, managerServiceAccount), owner},
-		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: serverUsage}, owner},
-		{cluster, admin, identity{name: "client", cn: "capstan-admin", groups: []string{adminGroup}, usages: clientUsage}, root},
+		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: pki.Server}, owner},
+		{cluster, admin, identity{name: "client", cn: "capstan-admin", groups: []string{adminGroup}, usages: pki.Client}, root},
 		// The only one that authorisation cannot stop. It binds the group above.
-		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: clientUsage}, root},
+		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: pki.Client}, root},
 	}
 	for _, leaf := range leaves {
 		if err := leaf.by.ensureLeaf(l.Component(leaf.component), leaf.id, leaf.owner, now); err != nil {
 			return err
 		}
 	}
-	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, func() ([]byte, error) {
-		key, err := newKey()
-		if err != nil {
-			return nil, err
-		}
-		return keyutil.MarshalPrivateKeyToPEM(key)
-	}); err != nil {
+	if err := ensureOnce(l, l.ServiceAccountKey(), owner, checkKey, pki.NewEncodedKey); err != nil {
 		return err
 	}
 	if err := ensureOnce(l, l.EncryptionConfig(), owner, checkEncryptionConfig, encryptionConfig); err != nil {
@@ -359,8 +317,8 @@ func ensureKubeconfigs(l Layout, s State, ca *authority, owner user) error {
 	server := fmt.Sprintf("https://127.0.0.1:%d", s.port(portAPIServer))
 	for component, owner := range map[string]user{controllerManager: owner, coreManager: owner, manager: owner, installer: {os.Getuid(), os.Getgid()}} {
 		dir := l.Component(component)
-		config := kubeconfig(component, &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
-			&clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(dir, "client.crt"), ClientKey: filepath.Join(dir, "client.key")})
+		config := kubeconfig(component, clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
+			clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(dir, "client.crt"), ClientKey: filepath.Join(dir, "client.key")})
 		if err := ensureKubeconfig(l.Kubeconfig(component), config, owner); err != nil {
 			return err
 		}
@@ -373,21 +331,17 @@ func ensureKubeconfigs(l Layout, s State, ca *authority, owner user) error {
 	if err != nil {
 		return err
 	}
-	config := kubeconfig("capstan", &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
-		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
+	config := kubeconfig("capstan", clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca.certPEM},
+		clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
 	return ensureKubeconfig(l.AdminKubeconfig(), config, user{os.Getuid(), os.Getgid()})
 }
 
-func kubeconfig(name string, cluster *clientcmdapi.Cluster, auth *clientcmdapi.AuthInfo) *clientcmdapi.Config {
-	c := clientcmdapi.NewConfig()
-	c.Clusters[name], c.AuthInfos[name] = cluster, auth
-	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
-	c.CurrentContext = name
-	return c
+func kubeconfig(name string, cluster clientcmdapi.Cluster, auth clientcmdapi.AuthInfo) pki.Kubeconfig {
+	return pki.Kubeconfig{ClusterName: name, UserName: name, ContextName: name, Cluster: cluster, User: auth}
 }
 
-func ensureKubeconfig(path string, config *clientcmdapi.Config, owner user) error {
-	data, err := clientcmd.Write(*config)
+func ensureKubeconfig(path string, config pki.Kubeconfig, owner user) error {
+	data, err := config.Encode()
 	if err != nil {
 		return err
 	}

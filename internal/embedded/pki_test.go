@@ -109,7 +109,7 @@ func TestPKIRenewal(t *testing.T) {
 			t.Errorf("%s changed without need", name)
 		}
 	}
-	if err := ensurePKI(l, s, owner, time.Now().Add(leafValidity-renewBefore+time.Hour)); err != nil {
+	if err := ensurePKI(l, s, owner, time.Now().Add(leafValidity*2/3+time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	for name, content := range read() {

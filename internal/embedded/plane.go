@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
@@ -181,7 +183,7 @@ func waitReady(ctx context.Context, processes ...*process) error {
 
 // keep keeps certificates valid and logs small until ctx ends.
 func (p *plane) keep(ctx context.Context) {
-	renewal, logs := time.NewTicker(renewalInterval), time.NewTicker(logInterval)
+	renewal, logs := time.NewTicker(pki.CheckEvery(renewalInterval)), time.NewTicker(logInterval)
 	defer renewal.Stop()
 	defer logs.Stop()
 	for {

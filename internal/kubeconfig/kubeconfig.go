@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
@@ -69,16 +71,11 @@ func Rewrite(data []byte, endpoint clusterv1.APIEndpoint) ([]byte, error) {
 		return nil, err
 	}
 	const name = "cluster"
-	return clientcmd.Write(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{name: {
-			Server: config.Host, CertificateAuthorityData: config.CAData, TLSServerName: config.ServerName,
-		}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{name: {
-			ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken,
-		}},
-		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name}},
-		CurrentContext: name,
-	})
+	return pki.Kubeconfig{
+		ClusterName: name, UserName: name, ContextName: name,
+		Cluster: clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData, TLSServerName: config.ServerName},
+		User:    clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken},
+	}.Encode()
 }
 
 func parse(data []byte) (*rest.Config, *url.URL, error) {

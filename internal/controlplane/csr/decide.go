@@ -6,7 +6,6 @@ package csr
 
 import (
 	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"net"
 	"slices"
@@ -14,6 +13,8 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
@@ -82,7 +83,7 @@ func decideKubelet(csr *certificatesv1.CertificateSigningRequest, cluster Cluste
 	if token == "" {
 		return untouched("not from a bootstrap token")
 	}
-	request, err := parse(csr)
+	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
 		return deny("%s", err)
 	}
@@ -106,7 +107,7 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 	if machine == nil {
 		return untouched("no Machine has the node %s yet", node)
 	}
-	request, err := parse(csr)
+	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
 		return deny("%s", err)
 	}
@@ -134,7 +135,7 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 // decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
 // token, the next ones with the certificate itself, or with its kubelet's when that has expired.
 func decideClient(csr *certificatesv1.CertificateSigningRequest, cluster Cluster) Decision {
-	request, err := parse(csr)
+	request, err := pki.DecodeRequest(csr.Spec.Request)
 	if err != nil {
 		return untouched("not a request that can be read")
 	}
@@ -250,19 +251,4 @@ func checkUsages(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsa
 		return fmt.Sprintf("the usage %q is missing", purpose)
 	}
 	return ""
-}
-
-func parse(csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
-	block, _ := pem.Decode(csr.Spec.Request)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return nil, fmt.Errorf("the request is not a PEM certificate request")
-	}
-	request, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("the request cannot be read: %w", err)
-	}
-	if err := request.CheckSignature(); err != nil {
-		return nil, fmt.Errorf("the request is not signed by its own key: %w", err)
-	}
-	return request, nil
 }

@@ -19,7 +19,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"k8s.io/client-go/util/cert"
 
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // DefaultValidity of certificates.
@@ -40,10 +41,10 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Client{}, err
 	}
-	if err := ensureCA(dir, now); err != nil {
+	if err := certfiles.EnsureAuthority(dir, "ca", "capstand", now); err != nil {
 		return Client{}, err
 	}
-	server := pki.Leaf{Name: "server", CA: "ca", CommonName: "capstand", Usages: pki.Server}
+	server := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: "capstand", Usages: pki.Server}}
 	for _, a := range addresses {
 		if ip := net.ParseIP(a); ip != nil {
 			server.IPs = append(server.IPs, ip)
@@ -58,7 +59,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	if _, err := server.Ensure(dir, validity, now); err != nil {
 		return Client{}, err
 	}
-	pair, err := pki.Leaf{Name: "client", CA: "ca", CommonName: ClientName, Usages: pki.Client}.Issue(dir, validity, now)
+	pair, err := certfiles.Leaf{Name: "client", CA: "ca", Leaf: pki.Leaf{CommonName: ClientName, Usages: pki.Client}}.Issue(dir, validity, now)
 	if err != nil {
 		return Client{}, err
 	}
@@ -68,30 +69,13 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 
 // split parts the certificate from the key.
 func (c Client) split() Client {
-	certs, err := cert.ParseCertsPEM(c.Cert)
+	leaf, err := pki.ParseCert(c.Cert)
 	if err != nil {
 		panic(err) // it was encoded a moment ago
 	}
-	c.Cert = pki.EncodeCert(certs[0])
+	c.Cert = pki.EncodeCert(leaf)
 	c.Key = c.Key[len(c.Cert):]
 	return c
-}
-
-// ensureCA makes the authority. The key comes first: a certificate without its key would be found, and be of
-// no use.
-func ensureCA(dir string, now time.Time) error {
-	if _, err := os.Stat(filepath.Join(dir, "ca.crt")); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	key, err := pki.EnsureKey(filepath.Join(dir, "ca.key"))
-	if err != nil {
-		return err
-	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "capstand", NotBefore: now.Add(-time.Minute)}, key)
-	if err != nil {
-		return err
-	}
-	return pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca))
 }
 
 // Server names the files of capstand's side.

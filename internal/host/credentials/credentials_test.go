@@ -18,7 +18,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"capstan.dev/capstan/internal/host/credentials"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 func issue(t *testing.T, dir string, validity time.Duration, now time.Time, addresses ...string) credentials.Client {
@@ -139,7 +140,7 @@ func TestClientName(t *testing.T) {
 	now := time.Now()
 	made := issue(t, dir, time.Hour, now, "127.0.0.1")
 	signed := func(commonName string, dnsNames ...string) credentials.Client {
-		pair, err := pki.Leaf{Name: "other", CA: "ca", CommonName: commonName, DNSNames: dnsNames, Usages: pki.Client}.Issue(dir, time.Hour, now)
+		pair, err := certfiles.Leaf{Name: "other", CA: "ca", Leaf: pki.Leaf{CommonName: commonName, DNSNames: dnsNames, Usages: pki.Client}}.Issue(dir, time.Hour, now)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,9 +3,6 @@ package credentials
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,11 +15,10 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // ErrNoAuthority is the error of a host that cannot sign certificates: they were not made by Make, or the key of the
@@ -51,12 +47,11 @@ func (s Server) Renew(now time.Time) (next time.Time, err error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	certs, err := cert.CertsFromFile(s.Cert)
+	old, err := pki.ReadCert(s.Cert)
 	if err != nil {
 		return time.Time{}, err
 	}
-	old := certs[0]
-	leaf := pki.Leaf{Name: "server", CA: "ca", CommonName: old.Subject.CommonName, DNSNames: old.DNSNames, IPs: old.IPAddresses, Usages: pki.Server}
+	leaf := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: old.Subject.CommonName, DNSNames: old.DNSNames, IPs: old.IPAddresses, Usages: pki.Server}}
 	return leaf.Ensure(dir, pki.Validity(old), now)
 }
 
@@ -83,14 +78,11 @@ func (s Server) SignClient(request []byte, shown *x509.Certificate, now time.Tim
 	if err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: make new credentials where the authority is", err)
 	}
-	parsed, err := x509.ParseCertificateRequest(request)
-	if err == nil {
-		err = parsed.CheckSignature()
-	}
+	parsed, err := pki.ParseRequest(request)
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "wanted a certificate request that is signed by its own key: %s", err)
 	}
-	leaf := pki.Leaf{Name: "client", CA: "ca", CommonName: cmp.Or(s.ClientName, ClientName), Usages: pki.Client}
+	leaf := certfiles.Leaf{Name: "client", CA: "ca", Leaf: pki.Leaf{CommonName: cmp.Or(s.ClientName, ClientName), Usages: pki.Client}}
 	return leaf.IssueFor(parsed.PublicKey, dir, pki.Validity(shown), now)
 }
 
@@ -119,11 +111,11 @@ func (s *Service) RenewClient(ctx context.Context, r *hostpb.RenewClientRequest)
 
 // Renew has the host sign another certificate, for another key. What comes back must be what was requested.
 func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Client, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := pki.NewKey()
 	if err != nil {
 		return Client{}, err
 	}
-	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	request, err := pki.NewRequest(pki.Leaf{}, key)
 	if err != nil {
 		return Client{}, err
 	}
@@ -140,18 +132,18 @@ func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Clien
 	if _, err := made.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return Client{}, fmt.Errorf("the host's certificate is of no use: %w", err)
 	}
-	if !key.PublicKey.Equal(made.PublicKey) {
+	if !pki.HasKey(made, key) {
 		return Client{}, errors.New("the host's certificate is for another key")
 	}
-	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	data, err := pki.EncodeKey(key)
 	return Client{CA: c.CA, Cert: pki.EncodeCert(made), Key: data}, err
 }
 
 // Certificate is the client's own; nil if it cannot be read.
 func (c Client) Certificate() *x509.Certificate {
-	certs, err := cert.ParseCertsPEM(c.Cert)
+	leaf, err := pki.ParseCert(c.Cert)
 	if err != nil {
 		return nil
 	}
-	return certs[0]
+	return leaf
 }

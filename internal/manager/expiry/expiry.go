@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 const (
@@ -43,7 +45,7 @@ func Of(name string, c *x509.Certificate) Certificate {
 }
 
 // Due is when two thirds of its life are over.
-func (c Certificate) Due() time.Time { return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3) }
+func (c Certificate) Due() time.Time { return pki.Due(c.NotBefore, c.NotAfter) }
 
 // grace is for how long a certificate that is due may wait for its renewal.
 func (c Certificate) grace() time.Duration { return c.NotAfter.Sub(c.NotBefore) / 100 }

@@ -2,8 +2,6 @@ package backup
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -24,11 +22,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -79,7 +76,7 @@ func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 	if tls {
 		dir := t.TempDir()
 		c.CA = authority(t, dir)
-		leaf := pki.Leaf{Name: "server", CA: "ca", CommonName: "s3", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}
+		leaf := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: "s3", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}}
 		_, err := leaf.Ensure(dir, time.Hour, time.Now())
 		must(t, err)
 		scheme = "https"
@@ -91,15 +88,10 @@ func s3Server(t *testing.T, tls bool) nodeconfig.S3 {
 
 func authority(t *testing.T, dir string) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, certfiles.EnsureAuthority(dir, "ca", "ca", time.Now()))
+	data, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
 	must(t, err)
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "ca"}, key)
-	must(t, err)
-	text, err := keyutil.MarshalPrivateKeyToPEM(key)
-	must(t, err)
-	must(t, pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca)))
-	must(t, pki.WriteFile(filepath.Join(dir, "ca.key"), text))
-	return string(pki.EncodeCert(ca))
+	return string(data)
 }
 
 // TestStoreOfATenant: the store that a tenant names is neither on this machine nor at a link-local address, whether the

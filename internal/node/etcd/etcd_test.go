@@ -2,9 +2,6 @@ package etcd
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -23,11 +20,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/internal/testenv"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
@@ -49,19 +45,11 @@ func newPool(t *testing.T, extra ...string) *pool {
 	must(t, err)
 	p := &pool{t: t, dir: t.TempDir(), program: filepath.Join(assets, "etcd"), extra: extra, members: map[string]*process{}}
 	p.objects = &memoryObjects{items: map[string]etcdv1.EtcdMember{}, watchers: map[chan struct{}]bool{}}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "etcd"}, key)
-	must(t, err)
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	must(t, err)
-	must(t, pki.WriteFile(filepath.Join(p.dir, "etcd/ca.crt"), pki.EncodeCert(ca)))
-	must(t, pki.WriteFile(filepath.Join(p.dir, "etcd/ca.key"), keyPEM))
-	for _, leaf := range []pki.Leaf{
-		{Name: "etcd/server", CommonName: "member", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both},
-		{Name: "etcd/healthcheck-client", CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client},
+	must(t, certfiles.EnsureAuthority(p.dir, "etcd/ca", "etcd", time.Now()))
+	for _, leaf := range []certfiles.Leaf{
+		{Name: "etcd/server", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "member", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usages: pki.Both}},
+		{Name: "etcd/healthcheck-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client}},
 	} {
-		leaf.CA = "etcd/ca"
 		_, err := leaf.Ensure(p.dir, time.Hour, time.Now())
 		must(t, err)
 	}

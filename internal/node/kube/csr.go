@@ -2,14 +2,11 @@ package kube
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -21,9 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/util/cert"
 
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // Request is a certificate that a machine asks the cluster for: a client's, unless it says otherwise.
@@ -47,12 +44,11 @@ type Request struct {
 // RequestCertificate asks for the certificate and waits until it was approved and signed. Until the
 // API answers and accepts the credential it tries again; a denial is final.
 func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request) ([]byte, error) {
-	key, err := pki.EnsureKey(r.KeyFile)
+	key, err := certfiles.EnsureKey(r.KeyFile)
 	if err != nil {
 		return nil, err
 	}
-	subject := pkix.Name{CommonName: r.CommonName, Organization: r.Organization}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject, DNSNames: r.DNSNames, IPAddresses: r.IPs}, key)
+	der, err := pki.NewRequest(pki.Leaf{CommonName: r.CommonName, Organization: r.Organization, DNSNames: r.DNSNames, IPs: r.IPs}, key)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +93,7 @@ func requestObject(name string, r Request, der []byte) (*unstructured.Unstructur
 		TypeMeta:   metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			Request:    pki.EncodeRequest(der),
 			SignerName: r.Signer,
 			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, purpose},
 		},
@@ -124,8 +120,8 @@ func issuedCertificate(o *unstructured.Unstructured) ([]byte, error) {
 
 // EnsureCertificate requests a certificate and writes it once it is there.
 func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request, certFile string) error {
-	if former, err := cert.CertsFromFile(certFile); err == nil {
-		r.replaces = former[0].SerialNumber.String()
+	if former, err := pki.ReadCert(certFile); err == nil {
+		r.replaces = former.SerialNumber.String()
 	}
 	certificate, err := RequestCertificate(ctx, client, r)
 	if err != nil {
@@ -138,7 +134,7 @@ func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request,
 	if err := matches(certificate, key); err != nil {
 		return fmt.Errorf("the certificate that was issued for %s: %w", r.CommonName, err)
 	}
-	return pki.WriteFile(certFile, certificate)
+	return certfiles.WriteFile(certFile, certificate)
 }
 
 func matches(certificate, key []byte) error {

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	k8stesting "k8s.io/client-go/testing"
 
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 func newFake() *fake.FakeDynamicClient {
@@ -77,7 +77,7 @@ func TestAsksAgain(t *testing.T) {
 func TestRenewalIsAnotherRequest(t *testing.T) {
 	client, dir := newFake(), t.TempDir()
 	r := Request{Name: "r", CommonName: "cn", KeyFile: filepath.Join(dir, "key")}
-	signer, err := pki.EnsureKey(r.KeyFile)
+	signer, err := certfiles.EnsureKey(r.KeyFile)
 	if err != nil {
 		t.Fatal(err)
 	}

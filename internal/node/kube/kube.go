@@ -25,7 +25,8 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"capstan.dev/capstan/internal/atomicfile"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // FieldManager of everything that is applied.
@@ -51,16 +52,15 @@ type Credential struct {
 
 // WriteKubeconfig writes a kubeconfig that names certificate files, so renewed ones are picked up.
 func WriteKubeconfig(path, cluster, server, caFile, user string, c Credential) error {
-	config := clientcmdapi.NewConfig()
-	config.Clusters[cluster] = &clientcmdapi.Cluster{Server: server, CertificateAuthority: caFile}
-	config.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificate: c.CertFile, ClientKey: c.KeyFile, Token: c.Token}
-	config.Contexts[user+"@"+cluster] = &clientcmdapi.Context{Cluster: cluster, AuthInfo: user}
-	config.CurrentContext = user + "@" + cluster
-	data, err := clientcmd.Write(*config)
+	data, err := pki.Kubeconfig{
+		ClusterName: cluster, UserName: user, ContextName: user + "@" + cluster,
+		Cluster: clientcmdapi.Cluster{Server: server, CertificateAuthority: caFile},
+		User:    clientcmdapi.AuthInfo{ClientCertificate: c.CertFile, ClientKey: c.KeyFile, Token: c.Token},
+	}.Encode()
 	if err != nil {
 		return err
 	}
-	return pki.WriteFile(path, data)
+	return certfiles.WriteFile(path, data)
 }
 
 // RESTConfig reads a kubeconfig. Requests are not throttled here: there are few.
@@ -194,7 +194,7 @@ func (e *FinalError) Unwrap() error { return e.Err }
 // a file, and the link <dir>/<name>-current.pem to it.
 func LinkCurrent(dir, name string, pair []byte) error {
 	file := filepath.Join(dir, name+"-initial.pem")
-	if err := pki.WriteFile(file, pair); err != nil {
+	if err := certfiles.WriteFile(file, pair); err != nil {
 		return err
 	}
 	link := filepath.Join(dir, name+"-current.pem")

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // tlsMinVersion and cipherSuites of the API server and the kubelet: forward secrecy and authenticated encryption
@@ -225,6 +226,9 @@ func (n *node) controllerManagerArgs() args {
 	}
 	if len(n.Network.PodCIDRs) > 0 {
 		out = append(out, arg("allocate-node-cidrs", "true"), arg("cluster-cidr", strings.Join(n.Network.PodCIDRs, ",")))
+	}
+	if life := pki.MaxLife(); life > 0 {
+		out = append(out, arg("cluster-signing-duration", life.String()))
 	}
 	return out
 }

@@ -16,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 const (
@@ -204,7 +204,7 @@ func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool)
 			return err
 		}
 	}
-	if err := pki.WriteFile(appliedAuthorities, trusted); err != nil {
+	if err := certfiles.WriteFile(appliedAuthorities, trusted); err != nil {
 		return err
 	}
 	if a.Config.Role != nodeconfig.RoleWorker {

@@ -15,12 +15,12 @@ import (
 	"go4.org/netipx"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 const (
@@ -46,18 +46,18 @@ const (
 )
 
 // Leaves are all certificates that a control plane machine signs for itself. `node agent` renews them.
-func (n *node) leaves() []pki.Leaf {
-	client := func(name, user string, groups ...string) pki.Leaf {
-		return pki.Leaf{Name: clientDir + "/" + name, CA: "ca", CommonName: user, Organization: groups, Usages: pki.Client}
+func (n *node) leaves() []certfiles.Leaf {
+	client := func(name, user string, groups ...string) certfiles.Leaf {
+		return certfiles.Leaf{Name: clientDir + "/" + name, CA: "ca", Leaf: pki.Leaf{CommonName: user, Organization: groups, Usages: pki.Client}}
 	}
 	local := []string{"localhost", n.name}
 	localIPs := append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, n.netIPs()...)
-	leaves := []pki.Leaf{
-		{Name: "apiserver", CA: "ca", CommonName: "kube-apiserver", DNSNames: n.apiServerNames(), IPs: n.apiServerIPs(), Usages: pki.Server},
-		{Name: "apiserver-kubelet-client", CA: "ca", CommonName: "kube-apiserver-kubelet-client", Usages: pki.Client},
-		{Name: "front-proxy-client", CA: "front-proxy-ca", CommonName: "front-proxy-client", Usages: pki.Client},
-		{Name: "components", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
-		{Name: "scheduler", CA: "ca", CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server},
+	leaves := []certfiles.Leaf{
+		{Name: "apiserver", CA: "ca", Leaf: pki.Leaf{CommonName: "kube-apiserver", DNSNames: n.apiServerNames(), IPs: n.apiServerIPs(), Usages: pki.Server}},
+		{Name: "apiserver-kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "kube-apiserver-kubelet-client", Usages: pki.Client}},
+		{Name: "front-proxy-client", CA: "front-proxy-ca", Leaf: pki.Leaf{CommonName: "front-proxy-client", Usages: pki.Client}},
+		{Name: "components", CA: "ca", Leaf: pki.Leaf{CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server}},
+		{Name: "scheduler", CA: "ca", Leaf: pki.Leaf{CommonName: "localhost", DNSNames: local[:1], IPs: localIPs[:2], Usages: pki.Server}},
 		client("admin", "kubernetes-admin", "system:masters"),
 		client("controller-manager", "system:kube-controller-manager"),
 		client("scheduler", "system:kube-scheduler"),
@@ -68,12 +68,12 @@ func (n *node) leaves() []pki.Leaf {
 	if n.ControlPlane.ExternalEtcd != nil {
 		return leaves
 	}
-	etcd := func(name string, usages []x509.ExtKeyUsage) pki.Leaf {
-		return pki.Leaf{Name: "etcd/" + name, CA: "etcd/ca", CommonName: n.name, DNSNames: local, IPs: localIPs, Usages: usages}
+	etcd := func(name string, usages []x509.ExtKeyUsage) certfiles.Leaf {
+		return certfiles.Leaf{Name: "etcd/" + name, CA: "etcd/ca", Leaf: pki.Leaf{CommonName: n.name, DNSNames: local, IPs: localIPs, Usages: usages}}
 	}
 	return append(leaves, etcd("server", pki.Both), etcd("peer", pki.Both),
-		pki.Leaf{Name: "etcd/healthcheck-client", CA: "etcd/ca", CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client},
-		pki.Leaf{Name: "apiserver-etcd-client", CA: "etcd/ca", CommonName: "kube-apiserver-etcd-client", Usages: pki.Client})
+		certfiles.Leaf{Name: "etcd/healthcheck-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client}},
+		certfiles.Leaf{Name: "apiserver-etcd-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-apiserver-etcd-client", Usages: pki.Client}})
 }
 
 func (n *node) netIPs() []net.IP {
@@ -154,7 +154,7 @@ func (n *node) writeCertificates() error {
 	if kubeletCertificateValid() {
 		return nil
 	}
-	leaf := pki.Leaf{Name: "kubelet-client", CA: "ca", CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client}
+	leaf := certfiles.Leaf{Name: "kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client}}
 	pair, err := leaf.Issue(nodeconfig.PKIDir, n.validity(), time.Now())
 	if err != nil {
 		return err
@@ -164,11 +164,11 @@ func (n *node) writeCertificates() error {
 
 // writeSigningCA writes the first certificate of ca.crt, which signs, without those that are only trusted.
 func writeSigningCA() error {
-	authorities, err := cert.CertsFromFile(caFile)
+	authority, err := pki.ReadCert(caFile)
 	if err != nil {
 		return fmt.Errorf("the CA that the bootstrap data writes: %w", err)
 	}
-	return pki.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authorities[0]))
+	return certfiles.WriteFile(nodeconfig.SigningCAPath, pki.EncodeCert(authority))
 }
 
 func copyServiceAccountKey() error {
@@ -176,7 +176,7 @@ func copyServiceAccountKey() error {
 	if err != nil {
 		return fmt.Errorf("the key of service accounts that the bootstrap data writes: %w", err)
 	}
-	return pki.WriteFile(controllerManagerSAKey, key)
+	return certfiles.WriteFile(controllerManagerSAKey, key)
 }
 
 // publish lets everybody read certificates that the bootstrap data may have written for root alone.
@@ -198,8 +198,8 @@ func publish(dir string) error {
 func kubeletCertificateValid() bool { return validNow(kubeletCurrent) }
 
 func validNow(path string) bool {
-	certs, err := cert.CertsFromFile(path)
-	return err == nil && pki.ValidAt(certs[0], time.Now())
+	c, err := pki.ReadCert(path)
+	return err == nil && pki.ValidAt(c, time.Now())
 }
 
 func clientFiles(name string) kube.Credential {
@@ -316,5 +316,5 @@ func (n *node) forgetToken() error {
 	if err != nil {
 		return err
 	}
-	return pki.WriteFile(nodeconfig.Path, data)
+	return certfiles.WriteFile(nodeconfig.Path, data)
 }

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 const (
@@ -71,7 +71,7 @@ func (n *node) writeConfigs() error {
 		files[corefile] = n.corefile(bytes.Contains(resolvConf, []byte("nameserver")))
 	}
 	for path, data := range files {
-		errs = append(errs, pki.WriteFile(path, data))
+		errs = append(errs, certfiles.WriteFile(path, data))
 	}
 	return errors.Join(append(errs, publish(nodeconfig.PKIDir), n.makeComponentFolders())...)
 }

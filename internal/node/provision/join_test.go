@@ -1,10 +1,6 @@
 package provision
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,12 +8,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // A joining etcd is told of the others; the first one makes a new cluster.
@@ -81,22 +75,8 @@ func TestEtcdEndpoints(t *testing.T) {
 func TestRenewalAndFirstExpiry(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"ca", "etcd/ca", "front-proxy-ca"} {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
+		if err := certfiles.EnsureAuthority(dir, name, name, time.Now()); err != nil {
 			t.Fatal(err)
-		}
-		ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := keyutil.MarshalPrivateKeyToPEM(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for file, content := range map[string][]byte{".crt": pki.EncodeCert(ca), ".key": data} {
-			if err := pki.WriteFile(filepath.Join(dir, name+file), content); err != nil {
-				t.Fatal(err)
-			}
 		}
 	}
 	leaves := testNode(nodeconfig.RoleControlPlane, nil).leaves()

@@ -9,13 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/client-go/util/cert"
-
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
 	"capstan.dev/capstan/internal/node/supervisor"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 const (
@@ -83,21 +82,21 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 }
 
 // firstExpiry is when the first of the leaves expires.
-func firstExpiry(dir string, leaves []pki.Leaf) (time.Time, error) {
+func firstExpiry(dir string, leaves []certfiles.Leaf) (time.Time, error) {
 	var first time.Time
 	for _, leaf := range leaves {
-		certs, err := cert.CertsFromFile(filepath.Join(dir, leaf.Name+".crt"))
+		c, err := pki.ReadCert(filepath.Join(dir, leaf.Name+".crt"))
 		if err != nil {
 			return time.Time{}, err
 		}
-		if first.IsZero() || certs[0].NotAfter.Before(first) {
-			first = certs[0].NotAfter
+		if first.IsZero() || c.NotAfter.Before(first) {
+			first = c.NotAfter
 		}
 	}
 	return first, nil
 }
 
-func ensureLeaves(dir string, leaves []pki.Leaf, validity time.Duration, now time.Time) (time.Time, error) {
+func ensureLeaves(dir string, leaves []certfiles.Leaf, validity time.Duration, now time.Time) (time.Time, error) {
 	next := now.Add(validity)
 	for _, leaf := range leaves {
 		at, err := leaf.Ensure(dir, validity, now)
@@ -115,13 +114,13 @@ func ensureLeaves(dir string, leaves []pki.Leaf, validity time.Duration, now tim
 func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, log *slog.Logger) (time.Time, error) {
 	next := time.Now().Add(renewMax)
 	for _, request := range ClientRequests(config, nodeName) {
-		certs, err := cert.CertsFromFile(request.CertFile)
+		c, err := pki.ReadCert(request.CertFile)
 		if err != nil {
 			// `node up` is still about to get the first one.
 			next = time.Now().Add(renewRetry)
 			continue
 		}
-		at := pki.RenewAt(certs[0])
+		at := pki.RenewAt(c)
 		if time.Now().Before(at) {
 			if at.Before(next) {
 				next = at
@@ -156,8 +155,8 @@ func (r ClientRequest) renew(ctx context.Context) error {
 // credential is the kubeconfig with which the certificate is requested, and until when that is of use; zero: as long as
 // the kubelet renews its own.
 func (r ClientRequest) credential(now time.Time) (kubeconfig string, until time.Time) {
-	if certs, err := cert.CertsFromFile(r.CertFile); err == nil && pki.ValidAt(certs[0], now) {
-		return r.Kubeconfig, certs[0].NotAfter
+	if c, err := pki.ReadCert(r.CertFile); err == nil && pki.ValidAt(c, now) {
+		return r.Kubeconfig, c.NotAfter
 	}
 	return nodeconfig.KubeletKubeconfig, time.Time{}
 }

@@ -8,14 +8,15 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // TestRenewalCredential: a certificate renews itself as long as it is valid. After that the kubelet's credential is
 // used: with its own, kube-proxy and the node agent would be refused for ever.
 func TestRenewalCredential(t *testing.T) {
 	dir := t.TempDir()
-	key, err := pki.EnsureKey(filepath.Join(dir, "key"))
+	key, err := certfiles.EnsureKey(filepath.Join(dir, "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +25,7 @@ func TestRenewalCredential(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := ClientRequest{CertFile: filepath.Join(dir, "crt"), Kubeconfig: "own"}
-	if err := pki.WriteFile(r.CertFile, pki.EncodeCert(made)); err != nil {
+	if err := certfiles.WriteFile(r.CertFile, pki.EncodeCert(made)); err != nil {
 		t.Fatal(err)
 	}
 	none := ClientRequest{CertFile: filepath.Join(dir, "none"), Kubeconfig: "own"}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // trust is what a machine trusts, and how it comes to trust something else: an authority that it trusts has to
@@ -33,7 +33,7 @@ func (t trust) challenge() (string, error) {
 
 func (t trust) newChallenge() (string, error) {
 	challenge := rand.Text()
-	return challenge, pki.WriteFile(t.challengeFile, []byte(challenge+"\n"))
+	return challenge, certfiles.WriteFile(t.challengeFile, []byte(challenge+"\n"))
 }
 
 // has says whether the bundle has the authorities, in the order, that the machine trusts.
@@ -71,5 +71,5 @@ func (t trust) change(bundle []byte, signature string) error {
 	if _, err := t.newChallenge(); err != nil {
 		return err
 	}
-	return pki.WriteFile(t.caFile, bundle)
+	return certfiles.WriteFile(t.caFile, bundle)
 }

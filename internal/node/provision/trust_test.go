@@ -3,17 +3,13 @@ package provision
 import (
 	"bytes"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"os"
 	"path/filepath"
 	"testing"
-
-	"k8s.io/client-go/util/cert"
+	"time"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // testCA is a certificate authority.
@@ -24,15 +20,15 @@ type testCA struct {
 
 func newTestCA(t *testing.T, name string) testCA {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, key)
+	ca, err := pki.NewAuthority(name, key, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return testCA{pki.EncodeCert(ca), key}
+	return testCA{pki.EncodeCert(ca.Cert), key}
 }
 
 func bundleOf(authorities ...testCA) []byte {

@@ -4,9 +4,6 @@ package controlplane
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -19,14 +16,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -97,24 +93,12 @@ func TestExternalEtcd_CP15(t *testing.T) {
 // etcdCertificates makes the certificates of etcd and of its client below dir.
 func etcdCertificates(t *testing.T, dir string) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
+	if err := certfiles.EnsureAuthority(dir, "ca", "etcd", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "etcd"}, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := keyutil.MarshalPrivateKeyToPEM(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(pki.WriteFile(filepath.Join(dir, "ca.crt"), pki.EncodeCert(ca)), pki.WriteFile(filepath.Join(dir, "ca.key"), key)); err != nil {
-		t.Fatal(err)
-	}
-	for _, leaf := range []pki.Leaf{
-		{Name: "server", CA: "ca", CommonName: "etcd", IPs: []net.IP{net.ParseIP(externalHost)}, Usages: pki.Both},
-		{Name: "client", CA: "ca", CommonName: "apiserver", Usages: pki.Client},
+	for _, leaf := range []certfiles.Leaf{
+		{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: "etcd", IPs: []net.IP{net.ParseIP(externalHost)}, Usages: pki.Both}},
+		{Name: "client", CA: "ca", Leaf: pki.Leaf{CommonName: "apiserver", Usages: pki.Client}},
 	} {
 		if _, err := leaf.Ensure(dir, 24*time.Hour, time.Now()); err != nil {
 			t.Fatal(err)

@@ -12,12 +12,12 @@ import (
 	"fmt"
 	"testing"
 
-	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"time"
 )
 
 const (
@@ -29,13 +29,13 @@ const (
 // authority is a CA as the control plane provider keeps it.
 func authority(t *testing.T, name string) (crt, key []byte) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	private, err := pki.NewKey()
 	must(t, err)
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name}, private)
+	ca, err := pki.NewAuthority(name, private, time.Now())
 	must(t, err)
-	key, err = keyutil.MarshalPrivateKeyToPEM(private)
+	key, err = pki.EncodeKey(private)
 	must(t, err)
-	return pki.EncodeCert(ca), key
+	return pki.EncodeCert(ca.Cert), key
 }
 
 // cluster is what the machines of one cluster share.

@@ -21,7 +21,8 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
-	"capstan.dev/capstan/internal/node/pki"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // shortLife of the certificates that are to be renewed: two thirds of their validity are over at once, and the test is
@@ -214,7 +215,7 @@ func resign(path, authority string, until time.Time) error {
 	if err != nil {
 		return err
 	}
-	return pki.WriteFile(path, pki.EncodeCert(made))
+	return certfiles.WriteFile(path, pki.EncodeCert(made))
 }
 
 // servedUntil is when the certificate expires that a server of the machine shows.

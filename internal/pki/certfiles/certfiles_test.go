@@ -1,7 +1,6 @@
-package pki
+package certfiles
 
 import (
-	"crypto/rand"
 	"crypto/x509"
 	"net"
 	"os"
@@ -10,19 +9,25 @@ import (
 	"time"
 
 	"k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 func writeCA(t *testing.T, dir, name string) {
 	t.Helper()
-	keyPEM, key, err := newKey()
+	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, err := cert.NewSelfSignedCACert(cert.Config{CommonName: name, NotBefore: time.Now().Add(-7 * 24 * time.Hour)}, key)
+	keyPEM, err := pki.EncodeKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, data := range map[string][]byte{name + ".crt": EncodeCert(ca), name + ".key": keyPEM} {
+	ca, err := pki.NewAuthority(name, key, time.Now().Add(-7*24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, data := range map[string][]byte{name + ".crt": pki.EncodeCert(ca.Cert), name + ".key": keyPEM} {
 		if err := WriteFile(filepath.Join(dir, file), data); err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +47,7 @@ func read(t *testing.T, path string) string {
 func TestEnsure(t *testing.T) {
 	const day = 24 * time.Hour
 	now := time.Now().Add(time.Minute) // the CAs are made while the test runs
-	base := Leaf{Name: "sub/leaf", CA: "ca", CommonName: "cn", Organization: []string{"o"}, DNSNames: []string{"a", "b"}, IPs: []net.IP{net.ParseIP("10.0.0.1")}, Usages: Both}
+	base := Leaf{Name: "sub/leaf", CA: "ca", Leaf: pki.Leaf{CommonName: "cn", Organization: []string{"o"}, DNSNames: []string{"a", "b"}, IPs: []net.IP{net.ParseIP("10.0.0.1")}, Usages: pki.Both}}
 	tests := map[string]struct {
 		change func(t *testing.T, dir string, leaf *Leaf)
 		later  time.Duration
@@ -57,7 +62,7 @@ func TestEnsure(t *testing.T) {
 		"another name":         {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"a"} }, 0, true},
 		"another user":         {func(_ *testing.T, _ string, l *Leaf) { l.CommonName = "other" }, 0, true},
 		"another group":        {func(_ *testing.T, _ string, l *Leaf) { l.Organization = nil }, 0, true},
-		"another usage":        {func(_ *testing.T, _ string, l *Leaf) { l.Usages = Client }, 0, true},
+		"another usage":        {func(_ *testing.T, _ string, l *Leaf) { l.Usages = pki.Client }, 0, true},
 		"another CA":           {func(t *testing.T, dir string, _ *Leaf) { writeCA(t, dir, "ca") }, 0, true},
 		"a broken certificate": {func(_ *testing.T, dir string, _ *Leaf) {
 			_ = os.WriteFile(filepath.Join(dir, "sub/leaf.crt"), []byte("x"), 0o600)
@@ -104,7 +109,7 @@ func verify(t *testing.T, dir string, leaf Leaf, now time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := readCert(filepath.Join(dir, leaf.Name+".crt"))
+	c, err := pki.ReadCert(filepath.Join(dir, leaf.Name+".crt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,27 +120,16 @@ func verify(t *testing.T, dir string, leaf Leaf, now time.Time) {
 	}
 }
 
-// TestValidAt: neither a certificate of yesterday's is valid nor one that a clock that was ahead has made.
-func TestValidAt(t *testing.T) {
-	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	c := &x509.Certificate{NotBefore: begin, NotAfter: begin.Add(time.Hour)}
-	for after, want := range map[time.Duration]bool{-time.Second: false, 0: true, time.Minute: true, time.Hour: false} {
-		if got := ValidAt(c, begin.Add(after)); got != want {
-			t.Errorf("%s after its beginning: %v", after, got)
-		}
-	}
-}
-
 // A leaf never outlives its CA.
 func TestEndsWithItsCA(t *testing.T) {
 	dir := t.TempDir()
 	writeCA(t, dir, "ca")
-	leaf := Leaf{Name: "leaf", CA: "ca", CommonName: "cn", Usages: Client}
+	leaf := Leaf{Name: "leaf", CA: "ca", Leaf: pki.Leaf{CommonName: "cn", Usages: pki.Client}}
 	if _, err := leaf.Ensure(dir, 100*365*24*time.Hour, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	ca, _ := readCert(filepath.Join(dir, "ca.crt"))
-	c, _ := readCert(filepath.Join(dir, "leaf.crt"))
+	ca, _ := pki.ReadCert(filepath.Join(dir, "ca.crt"))
+	c, _ := pki.ReadCert(filepath.Join(dir, "leaf.crt"))
 	if !c.NotAfter.Equal(ca.NotAfter) {
 		t.Errorf("leaf until %s, CA until %s", c.NotAfter, ca.NotAfter)
 	}
@@ -153,25 +147,20 @@ func TestChain(t *testing.T) {
 	dir := t.TempDir()
 	writeCA(t, dir, "old")
 	writeCA(t, dir, "ca")
-	old, oldKey, err := loadCA(dir, "old")
+	authority, err := loadCA(dir, "old")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ca, _, err := loadCA(dir, "ca")
+	old := authority.Cert
+	ca, err := loadCA(dir, "ca")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cross := *ca
-	cross.AuthorityKeyId = nil
-	der, err := x509.CreateCertificate(rand.Reader, &cross, old, ca.PublicKey, oldKey)
+	made, err := authority.SignAuthority(ca.Cert)
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf := Leaf{Name: "leaf", CA: "ca", CommonName: "cn", DNSNames: []string{"a"}, Usages: Server}
+	leaf := Leaf{Name: "leaf", CA: "ca", Leaf: pki.Leaf{CommonName: "cn", DNSNames: []string{"a"}, Usages: pki.Server}}
 	for _, c := range []struct {
 		name  string
 		cross *x509.Certificate
@@ -179,7 +168,7 @@ func TestChain(t *testing.T) {
 	}{{"before any rotation", nil, 1}, {"of another authority", old, 1}, {"of this one", made, 2}} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.cross != nil {
-				if err := WriteFile(filepath.Join(dir, "cross-ca.crt"), EncodeCert(c.cross)); err != nil {
+				if err := WriteFile(filepath.Join(dir, "cross-ca.crt"), pki.EncodeCert(c.cross)); err != nil {
 					t.Fatal(err)
 				}
 			}

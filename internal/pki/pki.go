@@ -1,0 +1,129 @@
+// Package pki creates, encodes and checks keys, certificates, certificate requests and kubeconfigs. All of Capstan's
+// certificates come from it. It neither reads nor writes files: package certfiles does.
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// NewKey creates a private key on the curve P-256.
+func NewKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+// EncodeKey returns a private key as PEM.
+func EncodeKey(key crypto.Signer) ([]byte, error) { return keyutil.MarshalPrivateKeyToPEM(key) }
+
+// NewEncodedKey creates a private key and returns it as PEM.
+func NewEncodedKey() ([]byte, error) {
+	key, err := NewKey()
+	if err != nil {
+		return nil, err
+	}
+	return EncodeKey(key)
+}
+
+// ParseKey reads a private key in PEM.
+func ParseKey(data []byte) (crypto.Signer, error) {
+	key, err := keyutil.ParsePrivateKeyPEM(data)
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("expected a private key that can sign, found %T", key)
+	}
+	return signer, nil
+}
+
+// EncodeCert returns a certificate as PEM. It needs only the certificate's Raw field.
+func EncodeCert(c *x509.Certificate) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateBlockType, Bytes: c.Raw})
+}
+
+// ParseCert reads the first certificate of a PEM document.
+func ParseCert(data []byte) (*x509.Certificate, error) {
+	certs, err := cert.ParseCertsPEM(data)
+	if err != nil {
+		return nil, err
+	}
+	return certs[0], nil
+}
+
+// ReadCert reads the first certificate of a file.
+func ReadCert(path string) (*x509.Certificate, error) {
+	certs, err := cert.CertsFromFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return certs[0], nil
+}
+
+// HasKey reports whether a certificate is for this private key.
+func HasKey(c *x509.Certificate, key crypto.Signer) bool {
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	return err == nil && bytes.Equal(public, c.RawSubjectPublicKeyInfo)
+}
+
+// NewRequest returns a certificate request (DER) for a leaf, signed by its key.
+func NewRequest(leaf Leaf, key crypto.Signer) ([]byte, error) {
+	return x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: leaf.subject(), DNSNames: leaf.DNSNames, IPAddresses: leaf.IPs,
+	}, key)
+}
+
+// EncodeRequest returns a certificate request as PEM.
+func EncodeRequest(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: cert.CertificateRequestBlockType, Bytes: der})
+}
+
+// ParseRequest reads a certificate request in DER. The key of the request must have signed it.
+func ParseRequest(der []byte) (*x509.CertificateRequest, error) {
+	request, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return nil, fmt.Errorf("the request cannot be read: %w", err)
+	}
+	if err := request.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("the request is not signed by its own key: %w", err)
+	}
+	return request, nil
+}
+
+// DecodeRequest is ParseRequest for PEM.
+func DecodeRequest(data []byte) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != cert.CertificateRequestBlockType {
+		return nil, errors.New("the request is not a PEM certificate request")
+	}
+	return ParseRequest(block.Bytes)
+}
+
+// Kubeconfig has one cluster, one user and the context of both.
+type Kubeconfig struct {
+	// Names of the three entries.
+	ClusterName, UserName, ContextName string
+
+	Cluster clientcmdapi.Cluster
+	User    clientcmdapi.AuthInfo
+}
+
+// Encode returns the document.
+func (k Kubeconfig) Encode() ([]byte, error) {
+	config := clientcmdapi.NewConfig()
+	config.Clusters[k.ClusterName] = &k.Cluster
+	config.AuthInfos[k.UserName] = &k.User
+	config.Contexts[k.ContextName] = &clientcmdapi.Context{Cluster: k.ClusterName, AuthInfo: k.UserName}
+	config.CurrentContext = k.ContextName
+	return clientcmd.Write(*config)
+}
