@@ -38,6 +38,12 @@ programs() {
 		echo "release.sh: wanted bin/capstan of $version, found $found: make release VERSION=$version" >&2
 		exit 1
 	fi
+	for p in capstan capstan-init capstand manager; do
+		if go version -m "bin/$p" | grep -q maxLife; then
+			echo "release.sh: bin/$p bounds the life of certificates, as only make test-expiry may: make release VERSION=$version" >&2
+			exit 1
+		fi
+	done
 	for p in capstand manager; do
 		if ! go version -m "bin/$p" | grep -qE -- "-ldflags=.*Version=${version//./\\.}[ \"]"; then
 			echo "release.sh: bin/$p was not built for $version: make release VERSION=$version" >&2

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -63,6 +64,9 @@ func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 		facts.RootProblem = problem.Error()
 	}
 	if facts.Versions, err = embedded.KubernetesVersions(assets); err != nil {
+		return nil, err
+	}
+	if facts.CertificatesExpiring, err = embedded.CertificatesExpiring(a.layout(), time.Now()); err != nil {
 		return nil, err
 	}
 	facts.MissingAssets = missingAssets(assets, facts.Versions, host)

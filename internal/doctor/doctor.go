@@ -71,6 +71,8 @@ type Facts struct {
 	Running bool
 	// Host: the box is only to be a host of a management plane elsewhere, and needs no ports.
 	Host bool
+	// CertificatesExpiring are those of the management plane that should have been renewed, each with its end.
+	CertificatesExpiring []string
 	// RootProblem is why the root folder cannot be used.
 	RootProblem string
 	// Versions of Kubernetes in the assets, and what is missing from the assets folder.
@@ -95,11 +97,24 @@ func Check(f Facts) []Result {
 	var results []Result
 	for _, check := range []func(Facts) []Result{
 		checkRoot, checkCapabilities, checkFeatures, checkSeccomp, checkCgroups, checkLimits, checkSysctls,
-		checkTools, checkForward, checkMemory, checkDisk, checkPorts, checkAssets,
+		checkTools, checkForward, checkMemory, checkDisk, checkPorts, checkAssets, checkCertificates,
 	} {
 		results = append(results, check(f)...)
 	}
 	return results
+}
+
+// checkCertificates: the plane renews its leaves while it runs, and its authorities last ten years.
+func checkCertificates(f Facts) []Result {
+	switch {
+	case f.Host || !f.Root:
+		return nil
+	case len(f.CertificatesExpiring) == 0:
+		return []Result{ok("certificates", "none waits for its renewal")}
+	case f.Running:
+		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read logs/plane.log below the root folder: it contains the reason"}}
+	}
+	return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "start the management plane, which renews them: capstan up"}}
 }
 
 func ok(name, found string) Result { return Result{Name: name, Level: OK, Found: found} }

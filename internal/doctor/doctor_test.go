@@ -47,6 +47,8 @@ func TestCheck(t *testing.T) {
 		found  string
 		mend   string
 	}{
+		"a plane renews not":   {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
+		"no plane renews":      {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
 		"not root":             {func(f *Facts) { f.Root = false }, "root", Fail, "not root", "sudo"},
 		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
 		"no CAP_SYS_RESOURCE":  {func(f *Facts) { f.Capabilities = capabilities }, "CAP_SYS_RESOURCE", Info, "OOM", "nothing to do"},

@@ -157,11 +157,15 @@ func coreManagerComponent(l Layout, s State) component {
 
 // managerComponent runs our four providers.
 func managerComponent(l Layout, s State) component {
+	var reported []string
+	for _, name := range []string{etcd, apiServer, controllerManager, coreManager, manager} {
+		reported = append(reported, l.Component(name))
+	}
 	return component{
 		name: manager,
 		path: filepath.Join(l.Bin(), "manager"),
 		args: []string{
-			"all", "--kubeconfig=" + l.Kubeconfig(manager), "--webhook-host=127.0.0.1",
+			"all", "--certificate-dir=" + strings.Join(reported, ","), "--kubeconfig=" + l.Kubeconfig(manager), "--webhook-host=127.0.0.1",
 			"--webhook-port=" + strconv.Itoa(s.port(portManagerWebhook)), "--webhook-cert-dir=" + l.Component(manager),
 			"--health-addr=" + hostPort(s.port(portManagerHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portManagerMetrics)),

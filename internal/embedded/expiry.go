@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -33,6 +34,16 @@ func expiring(dir string, now time.Time) ([]string, error) {
 		return nil
 	})
 	return out, err
+}
+
+// CertificatesExpiring returns the certificates of an installation that should have been renewed, each with its file and its end.
+// It returns none if there is no installation, or the caller may not read it.
+func CertificatesExpiring(l Layout, now time.Time) ([]string, error) {
+	found, err := expiring(l.PKI(), now)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil, nil
+	}
+	return found, err
 }
 
 // showExpiring puts the certificates that expire into the status.

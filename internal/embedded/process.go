@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"capstan.dev/capstan/internal/backoff"
 )
 
 const (
@@ -135,7 +137,7 @@ func (p *process) run() {
 		if time.Since(began) > stableAfter {
 			failures = 0
 		}
-		wait := backoff(failures)
+		wait := backoff.After(failures, firstBackoff, lastBackoff)
 		failures++
 		p.update(func(s *ProcessStatus) {
 			s.State, s.PID, s.Restarts = ProcessBackoff, 0, s.Restarts+1
@@ -148,17 +150,6 @@ func (p *process) run() {
 		case <-time.After(wait):
 		}
 	}
-}
-
-// backoff is the pause after so many ends in a row.
-func backoff(failures int) time.Duration {
-	wait := firstBackoff
-	for range failures {
-		if wait *= 2; wait >= lastBackoff {
-			return lastBackoff
-		}
-	}
-	return wait
 }
 
 // runOnce starts the component and waits for its end.

@@ -10,11 +10,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/backoff"
 )
 
 func TestBackoff(t *testing.T) {
 	for failures, want := range map[int]time.Duration{0: 200 * time.Millisecond, 1: 400 * time.Millisecond, 3: 1600 * time.Millisecond, 6: 10 * time.Second, 1000: 10 * time.Second} {
-		if got := backoff(failures); got != want {
+		if got := backoff.After(failures, firstBackoff, lastBackoff); got != want {
 			t.Errorf("backoff(%d) = %s, want %s", failures, got, want)
 		}
 	}

@@ -106,7 +106,7 @@ func (lb *loadBalancer) run(ctx context.Context) {
 		if time.Since(started) > maxRestartDelay {
 			attempt = 0
 		}
-		pause = backoff(attempt - 1) // the first time at once: it was killed
+		pause = pauseAfter(attempt - 1) // the first time at once: it was killed
 		lb.log.Warn("balancer ended", "error", err, "restart in", pause)
 		lb.setMessage(fmt.Sprintf("the balancer's process ended (%v); started again after %s", err, pause))
 	}
@@ -115,7 +115,7 @@ func (lb *loadBalancer) run(ctx context.Context) {
 		if err := lb.remove(ctx); err != nil {
 			lb.log.Error("removal", "error", err)
 			lb.setMessage("removal: " + err.Error())
-			pause = backoff(attempt)
+			pause = pauseAfter(attempt)
 			continue
 		}
 		close(lb.gone)

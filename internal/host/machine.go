@@ -117,7 +117,7 @@ func (m *machine) run(ctx context.Context) {
 		if err := m.remove(ctx); err != nil {
 			m.log.Error("removal", "error", err)
 			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "removal: " + err.Error() })
-			pause = backoff(attempt)
+			pause = pauseAfter(attempt)
 			continue
 		}
 		m.log.Info("machine is gone")
@@ -154,7 +154,7 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 		m.log.Error("start", "error", err)
 		m.setStatus(func(s *hostpb.MachineStatus) { s.Message = err.Error() })
 		*attempt++
-		return backoff(*attempt - 1)
+		return pauseAfter(*attempt - 1)
 	}
 	*attempt = 0
 	defer func() { _ = pid1.Close() }()

@@ -42,7 +42,7 @@ func (m *machine) keepConnected(ctx context.Context) {
 				break
 			}
 			m.log.Error("network", "error", err)
-			rest(ctx, nil, backoff(attempt))
+			rest(ctx, nil, pauseAfter(attempt))
 		}
 		rest(ctx, nil, time.Second) // something that removes it again at once does not keep the box busy
 	}

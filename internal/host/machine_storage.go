@@ -106,7 +106,7 @@ func (m *machine) recordBootstrap(life context.Context) {
 			return
 		}
 		m.log.Error("the end of the bootstrap cannot be recorded", "error", err)
-		if !rest(life, nil, backoff(attempt)) {
+		if !rest(life, nil, pauseAfter(attempt)) {
 			return
 		}
 	}

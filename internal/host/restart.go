@@ -1,6 +1,10 @@
 package host
 
-import "time"
+import (
+	"time"
+
+	"capstan.dev/capstan/internal/backoff"
+)
 
 // A machine whose PID 1 ends is started again at once, then after longer and longer pauses. It has failed when PID 1 ended more
 // than restartBudget times within restartWindow. A failed machine is tried again after failedDelay, with all of its restarts: what
@@ -25,15 +29,15 @@ func afterDeath(deaths []time.Time, now time.Time) (counted []time.Time, delay t
 	if len(counted) > restartBudget {
 		return counted, 0, true
 	}
-	return counted, backoff(len(counted) - 2), false
+	return counted, pauseAfter(len(counted) - 2), false
 }
 
-// backoff is 0 for n < 0, then 1, 2, 4 … 30 seconds.
-func backoff(n int) time.Duration {
+// pauseAfter is 0 for n < 0, then 1, 2, 4 … 30 seconds.
+func pauseAfter(n int) time.Duration {
 	if n < 0 {
 		return 0
 	}
-	return min(maxRestartDelay, time.Second<<min(n, 10))
+	return backoff.After(n, time.Second, maxRestartDelay)
 }
 
 // stillFailed returns for how long a failed machine is to rest: forever if it cannot be started, 0 when it is to be started.

@@ -46,6 +46,8 @@ type Flags struct {
 	WebhookCertDir  string
 	WebhookCertName string
 	WebhookKeyName  string
+	// CertificateDirs are folders of certificates whose expiry is reported beside that of the webhooks'.
+	CertificateDirs []string
 
 	ClusterCacheQPS         float32
 	ClusterCacheBurst       int
@@ -84,6 +86,8 @@ func AddFlags(fs *pflag.FlagSet, providers []Provider) *Flags {
 	fs.StringVar(&f.WebhookCertDir, "webhook-cert-dir", "/tmp/k8s-webhook-server/serving-certs/", "Folder with the certificate of the webhooks.")
 	fs.StringVar(&f.WebhookCertName, "webhook-cert-name", "tls.crt", "Name of the certificate in --webhook-cert-dir.")
 	fs.StringVar(&f.WebhookKeyName, "webhook-key-name", "tls.key", "Name of the private key in --webhook-cert-dir.")
+
+	fs.StringSliceVar(&f.CertificateDirs, "certificate-dir", nil, "Folder of certificates (*.crt) whose expiry is reported in a metric, as that of the webhooks is. Repeatable.")
 
 	fs.Float32Var(&f.ClusterCacheQPS, "clustercache-client-qps", 20, "Most queries per second to the API server of one workload cluster.")
 	fs.IntVar(&f.ClusterCacheBurst, "clustercache-client-burst", 30, "Most queries in one burst to the API server of one workload cluster.")

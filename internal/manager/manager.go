@@ -32,6 +32,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/kubeconfig"
+	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // Scheme with Kubernetes' and Cluster API's types, and those of the providers.
@@ -79,6 +80,7 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 			CertName: flags.WebhookCertName, KeyName: flags.WebhookKeyName, TLSOpts: tlsOptions,
 		})
 	}
+	reportCertificates(flags)
 	mgr, err := ctrl.NewManager(restConfig, options)
 	if err != nil {
 		return nil, err
@@ -88,6 +90,16 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 		return nil, err
 	}
 	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), addChecks(mgr, flags))
+}
+
+// reportCertificates that this process serves with, and those of folders that flags name.
+func reportCertificates(flags *Flags) {
+	if flags.WebhookPort != 0 {
+		expiry.ReportFolder(expiry.KindWebhook, flags.WebhookCertDir)
+	}
+	for _, dir := range flags.CertificateDirs {
+		expiry.ReportFolder(expiry.KindManagementPlane, dir)
+	}
 }
 
 func leaderElectionID(providers []Provider) string {

@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
+	grpcbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"k8s.io/apimachinery/pkg/util/wait"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
@@ -68,7 +68,7 @@ func newHost(name, address string, creds credentials.Client, keepalive hostpb.Ke
 		grpc.WithTransportCredentials(transport),
 		keepalive.Client(),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: maxBackoff,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
@@ -235,7 +235,7 @@ func (h *Host) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
-	delay := newBackoff()
+	delay := backoff.Jittered(minBackoff, maxBackoff)
 	for ctx.Err() == nil {
 		synced, err := h.watch(ctx)
 		if ctx.Err() != nil {
@@ -243,17 +243,13 @@ func (h *Host) run(ctx context.Context) {
 		}
 		h.disconnected(err)
 		if synced {
-			delay = newBackoff()
+			delay = backoff.Jittered(minBackoff, maxBackoff)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(delay.Step()):
 		}
 	}
-}
-
-func newBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: minBackoff, Factor: 2, Jitter: 0.2, Steps: 1000, Cap: maxBackoff}
 }
 
 // watch opens one stream and applies its events until it breaks.

@@ -24,10 +24,14 @@ const (
 	NotExpiringReason = "CertificatesNotExpiring"
 )
 
-var expiration = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-	Name: "capstan_certificate_expiration_timestamp_seconds",
-	Help: "When a certificate of an object expires, in seconds since 1970.",
-}, []string{"kind", "namespace", "name", "certificate"})
+const (
+	metricName = "capstan_certificate_expiration_timestamp_seconds"
+	metricHelp = "Time at which a certificate expires, in seconds since 1970."
+)
+
+var labels = []string{"kind", "namespace", "name", "certificate"}
+
+var expiration = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricName, Help: metricHelp}, labels)
 
 func init() { ctrlmetrics.Registry.MustRegister(expiration) }
 

@@ -1,12 +1,18 @@
 package expiry
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
 // TestCondition: a certificate that was not renewed after two thirds of its life is reported. The time at which that
@@ -52,5 +58,61 @@ func TestRecord(t *testing.T) {
 	Forget("Kind", "ns", "a")
 	if n := testutil.CollectAndCount(expiration); n != 0 {
 		t.Errorf("%d series of an object that is gone", n)
+	}
+}
+
+// TestReportFolder: each scrape reads the files, and the registry accepts them beside the certificates of objects.
+func TestReportFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "manager")
+	write := func(validity time.Duration) float64 {
+		t.Helper()
+		if err := certfiles.EnsureAuthority(dir, "ca", "ca", time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		leaf := certfiles.Leaf{Name: "tls", CA: "ca", Leaf: pki.Leaf{CommonName: validity.String(), Usages: pki.Server}}
+		if _, err := leaf.Ensure(dir, validity, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		c, err := pki.ReadCert(filepath.Join(dir, "tls.crt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return float64(c.NotAfter.Unix())
+	}
+	scrape := func() map[string]float64 {
+		t.Helper()
+		families, err := ctrlmetrics.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]float64{}
+		for _, family := range families {
+			if family.GetName() != metricName {
+				continue
+			}
+			for _, m := range family.GetMetric() {
+				var values []string
+				for _, label := range m.GetLabel() { // sorted by name: certificate, kind, name, namespace
+					values = append(values, label.GetValue())
+				}
+				found[strings.Join(values, "|")] = m.GetGauge().GetValue()
+			}
+		}
+		return found
+	}
+	Record("Kind", "ns", "a", []Certificate{{Name: "b", NotAfter: time.Unix(7, 0)}})
+	defer Forget("Kind", "ns", "a")
+	ReportFolder(KindWebhook, dir)
+	ReportFolder(KindWebhook, dir+"/") // a second manager in the same process
+	defer reported.Delete(dir)
+	for _, validity := range []time.Duration{time.Hour, 2 * time.Hour} {
+		at := write(validity)
+		if err := os.WriteFile(filepath.Join(dir, "broken.crt"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		found := scrape()
+		if len(found) != 3 || found["tls.crt|Webhook|manager|"] != at || found["ca.crt|Webhook|manager|"] == 0 || found["b|Kind|a|ns"] != 7 {
+			t.Errorf("want tls.crt until %v, found %v", at, found)
+		}
 	}
 }

@@ -25,6 +25,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
@@ -163,7 +164,7 @@ func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.Gr
 // Retry calls do until it succeeds, with pauses of 100 ms doubling to 500 ms: a machine and its
 // cluster come up together, and no event tells one machine that another one answers.
 func Retry(ctx context.Context, what string, do func(context.Context) error) error {
-	pause := 100 * time.Millisecond
+	pauses := backoff.Doubling(100*time.Millisecond, 500*time.Millisecond)
 	for {
 		err := do(ctx)
 		if err == nil {
@@ -176,9 +177,8 @@ func Retry(ctx context.Context, what string, do func(context.Context) error) err
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w; last: %w", what, ctx.Err(), err)
-		case <-time.After(pause):
+		case <-time.After(pauses.Step()):
 		}
-		pause = min(2*pause, 500*time.Millisecond)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/process"
 )
@@ -235,7 +236,7 @@ func (s *Supervisor) run(ctx context.Context, u *unit) {
 	if !s.waitAfter(ctx, u) {
 		return
 	}
-	backoff := minBackoff
+	pauses := backoff.Doubling(minBackoff, maxBackoff)
 	for {
 		started := time.Now()
 		err := s.runOnce(ctx, u)
@@ -243,9 +244,10 @@ func (s *Supervisor) run(ctx context.Context, u *unit) {
 			return
 		}
 		if time.Since(started) >= healthyTime {
-			backoff = minBackoff
+			pauses = backoff.Doubling(minBackoff, maxBackoff)
 		}
-		s.log.Warn("service ended", "service", u.Name, "reason", err, "again in", backoff)
+		pause := pauses.Step()
+		s.log.Warn("service ended", "service", u.Name, "reason", err, "again in", pause)
 		s.set(u, func(state *initapi.Service) {
 			state.State, state.PID, state.Restarts = initapi.StateBackoff, 0, state.Restarts+1
 			state.Message = err.Error() + "; see " + s.logPath(u.Name)
@@ -253,9 +255,8 @@ func (s *Supervisor) run(ctx context.Context, u *unit) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(backoff):
+		case <-time.After(pause):
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
 }
 

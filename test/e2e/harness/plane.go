@@ -40,8 +40,11 @@ type Plane struct {
 	Client client.WithWatch
 }
 
-// Bin is the folder of the built binaries.
+// Bin is the folder of the built binaries: bin, or the folder that CAPSTAN_BIN names.
 func Bin() string {
+	if dir := os.Getenv("CAPSTAN_BIN"); dir != "" {
+		return dir
+	}
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Join(filepath.Dir(file), "..", "..", "..", "bin")
 }

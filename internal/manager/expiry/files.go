@@ -1,0 +1,59 @@
+package expiry
+
+import (
+	"path/filepath"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"capstan.dev/capstan/internal/pki"
+)
+
+const (
+	// KindWebhook labels the certificates with which a manager serves webhooks and metrics.
+	KindWebhook = "Webhook"
+	// KindManagementPlane labels the certificates of an embedded management plane.
+	KindManagementPlane = "ManagementPlane"
+)
+
+// ReportFolder reports the certificates in the files *.crt of a folder from now on. The label name is the name of the folder, the
+// label certificate that of the file. Other programs renew the files, so each scrape reads them anew. Files that cannot be read,
+// or are no certificates, are left out.
+func ReportFolder(kind, folder string) { reported.Store(filepath.Clean(folder), kind) }
+
+// reported are the kinds by folder.
+var reported sync.Map
+
+func init() { ctrlmetrics.Registry.MustRegister(files{}) }
+
+// files collects the reported certificates.
+type files struct{}
+
+// description has the same metric name as the certificates of objects.
+var description = prometheus.NewDesc(metricName, metricHelp, labels, nil)
+
+// Describe implements prometheus.Collector. It describes nothing: another collector has metrics of the same name, which the
+// registry allows only to collectors without a description.
+func (files) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (files) Collect(metrics chan<- prometheus.Metric) {
+	reported.Range(func(folder, kind any) bool {
+		collect(kind.(string), folder.(string), metrics)
+		return true
+	})
+}
+
+func collect(kind, folder string, metrics chan<- prometheus.Metric) {
+	paths, err := filepath.Glob(filepath.Join(folder, "*.crt"))
+	if err != nil {
+		return // The pattern is invalid: no file has such a name.
+	}
+	for _, path := range paths {
+		if c, err := pki.ReadCert(path); err == nil {
+			metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, float64(c.NotAfter.Unix()),
+				kind, "", filepath.Base(folder), filepath.Base(path))
+		}
+	}
+}
