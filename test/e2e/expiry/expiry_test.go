@@ -172,6 +172,7 @@ func (r *run) planeKubeconfig() string {
 func (r *run) prepare() {
 	t := r.t
 	harness.Eventually(t, "two Nodes", limit, func(ctx context.Context) error { return r.NodesReady(ctx, 2) })
+	r.loadImage()
 	r.Apply(t, workload)
 	if _, err := r.Kubectl(t, "rollout", "status", "deployment/echo", "--timeout=300s"); err != nil {
 		t.Fatalf("%v\n%s", err, r.MustKubectl(t, "describe", "pods"))
@@ -185,6 +186,11 @@ func (r *run) prepare() {
 	must(t, err)
 	r.worker = r.Worker(t).Spec.Network.Addresses[0].Address
 	harness.Eventually(t, "the workload answers", limit, func(ctx context.Context) error { return r.answer(ctx, r.worker, 30080) })
+}
+
+// loadImage of the workload into all machines: there is no registry.
+func (r *run) loadImage() {
+	plane.Must(r.t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", r.Name, "--namespace", r.Namespace)
 }
 
 // keepUntil writes and asks the workload every second until done returns nil. Both may fail for the time of retries.
@@ -322,6 +328,7 @@ func (r *run) check() {
 		"scale", "machinedeployment", "--all", "--replicas=2")
 	must(t, err)
 	harness.Eventually(t, "three Nodes", limit, func(ctx context.Context) error { return r.NodesReady(ctx, 3) })
+	r.loadImage()
 	node := ""
 	for _, m := range r.Machines(t) {
 		if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; !ok && m.Spec.Network.Addresses[0].Address != r.worker {
