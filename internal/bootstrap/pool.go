@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,7 +28,7 @@ func poolSecretName(config *bootstrapv1.CapstanConfig, version string) string {
 	// A spec is plain data: it can always be encoded.
 	spec, _ := json.Marshal(config.Spec) //nolint:errchkjson // as said
 	sum := sha256.Sum256(append(spec, version...))
-	return config.Name + "-" + hex.EncodeToString(sum[:4])
+	return config.Name + "-" + hex.EncodeToString(sum[:poolHashLength/2])
 }
 
 // formerData is the data that a pool uses while new data cannot be made, nil if there is none: its
@@ -44,6 +45,20 @@ func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 	return former.Data[secret.KubeconfigDataName], nil
 }
 
+// poolData is true for a Secret with data of a pool's machines, also if it has lost its owner reference or has an outdated one
+// (ALL-11): the tokens that only such data has mark it then, together with its name.
+func poolData(s *corev1.Secret, config *bootstrapv1.CapstanConfig) bool {
+	if metav1.GetControllerOfNoCopy(s) != nil {
+		return isController(s, config)
+	}
+	name, hash, _ := strings.Cut(s.Name, config.Name+"-")
+	_, marked := s.Annotations[bootstrapv1.TokenIDsAnnotation]
+	return marked && s.Type == clusterv1.ClusterSecretType && name == "" && len(hash) == poolHashLength
+}
+
+// poolHashLength is the number of characters behind the dash in the name of a pool's Secret.
+const poolHashLength = 8
+
 // dropFormerData deletes the Secrets that a pool used before, as soon as its MachinePool names the new one. Their
 // tokens are not renewed any more and expire.
 func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
@@ -57,7 +72,7 @@ func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 	}
 	for i := range secrets.Items {
 		former := &secrets.Items[i]
-		if former.Name == current || !metav1.IsControlledBy(former, s.config) {
+		if former.Name == current || !poolData(former, s.config) {
 			continue
 		}
 		if err := r.Client.Delete(ctx, former, client.Preconditions{UID: &former.UID}); client.IgnoreNotFound(err) != nil {

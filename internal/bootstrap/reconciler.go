@@ -226,8 +226,7 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 			"the secret %s is in the way: bootstrap data goes there, but it has the type %q and is not ours; delete or rename it", existing.Name, existing.Type)}
 	}
 	ref, controller := controllerRef(s.config), metav1.GetControllerOf(existing)
-	// By group, kind and name: a reference may be of an older version, or from before the config was restored.
-	if controller != nil && !util.IsControlledBy(existing, s.config, bootstrapv1.GroupVersion.WithKind(ref.Kind).GroupKind()) {
+	if controller != nil && !isController(existing, s.config) {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
 			"the secret %s is in the way: it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
 	}
@@ -239,6 +238,12 @@ func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secre
 		}
 	}
 	return r.refreshAuthorities(ctx, s, existing)
+}
+
+// isController is true if the config is the controller of an object, by group, kind and name: a reference may have an older
+// version, or the UID that the config had before it was restored.
+func isController(obj metav1.Object, config *bootstrapv1.CapstanConfig) bool {
+	return util.IsControlledBy(obj, config, bootstrapv1.GroupVersion.WithKind("CapstanConfig").GroupKind())
 }
 
 func controllerRef(config *bootstrapv1.CapstanConfig) metav1.OwnerReference {

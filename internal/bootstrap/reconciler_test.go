@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -345,8 +346,16 @@ func TestMachinePool(t *testing.T) {
 	if cluster.Secret(first) == nil {
 		t.Error("the former data is gone while the MachinePool still names it")
 	}
+	ownerComesBack(t, cluster, config)
+	// ALL-11: also without its owner the former data is known, and what only looks like it is not.
+	former, other := cluster.Secret(first), &corev1.Secret{ObjectMeta: cluster.Meta("pool-12345678"), Type: clusterv1.ClusterSecretType}
+	change(t, former, func() { former.OwnerReferences = nil })
+	cluster.Create(other)
 	change(t, pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = &second })
 	testcluster.Eventually(t, "the former data goes when the MachinePool names the new one", func() bool { return cluster.Secret(first) == nil })
+	if cluster.Secret(other.Name) == nil {
+		t.Error("a Secret without tokens was taken for data of the pool")
+	}
 	change(t, pool, func() { pool.Spec.Template.Spec.Version = "v1.36.4" })
 	renamed("data for the new version", second)
 	if s := cluster.Secret(config.Status.DataSecretName); s.Annotations[bootstrapv1.KubernetesVersionAnnotation] != "v1.36.4" {
@@ -354,6 +363,25 @@ func TestMachinePool(t *testing.T) {
 	}
 	change(t, config, func() { config.Spec.Files = nil })
 	renamed("data for the spec and version", config.Status.DataSecretName)
+}
+
+// ownerComesBack (ALL-11): data gets a lost owner reference back, and one of another API version is corrected.
+func ownerComesBack(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig) {
+	t.Helper()
+	want := []metav1.OwnerReference{controllerRef(config)}
+	for _, version := range []string{"", "bootstrap.capstan.dev/v1beta1", "bootstrap.capstan.dev/v1beta3"} {
+		data := cluster.Secret(config.Status.DataSecretName)
+		change(t, data, func() {
+			if version == "" {
+				data.OwnerReferences = nil
+				return
+			}
+			data.OwnerReferences[0].APIVersion, data.OwnerReferences[0].UID = version, "of-before-the-restore"
+		})
+		testcluster.Eventually(t, "the owner after "+version, func() bool {
+			return equality.Semantic.DeepEqual(cluster.Secret(data.Name).OwnerReferences, want)
+		})
+	}
 }
 
 // rotates: at half of its life the token of a pool is replaced, in data whose name stays. The former one is left to

@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"maps"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -52,6 +53,60 @@ func (b *box) claim(name string) *ipamv1.IPAddressClaim {
 	return claim
 }
 
+// restored (ALL-11): obj gets the references and finalizers back that it has now, when it has lost them and when its
+// references have an older or a newer API version and the UID of the owner before a restore.
+func (b *box) restored(obj client.Object, outdated ...string) {
+	b.t.Helper()
+	b.get(obj)
+	refs, finalizers := obj.GetOwnerReferences(), obj.GetFinalizers()
+	check := func(what string, change func(client.Object)) {
+		b.t.Helper()
+		update(b, obj, change)
+		b.Eventually(func(g Gomega) {
+			g.Expect(env.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)).To(Succeed())
+			g.Expect(obj.GetOwnerReferences()).To(Equal(refs))
+			g.Expect(obj.GetFinalizers()).To(Equal(finalizers))
+		}).Should(Succeed(), "%s of %s", what, obj.GetName())
+	}
+	if len(finalizers) > 0 {
+		check("lost finalizers", func(o client.Object) { o.SetFinalizers(nil) })
+	}
+	if len(outdated) > 0 {
+		check("lost references", func(o client.Object) { o.SetOwnerReferences(nil) })
+	}
+	for _, version := range outdated {
+		check("references of "+version, func(o client.Object) {
+			old := o.GetOwnerReferences()
+			for i := range old {
+				old[i].APIVersion, old[i].UID = version, "of-before-the-restore"
+			}
+			o.SetOwnerReferences(old)
+		})
+	}
+}
+
+var otherVersions = []string{infrav1.GroupVersion.Group + "/v1beta1", infrav1.GroupVersion.Group + "/v1beta3"}
+
+// deletedWithoutOwners deletes an object whose claim has no owner reference at that moment: the claim is found all the same.
+func (b *box) deletedWithoutOwners(obj client.Object, claim *ipamv1.IPAddressClaim) {
+	b.t.Helper()
+	pause := func(paused bool) {
+		update(b, obj, func(o client.Object) {
+			annotations := map[string]string{clusterv1.PausedAnnotation: "yes"}
+			maps.Copy(annotations, o.GetAnnotations())
+			if !paused {
+				delete(annotations, clusterv1.PausedAnnotation)
+			}
+			o.SetAnnotations(annotations)
+		})
+	}
+	pause(true)
+	b.condition(obj.(conditioned), clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.OwnerReferences = nil })
+	b.delete(obj)
+	pause(false)
+}
+
 // IPAM-07, ALL-11: a claim of the pool, owned; the machine waits for its address, and its deletion for the claim.
 func TestAddressFromPool_IPAM07_ALL11(t *testing.T) {
 	b := newBox(t).provisioned()
@@ -73,9 +128,11 @@ func TestAddressFromPool_IPAM07_ALL11(t *testing.T) {
 	b.fulfil(four, b.address(7), 21, b.address(1))
 	b.running(m)
 	b.Expect(m.Spec.Network.Addresses).To(Equal([]infrav1.InterfaceAddress{{Address: b.address(7), Prefix: 21, Gateway: b.address(1)}}))
+	b.restored(four, otherVersions...)
+	b.restored(m)
 
 	update(b, four, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
-	b.delete(m)
+	b.deletedWithoutOwners(m, four)
 	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring("IPAddressClaims"))
 	made, _ := b.fake.Machine(m.Spec.ID)
 	b.Expect(made).To(BeNil(), "the address is released after the machine is gone")
@@ -148,9 +205,11 @@ func TestEndpointFromPool_IPAM07_IC10_IC12(t *testing.T) {
 		To(MatchError(ContainSubstring("cannot be changed once the load balancer has its address")))
 	b.Expect(changed(b.capstan, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer = infrav1.LoadBalancerSpec{} })).
 		To(MatchError(ContainSubstring("loadBalancer cannot be removed")))
+	b.restored(claim, otherVersions...)
+	b.restored(b.capstan)
 
 	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
-	b.delete(b.capstan)
+	b.deletedWithoutOwners(b.capstan, claim)
 	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring(claim.Name))
 	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil(), "the address is released after the load balancer is gone")
 	b.get(claim)

@@ -6,12 +6,16 @@ package addresses
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
@@ -24,35 +28,105 @@ func Name(owner string, n int) string { return fmt.Sprintf("%s-%d", owner, n) }
 // go before it in a foreground deletion; clusterctl moves it along with the
 // owner.
 func EnsureClaim(ctx context.Context, c client.Client, owner client.Object, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
+	ref, err := referenceTo(owner, c.Scheme())
+	if err != nil {
+		return nil, err
+	}
 	claim := &capiipamv1.IPAddressClaim{}
 	key := client.ObjectKey{Namespace: owner.GetNamespace(), Name: name}
-	err := c.Get(ctx, key, claim)
+	err = c.Get(ctx, key, claim)
 	if apierrors.IsNotFound(err) {
-		return create(ctx, c, owner, clusterName, pool, name)
+		return create(ctx, c, owner, ref, clusterName, pool, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading IPAddressClaim %s: %w", key, err)
 	}
-	if !metav1.IsControlledBy(claim, owner) {
-		return nil, fmt.Errorf("IPAddressClaim %s exists and does not belong to %s: delete it, or name the machine differently", key, owner.GetName())
+	if why := notOurs(claim, ref, clusterName); why != "" {
+		return nil, fmt.Errorf("IPAddressClaim %s exists and does not belong to %s: %s", key, owner.GetName(), why)
 	}
 	if claim.Spec.PoolRef != pool {
 		return nil, fmt.Errorf("IPAddressClaim %s is from pool %q, wanted %q: the pools of a machine cannot be changed, replace the machine", key, claim.Spec.PoolRef.Name, pool.Name)
 	}
-	return claim, nil
+	return claim, own(ctx, c, claim, ref)
 }
 
-func create(ctx context.Context, c client.Client, owner client.Object, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
-	gvk, err := apiutil.GVKForObject(owner, c.Scheme())
+// Adopt gives claims of an owner that have lost their owner reference, or have an outdated one, the right one (row
+// ALL-11). It does nothing for claims that do not exist or belong to others. Pass a cached reader: a claim that is not in the
+// cache yet was not made long ago, and the events of the watch lead here again.
+func Adopt(ctx context.Context, cache client.Reader, c client.Client, owner client.Object, clusterName string, names ...string) error {
+	ref, err := referenceTo(owner, c.Scheme())
 	if err != nil {
-		return nil, err
+		return err
 	}
+	for _, name := range names {
+		claim := &capiipamv1.IPAddressClaim{}
+		key := client.ObjectKey{Namespace: owner.GetNamespace(), Name: name}
+		if err := cache.Get(ctx, key, claim); apierrors.IsNotFound(err) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("reading IPAddressClaim %s: %w", key, err)
+		}
+		if !claim.DeletionTimestamp.IsZero() || notOurs(claim, ref, clusterName) != "" {
+			continue
+		}
+		if err := own(ctx, c, claim, ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// referenceTo is the reference that claims have to their owner: controller, and with blockOwnerDeletion.
+func referenceTo(owner client.Object, scheme *runtime.Scheme) (metav1.OwnerReference, error) {
+	gvk, err := apiutil.GVKForObject(owner, scheme)
+	if err != nil {
+		return metav1.OwnerReference{}, err
+	}
+	return *metav1.NewControllerRef(owner, gvk), nil
+}
+
+// notOurs is the reason why a claim with an owner's name for it does not belong to the owner; "" if it does. A backup tool
+// restores claims without owner references. The Cluster then decides, because the name follows from the owner. A
+// reference can also have an older API version, or the UID of the owner before its restore.
+func notOurs(claim *capiipamv1.IPAddressClaim, owner metav1.OwnerReference, clusterName string) string {
+	controller := metav1.GetControllerOfNoCopy(claim)
+	switch {
+	case controller != nil && same(*controller, owner), controller == nil && claim.Spec.ClusterName == clusterName && clusterName != "":
+		return ""
+	case controller == nil:
+		return fmt.Sprintf("it has no controller, and spec.clusterName is %q instead of %q. Use another name for one of them", claim.Spec.ClusterName, clusterName)
+	}
+	return fmt.Sprintf("the %s %s controls it. Use another name for one of them", controller.Kind, controller.Name)
+}
+
+// same is true for two references to one object, in whatever API version.
+func same(a, b metav1.OwnerReference) bool {
+	group := func(ref metav1.OwnerReference) string {
+		return schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).Group
+	}
+	return group(a) == group(b) && a.Kind == b.Kind && a.Name == b.Name
+}
+
+// own writes the reference to the owner in the place of an outdated one, unless another client has written meanwhile.
+func own(ctx context.Context, c client.Client, claim *capiipamv1.IPAddressClaim, ref metav1.OwnerReference) error {
+	if !claim.DeletionTimestamp.IsZero() || util.HasExactOwnerRef(claim.OwnerReferences, ref) {
+		return nil
+	}
+	before := claim.DeepCopy()
+	claim.OwnerReferences = util.EnsureOwnerRef(slices.Clone(claim.OwnerReferences), ref)
+	if err := c.Patch(ctx, claim, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return fmt.Errorf("cannot adopt the IPAddressClaim %s: %w", claim.Name, err)
+	}
+	return nil
+}
+
+func create(ctx context.Context, c client.Client, owner client.Object, ref metav1.OwnerReference, clusterName string, pool capiipamv1.IPPoolReference, name string) (*capiipamv1.IPAddressClaim, error) {
 	claim := &capiipamv1.IPAddressClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       owner.GetNamespace(),
 			Name:            name,
 			Labels:          labels(owner, clusterName),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(owner, gvk)}, // controller and blockOwnerDeletion
+			OwnerReferences: []metav1.OwnerReference{ref},
 		},
 		Spec: capiipamv1.IPAddressClaimSpec{ClusterName: clusterName, PoolRef: pool},
 	}
@@ -98,9 +172,13 @@ func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddr
 
 // ClaimsGone deletes the claims of an owner and says whether they are all gone.
 // The owner keeps its finalizer until then, so that no address is free while
-// the machine still has it. Pass a client whose reads are not older than the
+// the machine still has it. A claim without owner reference counts if it is of the owner's Cluster. Pass a client whose reads are not older than the
 // owner's last EnsureClaim, or the names of all claims that may exist.
-func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, names ...string) (bool, error) {
+func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, clusterName string, names ...string) (bool, error) {
+	ref, err := referenceTo(owner, c.Scheme())
+	if err != nil {
+		return false, err
+	}
 	gone := true
 	for _, name := range names {
 		claim := &capiipamv1.IPAddressClaim{}
@@ -111,7 +189,7 @@ func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, names
 		if err != nil {
 			return false, fmt.Errorf("reading IPAddressClaim %s: %w", name, err)
 		}
-		if !metav1.IsControlledBy(claim, owner) {
+		if notOurs(claim, ref, clusterName) != "" {
 			continue
 		}
 		gone = false

@@ -23,8 +23,11 @@ func claimName(c *infrav1.CapstanCluster) string { return c.Name + "-endpoint" }
 // cache does not have yet.
 func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.CapstanHost) error {
 	lb := &s.capstan.Spec.LoadBalancer
-	if lb.AddressFromPool == nil || lb.Address != "" {
+	if lb.AddressFromPool == nil {
 		return nil
+	}
+	if lb.Address != "" { // ALL-11
+		return addresses.Adopt(ctx, r.Client, r.LiveClient, s.capstan, s.cluster.Name, claimName(s.capstan))
 	}
 	pool := ipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
 	claim, err := addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
@@ -69,5 +72,5 @@ func checkClaimed(machineCIDR, address string) error {
 
 // claimGone deletes the claim and says whether it is gone. It is watched.
 func (r *Reconciler) claimGone(ctx context.Context, s *scope) (bool, error) {
-	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, claimName(s.capstan))
+	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.clusterName(), claimName(s.capstan))
 }

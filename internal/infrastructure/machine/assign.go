@@ -37,6 +37,9 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 		s.recorded = true
 		return errWaiting
 	}
+	if err := r.adoptClaims(ctx, s); err != nil {
+		return err
+	}
 	if err := r.checkHost(ctx, s); err != nil {
 		return err
 	}

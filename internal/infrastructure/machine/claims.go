@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -101,11 +102,20 @@ func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 	return nil
 }
 
+// adoptClaims gives the machine's claims a lost or outdated owner reference back (ALL-11).
+func (r *Reconciler) adoptClaims(ctx context.Context, s *scope) error {
+	return addresses.Adopt(ctx, r.Client, r.LiveClient, s.capstan, s.cluster.Name, claimNames(s.capstan)...)
+}
+
 // claimsGone deletes the machine's claims and says whether they are gone. They are watched.
 func (r *Reconciler) claimsGone(ctx context.Context, s *scope) (bool, error) {
-	var names []string
-	for i := range s.capstan.Spec.Network.AddressesFromPools {
-		names = append(names, addresses.Name(s.capstan.Name, i))
+	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.capstan.Labels[clusterv1.ClusterNameLabel], claimNames(s.capstan)...)
+}
+
+// claimNames are the names of the claims that a machine may have, one for each of its pools.
+func claimNames(m *infrav1.CapstanMachine) (names []string) {
+	for i := range m.Spec.Network.AddressesFromPools {
+		names = append(names, addresses.Name(m.Name, i))
 	}
-	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, names...)
+	return names
 }

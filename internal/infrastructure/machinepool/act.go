@@ -56,20 +56,25 @@ func (r *Reconciler) createMembers(ctx context.Context, s *scope, domains []stri
 	return err
 }
 
-// newMachine is a machine of the pool as core expects it. The pool is an owner but not the controller: core
+// poolReference is the reference of a machine to its pool. The pool is an owner but not the controller: core
 // makes the Machine that.
+func poolReference(pool *infrav1.CapstanMachinePool) metav1.OwnerReference {
+	return metav1.OwnerReference{
+		APIVersion: infrav1.GroupVersion.String(), Kind: poolGVK.Kind, Name: pool.Name, UID: pool.UID,
+		BlockOwnerDeletion: ptr.To(true),
+	}
+}
+
+// newMachine is a machine of the pool as core expects it.
 func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
 	meta := templateMetadata(s)
 	m := &infrav1.CapstanMachine{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   s.pool.Namespace,
-			Name:        names.SimpleNameGenerator.GenerateName(s.pool.Name[:min(len(s.pool.Name), maxNamePrefix)] + "-"),
-			Labels:      meta.labels,
-			Annotations: meta.annotations,
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: infrav1.GroupVersion.String(), Kind: poolGVK.Kind, Name: s.pool.Name, UID: s.pool.UID,
-				BlockOwnerDeletion: ptr.To(true),
-			}},
+			Namespace:       s.pool.Namespace,
+			Name:            names.SimpleNameGenerator.GenerateName(s.pool.Name[:min(len(s.pool.Name), maxNamePrefix)] + "-"),
+			Labels:          meta.labels,
+			Annotations:     meta.annotations,
+			OwnerReferences: []metav1.OwnerReference{poolReference(s.pool)},
 			// Before the first side effect, and with the object itself: one write less.
 			Finalizers: []string{infrav1.MachineFinalizer},
 		},

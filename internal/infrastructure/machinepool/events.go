@@ -92,6 +92,7 @@ func capstanMachineChanged() predicate.Predicate {
 			before.Status.FailureDomain != after.Status.FailureDomain ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
+			len(after.OwnerReferences) < len(before.OwnerReferences) ||
 			!slices.Equal(before.Status.Addresses, after.Status.Addresses)
 	}}
 }

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -63,18 +64,23 @@ func replaced(have map[string]string, remove []string, add map[string]string) ma
 }
 
 // propagateMetadata brings labels and annotations of the template to the machines in place: no machine
-// is replaced for them.
+// is replaced for them. It also restores lost and outdated references to the pool (ALL-11).
 func (r *Reconciler) propagateMetadata(ctx context.Context, s *scope) error {
-	template := templateMetadata(s)
+	template, ref := templateMetadata(s), poolReference(s.pool)
 	behind := slices.DeleteFunc(slices.Clone(s.members), func(m member) bool {
 		have := metadata{m.capstan.Labels, m.capstan.Annotations}
 		want := have.follow(template)
-		return maps.Equal(have.labels, want.labels) && maps.Equal(have.annotations, want.annotations)
+		return maps.Equal(have.labels, want.labels) && maps.Equal(have.annotations, want.annotations) &&
+			(util.HasExactOwnerRef(m.capstan.OwnerReferences, ref) || m.leaving())
 	})
 	return forEach(behind, func(m member) error {
 		changed := m.capstan.DeepCopy()
 		want := metadata{changed.Labels, changed.Annotations}.follow(template)
 		changed.Labels, changed.Annotations = want.labels, want.annotations
-		return client.IgnoreNotFound(r.Client.Patch(ctx, changed, client.MergeFrom(m.capstan)))
+		if !m.leaving() {
+			changed.OwnerReferences = util.EnsureOwnerRef(changed.OwnerReferences, ref)
+		}
+		// Core writes the list of owner references too, and a merge patch replaces it as a whole.
+		return client.IgnoreNotFound(r.Client.Patch(ctx, changed, client.MergeFromWithOptions(m.capstan, client.MergeFromWithOptimisticLock{})))
 	})
 }

@@ -96,6 +96,7 @@ func TestRollingUpdateInPlace(t *testing.T) {
 		p.Spec.RollingUpdate = infrav1.MachinePoolRollingUpdate{MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromString("34%"))}
 	})
 	w.settled(3)
+	w.restored()
 	stop := w.watchBudget()
 	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.Spec.CPUs = 1 })).To(Succeed())
 	w.condition(clusterv1.RollingOutCondition, metav1.ConditionTrue, clusterv1.RollingOutReason)
@@ -106,6 +107,19 @@ func TestRollingUpdateInPlace(t *testing.T) {
 	for _, m := range w.capstanMachines() {
 		w.Expect(m.Spec.CPUs).To(BeEquivalentTo(1))
 	}
+}
+
+// restored (ALL-11): a machine gets lost owner references back, from core and from the pool, and the pool its finalizer.
+func (w *world) restored() {
+	w.t.Helper()
+	m := w.capstanMachines()[0]
+	w.get(w.pool)
+	refs, finalizers := m.OwnerReferences, w.pool.Finalizers
+	w.Expect(refs).To(HaveLen(2))
+	w.Expect(testenv.Change(ctx, env.Client, &m, func(m *infrav1.CapstanMachine) { m.OwnerReferences = nil })).To(Succeed())
+	w.Expect(testenv.Change(ctx, env.Client, w.pool, func(p *infrav1.CapstanMachinePool) { p.Finalizers = nil })).To(Succeed())
+	w.Eventually(func() []metav1.OwnerReference { w.get(&m); return m.OwnerReferences }).Should(ConsistOf(refs))
+	w.Eventually(func() []string { w.get(w.pool); return w.pool.Finalizers }).Should(Equal(finalizers))
 }
 
 // A change of the spec in the middle of an update, and a scale, end right.
