@@ -55,7 +55,8 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 			return ctrl.Result{}, fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
 		}
 	}
-	return ctrl.Result{}, nil
+	again, err := r.releaseAbandoned(ctx, s)
+	return ctrl.Result{RequeueAfter: again}, err
 }
 
 // workers counts the worker Machines and MachinePools of the cluster.

@@ -81,6 +81,11 @@ func (r *Reconciler) reconcileDepartures(ctx context.Context, s *scope) error {
 	if err := r.clearOrphans(ctx, s); err != nil {
 		return err
 	}
+	abandoned, err := r.releaseAbandoned(ctx, s)
+	if err != nil {
+		return err
+	}
+	s.again = earlier(s.again, abandoned)
 	f := s.fleet()
 	leaving := f.filter((*instance).deleting)
 	slices.SortStableFunc(leaving, func(a, b *instance) int {

@@ -156,7 +156,7 @@ func (r *Reconciler) tryMachine(ctx context.Context, s *scope, first bool, last 
 	if err := r.createInfraMachine(ctx, infraMachine); err != nil {
 		return fmt.Errorf("cannot make the %s %s: %w", infraMachine.GetKind(), config.Name, err)
 	}
-	machine := desiredMachine(s, newMachine(s, infraMachine))
+	machine := desiredMachine(s, r.freshMachine(s, infraMachine))
 	if err := r.apply(ctx, machine); err != nil {
 		return fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
 	}
@@ -360,7 +360,7 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 		ObjectMeta: metadata(s, infraMachine.GetName()),
 		Spec: clusterv1.MachineSpec{
 			ClusterName:   s.cluster.Name,
-			Version:       s.controlPlane.Spec.Version,
+			Version:       wantedVersion(s.controlPlane),
 			FailureDomain: place(forControlPlanes(failureDomains(s)), s.machines.UnsortedList(), s.outdated),
 			Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: infraMachine.GetName(),
@@ -370,7 +370,6 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 			},
 		},
 	}
-	out.Finalizers = []string{clusterv1.MachineFinalizer} // see handOver
 	if open := s.openRepair(); open != nil {
 		repaired := *open
 		repaired.Open = nil // Another Machine replaces that one.

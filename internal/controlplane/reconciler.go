@@ -73,6 +73,8 @@ type Reconciler struct {
 	trials trials
 	// known is when a workload cluster could last be asked, and answered when its API server could last use etcd.
 	known, answered sightings
+	// abandoned is since when nothing but the Machine is left of a machine.
+	abandoned sightings
 }
 
 // scope is what one reconciliation works on, and what its steps have found.
@@ -404,11 +406,11 @@ func invalid(s *scope) string {
 }
 
 // reconcileEndpoint finds the endpoint: on the Cluster, or, before core has copied it there, in the
-// contract's field of the infrastructure's own object (CP-02).
+// contract's field of the infrastructure's own object (CP-02), unless core's order is kept strictly.
 func (r *Reconciler) reconcileEndpoint(ctx context.Context, s *scope) (done bool, err error) {
 	s.endpoint = s.cluster.Spec.ControlPlaneEndpoint
 	provisioned := ptr.Deref(s.cluster.Status.Initialization.InfrastructureProvisioned, false)
-	if provisioned && s.endpoint.IsValid() || !s.cluster.Spec.InfrastructureRef.IsDefined() {
+	if provisioned && s.endpoint.IsValid() || !s.cluster.Spec.InfrastructureRef.IsDefined() || r.Options.StrictContract {
 		return s.endpoint.IsValid(), nil
 	}
 	infraCluster, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, s.cluster.Spec.InfrastructureRef, s.cluster.Namespace)

@@ -26,6 +26,8 @@ type Flags struct {
 	WatchNamespace string
 	WatchFilter    string
 	SyncPeriod     time.Duration
+	// StrictContract: see Options.
+	StrictContract bool
 	// Concurrency by kind.
 	Concurrency map[string]*int
 
@@ -70,6 +72,9 @@ func AddFlags(fs *pflag.FlagSet, providers []Provider) *Flags {
 	fs.StringVar(&f.WatchFilter, "watch-filter", "",
 		fmt.Sprintf("Reconcile only objects whose label %s has this value; all objects when empty.", clusterv1.WatchLabel))
 	fs.DurationVar(&f.SyncPeriod, "sync-period", 10*time.Minute, "Interval at which all objects are reconciled again.")
+
+	fs.BoolVar(&f.StrictContract, "strict-contract", false,
+		"Take no step ahead of Cluster API core: wait until core has written Cluster.spec.controlPlaneEndpoint, and leave the finalizers, owner references and bootstrap data names of Machines to core. Clusters start some seconds later.")
 
 	fs.BoolVar(&f.LeaderElect, "leader-elect", false, "Elect one leader among several managers.")
 	fs.StringVar(&f.LeaderElectNamespace, "leader-elect-namespace", "", "Namespace of the lease; that of the Pod when empty.")

@@ -139,6 +139,7 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Pro
 		return opts, err
 	}
 	opts.WatchNamespace, opts.WatchFilter = flags.WatchNamespace, flags.WatchFilter
+	opts.StrictContract = flags.StrictContract
 	opts.Concurrency = map[string]int{}
 	for kind, n := range flags.Concurrency {
 		opts.Concurrency[kind] = *n

@@ -28,6 +28,10 @@ type Options struct {
 	// predicates.ResourceHasFilterLabel.
 	WatchFilter string
 
+	// StrictContract takes no step ahead of Cluster API core (ALL-15, CP-02): nothing is prepared before core has written
+	// Cluster.spec.controlPlaneEndpoint, and nothing is done for core. Clusters start some seconds later.
+	StrictContract bool
+
 	// Concurrency by kind; see For.
 	Concurrency map[string]int
 

@@ -44,7 +44,7 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 		return ctrl.Result{}, err
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
-	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared, waited); wait > 0 {
+	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared || r.StrictContract, waited); wait > 0 {
 		// The Secret and the Machine are the events; the timer bounds the wait for what may never come.
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}

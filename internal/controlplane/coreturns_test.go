@@ -1,0 +1,112 @@
+package controlplane
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/manager"
+)
+
+// ALL-15: if core does not remove its finalizer, because it does not know it any more, the Machine goes all the same,
+// but only after everything else of it has been gone for long.
+func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
+	cluster := testcluster.New(t, env, nil)
+	machine, config := cluster.Machine("abandoned", func(m *clusterv1.Machine) { m.Finalizers = []string{clusterv1.MachineFinalizer} }, nil)
+	r := &Reconciler{Client: env.Client, LiveClient: env.Client}
+	start := time.Now()
+	t.Cleanup(func() { now = time.Now })
+	step := func(what string, after time.Duration, wantAgain bool, wantFinalizers int) {
+		t.Helper()
+		now = func() time.Time { return start.Add(after) }
+		stored := &clusterv1.Machine{}
+		if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(machine), stored); err != nil {
+			t.Fatal(err)
+		}
+		s := &scope{controlPlane: &controlplanev1.CapstanControlPlane{}, machines: collections.FromMachines(stored)}
+		again, err := r.releaseAbandoned(context.Background(), s)
+		if err != nil || again > 0 != wantAgain || len(stored.Finalizers) != wantFinalizers {
+			t.Fatalf("%s: again in %s, finalizers %v, %v", what, again, stored.Finalizers, err)
+		}
+	}
+	remove := func(o client.Object) {
+		t.Helper()
+		if err := env.Client.Delete(context.Background(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step("not deleted", 24*time.Hour, false, 1)
+	remove(machine)
+	step("deleted, with its CapstanConfig", 24*time.Hour, false, 1)
+	remove(config)
+	step("nothing else is left", 24*time.Hour, true, 1)
+	step("core has had too little time", 24*time.Hour+abandonedAfter-time.Second, true, 1)
+	step("core does not come", 24*time.Hour+abandonedAfter, false, 0)
+}
+
+// What keeps a deleted Machine from being released.
+func TestOnlyCoresFinalizer_ALL15(t *testing.T) {
+	tests := map[string]struct {
+		change func(*clusterv1.Machine)
+		want   bool
+	}{
+		"core's finalizer only": {func(*clusterv1.Machine) {}, true},
+		"not deleted":           {func(m *clusterv1.Machine) { m.DeletionTimestamp = nil }, false},
+		"another finalizer":     {func(m *clusterv1.Machine) { m.Finalizers = append(m.Finalizers, "example.com/x") }, false},
+		"a hook": {func(m *clusterv1.Machine) {
+			m.Annotations = map[string]string{controlplanev1.PreTerminateHookAnnotation: ""}
+		}, false},
+		"a Node that core may try for ever":    {func(m *clusterv1.Machine) { m.Spec.Deletion.NodeDeletionTimeoutSeconds = ptr.To[int32](0) }, false},
+		"a Node that core tries for some time": {func(m *clusterv1.Machine) { m.Spec.Deletion.NodeDeletionTimeoutSeconds = ptr.To[int32](20) }, true},
+	}
+	for name, tt := range tests {
+		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{Time: time.Unix(1, 0)}, Finalizers: []string{clusterv1.MachineFinalizer}}}
+		tt.change(m)
+		if got := onlyCoresFinalizer(m); got != tt.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// untouched is a client that fails the test when anything is read or written.
+type untouched struct{ client.Client }
+
+// CP-02, ALL-15: with --strict-contract the endpoint is the Cluster's and no other, and core's turns are left to core.
+// Without it the endpoint of the infrastructure's object is used too, which TestPreparesBeforeProvisioned proves.
+func TestStrictContract_CP02_ALL15(t *testing.T) {
+	r := &Reconciler{Client: untouched{}, LiveClient: untouched{}, Options: manager.Options{StrictContract: true}}
+	s := &scope{cluster: &clusterv1.Cluster{}, controlPlane: &controlplanev1.CapstanControlPlane{}}
+	s.cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
+	if done, err := r.reconcileEndpoint(context.Background(), s); done || err != nil {
+		t.Errorf("without an endpoint on the Cluster: %v, %v", done, err)
+	}
+	s.cluster.Spec.ControlPlaneEndpoint = somewhere
+	if done, err := r.reconcileEndpoint(context.Background(), s); !done || err != nil || s.endpoint != somewhere {
+		t.Errorf("with one: %v, %v, %v", done, err, s.endpoint)
+	}
+	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: types.UID("u")}}
+	s.machines = collections.FromMachines(machine)
+	if err := r.nameData(context.Background(), s); err != nil {
+		t.Error(err)
+	}
+	if err := r.handOver(context.Background(), machine, &unstructured.Unstructured{}); err != nil {
+		t.Error(err)
+	}
+	if m := r.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 0 {
+		t.Errorf("the Machine has core's finalizers %v", m.Finalizers)
+	}
+	r.Options.StrictContract = false
+	if m := r.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 1 {
+		t.Errorf("without the flag the Machine has the finalizers %v", m.Finalizers)
+	}
+}
