@@ -204,6 +204,7 @@ func (s *setup) pools(kind ipamv1.Pool) error {
 		For(kind, builder.WithPredicates(poolChanged())).
 		Watches(&ipamv1.CapstanIPPool{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&ipamv1.GlobalCapstanIPPool{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(clusterPaused())).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			s.queues.setPools(kind.PoolKind(), q)
 			return nil

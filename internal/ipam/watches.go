@@ -190,7 +190,8 @@ func (e *claimEvents) open(ctx context.Context, namespace string, match func(*ca
 // poolsBeside lists the pools of a kind that see a changed pool, because it may
 // overlap any of them.
 func poolsBeside(ctx context.Context, c client.Client, kind string, changed client.Object) []reconcile.Request {
-	if kind == ipamv1.GlobalCapstanIPPoolKind && changed.GetNamespace() != "" {
+	_, isPool := changed.(ipamv1.Pool)
+	if isPool && kind == ipamv1.GlobalCapstanIPPoolKind && changed.GetNamespace() != "" {
 		return nil
 	}
 	// A changed global pool has no namespace: then these are the pools of all namespaces.
@@ -317,4 +318,17 @@ func clusterChanged() predicate.Funcs {
 		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
 		return annotations.IsPaused(before, before) && !annotations.IsPaused(after, after)
 	}}
+}
+
+// clusterPaused passes the pausing of a Cluster, with which clusterctl begins a move.
+func clusterPaused() predicate.Funcs {
+	return predicate.Funcs{
+		CreateFunc:  func(event.CreateEvent) bool { return false },
+		DeleteFunc:  func(event.DeleteEvent) bool { return false },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
+			return !annotations.IsPaused(before, before) && annotations.IsPaused(after, after)
+		},
+	}
 }

@@ -24,4 +24,14 @@ const (
 	// move copies annotations and creates new UIDs. A difference therefore means that the object came from another
 	// management cluster, and that related objects may still arrive.
 	OriginUIDAnnotation = "ipam.capstan.dev/origin-uid"
+
+	// RestingAnnotation on a pool is a copy of status.allocator.resting in JSON. clusterctl move keeps annotations and no
+	// status, so that released addresses keep their rest. Capstan brings it up to date within a sixteenth of the
+	// resting period, and at once when a Cluster of the namespace is paused. Of more than 200 kB, the addresses that
+	// rest longest stay. Do not edit it.
+	RestingAnnotation = "ipam.capstan.dev/resting"
+
+	// RestingBlocksMove is the value of the annotation clusterctl.cluster.x-k8s.io/block-move while RestingAnnotation is
+	// behind status. Capstan removes this value and no other.
+	RestingBlocksMove = "ipam.capstan.dev/resting"
 )

@@ -60,6 +60,9 @@ func TestClusterctlMove(t *testing.T) {
 	must(t, env.Client.Delete(ctx, hole))
 	wantGone(t, hole)
 
+	source, err := get(pool.DeepCopy())
+	must(t, err)
+	rests := source.Status.Allocator.Resting
 	clusterctlMove(t, ns, env, target)
 
 	m := &mover{t: t, to: target.Client}
@@ -78,7 +81,18 @@ func TestClusterctlMove(t *testing.T) {
 	must(t, err)
 	newcomer := newClaim(ns, "newcomer", pool)
 	must(t, target.Client.Create(ctx, newcomer))
-	m.wantAddress(newcomer, "10.5.0.1") // the hole: no status is moved, and so no rest
+	m.wantAddress(newcomer, "10.5.0.4") // ALL-12: the hole, 10.5.0.1, still rests
+	moved := &ipamv1.CapstanIPPool{}
+	eventually(t, "the moved rest", func() error {
+		if err := target.Client.Get(ctx, client.ObjectKeyFromObject(pool), moved); err != nil {
+			return err
+		}
+		record := moved.Status.Allocator.Resting
+		if moved.Status.Addresses.Resting != 1 || len(record) != 1 || !record[0].Until.Equal(&rests[0].Until) {
+			return errOr(nil, "%+v rest, %+v at the source", record, rests)
+		}
+		return nil
+	})
 }
 
 // markForClusterctl does what clusterctl init does to the CRDs that it installs.

@@ -11,12 +11,15 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/contract"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
 // IPAM-01, IPAM-06: names and labels of the CRDs as they are installed.
@@ -330,9 +333,22 @@ func TestExactAddresses(t *testing.T) {
 	wantAddress(t, second, "10.2.5.50")
 }
 
+// movable fails the test if a version of a pool is stored that would lose a rest in a move, and that clusterctl does not
+// wait for (ALL-12, CTL-13).
+func movable(t *testing.T) {
+	t.Helper()
+	follow(t, &ipamv1.CapstanIPPoolList{}, func(_ watch.EventType, obj runtime.Object) {
+		pool, ok := obj.(*ipamv1.CapstanIPPool)
+		if ok && !ledger.Saved(pool, time.Now()) && !ledger.BlocksMove(pool) {
+			t.Errorf("a move of %s would lose the rest of %+v; annotations %v", pool.Name, pool.Status.Allocator.Resting, pool.Annotations)
+		}
+	})
+}
+
 // A released address rests, without holding up the claim's deletion, and also
 // after the manager has started again.
 func TestRest(t *testing.T) {
+	movable(t)
 	stop := startManager(t, env.Config, options())
 	ns := env.Namespace(t)
 	pool, long := newPool(ns, "p", subnet("10.2.6.0/24", "10.2.6.10")), newPool(ns, "long", subnet("10.2.6.0/24", "10.2.6.20"))
@@ -347,6 +363,13 @@ func TestRest(t *testing.T) {
 	must(t, env.Client.Delete(ctx, first))
 	wantGone(t, a)
 	wantGone(t, first) // long before its hour is over
+	eventually(t, "the copy, so that clusterctl need not wait", func() error {
+		p, err := get(long)
+		if err == nil && (ledger.BlocksMove(p) || p.Annotations[ipamv1.RestingAnnotation] == "") {
+			err = errOr(nil, "annotations %v", p.Annotations)
+		}
+		return err
+	})
 	stop()
 	startManager(t, env.Config, options())
 	b, second := newClaim(ns, "b", pool), newClaim(ns, "second", long)

@@ -203,7 +203,10 @@ func (p *Pool) process(ctx context.Context, batch []*request) error {
 		if doc == nil {
 			return nil
 		}
-		err := p.put(ctx, doc)
+		err := p.blockMove(ctx, doc)
+		if err == nil {
+			err = p.put(ctx, doc)
+		}
 		p.written(doc, batch, err)
 		if err == nil {
 			p.reg.opts.Observe("write", p.key, claims)
@@ -369,7 +372,7 @@ func (p *Pool) takeOver(ctx context.Context, doc ipamv1.Pool) error {
 	}
 	status := doc.PoolStatus()
 	if status.Allocator == nil {
-		status.Allocator = &ipamv1.AllocatorStatus{}
+		status.Allocator = &ipamv1.AllocatorStatus{Resting: moved(doc, p.now())}
 	}
 	status.Allocator.Holder = p.reg.holder
 	status.Allocator.Write = strconv.FormatUint(writes.Add(1), 10)

@@ -44,6 +44,8 @@ type Reconciler struct {
 
 	mu    sync.Mutex
 	plans planCache
+	// saves is when the resting addresses of each pool were last copied.
+	saves map[types.UID]time.Time
 }
 
 // Reconcile looks after one pool.
@@ -91,16 +93,22 @@ func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledg
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	unsaved, err := r.saveResting(ctx, pool)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	if err := r.report(ctx, pool, book, left > 0); err != nil {
 		return ctrl.Result{}, err
 	}
 	if deleting {
 		return r.finish(ctx, pool, book)
 	}
-	if left > 0 && (after == 0 || left < after) {
-		after = left
+	for _, in := range []time.Duration{left, unsaved} {
+		if in > 0 && (after == 0 || in < after) {
+			after = in
+		}
 	}
-	// Only the passing of time ends a rest, a quarantine or a move's arrival.
+	// Only the passing of time ends a rest, a quarantine or a move's arrival, and makes a copy due.
 	return ctrl.Result{RequeueAfter: after}, nil
 }
 
@@ -153,6 +161,48 @@ func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger
 		book.Changed(pool)
 	}
 	return 0, err
+}
+
+// saveResting copies the resting addresses to where clusterctl move keeps them (ALL-12), and returns how long that must
+// wait. The pool may be older than what is stored: then the patch conflicts, and an event follows.
+func (r *Reconciler) saveResting(ctx context.Context, pool ipamv1.Pool) (time.Duration, error) {
+	now := time.Now()
+	if ledger.Saved(pool, now) && !ledger.BlocksMove(pool) || !pool.GetDeletionTimestamp().IsZero() {
+		return 0, nil
+	}
+	paused, err := r.anyClusterPaused(ctx, pool.GetNamespace())
+	if err != nil {
+		return 0, err
+	}
+	if wait := r.saveDue(pool, now, paused); wait > 0 {
+		return wait, nil
+	}
+	annotations, err := ledger.SavedAnnotations(pool, now)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.patch(ctx, pool, map[string]any{"annotations": annotations}); err != nil {
+		return 0, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.saves == nil || len(r.saves) > mostPlans {
+		r.saves = map[types.UID]time.Time{}
+	}
+	r.saves[pool.GetUID()] = now
+	return 0, nil
+}
+
+// saveDue is the time until the copy of a pool's resting addresses may be written again: once a second while a move may
+// wait for it, else once in a sixteenth of the resting period.
+func (r *Reconciler) saveDue(pool ipamv1.Pool, now time.Time, paused bool) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var rest time.Duration
+	if seconds := pool.PoolSpec().RestSeconds; seconds != nil && !paused {
+		rest = time.Duration(*seconds) * time.Second
+	}
+	return r.saves[pool.GetUID()].Add(ledger.SavePeriod(rest)).Sub(now)
 }
 
 func (r *Reconciler) anyClusterPaused(ctx context.Context, namespace string) (bool, error) {
