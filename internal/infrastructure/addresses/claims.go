@@ -109,7 +109,7 @@ func same(a, b metav1.OwnerReference) bool {
 
 // own writes the reference to the owner in the place of an outdated one, unless another client has written meanwhile.
 func own(ctx context.Context, c client.Client, claim *capiipamv1.IPAddressClaim, ref metav1.OwnerReference) error {
-	if !claim.DeletionTimestamp.IsZero() || util.HasExactOwnerRef(claim.OwnerReferences, ref) {
+	if util.HasExactOwnerRef(claim.OwnerReferences, ref) {
 		return nil
 	}
 	before := claim.DeepCopy()
@@ -193,6 +193,10 @@ func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, clust
 			continue
 		}
 		gone = false
+		// Its end is an event for the owner only with the reference.
+		if err := own(ctx, c, claim, ref); client.IgnoreNotFound(err) != nil {
+			return false, err
+		}
 		if claim.DeletionTimestamp.IsZero() {
 			uid := claim.UID
 			if err := c.Delete(ctx, claim, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
