@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,7 +19,9 @@ type owner struct {
 	controlPlane bool
 	// joined says that the machine has its node: nothing more is needed from us. Never for pools,
 	// whose machines come and go.
-	joined   bool
+	joined bool
+	// started is true if the machine has used its bootstrap data, or uses it now. Never for pools.
+	started  bool
 	deleting bool
 	// pool is the MachinePool; nil for a Machine.
 	pool *clusterv1.MachinePool
@@ -42,6 +45,7 @@ func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.Capstan
 				version:      machine.Spec.Version,
 				controlPlane: util.IsControlPlaneMachine(machine),
 				joined:       machine.Status.NodeRef.IsDefined(),
+				started:      machine.Status.NodeRef.IsDefined() || ptr.Deref(machine.Status.Initialization.InfrastructureProvisioned, false),
 				deleting:     !machine.DeletionTimestamp.IsZero(),
 			}, nil
 		case "MachinePool":

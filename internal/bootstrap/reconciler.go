@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -48,7 +49,8 @@ type Reconciler struct {
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 
-	tracker external.ObjectTracker
+	tracker  external.ObjectTracker
+	recorder events.EventRecorder
 }
 
 // scope is what one reconciliation works on.
@@ -68,6 +70,7 @@ type scope struct {
 // +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines;machinepools,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
 
 // Reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
@@ -148,16 +151,24 @@ func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, 
 		}
 		return ctrl.Result{}, nil
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errUsed) {
 		setData(s.config, metav1.ConditionFalse, bootstrapv1.DataSecretNotAvailableReason, err.Error())
 		return ctrl.Result{}, err
 	}
 	s.data = data
 	s.config.Status.DataSecretName = dataSecretName(s)
 	s.config.Status.Initialization.DataSecretCreated = ptr.To(true)
+	if err != nil {
+		setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretUsedReason,
+			fmt.Sprintf("The Secret %s was deleted after the machine had used it. It is not created again", dataSecretName(s)))
+		return ctrl.Result{}, nil
+	}
 	setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
 	return ctrl.Result{}, nil
 }
+
+// errUsed: the data Secret is gone, and the machine does not need it any more.
+var errUsed = errors.New("the bootstrap data was used")
 
 // dataSecretName can be recomputed from the config, for a pool together with its MachinePool (BC-02).
 func dataSecretName(s *scope) string {
@@ -168,18 +179,36 @@ func dataSecretName(s *scope) string {
 }
 
 // dataSecret returns the bootstrap data: what is there already, else what is made now. Data that is
-// there is kept whatever the spec says, because the machine may have used it (BC-04, ALL-17).
+// there is kept whatever the spec says, because the machine may have used it (BC-04, ALL-17). Data that is gone is made again
+// only as long as the machine has not started.
 func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	key := client.ObjectKey{Namespace: s.config.Namespace, Name: dataSecretName(s)}
 	existing := &corev1.Secret{}
 	err := r.SecretClient.Get(ctx, key, existing)
+	if apierrors.IsNotFound(err) && s.owner.started {
+		// The cache has only Secrets with the cluster's label, which a backup tool may not restore.
+		if err = r.Client.Get(ctx, key, existing); apierrors.IsNotFound(err) {
+			return nil, errUsed
+		}
+	}
 	if apierrors.IsNotFound(err) {
-		return r.createDataSecret(ctx, s, key)
+		return r.recreateDataSecret(ctx, s, key)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return r.adopt(ctx, s, existing)
+}
+
+// recreateDataSecret is createDataSecret, and an event if there was a Secret before: the machine, which has not started, gets
+// the data of the current specification.
+func (r *Reconciler) recreateDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {
+	data, err := r.createDataSecret(ctx, s, key)
+	if err == nil && s.config.Status.DataSecretName == key.Name && r.recorder != nil {
+		r.recorder.Eventf(s.config, nil, corev1.EventTypeWarning, "DataSecretRecreated", "Create",
+			"Created the deleted Secret %s again, from the current specification", key.Name)
+	}
+	return data, err
 }
 
 func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {

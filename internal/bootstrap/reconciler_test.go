@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -467,7 +469,7 @@ func TestExistingSecret(t *testing.T) {
 	cluster.SetEndpoint(endpoint)
 	restored := &corev1.Secret{ObjectMeta: cluster.Meta("worker"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("#cloud-config\n{}\n")}}
 	cluster.Create(restored)
-	_, config := cluster.Machine("worker", nil, nil)
+	machine, config := cluster.Machine("worker", nil, nil)
 	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
 	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) {
 		t.Errorf("not kept: %v", s.OwnerReferences)
@@ -481,6 +483,23 @@ func TestExistingSecret(t *testing.T) {
 		s := cluster.Secret("worker")
 		return s != nil && strings.Contains(string(s.Data["value"]), "changed")
 	})
+	testcluster.Eventually(t, "and said", func() bool {
+		list := &eventsv1.EventList{}
+		return env.Client.List(context.Background(), list, client.InNamespace(config.Namespace)) == nil &&
+			slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Reason == "DataSecretRecreated" && e.Regarding.Name == "worker" })
+	})
+
+	// ALL-17: what a machine that has started was made from cannot come back from another spec.
+	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
+	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed again"} })
+	if err := env.Client.Delete(context.Background(), cluster.Secret("worker")); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, cluster, config, "used", func() bool {
+		return conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.DataSecretUsedReason &&
+			has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "not created again") && config.Status.DataSecretName == "worker"
+	})
+	testcluster.Consistently(t, "not made again", func() bool { return cluster.Secret("worker") == nil })
 
 	theirs := &corev1.Secret{ObjectMeta: cluster.Meta("busy"), Data: map[string][]byte{"value": []byte("theirs")}}
 	cluster.Create(theirs)

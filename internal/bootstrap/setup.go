@@ -33,7 +33,7 @@ var Provider = manager.Provider{
 
 // SetupWithManager adds the bootstrap provider's reconciler (ALL-13).
 func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
+	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts, recorder: mgr.GetEventRecorder("capstanconfig-controller")}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("capstanconfig").

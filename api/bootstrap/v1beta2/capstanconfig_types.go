@@ -52,6 +52,10 @@ const (
 	DataSecretAvailableCondition = "DataSecretAvailable"
 	// DataSecretAvailableReason: the Secret exists.
 	DataSecretAvailableReason = "Available"
+
+	// DataSecretUsedReason: the Secret was deleted after its machine had used it. It is not created again, because its
+	// content would be that of the current specification, and not that of the machine.
+	DataSecretUsedReason = "Used"
 	// DataSecretNotAvailableReason: an internal error prevented the creation of the Secret. The controller
 	// retries.
 	DataSecretNotAvailableReason = "NotAvailable"
