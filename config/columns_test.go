@@ -1,0 +1,99 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// columns of every kind, as kubectl shows them. The first ones tell whether an object works and to which cluster it belongs.
+var columns = map[string][]string{
+	"CapstanCluster":              {"Cluster", "Ready", "Reason", "Provisioned", "Endpoint", "Port", "Network", "Paused", "Age"},
+	"CapstanClusterTemplate":      {"Age"},
+	"CapstanConfig":               {"Cluster", "Role", "Data secret", "Ready", "Reason", "Paused", "Age"},
+	"CapstanConfigTemplate":       {"Age"},
+	"CapstanControlPlane":         {"Cluster", "Available", "Reason", "Initialized", "Desired", "Current", "Ready", "Up-to-date", "Paused", "Age", "Version"},
+	"CapstanControlPlaneTemplate": {"Age"},
+	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Versions", "Address", "Age"},
+	"CapstanIPPool":               {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
+	"CapstanMachine":              {"Cluster", "Machine", "Ready", "Reason", "Host", "Address", "ProviderID", "Restarts", "Paused", "Age"},
+	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "UpToDate", "ProviderID", "Paused", "Age"},
+	"CapstanMachinePoolTemplate":  {"CPU", "Memory", "Age"},
+	"CapstanMachineTemplate":      {"CPU", "Memory", "Age"},
+	"EtcdBackup":                  {"Trigger", "Phase", "Size", "Member", "Location", "Age"},
+	"EtcdBackupCheck":             {"Backup", "Phase", "Message", "Member", "Age"},
+	"EtcdMember":                  {"Joined", "Healthy", "Leader", "Learner", "Leave", "Size", "Used", "Version", "ID", "Peer", "Age"},
+	"GlobalCapstanIPPool":         {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
+}
+
+// ALL-06: every kind has its columns, by name and in order, and each column shows a field that the schema has.
+func TestPrinterColumns_ALL06(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"*/crd/bases/*.yaml", "../internal/node/provision/manifests/etcd.capstan.dev_*.yaml"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(found), err)
+		}
+		files = append(files, found...)
+	}
+	if len(files) != len(columns) {
+		t.Errorf("%d CRDs, columns of %d kinds", len(files), len(columns))
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(data, crd); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		kind := crd.Spec.Names.Kind
+		for _, version := range crd.Spec.Versions {
+			var names []string
+			for _, c := range version.AdditionalPrinterColumns {
+				names = append(names, c.Name)
+				if c.Description == "" {
+					t.Errorf("%s: the column %s is not described", kind, c.Name)
+				}
+				if missing := missingField(version.Schema.OpenAPIV3Schema, c.JSONPath); missing != "" {
+					t.Errorf("%s: the column %s shows %s, but there is no field %s", kind, c.Name, c.JSONPath, missing)
+				}
+			}
+			if version.Name == "v1beta2" && !slices.Equal(names, columns[kind]) {
+				t.Errorf("%s has the columns %q, want %q", kind, names, columns[kind])
+			}
+		}
+	}
+}
+
+// filter is a part of a JSONPath that selects items of a list.
+var filter = regexp.MustCompile(`\[[^\]]*\]`)
+
+// missingField is the first field of a JSONPath that a schema does not have; "" if it has all. Metadata is Kubernetes' own,
+// and the keys of maps are free.
+func missingField(schema *apiextensionsv1.JSONSchemaProps, path string) string {
+	for name := range strings.SplitSeq(strings.Trim(filter.ReplaceAllString(path, ""), "."), ".") {
+		if schema.Items != nil && schema.Items.Schema != nil {
+			schema = schema.Items.Schema
+		}
+		if schema.AdditionalProperties != nil {
+			return ""
+		}
+		next, ok := schema.Properties[name]
+		if !ok {
+			return name
+		}
+		if name == "metadata" {
+			return ""
+		}
+		schema = &next
+	}
+	return ""
+}
