@@ -47,6 +47,7 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().IntVar(&o.Hosts, "hosts", 0, "hosts on this box, each with a capstand and a failure domain of its own (default: those that there are, or 1)")
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "no host on this box: all of them are elsewhere")
 	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves management planes elsewhere, with the certificates of `capstan host credentials`; none ends it (default: as it is)")
+	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none ends all settings (default: as they are)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
 	scheduleFlags(c.Flags(), &o.Backup)
 	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "how long to wait")

@@ -56,9 +56,6 @@ const (
 
 	// etcdName is that of etcd's only member.
 	etcdName = "capstan"
-
-	// clusterTopology is off in Cluster API by default; all other gates stay as they are.
-	coreFeatureGates = "ClusterTopology=true"
 )
 
 // component is one process of the plane.
@@ -145,7 +142,7 @@ func coreManagerComponent(l Layout, s State) component {
 		name: coreManager,
 		path: filepath.Join(l.Bin(), "capi-core-manager"),
 		args: []string{
-			"--kubeconfig=" + l.Kubeconfig(coreManager), "--feature-gates=" + coreFeatureGates,
+			"--kubeconfig=" + l.Kubeconfig(coreManager), coreFeatureGates(s),
 			"--webhook-port=" + strconv.Itoa(s.port(portCoreWebhook)), "--webhook-cert-dir=" + l.Component(coreManager),
 			"--health-addr=" + hostPort(s.port(portCoreHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portCoreDiagnostics)),

@@ -77,7 +77,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	p := &plane{layout: l, state: state, spawner: newSpawner()}
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, CoreFeatureGates: state.CoreFeatureGates,
 		Backup: state.Backup,
 		Server: loopback("https", state.port(portAPIServer)),
 	})

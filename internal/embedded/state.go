@@ -29,6 +29,8 @@ type State struct {
 	Listen string `json:"listen,omitempty"`
 	// Backup is the schedule of backups; nil when there is none.
 	Backup *BackupSchedule `json:"backup,omitempty"`
+	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
+	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`
 	// PortBase is the first of the ports on loopback that the installation has; 0 before its first
 	// start.
 	PortBase int `json:"portBase,omitempty"`
@@ -104,6 +106,9 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
 	s.Listen = listenOf(s.Listen, o.Listen)
+	if s.CoreFeatureGates, err = gatesOf(s.CoreFeatureGates, o.CoreFeatureGates); err != nil {
+		return State{}, err
+	}
 	if s.Backup, err = scheduleOf(s.Backup, o.Backup, l); err != nil {
 		return State{}, err
 	}

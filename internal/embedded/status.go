@@ -29,6 +29,7 @@ type Status struct {
 	Server            string          `json:"server"`
 	Hosts             []string        `json:"hosts"`
 	Listen            string          `json:"listen,omitempty"`
+	CoreFeatureGates  map[string]bool `json:"coreFeatureGates,omitempty"`
 	Installed         bool            `json:"installed"`
 	Components        []ProcessStatus `json:"components"`
 	// EtcdAlarms that etcd has raised, such as NOSPACE; empty when all is well.

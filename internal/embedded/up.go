@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -26,6 +27,9 @@ type Options struct {
 	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere, with the
 	// certificates of `capstan host credentials`. Empty leaves it as it is, "none" ends it.
 	Listen string
+	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty leaves them as
+	// they are, "none" ends all settings.
+	CoreFeatureGates string
 	// Backup is the schedule of the plane's backups. What is empty stays as it is; To "none" ends the schedule.
 	Backup BackupSchedule
 }
@@ -82,7 +86,8 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 // served says whether a plane is what was asked for, and of this build.
 func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
-	return err == nil && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
+	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
+	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
 		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen)
 }
 

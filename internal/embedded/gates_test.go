@@ -1,0 +1,43 @@
+package embedded
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Feature gates of Cluster API are kept in the state, reach core, and restart a plane that lacks them.
+func TestCoreFeatureGates(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	const alone = "--feature-gates=ClusterTopology=true"
+	for _, test := range []struct{ asked, want string }{
+		{"", alone},
+		{"MachineTaintPropagation=true", alone + ",MachineTaintPropagation=true"},
+		{"", alone + ",MachineTaintPropagation=true"},
+		{"RuntimeSDK=true, ClusterTopology=false", "--feature-gates=ClusterTopology=false,RuntimeSDK=true"},
+		{"none", alone},
+	} {
+		before, _ := LoadState(l)
+		s, err := decideState(l, assets, Options{CoreFeatureGates: test.asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.save(l); err != nil {
+			t.Fatal(err)
+		}
+		if args := coreManagerComponent(l, s).args; !slices.Contains(args, test.want) {
+			t.Errorf("--core-feature-gates %q: core has %q", test.asked, args)
+		}
+		status := Status{Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion, CoreFeatureGates: before.CoreFeatureGates}
+		if served := (Options{CoreFeatureGates: test.asked}).served(status, assets, Layout{}); served != maps.Equal(before.CoreFeatureGates, s.CoreFeatureGates) {
+			t.Errorf("--core-feature-gates %q is served by a plane with %v: %v", test.asked, before.CoreFeatureGates, served)
+		}
+	}
+	for asked, why := range map[string]string{"Unheard=true": "Unheard", "MachinePool": "Name=true", "MachinePool=maybe": "Name=true"} {
+		if _, err := decideState(l, assets, Options{CoreFeatureGates: asked}); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("--core-feature-gates %q: %v", asked, err)
+		}
+	}
+}
