@@ -56,8 +56,8 @@ func (r *Reconciler) backUp(ctx context.Context, s *scope) (again time.Duration,
 		r.tellBackups(s, nil, "spec.backup.schedule: "+err.Error())
 		return 0, nil
 	}
-	if outdated, begun := rolling(s.machines.UnsortedList(), s.controlPlane.Spec.Version); outdated && s.initialized() && ptr.Deref(spec.BeforeUpgrade, true) {
-		w.upgradeTo, w.begun = s.controlPlane.Spec.Version, begun
+	if outdated, begun := rolling(s.machines.UnsortedList(), wantedVersion(s.controlPlane)); outdated && s.initialized() && ptr.Deref(spec.BeforeUpgrade, true) {
+		w.upgradeTo, w.begun = wantedVersion(s.controlPlane), begun
 	}
 	s.held = holds(w, attemptsOf(s.controlPlane.Status.Backups, nil), now())
 	f := s.fleet()
@@ -201,7 +201,7 @@ func lowestVersion(s *scope) string {
 	if all := versions(s.machines); len(all) > 0 {
 		return all[0].Version
 	}
-	return s.controlPlane.Spec.Version
+	return wantedVersion(s.controlPlane)
 }
 
 // storeSecret is what the Secrets of a store hold; nil when it needs none. problem says what is missing, never anything of

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,7 +12,10 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
@@ -92,6 +96,65 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 		t.Fatalf("%d Machines", len(machines))
 	}
 	checkMachine(t, cluster, cp, &machines[0])
+	checkManifest(t, cluster, cp)
+}
+
+// checkManifest: what a tool applies from a file stays as it is written, is applied again without a change or a conflict,
+// and can replace the live object, which keeps what controllers have written.
+func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
+	t.Helper()
+	ctx := context.Background()
+	if err := cluster.Get(cp); err != nil || cp.Spec.Version != "1.36.3" {
+		t.Fatalf("CP-05: the version is %s, %v", cp.Spec.Version, err)
+	}
+	manifest := func() *unstructured.Unstructured {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+			"version":         "1.36.3",
+			"config":          map[string]any{"cluster": map[string]any{"dns": "None"}},
+			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
+		}}}
+		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(kind))
+		u.SetNamespace(cp.Namespace)
+		u.SetName(cp.Name)
+		return u
+	}
+	generation := int64(0)
+	for range 3 {
+		u := manifest()
+		if err := env.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("gitops")); err != nil {
+			t.Fatalf("apply: %v", err)
+		}
+		if generation != 0 && u.GetGeneration() != generation {
+			t.Errorf("applied again, the object changed from generation %d to %d", generation, u.GetGeneration())
+		}
+		generation = u.GetGeneration()
+	}
+	if err := cluster.Get(cp); err != nil {
+		t.Fatal(err)
+	}
+	before := cp.DeepCopy()
+	testcluster.Eventually(t, "the manifest replaces the object", func() bool {
+		u := manifest()
+		if err := cluster.Get(cp); err != nil {
+			t.Fatal(err)
+		}
+		u.SetResourceVersion(cp.ResourceVersion) // as kubectl replace does
+		err := env.Client.Update(ctx, u)
+		if err != nil && !apierrors.IsConflict(err) {
+			t.Fatalf("replace: %v", err)
+		}
+		return err == nil
+	})
+	if err := cluster.Get(cp); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(cp.Finalizers, before.Finalizers) || !equality.Semantic.DeepEqual(cp.OwnerReferences, before.OwnerReferences) ||
+		cp.Annotations[controlplanev1.FirstMachineAnnotation] == "" || cp.Annotations[controlplanev1.FirstMachineAnnotation] != before.Annotations[controlplanev1.FirstMachineAnnotation] {
+		t.Errorf("metadata after the replacement %+v, before %+v", cp.ObjectMeta, before.ObjectMeta)
+	}
+	if *cp.Spec.Replicas != 1 || len(machinesOf(t, cluster)) != 1 {
+		t.Errorf("replicas %d, Machines %d", *cp.Spec.Replicas, len(machinesOf(t, cluster)))
+	}
 }
 
 // handedOver says whether the first Machine owns its CapstanConfig and its infrastructure, as core would have it.

@@ -100,5 +100,5 @@ func checking(backup string, found *etcdv1.EtcdBackupCheck, member, problem, ann
 // unfit is why a backup that a machine could read is of no use here.
 func unfit(found etcdv1.EtcdBackupCheckStatus, keys []etcdv1.BackupKey, cp *controlplanev1.CapstanControlPlane) []string {
 	problems := nodeconfig.DifferentKeys(keyMap(found.Keys), keyMap(keys), otherAuthorities(cp))
-	return append(problems, wrongVersion(found.KubernetesVersion, cp.Spec.Version)...)
+	return append(problems, wrongVersion(found.KubernetesVersion, wantedVersion(cp))...)
 }

@@ -97,7 +97,7 @@ func restoreSource(cp *controlplanev1.CapstanControlPlane, folder string, keys [
 	}
 	problems = append(problems, nodeconfig.DifferentKeys(keyMap(needs), keyMap(keys), otherAuthorities(cp))...)
 	if known != nil {
-		problems = append(problems, wrongVersion(known.KubernetesVersion, cp.Spec.Version)...)
+		problems = append(problems, wrongVersion(known.KubernetesVersion, wantedVersion(cp))...)
 	}
 	return known, store, problems
 }

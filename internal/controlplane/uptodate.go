@@ -16,6 +16,7 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
 )
 
 // findOutdated finds out which Machines are not what the spec would make now, and why; and since when the
@@ -52,13 +53,22 @@ func (r *Reconciler) partsOf(ctx context.Context, machine *clusterv1.Machine) (*
 	return config, infraMachine, nil
 }
 
+// wantedVersion is spec.version with its leading v (CP-05). The spec itself stays as its author wrote it, so that tools that
+// compare it with a file find no difference.
+func wantedVersion(controlPlane *controlplanev1.CapstanControlPlane) string {
+	if version, err := render.Version(controlPlane.Spec.Version); err == nil {
+		return version
+	}
+	return controlPlane.Spec.Version
+}
+
 // outdated says why a Machine is not what the spec would make now (CP-18, CP-20). Specs are compared as they
 // are stored, never with what this version of Capstan makes of them: a new version, which may have new
 // defaults, is no reason to replace anything.
 func outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *clusterv1.Machine, config *bootstrapv1.CapstanConfig, infraMachine *unstructured.Unstructured, now time.Time) []string {
 	var out []string
-	if machine.Spec.Version != controlPlane.Spec.Version {
-		out = append(out, fmt.Sprintf("Version %s, %s required", machine.Spec.Version, controlPlane.Spec.Version))
+	if wanted := wantedVersion(controlPlane); machine.Spec.Version != wanted {
+		out = append(out, fmt.Sprintf("Version %s, %s required", machine.Spec.Version, wanted))
 	}
 	if config != nil && !sameConfig(config.Spec, controlPlane.Spec.Config) {
 		out = append(out, "CapstanConfig is not up-to-date")

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/blang/semver/v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/manager/replace"
 )
 
 // SetupWebhooksWithManager adds the webhooks of the control plane provider. They check what CEL rules
@@ -42,15 +42,17 @@ func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 // webhook defaults and validates CapstanControlPlanes.
 type webhook struct{}
 
-// Default fills what a user may leave out: one replica, the v of the version, a rolling update with
-// one machine more (CP-03, CP-05).
-func (webhook) Default(_ context.Context, obj *controlplanev1.CapstanControlPlane) error {
-	spec := &obj.Spec
+// Default fills what a user may leave out: one replica, a rolling update with one machine more (CP-03). It changes
+// nothing that is there (see wantedVersion), and restores what a replacement from a manifest removes.
+func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
+	spec, before := &obj.Spec, &controlplanev1.CapstanControlPlane{}
+	if replaced, err := replace.Restore(ctx, obj, before, controlplanev1.ControlPlaneFinalizer); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	} else if replaced {
+		replace.Field(&spec.Replicas, before.Spec.Replicas) // An autoscaler may have set it.
+	}
 	if spec.Replicas == nil {
 		spec.Replicas = ptr.To[int32](1)
-	}
-	if spec.Version != "" && !strings.HasPrefix(spec.Version, "v") {
-		spec.Version = "v" + spec.Version
 	}
 	strategy := &spec.Rollout.Strategy
 	if strategy.Type == "" {

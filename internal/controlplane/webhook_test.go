@@ -49,7 +49,7 @@ func TestDefaults(t *testing.T) {
 	if err := env.Client.Create(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	if ptr.Deref(cp.Spec.Replicas, 0) != 1 || cp.Spec.Version != "v1.36.3" ||
+	if ptr.Deref(cp.Spec.Replicas, 0) != 1 || cp.Spec.Version != "1.36.3" ||
 		cp.Spec.Rollout.Strategy.Type != controlplanev1.RollingUpdateStrategyType || cp.Spec.Rollout.Strategy.RollingUpdate.MaxSurge.IntValue() != 1 {
 		t.Errorf("got %v", cp.Spec)
 	}

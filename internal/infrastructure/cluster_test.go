@@ -11,7 +11,9 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -363,4 +365,41 @@ func TestPausedCluster_ALL08(t *testing.T) {
 	b.Consistently(func() int { return b.fake.Calls("DeleteNetwork") }).Should(BeZero())
 	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil })
 	b.gone(b.capstan)
+}
+
+// A tool applies the manifest of a live CapstanCluster again without a change or a conflict, and the manifest can replace the
+// object: what the controller has written survives, because machines, certificates and hosts depend on it.
+func TestManifestOfALiveCluster_IC10(t *testing.T) {
+	b := newBox(t).provisioned()
+	manifest := func() *unstructured.Unstructured {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"loadBalancer": map[string]any{"mode": "Managed"}}}}
+		u.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanCluster"))
+		u.SetNamespace(b.namespace)
+		u.SetName(b.capstan.Name)
+		return u
+	}
+	b.get(b.capstan)
+	before := b.capstan.DeepCopy()
+	b.Expect(before.Spec.LoadBalancerHosts).NotTo(BeEmpty())
+	generation := int64(0)
+	for range 3 {
+		u := manifest()
+		b.Expect(env.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("gitops"))).To(Succeed())
+		b.Expect(generation).To(BeElementOf(int64(0), u.GetGeneration()), "applied again, the object changed")
+		generation = u.GetGeneration()
+	}
+	b.Eventually(func() error {
+		b.get(b.capstan)
+		u := manifest()
+		u.SetResourceVersion(b.capstan.ResourceVersion) // as kubectl replace does
+		return env.Client.Update(ctx, u)
+	}).Should(Succeed())
+	b.get(b.capstan)
+	b.Expect(b.capstan.Spec.LoadBalancer.Mode).To(Equal(infrav1.LoadBalancerManaged))
+	b.capstan.Spec.LoadBalancer.Mode = before.Spec.LoadBalancer.Mode
+	b.Expect(b.capstan.Spec).To(Equal(before.Spec))
+	b.Expect(b.capstan.Finalizers).To(Equal(before.Finalizers))
+	b.Expect(b.capstan.OwnerReferences).To(Equal(before.OwnerReferences))
+	b.Expect(b.capstan.Labels).To(Equal(before.Labels))
+	b.Expect(b.capstan.Annotations).To(Equal(before.Annotations))
 }

@@ -18,7 +18,7 @@ import (
 
 func setupMachinePools(mgr ctrl.Manager) error {
 	return errors.Join(
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePool{}).WithValidator(MachinePool{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePool{}).WithDefaulter(MachinePool{}).WithValidator(MachinePool{}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePoolTemplate{}).WithValidator(MachinePoolTemplate{}).Complete(),
 	)
 }

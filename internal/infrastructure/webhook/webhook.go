@@ -31,7 +31,7 @@ import (
 // read, one Cluster for a network that is new, they read from the API server.
 func SetupWithManager(mgr ctrl.Manager) error {
 	return errors.Join(
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithDefaulter(&Cluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithValidator(ClusterTemplate{}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithValidator(MachineTemplate{}).Complete(),
 		setupMachinePools(mgr),

@@ -120,6 +120,24 @@ func (w *world) restored() {
 	w.Expect(testenv.Change(ctx, env.Client, w.pool, func(p *infrav1.CapstanMachinePool) { p.Finalizers = nil })).To(Succeed())
 	w.Eventually(func() []metav1.OwnerReference { w.get(&m); return m.OwnerReferences }).Should(ConsistOf(refs))
 	w.Eventually(func() []string { w.get(w.pool); return w.pool.Finalizers }).Should(Equal(finalizers))
+	w.replaced()
+}
+
+// replaced: the manifest of the pool replaces the live object, which keeps what the controller has written.
+func (w *world) replaced() {
+	w.t.Helper()
+	w.Eventually(func() error {
+		w.get(w.pool)
+		manifest := &infrav1.CapstanMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: w.pool.Name, ResourceVersion: w.pool.ResourceVersion}}
+		manifest.Spec.MachineTemplate, manifest.Spec.RollingUpdate = w.pool.Spec.MachineTemplate, w.pool.Spec.RollingUpdate
+		return env.Client.Update(ctx, manifest)
+	}).Should(Succeed())
+	before := w.pool.DeepCopy()
+	w.get(w.pool)
+	w.Expect(w.pool.Spec).To(Equal(before.Spec))
+	w.Expect(w.pool.Spec.ProviderIDList).To(HaveLen(3))
+	w.Expect(w.pool.Finalizers).To(Equal(before.Finalizers))
+	w.Expect(w.pool.OwnerReferences).To(Equal(before.OwnerReferences))
 }
 
 // A change of the spec in the middle of an update, and a scale, end right.
