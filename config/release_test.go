@@ -16,7 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
@@ -265,6 +267,41 @@ func TestCRDs_ALL03_ALL04(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// ALL-05: the control plane provider gets the rights on infrastructure of every provider, and none of the roles of core and
+// of other kinds of providers, which have the same label.
+func TestControlPlaneGetsInfrastructureOnly_ALL05(t *testing.T) {
+	selects := func(set labels.Set) (selected bool) {
+		for _, role := range ofKind[rbacv1.ClusterRole](t, providers(t)["control-plane"], "ClusterRole") {
+			if role.AggregationRule == nil {
+				continue
+			}
+			for i := range role.AggregationRule.ClusterRoleSelectors {
+				selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				selected = selected || selector.Matches(set)
+			}
+		}
+		return selected
+	}
+	for provider, want := range map[string]bool{
+		"": true, "infrastructure-capstan": true, "infrastructure-docker": true, "infrastructure-anything": true,
+		"cluster-api": false, "control-plane-kubeadm": false, "control-plane-capstan": false, "bootstrap-kubeadm": false, "bootstrap-capstan": false, "ipam-in-cluster": false,
+	} {
+		set := labels.Set{"cluster.x-k8s.io/aggregate-to-manager": "true"}
+		if provider != "" {
+			set["cluster.x-k8s.io/provider"] = provider
+		}
+		if selects(set) != want {
+			t.Errorf("the role of %q is aggregated: %v", provider, !want)
+		}
+	}
+	if selects(labels.Set{"cluster.x-k8s.io/provider": "infrastructure-docker"}) {
+		t.Error("every role of an infrastructure provider is aggregated")
 	}
 }
 

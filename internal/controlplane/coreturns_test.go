@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -85,7 +86,7 @@ type untouched struct{ client.Client }
 // Without it the endpoint of the infrastructure's object is used too, which TestPreparesBeforeProvisioned proves.
 func TestStrictContract_CP02_ALL15(t *testing.T) {
 	r := &Reconciler{Client: untouched{}, LiveClient: untouched{}, Options: manager.Options{StrictContract: true}}
-	s := &scope{cluster: &clusterv1.Cluster{}, controlPlane: &controlplanev1.CapstanControlPlane{}}
+	s := &scope{cluster: &clusterv1.Cluster{}, controlPlane: &controlplanev1.CapstanControlPlane{}, workload: &workload{err: errors.New("not asked")}}
 	s.cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
 	if done, err := r.reconcileEndpoint(context.Background(), s); done || err != nil {
 		t.Errorf("without an endpoint on the Cluster: %v, %v", done, err)

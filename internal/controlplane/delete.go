@@ -13,6 +13,18 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
+// formerFinalizer is the finalizer of earlier builds. It has no path, about which the API server warns.
+const formerFinalizer = "capstancontrolplane.controlplane.capstan.dev"
+
+// dropFormerFinalizer removes the former finalizer from a control plane that has the present one.
+func (r *Reconciler) dropFormerFinalizer(ctx context.Context, controlPlane *controlplanev1.CapstanControlPlane) error {
+	before := controlPlane.DeepCopy()
+	if !controllerutil.ContainsFinalizer(controlPlane, controlplanev1.ControlPlaneFinalizer) || !controllerutil.RemoveFinalizer(controlPlane, formerFinalizer) {
+		return nil
+	}
+	return r.Client.Patch(ctx, controlPlane, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
 // reconcileDelete waits until the workers are gone, because draining them needs the control plane,
 // deletes the control plane Machines, waits until those are gone, and lets the object go. Each
 // Machine's end is an event.
@@ -39,6 +51,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 		s.deletingReason = clusterv1.DeletionCompletedReason
 		before := s.controlPlane.DeepCopy()
 		controllerutil.RemoveFinalizer(s.controlPlane, controlplanev1.ControlPlaneFinalizer)
+		controllerutil.RemoveFinalizer(s.controlPlane, formerFinalizer)
 		return ctrl.Result{}, client.IgnoreNotFound(r.Client.Patch(ctx, s.controlPlane, client.MergeFrom(before)))
 	}
 	s.deletingReason = controlplanev1.WaitingForMachinesReason

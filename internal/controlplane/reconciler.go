@@ -29,6 +29,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -171,6 +172,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	} else if added {
 		before = controlPlane.DeepCopy()
 		status.SetPaused(cluster, controlPlane)
+	}
+	if controllerutil.ContainsFinalizer(controlPlane, formerFinalizer) && controlPlane.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, r.dropFormerFinalizer(ctx, controlPlane) // The change is an event.
 	}
 	if s.machines, err = r.ownMachines(ctx, r.Client, s); err != nil {
 		return ctrl.Result{}, err

@@ -58,6 +58,7 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Version = "1.36.3"
+		cp.Finalizers = []string{formerFinalizer}
 		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "b"}}
 		cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](7)
 		cp.Spec.MachineTemplate.Spec.ReadinessGates = []clusterv1.MachineReadinessGate{{ConditionType: "Special"}}
@@ -97,6 +98,17 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 	}
 	checkMachine(t, cluster, cp, &machines[0])
 	checkManifest(t, cluster, cp)
+}
+
+// TestFormerFinalizer: a control plane of an earlier build that is being deleted goes.
+func TestFormerFinalizer(t *testing.T) {
+	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
+	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) { cp.Finalizers = []string{formerFinalizer} })
+	if err := env.Client.Delete(context.Background(), cp); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Change(cluster.Cluster, func() { cluster.Cluster.Spec.Paused = ptr.To(false) })
+	testcluster.Eventually(t, "it is gone", func() bool { return apierrors.IsNotFound(cluster.Get(cp)) })
 }
 
 // checkManifest: what a tool applies from a file stays as it is written, is applied again without a change or a conflict,
@@ -148,7 +160,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 	if err := cluster.Get(cp); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(cp.Finalizers, before.Finalizers) || !equality.Semantic.DeepEqual(cp.OwnerReferences, before.OwnerReferences) ||
+	if !slices.Equal(cp.Finalizers, []string{controlplanev1.ControlPlaneFinalizer}) || !equality.Semantic.DeepEqual(cp.OwnerReferences, before.OwnerReferences) ||
 		cp.Annotations[controlplanev1.FirstMachineAnnotation] == "" || cp.Annotations[controlplanev1.FirstMachineAnnotation] != before.Annotations[controlplanev1.FirstMachineAnnotation] {
 		t.Errorf("metadata after the replacement %+v, before %+v", cp.ObjectMeta, before.ObjectMeta)
 	}

@@ -11,7 +11,7 @@ import (
 const (
 	// ControlPlaneFinalizer keeps a CapstanControlPlane until its Machines are removed. They are deleted after the
 	// workers.
-	ControlPlaneFinalizer = "capstancontrolplane.controlplane.capstan.dev"
+	ControlPlaneFinalizer = "controlplane.capstan.dev/capstancontrolplane"
 
 	// DefaultKubeconfigValidityDays is the default validity of the kubeconfig's client certificate in days.
 	DefaultKubeconfigValidityDays = 365
