@@ -32,11 +32,17 @@ func TestHostStatus(t *testing.T) {
 	b.Expect(host.Status.Capacity.Cpu().String()).To(Equal("4"))
 	b.Expect(host.Status.Versions).To(Equal([]string{"v1.35.0", "v1.36.3"}))
 	b.Expect(host.Status.NodeInfo).To(Equal(infrav1.NodeInfo{Architecture: "amd64", OperatingSystem: "linux"}))
-	fake.SetInfo(func(i *hostpb.HostInfo) { i.AllocatedMemoryBytes, i.Machines = 4<<30, 2 })
+	fake.SetInfo(func(i *hostpb.HostInfo) {
+		i.AllocatedMemoryBytes, i.Machines = 4<<30, 2
+		i.DiskBytes, i.AllocatedDiskBytes, i.DiskBackend = 100<<30, 40<<30, "Image"
+	})
 	b.Eventually(func() string {
 		b.get(host)
 		return host.Status.Allocatable.Memory().String()
 	}).Should(Equal("60Gi"))
+	b.Expect(host.Status.Capacity.StorageEphemeral().String()).To(Equal("100Gi"))
+	b.Expect(host.Status.Allocatable.StorageEphemeral().String()).To(Equal("60Gi"))
+	b.Expect(host.Status.DiskBackend).To(Equal(infrav1.DiskBackendImage))
 	b.Expect(host.Status.Machines).To(HaveValue(Equal(int32(2))))
 	b.unchanged(host)
 	b.delete(host)

@@ -51,6 +51,7 @@ func TestMachineLife_IM01_IM03_IM04_IM09_IM10(t *testing.T) {
 	b.Expect(made.GetSpec().GetNetwork().GetCidr()).To(Equal(b.capstan.Spec.Network.MachineCIDR))
 	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(2 << 30)))
 	b.Expect(made.GetSpec().GetPidsLimit()).To(Equal(int64(16384)))
+	b.Expect(made.GetSpec().GetDiskBytes()).To(Equal(int64(20 << 30)))
 	b.Expect(made.GetSpec().GetImage()).To(Equal("host"))
 	b.Expect(made.GetSpec().GetKubernetesVersion()).To(Equal("v1.36.3"))
 	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))
@@ -513,11 +514,16 @@ func TestHostOfAnotherNamespace_ALL18(t *testing.T) {
 // Sizes reach the host.
 func TestSize(t *testing.T) {
 	b := newBox(t).provisioned()
-	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.CPUs, m.Spec.Memory = 2, ptr.To(resource.MustParse("1Gi")) })
+	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
+		m.Spec.CPUs, m.Spec.Memory, m.Spec.Disk.Size = 2, ptr.To(resource.MustParse("1Gi")), ptr.To(resource.MustParse("3Gi"))
+	})
 	b.running(m)
 	made, _ := b.fake.Machine(m.Spec.ID)
 	b.Expect(made.GetSpec().GetCpus()).To(Equal(int32(2)))
 	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(1 << 30)))
+	b.Expect(made.GetSpec().GetDiskBytes()).To(Equal(int64(3 << 30)))
+	m.Spec.Disk = infrav1.MachineDiskSpec{}
+	b.Expect(env.Client.Update(ctx, m)).To(MatchError(ContainSubstring("disk cannot be changed once the machine has its id")))
 }
 
 // TestPlacementIsWrittenLater_IM02: what could not be written was not decided. It takes no room from others, and the

@@ -33,6 +33,7 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 	_, fake := b.addHost(nil)
 	sized := b.template(func(t *infrav1.CapstanMachineTemplate) {
 		t.Spec.Template.Spec.CPUs, t.Spec.Template.Spec.Memory = 2, ptr.To(resource.MustParse("4Gi"))
+		t.Spec.Template.Spec.Disk.Size = ptr.To(resource.MustParse("50Gi"))
 	})
 	whole := b.template(nil)
 	paused := b.template(func(t *infrav1.CapstanMachineTemplate) {
@@ -44,16 +45,16 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 	capacity := func(t *infrav1.CapstanMachineTemplate) func() string {
 		return func() string {
 			b.get(t)
-			return t.Status.Capacity.Cpu().String() + " " + t.Status.Capacity.Memory().String() + " " + t.Status.NodeInfo.Architecture
+			return t.Status.Capacity.Cpu().String() + " " + t.Status.Capacity.Memory().String() + " " + t.Status.Capacity.StorageEphemeral().String() + " " + t.Status.NodeInfo.Architecture
 		}
 	}
-	b.Eventually(capacity(sized)).Should(Equal("2 4Gi amd64"))
-	b.Eventually(capacity(whole)).Should(Equal("4 2Gi amd64"))
+	b.Eventually(capacity(sized)).Should(Equal("2 4Gi 50Gi amd64"))
+	b.Eventually(capacity(whole)).Should(Equal("4 2Gi 20Gi amd64"))
 	fake.SetInfo(func(i *hostpb.HostInfo) { i.Cpus = 8 })
-	b.Eventually(capacity(whole)).Should(Equal("8 2Gi amd64"))
+	b.Eventually(capacity(whole)).Should(Equal("8 2Gi 20Gi amd64"))
 	b.addHost(func(h *infrav1.CapstanHost) { h.Labels = map[string]string{"small": ""} })
-	b.Eventually(capacity(whole)).Should(Equal("4 2Gi amd64"), "at least what the smallest host has")
-	b.Expect(capacity(paused)()).To(Equal("0 0 "), "ALL-08")
+	b.Eventually(capacity(whole)).Should(Equal("4 2Gi 20Gi amd64"), "at least what the smallest host has")
+	b.Expect(capacity(paused)()).To(Equal("0 0 0 "), "ALL-08")
 	b.Expect(whole.Status.Capacity).To(HaveKey(corev1.ResourceMemory))
 	b.unchanged(sized, whole)
 }

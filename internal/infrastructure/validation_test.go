@@ -39,6 +39,9 @@ func TestValidation(t *testing.T) {
 		change(&h.Spec)
 		return h
 	}
+	disk := func(size string) func(*infrav1.CapstanMachineSpec) {
+		return func(s *infrav1.CapstanMachineSpec) { s.Disk.Size = ptr.To(resource.MustParse(size)) }
+	}
 	address := func(a infrav1.InterfaceAddress) func(*infrav1.CapstanMachineSpec) {
 		return func(s *infrav1.CapstanMachineSpec) { s.Network.Addresses = []infrav1.InterfaceAddress{a} }
 	}
@@ -67,6 +70,9 @@ func TestValidation(t *testing.T) {
 		"machine, memory":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("511Mi")) }), why: "memory must be at least 512Mi"},
 		"machine, memory in bytes":      {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = resource.NewQuantity(1<<30, resource.DecimalSI) })},
 		"machine, memory with a point":  {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.Memory = ptr.To(resource.MustParse("1.5Gi")) })},
+		"machine, disk":                 {obj: machine(disk("2Gi"))},
+		"machine, small disk":           {obj: machine(disk("2047Mi")), why: "disk.size must be at least 2Gi and at most 64Ti"},
+		"machine, large disk":           {obj: machine(disk("65Ti")), why: "disk.size must be at least 2Gi and at most 64Ti"},
 		"machine, selector":             {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(16, 64) })},
 		"machine, many expressions":     {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
 		"cluster, many values":          {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
@@ -127,8 +133,8 @@ func expressions(n, values int) *metav1.LabelSelector {
 // TestHugeExponent: a quantity that takes minutes and gigabytes to read is refused before anybody reads it.
 func TestHugeExponent(t *testing.T) {
 	g := NewWithT(t)
-	for _, memory := range []string{"1e-2147483647", "1E-99999999", "1e9"} {
-		obj := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"memory": memory}}}
+	for _, size := range []string{"1e-2147483647", "1E-99999999", "1e9"} {
+		obj := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"memory": size, "disk": map[string]any{"size": size}}}}
 		obj.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanMachine"))
 		obj.SetNamespace(env.Namespace(t))
 		obj.SetName("greedy")

@@ -90,13 +90,21 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxItems=32
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// capacity is the cpu and memory of the host that machines can use.
+	// capacity is the cpu and memory of the host that machines can use, and as ephemeral-storage the size of the file system
+	// that has their disks.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 
-	// allocatable is the part of the capacity that is not used.
+	// allocatable is the part of the capacity that is not used. The ephemeral-storage is what the sizes of all disks leave. It
+	// is 0 if they exceed the capacity: disks occupy only what was written to them, so the host still accepts machines.
 	// +optional
 	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
+
+	// diskBackend is how the host limits the disks of machines. Image: each disk is an ext4 file system in a sparse file, on a
+	// loop device. None: the host cannot limit disks, and each machine can fill the disk of the host; `capstan doctor` on the
+	// host has the cause.
+	// +optional
+	DiskBackend DiskBackend `json:"diskBackend,omitempty"`
 
 	// machines is the number of machines on the host, including machines of other management clusters.
 	// +optional
@@ -137,6 +145,17 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 }
+
+// DiskBackend is how a host limits the disks of machines.
+// +kubebuilder:validation:Enum=Image;None
+type DiskBackend string
+
+const (
+	// DiskBackendImage: each disk is an ext4 file system in a sparse file, on a loop device.
+	DiskBackendImage DiskBackend = "Image"
+	// DiskBackendNone: the disks of machines have no limit.
+	DiskBackendNone DiskBackend = "None"
+)
 
 // UnknownMachine is a machine without a CapstanMachine.
 type UnknownMachine struct {
@@ -189,6 +208,7 @@ type UnknownMachine struct {
 // +kubebuilder:printcolumn:name="Machines",type="integer",JSONPath=".status.machines",description="Machines on the host"
 // +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory for machines"
 // +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.allocatable.memory",description="Free memory"
+// +kubebuilder:printcolumn:name="Disk",type="string",JSONPath=".status.capacity.ephemeral-storage",description="Size of the file system for machines' disks",priority=10
 // +kubebuilder:printcolumn:name="Versions",type="string",JSONPath=".status.versions",description="Kubernetes versions",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"

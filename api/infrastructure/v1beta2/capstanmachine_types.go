@@ -24,6 +24,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || (has(self.hostID) && self.hostID == oldSelf.hostID)",message="hostID is written once by the controller and cannot be changed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || !has(oldSelf.network) || !has(oldSelf.network.addresses) || (has(self.network) && has(self.network.addresses) && self.network.addresses == oldSelf.network.addresses)",message="network.addresses cannot be changed once the machine exists: it keeps its addresses for life"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.network) && has(oldSelf.network.addressesFromPools) ? has(self.network) && has(self.network.addressesFromPools) && self.network.addressesFromPools == oldSelf.network.addressesFromPools : !has(self.network) || !has(self.network.addressesFromPools))",message="network.addressesFromPools cannot be changed once the machine has its id: its addresses were claimed from these pools"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.disk) && has(oldSelf.disk.size) ? has(self.disk) && has(self.disk.size) && (!string(self.disk.size).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self.disk.size)).compareTo(quantity(string(oldSelf.disk.size))) == 0) : !has(self.disk) || !has(self.disk.size))",message="disk cannot be changed once the machine has its id: replace the machine"
 type CapstanMachineSpec struct {
 	// id identifies this machine on its host. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id.
@@ -87,9 +88,26 @@ type CapstanMachineSpec struct {
 	// +kubebuilder:validation:Maximum=1048576
 	PidsLimit int64 `json:"pidsLimit,omitempty"`
 
+	// disk configures the machine's disk. It cannot be changed once the machine has its id.
+	// +optional
+	Disk MachineDiskSpec `json:"disk,omitempty,omitzero"`
+
 	// network configures the machine's attachment to the network of its cluster.
 	// +optional
 	Network MachineNetworkSpec `json:"network,omitempty,omitzero"`
+}
+
+// MachineDiskSpec configures the disk of a machine.
+// +kubebuilder:validation:MinProperties=1
+type MachineDiskSpec struct {
+	// size is the size of the machine's disk. The disk has everything that the machine writes: the data of etcd, container
+	// images, the files of pods, and logs. The Node reports the size, less what the file system itself needs, as its
+	// ephemeral-storage. Default: 20Gi. Minimum: 2Gi. Maximum: 64Ti. The host provides space only for what the machine has
+	// written: the sum of all machines may exceed the disk of the host, a single machine may not.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="!string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || (quantity(string(self)).compareTo(quantity('2Gi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0)",message="disk.size must be at least 2Gi and at most 64Ti"
+	// +kubebuilder:validation:XValidation:rule="string(self).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$')",message="disk.size must be a number without exponent, with a suffix such as Gi"
+	Size *resource.Quantity `json:"size,omitempty"`
 }
 
 // MachineNetworkSpec configures a machine's attachment to the network of its cluster.

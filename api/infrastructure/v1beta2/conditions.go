@@ -172,6 +172,9 @@ const (
 	// DefaultMachineMemory is a machine's memory limit if spec.memory is not set.
 	DefaultMachineMemory = "2Gi"
 
+	// DefaultMachineDiskSize is the size of a machine's disk if spec.disk.size is not set.
+	DefaultMachineDiskSize = "20Gi"
+
 	// DefaultMachinePidsLimit is a machine's limit of processes and threads when spec.pidsLimit is not set.
 	DefaultMachinePidsLimit = 16384
 )

@@ -200,9 +200,10 @@ func nodeOf(spec *hostpb.MachineSpec, bootstrapData []byte) *corev1.Node {
 		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.GetAddress()})
 	}
 	n.Status.Capacity = corev1.ResourceList{
-		corev1.ResourceCPU:    *resource.NewQuantity(max(1, int64(spec.GetCpus())), resource.DecimalSI),
-		corev1.ResourceMemory: *resource.NewQuantity(spec.GetMemoryBytes(), resource.BinarySI),
-		corev1.ResourcePods:   *resource.NewQuantity(110, resource.DecimalSI),
+		corev1.ResourceCPU:              *resource.NewQuantity(max(1, int64(spec.GetCpus())), resource.DecimalSI),
+		corev1.ResourceMemory:           *resource.NewQuantity(spec.GetMemoryBytes(), resource.BinarySI),
+		corev1.ResourcePods:             *resource.NewQuantity(110, resource.DecimalSI),
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(spec.GetDiskBytes(), resource.BinarySI),
 	}
 	n.Status.Allocatable = n.Status.Capacity
 	return n

@@ -254,9 +254,12 @@ type HostInfo struct {
 	CgroupVersion        int32    `protobuf:"varint,12,opt,name=cgroup_version,json=cgroupVersion,proto3" json:"cgroup_version,omitempty"` // 1 or 2
 	CapstandVersion      string   `protobuf:"bytes,13,opt,name=capstand_version,json=capstandVersion,proto3" json:"capstand_version,omitempty"`
 	// box_id is the same for all hosts of one Linux box, which share the networks of clusters; empty when it is not known.
-	BoxId         string `protobuf:"bytes,14,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BoxId              string `protobuf:"bytes,14,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
+	DiskBytes          int64  `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                              // size of the file system that has the disks of machines; 0: not known
+	AllocatedDiskBytes int64  `protobuf:"varint,16,opt,name=allocated_disk_bytes,json=allocatedDiskBytes,proto3" json:"allocated_disk_bytes,omitempty"` // sizes of all machines' disks together; may exceed disk_bytes
+	DiskBackend        string `protobuf:"bytes,17,opt,name=disk_backend,json=diskBackend,proto3" json:"disk_backend,omitempty"`                         // Image or None: how the disks of machines are limited; empty: not known
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -383,6 +386,27 @@ func (x *HostInfo) GetCapstandVersion() string {
 func (x *HostInfo) GetBoxId() string {
 	if x != nil {
 		return x.BoxId
+	}
+	return ""
+}
+
+func (x *HostInfo) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *HostInfo) GetAllocatedDiskBytes() int64 {
+	if x != nil {
+		return x.AllocatedDiskBytes
+	}
+	return 0
+}
+
+func (x *HostInfo) GetDiskBackend() string {
+	if x != nil {
+		return x.DiskBackend
 	}
 	return ""
 }
@@ -1002,7 +1026,7 @@ type MachineSpec struct {
 	FailureDomain     string     `protobuf:"bytes,12,opt,name=failure_domain,json=failureDomain,proto3" json:"failure_domain,omitempty"`
 	ControlPlane      bool       `protobuf:"varint,13,opt,name=control_plane,json=controlPlane,proto3" json:"control_plane,omitempty"`
 	PidsLimit         int64      `protobuf:"varint,14,opt,name=pids_limit,json=pidsLimit,proto3" json:"pids_limit,omitempty"` // processes and threads of the machine together; 0: the host's default
-	DiskBytes         int64      `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"` // size of the machine's disk; 0: the host's default
+	DiskBytes         int64      `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"` // size of the machine's disk; 0: the host's default, 20 GiB
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2078,7 +2102,7 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
-	"\x0eGetInfoRequest\"\xd8\x03\n" +
+	"\x0eGetInfoRequest\"\xcc\x04\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -2094,7 +2118,11 @@ const file_host_proto_rawDesc = "" +
 	"\x06driver\x18\v \x01(\tR\x06driver\x12%\n" +
 	"\x0ecgroup_version\x18\f \x01(\x05R\rcgroupVersion\x12)\n" +
 	"\x10capstand_version\x18\r \x01(\tR\x0fcapstandVersion\x12\x15\n" +
-	"\x06box_id\x18\x0e \x01(\tR\x05boxId\"\x0e\n" +
+	"\x06box_id\x18\x0e \x01(\tR\x05boxId\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\x120\n" +
+	"\x14allocated_disk_bytes\x18\x10 \x01(\x03R\x12allocatedDiskBytes\x12!\n" +
+	"\fdisk_backend\x18\x11 \x01(\tR\vdiskBackend\"\x0e\n" +
 	"\fWatchRequest\"\xb3\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1b.capstan.host.v1.Event.TypeR\x04type\x124\n" +

@@ -240,6 +240,11 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		corev1.ResourceCPU:    cpu,
 		corev1.ResourceMemory: *resource.NewQuantity(max(0, info.GetMemoryBytes()-info.GetAllocatedMemoryBytes()), resource.BinarySI),
 	}
+	if disk := info.GetDiskBytes(); disk > 0 {
+		s.Capacity[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(disk, resource.BinarySI)
+		s.Allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(max(0, disk-info.GetAllocatedDiskBytes()), resource.BinarySI)
+	}
+	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions = info.GetKubernetesVersions()
 	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}

@@ -127,7 +127,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 		default:
 			info := conn.Info()
 			c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
-			c.CPUs, c.FreeMemory = info.GetCpus(), conn.FreeMemory()
+			c.CPUs, c.FreeMemory, c.Disk = info.GetCpus(), conn.FreeMemory(), info.GetDiskBytes()
 		}
 		out = append(out, c)
 	}

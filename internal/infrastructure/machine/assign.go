@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util"
@@ -171,6 +172,7 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 		ControlPlane:  util.IsControlPlaneMachine(s.machine),
 		CPUs:          s.capstan.Spec.CPUs,
 		Memory:        memory(s.capstan),
+		Disk:          diskSize(s.capstan),
 	})
 	if err != nil {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
@@ -204,6 +206,14 @@ func memory(m *infrav1.CapstanMachine) int64 {
 		return m.Spec.Memory.Value()
 	}
 	return defaultMemory.Value()
+}
+
+var defaultDiskSize = resource.MustParse(infrav1.DefaultMachineDiskSize)
+
+// diskSize of a machine in bytes.
+func diskSize(m *infrav1.CapstanMachine) int64 {
+	size := ptr.Deref(m.Spec.Disk.Size, defaultDiskSize)
+	return size.Value()
 }
 
 func image(m *infrav1.CapstanMachine) string {

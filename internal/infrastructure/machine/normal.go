@@ -278,6 +278,7 @@ func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec
 			Cidr: capstanCluster.Spec.Network.MachineCIDR, Ipv6Cidr: capstanCluster.Spec.Network.MachineIPv6CIDR,
 		},
 		Cpus: m.Spec.CPUs, MemoryBytes: memory(m), Image: image(m),
+		DiskBytes:         diskSize(m),
 		PidsLimit:         cmp.Or(m.Spec.PidsLimit, infrav1.DefaultMachinePidsLimit),
 		KubernetesVersion: kubernetesVersion(s),
 		ProviderId:        infrav1.ProviderIDPrefix + m.Spec.ID,

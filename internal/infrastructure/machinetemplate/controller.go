@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -144,7 +145,10 @@ func Describe(spec infrav1.CapstanMachineSpec, usable []infrav1.CapstanHost) inf
 	if spec.Memory != nil {
 		memory = spec.Memory.DeepCopy()
 	}
-	out := infrav1.CapstanMachineTemplateStatus{Capacity: corev1.ResourceList{corev1.ResourceMemory: memory}}
+	disk := ptr.Deref(spec.Disk.Size, resource.MustParse(infrav1.DefaultMachineDiskSize))
+	out := infrav1.CapstanMachineTemplateStatus{Capacity: corev1.ResourceList{
+		corev1.ResourceMemory: memory, corev1.ResourceEphemeralStorage: disk.DeepCopy(),
+	}}
 	if spec.CPUs > 0 {
 		out.Capacity[corev1.ResourceCPU] = *resource.NewQuantity(int64(spec.CPUs), resource.DecimalSI)
 	}

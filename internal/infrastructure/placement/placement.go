@@ -31,6 +31,8 @@ type Host struct {
 	CPUs int32
 	// FreeMemory in bytes.
 	FreeMemory int64
+	// Disk is the size of the file system for the disks of machines, in bytes; 0 when the host does not report it.
+	Disk int64
 }
 
 // Request is what a machine needs.
@@ -48,6 +50,8 @@ type Request struct {
 	CPUs int32
 	// Memory in bytes.
 	Memory int64
+	// Disk is the size of the machine's disk in bytes.
+	Disk int64
 }
 
 // Choose returns the name of the host with the most free memory among those that take the machine, the
@@ -94,6 +98,9 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:
 		return fmt.Sprintf("has %s of memory left, %s are needed", quantity(h.FreeMemory), quantity(req.Memory))
+	// Disks occupy only what is written to them, so that their sum may exceed the host's disk. One alone can never be larger.
+	case h.Disk > 0 && h.Disk < req.Disk:
+		return fmt.Sprintf("has a disk of %s, %s are needed", quantity(h.Disk), quantity(req.Disk))
 	}
 	return ""
 }

@@ -71,7 +71,15 @@ func TestChoose_IM02(t *testing.T) {
 		},
 		"image":      {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Image: "debian-12"}, why: "a has no image debian-12 (it has none)"},
 		"processors": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{CPUs: 8}, why: "a has 4 processors, 8 are needed"},
-		"memory":     {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Memory: 9 * gib}, why: "a has 8Gi of memory left, 9Gi are needed"},
+		"disk": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Disk = 10 * gib }), host("b", func(h *placement.Host) { h.Disk = 20 * gib }), host("c", func(h *placement.Host) { h.Disk = 11 * gib })},
+			req:   placement.Request{Disk: 20 * gib}, want: "b",
+		},
+		"larger than every disk": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Disk = 10 * gib })}, req: placement.Request{Disk: 20 * gib}, why: "a has a disk of 10Gi, 20Gi are needed",
+		},
+		"unknown disk": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Disk: 20 * gib}, want: "a"},
+		"memory":       {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Memory: 9 * gib}, why: "a has 8Gi of memory left, 9Gi are needed"},
 		"memory that just fits": {
 			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Memory: 8 * gib}, want: "a",
 		},

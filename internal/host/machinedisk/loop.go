@@ -1,0 +1,76 @@
+package machinedisk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const loopControl = "/dev/loop-control"
+
+// newLoop attaches an image to a free loop device. The kernel releases the device when the returned file is closed and the
+// device is not mounted.
+func newLoop(image string) (*os.File, error) {
+	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("loop devices: %w; load the kernel module loop", err)
+	}
+	defer func() { _ = control.Close() }()
+	back, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = back.Close() }()
+	for {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("no free loop device: %w", err)
+		}
+		loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
+		if err != nil {
+			return nil, fmt.Errorf("loop device: %w", err)
+		}
+		// Direct I/O keeps data out of a second page cache. The kernel falls back to buffered I/O where it is not possible.
+		err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{
+			Fd: uint32(back.Fd()), Size: blockSize,
+			Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO},
+		})
+		if err == nil {
+			return loop, nil
+		}
+		_ = loop.Close()
+		if !errors.Is(err, unix.EBUSY) { // Another process took the device first.
+			return nil, fmt.Errorf("attaching %s to a loop device: %w", image, err)
+		}
+	}
+}
+
+// findLoop returns the loop device that has an image, nil when none has. The caller closes it.
+func findLoop(image string) (*os.File, error) {
+	var want unix.Stat_t
+	if err := unix.Stat(image, &want); err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%s: %w", image, err)
+	}
+	attached, err := filepath.Glob("/sys/block/loop*/loop")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range attached {
+		loop, err := os.OpenFile(filepath.Join("/dev", filepath.Base(filepath.Dir(path))), os.O_RDWR, 0)
+		if err != nil {
+			continue // It is another's, and was released meanwhile.
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(loop.Fd()))
+		if err == nil && info.Device == want.Dev && info.Inode == want.Ino {
+			return loop, nil
+		}
+		_ = loop.Close()
+	}
+	return nil, nil
+}

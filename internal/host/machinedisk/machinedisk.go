@@ -1,0 +1,196 @@
+// Package machinedisk gives each machine a disk of a fixed size: an ext4 file system in a sparse file of the host, on a loop
+// device. The file occupies only the blocks that the machine has written, and blocks that the machine frees return to the host.
+//
+// Every step can be repeated after a crash. An image has its name only when it is complete. The kernel releases a loop device
+// when its last user is gone (autoclear), so a process that ends between two steps leaves no device behind.
+package machinedisk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
+)
+
+// MinBytes is the smallest size that an ext4 file system with a journal works with. The API's minimum is larger.
+const MinBytes = 16 << 20
+
+// blockSize of the file system and of the loop device, in bytes. A loop device with the block size of the file system can use
+// direct I/O on disks with sectors of any size.
+const blockSize = 4096
+
+// Disk is the disk of one machine.
+type Disk struct {
+	// Image is the path of the file that contains the file system.
+	Image string
+	// Dir is the folder where the file system is mounted.
+	Dir string
+}
+
+// Exists reports whether the disk was created.
+func (d Disk) Exists() bool { return atomicfile.Exists(d.Image) }
+
+// Create makes the image with an empty file system of size bytes, unless it exists.
+func (d Disk) Create(ctx context.Context, size int64) error {
+	if d.Exists() {
+		return nil
+	}
+	unfinished := d.Image + ".new"
+	if err := newSparseFile(unfinished, size/blockSize*blockSize); err != nil {
+		return err
+	}
+	// The inode tables and the journal of a new sparse file are zero already. No blocks are reserved for root: the kubelet
+	// evicts before the file system is full.
+	err := run(ctx, "mkfs.ext4", "-q", "-F", "-b", fmt.Sprint(blockSize), "-m", "0",
+		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", unfinished)
+	if err = errors.Join(err, syncFile(unfinished)); err != nil {
+		return errors.Join(err, os.Remove(unfinished))
+	}
+	return atomicfile.Rename(unfinished, d.Image)
+}
+
+func newSparseFile(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(size), f.Close())
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Attach mounts the file system at Dir. It does nothing when the file system is mounted there and works. A file system that
+// reported errors is unmounted, checked and mounted again: nothing may use it.
+func (d Disk) Attach(ctx context.Context) error {
+	device, err := d.mounted()
+	if err != nil {
+		return err
+	}
+	if device != "" {
+		if count, err := errorsOf(device); err == nil && count == 0 {
+			return nil
+		}
+		if err := d.Detach(ctx); err != nil {
+			return err
+		}
+	}
+	loop, err := d.loop(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	if err := os.MkdirAll(d.Dir, 0o755); err != nil {
+		return err
+	}
+	// The inode tables of a new sparse file need no initialization in the background. Discards return freed blocks to the host.
+	if err := unix.Mount(loop.Name(), d.Dir, "ext4", 0, "discard,noinit_itable,errors=remount-ro"); err != nil {
+		return fmt.Errorf("mounting the disk %s on %s: %w; the kernel's log has the cause", d.Image, loop.Name(), err)
+	}
+	return nil
+}
+
+// loop returns the loop device of the image: the one that has it already, or else a new one, after a check of the file system.
+func (d Disk) loop(ctx context.Context) (*os.File, error) {
+	if loop, err := findLoop(d.Image); err != nil || loop != nil {
+		return loop, err
+	}
+	if err := d.check(ctx); err != nil {
+		return nil, err
+	}
+	return newLoop(d.Image)
+}
+
+// Exit codes of e2fsck are bits. Errors that it has corrected are no failure.
+const fsckCorrected = 1
+
+// check repairs the file system as a boot would do. It takes a few milliseconds when the file system needs no repair.
+func (d Disk) check(ctx context.Context) error {
+	err := run(ctx, "e2fsck", "-p", d.Image)
+	if exit := (&exec.ExitError{}); errors.As(err, &exit) && exit.ExitCode()&^fsckCorrected == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the disk is damaged and cannot be repaired automatically: %w", err)
+	}
+	return nil
+}
+
+// Detach unmounts the file system and waits until its loop device is released.
+func (d Disk) Detach(ctx context.Context) error {
+	for {
+		// Unmounted lazily, a file that somebody still reads does not keep the disk in its place.
+		err := unix.Unmount(d.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("unmounting %s: %w", d.Dir, err)
+		}
+	}
+	for {
+		loop, err := findLoop(d.Image)
+		if err != nil || loop == nil {
+			return err
+		}
+		name := loop.Name()
+		_ = loop.Close()
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s of the disk %s is still in use: %w", name, d.Image, ctx.Err())
+		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
+		}
+	}
+}
+
+// mounted returns the name of the loop device that is mounted at Dir, for example loop3; empty when none is.
+func (d Disk) mounted() (string, error) {
+	dir, err := filepath.EvalSymlinks(d.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(dir))
+	if err != nil || len(mounts) == 0 {
+		return "", err
+	}
+	return strings.TrimPrefix(mounts[0].Source, "/dev/"), nil
+}
+
+func run(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("%w: install e2fsprogs", err)
+	}
+	if err != nil {
+		cause, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+		return fmt.Errorf("%s: %w: %s", name, err, cause)
+	}
+	return nil
+}
+
+// Space returns the size of the file system that contains dir, and the part of it that is free, in bytes.
+func Space(dir string) (total, free int64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, fmt.Errorf("space of %s: %w", dir, err)
+	}
+	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil //nolint:unconvert // its type differs by architecture
+}

@@ -1,0 +1,173 @@
+package machinedisk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const size = 256 << 20
+
+func ctx(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newDisk returns a disk that does not exist yet, and removes it after the test.
+func newDisk(t *testing.T) Disk {
+	t.Helper()
+	dir := t.TempDir()
+	d := Disk{Image: filepath.Join(dir, "disk.img"), Dir: filepath.Join(dir, "rootfs")}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		check(t, d.Detach(ctx))
+	})
+	return d
+}
+
+func attached(t *testing.T) Disk {
+	t.Helper()
+	d := newDisk(t)
+	check(t, d.Create(ctx(t), size))
+	check(t, d.Attach(ctx(t)))
+	return d
+}
+
+// The file system has the size of the disk, a full one refuses writes, and freed blocks return to the host.
+func TestSize(t *testing.T) {
+	d := attached(t)
+	total, free, err := Space(d.Dir)
+	check(t, err)
+	if total > size || free < size*8/10 {
+		t.Errorf("%d of %d bytes are free, want at most %d in all and most of it free", free, total, size)
+	}
+	file := filepath.Join(d.Dir, "full")
+	f, err := os.Create(file)
+	check(t, err)
+	for chunk := make([]byte, 1<<20); err == nil; _, err = f.Write(chunk) {
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("a full disk: %v, want ENOSPC", err)
+	}
+	check(t, f.Sync())
+	check(t, f.Close())
+	if used := occupied(t, d); used < free/2 || used > size {
+		t.Errorf("the image of a full disk occupies %d bytes, want at most %d", used, size)
+	}
+	check(t, os.Remove(file))
+	syncDisk(t, d)
+	for deadline := time.Now().Add(time.Minute); occupied(t, d) > size/4; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the image of an emptied disk occupies %d bytes", occupied(t, d))
+		}
+	}
+}
+
+func occupied(t *testing.T, d Disk) int64 {
+	t.Helper()
+	var s unix.Stat_t
+	check(t, unix.Stat(d.Image, &s))
+	return s.Blocks * 512
+}
+
+func syncDisk(t *testing.T, d Disk) {
+	t.Helper()
+	f, err := os.Open(d.Dir)
+	check(t, err)
+	check(t, unix.Syncfs(int(f.Fd())))
+	check(t, f.Close())
+}
+
+// Every step can be repeated, from wherever a process ended.
+func TestRepeated(t *testing.T) {
+	d := newDisk(t)
+	check(t, d.Detach(ctx(t)))                                                  // of a disk that was never made
+	check(t, os.WriteFile(d.Image+".new", []byte("killed during mkfs"), 0o600)) // left by a process that was killed
+	if d.Exists() {
+		t.Error("an unfinished image counts as a disk")
+	}
+	check(t, d.Create(ctx(t), size))
+	check(t, d.Attach(ctx(t)))
+	file := filepath.Join(d.Dir, "kept")
+	check(t, os.WriteFile(file, []byte("x"), 0o600))
+	check(t, d.Create(ctx(t), size))
+	check(t, d.Attach(ctx(t)))
+	check(t, unix.Unmount(d.Dir, 0)) // only that one mount was there
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the second call mounted the disk again, over itself")
+	}
+	loop, err := newLoop(d.Image) // a process was killed between the device and the mount, and its device is not released yet
+	check(t, err)
+	check(t, d.Attach(ctx(t)))
+	if device, err := d.mounted(); err != nil || "/dev/"+device != loop.Name() {
+		t.Errorf("the disk is on %s, %v; its device is %s", device, err, loop.Name())
+	}
+	check(t, loop.Close())
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+	check(t, d.Detach(ctx(t)))
+	if loop, err := findLoop(d.Image); loop != nil || err != nil {
+		t.Errorf("the device of a detached disk: %v, %v", loop, err)
+	}
+	check(t, d.Detach(ctx(t)))
+}
+
+// A file system that met an error is reported, and works again after it was attached again.
+func TestErrors(t *testing.T) {
+	d := attached(t)
+	check(t, os.WriteFile(filepath.Join(d.Dir, "kept"), []byte("x"), 0o600))
+	syncDisk(t, d)
+	ended, end := context.WithCancel(ctx(t))
+	end()
+	if err := d.AwaitError(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("a disk without errors: %v", err)
+	}
+	found := make(chan error, 1)
+	go func() { found <- d.AwaitError(ctx(t)) }()
+	device, err := d.mounted()
+	check(t, err)
+	check(t, os.WriteFile("/sys/fs/ext4/"+device+"/trigger_fs_error", []byte("a test"), 0))
+	check(t, <-found)
+	if err := os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a write after an error: %v, want EROFS", err)
+	}
+	check(t, d.Attach(ctx(t)))
+	check(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
+	if _, err := os.Stat(filepath.Join(d.Dir, "kept")); err != nil {
+		t.Error(err)
+	}
+	if err := d.AwaitError(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("a repaired disk: %v", err)
+	}
+}
+
+// A file system that cannot be repaired is not mounted, and the message has the cause.
+func TestDamaged(t *testing.T) {
+	d := newDisk(t)
+	check(t, d.Create(ctx(t), size))
+	f, err := os.OpenFile(d.Image, os.O_WRONLY, 0)
+	check(t, err)
+	_, err = f.WriteAt(make([]byte, size/4), 0)
+	check(t, errors.Join(err, f.Close()))
+	if err := d.Attach(ctx(t)); err == nil {
+		t.Error("a damaged disk is mounted")
+	} else {
+		t.Log(err)
+	}
+}
