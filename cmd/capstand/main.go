@@ -39,7 +39,8 @@ type options struct {
 	root, assets, name, socket string
 	backups, socketGroup       string
 	socketUID                  int
-	reserveMemory              string
+	reserveMemory, reserveDisk string
+	preallocateDisks           bool
 	balancerUID                int
 	listen                     string
 	tls                        credentials.Server
@@ -66,6 +67,8 @@ func command(log *slog.Logger) *cobra.Command {
 	f.IntVar(&o.socketUID, "socket-uid", -1, "user, by number, that owns the socket (default root)")
 	o.addListenFlags(f)
 	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that is kept from machines, for the host itself and for the management plane")
+	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free space of the host below which it accepts no new machine")
+	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
 	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "user and group, by number, that load balancers run as")
 	return cmd
 }
@@ -108,6 +111,10 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	if err != nil {
 		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-memory %q: %w", o.reserveMemory, err)
 	}
+	reserveDisk, err := resource.ParseQuantity(o.reserveDisk)
+	if err != nil {
+		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-disk %q: %w", o.reserveDisk, err)
+	}
 	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
 	if socket.Path == "" {
 		socket.Path = filepath.Join(root, "capstand.sock")
@@ -119,6 +126,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	}
 	return host.Config{
 		Root: root, Assets: assets, Backups: backups, Name: o.name, ReserveMemory: reserve.Value(),
+		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir,
 	}, socket, nil
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/owner"
 )
@@ -29,6 +30,11 @@ const minMemory = 64 << 20
 const defaultPidsLimit = 16384
 
 func pidsLimit(s *hostpb.MachineSpec) int64 { return cmp.Or(s.PidsLimit, defaultPidsLimit) }
+
+// defaultDiskBytes applies to specs without a size, which managers older than the field send.
+const defaultDiskBytes = 20 << 30
+
+func diskBytes(s *hostpb.MachineSpec) int64 { return cmp.Or(s.DiskBytes, defaultDiskBytes) }
 
 var (
 	idForm   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}$`)
@@ -49,6 +55,8 @@ func checkMachine(s *hostpb.MachineSpec) error {
 		return invalid("machine %s/%s wants %d bytes of memory, the least is %d", s.Namespace, s.Name, s.MemoryBytes, minMemory)
 	case s.PidsLimit < 0:
 		return invalid("machine %s/%s wants %d processes at most: want a positive number, or 0 for the host's default", s.Namespace, s.Name, s.PidsLimit)
+	case diskBytes(s) < machinedisk.MinBytes:
+		return invalid("machine %s/%s wants a disk of %d bytes, the least is %d", s.Namespace, s.Name, s.DiskBytes, machinedisk.MinBytes)
 	case len(s.Addresses) == 0:
 		return invalid("machine %s/%s has no address", s.Namespace, s.Name)
 	}
@@ -112,7 +120,7 @@ func changed(have, want *hostpb.MachineSpec) error {
 func normal(s *hostpb.MachineSpec) *hostpb.MachineSpec {
 	s = proto.CloneOf(s)
 	s.Network.Gateway, s.Network.Bridge = "", ""
-	s.PidsLimit = pidsLimit(s)
+	s.PidsLimit, s.DiskBytes = pidsLimit(s), diskBytes(s)
 	subnets, _ := subnets(s.Network)
 	for i, a := range s.Addresses {
 		if a.Gateway == "" && i < len(subnets) {
@@ -128,6 +136,20 @@ func fits(s *hostpb.MachineSpec, info *hostpb.HostInfo) error {
 		return status.Errorf(codes.ResourceExhausted,
 			"machine %s/%s wants %d MiB of memory, %d of %d MiB are free on this host; delete machines, choose smaller ones, or add a host",
 			s.Namespace, s.Name, s.MemoryBytes>>20, free>>20, info.MemoryBytes>>20)
+	}
+	if size := diskBytes(s); info.DiskBytes > 0 && size > info.DiskBytes {
+		return status.Errorf(codes.FailedPrecondition, "machine %s/%s wants a disk of %d MiB, the host's file system has %d MiB; choose a smaller disk, or add a host",
+			s.Namespace, s.Name, size>>20, info.DiskBytes>>20)
+	}
+	return nil
+}
+
+// spaceLeft refuses a machine while the host has less free space than it reserves: machines that have disks would fail to write.
+func spaceLeft(s *hostpb.MachineSpec, free, reserve int64) error {
+	if free < reserve {
+		return status.Errorf(codes.FailedPrecondition,
+			"machine %s/%s needs space for its disk, the host has %d MiB left and reserves %d MiB; free space on the host, or add a host",
+			s.Namespace, s.Name, free>>20, reserve>>20)
 	}
 	return nil
 }

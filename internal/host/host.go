@@ -44,6 +44,10 @@ type Config struct {
 	Name string
 	// ReserveMemory is the memory of the host that machines cannot use, in bytes.
 	ReserveMemory int64
+	// ReserveDisk is the free space of the host below which it accepts no new machine, in bytes.
+	ReserveDisk int64
+	// PreallocateDisks makes the disk of a new machine occupy its full size from the start.
+	PreallocateDisks bool
 	// BalancerUID is the unprivileged user and group of the load balancers.
 	BalancerUID int
 	// RunDir is the folder that all capstands of the box share: network.DefaultRunDir.
@@ -100,6 +104,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 		return nil, err
 	}
 	p.capacity, p.boxID = max(0, memory-config.ReserveMemory), boxID("/")
+	p.diskBackend = diskBackend(log)
 	p.box = network.Box{Dir: config.RunDir, HostID: p.id, HostRoot: config.Root}
 	setSysctls("/proc/sys", log)
 	if err := p.forgetOtherBoot(); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machinedisk"
 )
 
 // Driver that makes machines.
@@ -79,10 +80,12 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Machines:           int32(len(ms.byID)),
 		KubernetesVersions: kubernetesVersions(ms.config.Assets), Images: []string{HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
-		BoxId: ms.boxID,
+		BoxId: ms.boxID, DiskBackend: ms.diskBackend,
 	}
+	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.spec.MemoryBytes
+		info.AllocatedDiskBytes += diskBytes(m.spec)
 	}
 	return info
 }

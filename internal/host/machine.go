@@ -258,6 +258,7 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 			return nil, err
 		}
 	} else {
+		m.attachAdoptedDisk(life)
 		m.log.Info("adopted", "pid", pid1.PID)
 	}
 	m.setStatus(func(s *hostpb.MachineStatus) {
@@ -298,7 +299,7 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err := m.clear(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.ensureDisk(); err != nil {
+	if err := m.ensureDisk(ctx); err != nil {
 		return nil, err
 	}
 	if err := m.ensureNetwork(ctx); err != nil {
@@ -361,6 +362,7 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	all.Go(func() { watchInit(ctx, m.runDir(), func(s initStatus) { m.heard(life, s) }) })
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
 	all.Go(func() { m.keepConnected(ctx) })
+	all.Go(func() { m.restartOnDiskError(ctx, pid1) })
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
 		m.log.Error("waiting for PID 1", "error", err)
 	}
@@ -414,8 +416,11 @@ func (m *machine) heard(life context.Context, s initStatus) {
 func (m *machine) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
+	if err := m.clear(ctx); err != nil {
+		return err
+	}
 	err := errors.Join(
-		m.clear(ctx),
+		m.disk().Detach(ctx),
 		os.RemoveAll(m.runDir()),
 		m.host.box.Unplug(m.spec.Id),
 		m.host.box.UnleaseAll(m.spec.Id),

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,6 +14,8 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machinedisk"
+	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
 )
 
@@ -24,12 +27,41 @@ func (m *machine) initLog() string { return filepath.Join(m.dir, "init.log") }
 
 func (m *machine) runDir() string { return m.host.store.path(runDir, m.spec.Id) }
 
-// ensureDisk makes the machine's disk before its first start. A disk that was there and is lost fails the
-// machine, for starting it from an empty one would make it another machine.
-func (m *machine) ensureDisk() error {
+// Values of HostInfo.disk_backend.
+const (
+	diskImage = "Image"
+	diskNone  = "None"
+)
+
+// diskBackend returns how this host limits the disks of machines.
+func diskBackend(log *slog.Logger) string {
+	if err := machinedisk.Probe(); err != nil {
+		log.Warn("The disks of new machines have no limit: each machine can fill the disk of the host", "error", err)
+		return diskNone
+	}
+	return diskImage
+}
+
+// disk of the machine. Machines of earlier versions, and of hosts without a backend, have none: their rootfs is a folder of
+// the host.
+func (m *machine) disk() machinedisk.Disk {
+	return machinedisk.Disk{Image: filepath.Join(m.dir, "disk.img"), Dir: m.rootfs(), Preallocate: m.host.config.PreallocateDisks}
+}
+
+// ensureDisk makes the machine's disk before its first start, and attaches it before each start. A disk that was there and is
+// lost fails the machine, for starting it from an empty one would make it another machine.
+func (m *machine) ensureDisk(ctx context.Context) error {
 	m.mu.Lock()
 	fresh := m.state.StartedAt.IsZero()
 	m.mu.Unlock()
+	if fresh && m.host.diskBackend == diskImage {
+		if err := m.disk().Create(ctx, diskBytes(m.spec)); err != nil {
+			return fmt.Errorf("making the machine's disk: %w", err)
+		}
+	}
+	if err := m.attachDisk(ctx); err != nil {
+		return err
+	}
 	if fresh {
 		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
 			return fmt.Errorf("making the machine's disk: %w", err)
@@ -42,6 +74,41 @@ func (m *machine) ensureDisk() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
+}
+
+// attachDisk mounts the machine's disk if it has one.
+func (m *machine) attachDisk(ctx context.Context) error {
+	if d := m.disk(); d.Exists() {
+		return d.Attach(ctx)
+	}
+	return nil
+}
+
+// attachAdoptedDisk mounts the disk of a machine that runs, if this process cannot see it: the machine may have been started
+// from another mount namespace.
+func (m *machine) attachAdoptedDisk(ctx context.Context) {
+	if mounted, err := m.disk().Mounted(); mounted || err == nil && m.attachDisk(ctx) == nil {
+		return
+	}
+	m.log.Error("The disk of the running machine is not visible to capstand: its logs cannot be read")
+}
+
+// restartOnDiskError ends PID 1 after the file system of the machine's disk met an error and became read-only. The next start
+// repairs the file system and attaches it again; its error is in the status of the machine until it succeeds.
+func (m *machine) restartOnDiskError(ctx context.Context, pid1 *proc.Handle) {
+	if !m.disk().Exists() {
+		return
+	}
+	if err := m.disk().AwaitError(ctx); err != nil {
+		if ctx.Err() == nil {
+			m.log.Error("The disk of the machine is not observed", "error", err)
+		}
+		return
+	}
+	m.log.Error("The file system of the machine's disk met an error and is read-only; the machine is restarted to repair it")
+	if err := pid1.Signal(unix.SIGKILL); err != nil {
+		m.log.Error("PID 1 was not ended", "error", err)
+	}
 }
 
 // syncDisk makes durable what is on the machine's disk.
@@ -68,7 +135,11 @@ func (m *machine) prepare() (bundle string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := makeRunDir(m.runDir(), m.spec, data, resolvConf(hostResolvConf)); err != nil {
+	size := int64(0)
+	if m.disk().Exists() {
+		size = diskBytes(m.spec)
+	}
+	if err := makeRunDir(m.runDir(), m.spec, size, data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
 	backups, err := m.host.backups(m.spec)

@@ -12,6 +12,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/owner"
 )
 
@@ -55,7 +56,7 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 		return nil, err
 	}
 	m := ms.add(proto.CloneOf(spec))
-	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20)
+	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20, "diskMiB", diskBytes(spec)>>20)
 	ms.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	ms.hub.Publish(hub.Host(ms.info()))
 	ms.running.Go(func() { m.run(ms.ctx) })
@@ -102,7 +103,14 @@ func (ms *machines) admit(spec *hostpb.MachineSpec) error {
 	if err := provided(spec, info); err != nil {
 		return err
 	}
-	return fits(spec, info)
+	if err := fits(spec, info); err != nil {
+		return err
+	}
+	_, free, err := machinedisk.Space(ms.config.Root)
+	if err != nil {
+		return status.Error(codes.Internal, err.Error())
+	}
+	return spaceLeft(spec, free, ms.config.ReserveDisk)
 }
 
 // ensureAgain answers for a machine that exists. It accepts bootstrap data if the machine has none yet.

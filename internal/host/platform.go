@@ -23,6 +23,7 @@ type platform struct {
 	id           string
 	boxID        string
 	capacity     int64
+	diskBackend  string // diskImage or diskNone
 	capabilities []string
 	system       runc.System
 	store        store

@@ -149,7 +149,9 @@ type metadata struct {
 	CPUs              int32             `json:"cpus"`
 	MemoryBytes       int64             `json:"memoryBytes"`
 	PidsLimit         int64             `json:"pidsLimit"`
-	ControlPlane      bool              `json:"controlPlane"`
+	// DiskBytes is the size of the machine's disk, 0 if it has no disk of its own.
+	DiskBytes    int64 `json:"diskBytes"`
+	ControlPlane bool  `json:"controlPlane"`
 }
 
 type metadataAddress struct {
@@ -158,16 +160,17 @@ type metadataAddress struct {
 	Gateway string `json:"gateway"`
 }
 
-// makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata, the host's resolver configuration
+// makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata (diskBytes is the size of its own
+// disk, 0 if it has none), the host's resolver configuration
 // of today if there is one, and, while it was not used, the bootstrap data.
-func makeRunDir(dir string, spec *hostpb.MachineSpec, bootstrapData, resolvConf []byte) error {
+func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrapData, resolvConf []byte) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
 	}
 	m := metadata{
 		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
 		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
-		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: pidsLimit(spec), ControlPlane: spec.ControlPlane,
+		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: pidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
 	}
 	for _, a := range normal(spec).Addresses {
 		m.Addresses = append(m.Addresses, metadataAddress{a.Address, a.Prefix, a.Gateway})

@@ -27,7 +27,7 @@ func TestResolvConf(t *testing.T) {
 		if string(conf) != test.want {
 			t.Errorf("%s: %q, want %q", name, conf, test.want)
 		}
-		if err := makeRunDir(run, goodSpec(), nil, conf); err != nil {
+		if err := makeRunDir(run, goodSpec(), 0, nil, conf); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(run, "resolv.conf")

@@ -9,14 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const loopControl = "/dev/loop-control"
+// openControl opens the device that creates loop devices.
+func openControl() (*os.File, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("the kernel has no loop devices: %w; load the module loop", err)
+	}
+	return control, nil
+}
 
 // newLoop attaches an image to a free loop device. The kernel releases the device when the returned file is closed and the
 // device is not mounted.
 func newLoop(image string) (*os.File, error) {
-	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	control, err := openControl()
 	if err != nil {
-		return nil, fmt.Errorf("loop devices: %w; load the kernel module loop", err)
+		return nil, err
 	}
 	defer func() { _ = control.Close() }()
 	back, err := os.OpenFile(image, os.O_RDWR, 0)

@@ -35,6 +35,22 @@ type Disk struct {
 	Image string
 	// Dir is the folder where the file system is mounted.
 	Dir string
+	// Preallocate makes the image occupy its full size from the start. Blocks that the machine frees stay reserved for it.
+	Preallocate bool
+}
+
+// Probe returns nil if this host can create and attach disks, otherwise an error with the remedy.
+func Probe() error {
+	for _, tool := range []string{"mkfs.ext4", "e2fsck"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%w: install e2fsprogs", err)
+		}
+	}
+	control, err := openControl()
+	if err != nil {
+		return err
+	}
+	return control.Close()
 }
 
 // Exists reports whether the disk was created.
@@ -46,8 +62,8 @@ func (d Disk) Create(ctx context.Context, size int64) error {
 		return nil
 	}
 	unfinished := d.Image + ".new"
-	if err := newSparseFile(unfinished, size/blockSize*blockSize); err != nil {
-		return err
+	if err := d.newFile(unfinished, size/blockSize*blockSize); err != nil {
+		return errors.Join(err, os.RemoveAll(unfinished))
 	}
 	// The inode tables and the journal of a new sparse file are zero already. No blocks are reserved for root: the kubelet
 	// evicts before the file system is full.
@@ -59,12 +75,18 @@ func (d Disk) Create(ctx context.Context, size int64) error {
 	return atomicfile.Rename(unfinished, d.Image)
 }
 
-func newSparseFile(path string, size int64) error {
+func (d Disk) newFile(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(size), f.Close())
+	err = f.Truncate(size)
+	if err == nil && d.Preallocate {
+		if err = unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+			err = fmt.Errorf("reserving %d bytes for the disk %s: %w", size, d.Image, err)
+		}
+	}
+	return errors.Join(err, f.Close())
 }
 
 func syncFile(path string) error {
@@ -98,8 +120,12 @@ func (d Disk) Attach(ctx context.Context) error {
 	if err := os.MkdirAll(d.Dir, 0o755); err != nil {
 		return err
 	}
-	// The inode tables of a new sparse file need no initialization in the background. Discards return freed blocks to the host.
-	if err := unix.Mount(loop.Name(), d.Dir, "ext4", 0, "discard,noinit_itable,errors=remount-ro"); err != nil {
+	// The inode tables of a new sparse file need no initialization in the background.
+	options := "noinit_itable,errors=remount-ro"
+	if !d.Preallocate {
+		options += ",discard" // Freed blocks return to the host.
+	}
+	if err := unix.Mount(loop.Name(), d.Dir, "ext4", 0, options); err != nil {
 		return fmt.Errorf("mounting the disk %s on %s: %w; the kernel's log has the cause", d.Image, loop.Name(), err)
 	}
 	return nil
@@ -156,6 +182,12 @@ func (d Disk) Detach(ctx context.Context) error {
 		case <-time.After(10 * time.Millisecond): // The kernel has no event for it.
 		}
 	}
+}
+
+// Mounted reports whether a file system is mounted at Dir.
+func (d Disk) Mounted() (bool, error) {
+	device, err := d.mounted()
+	return device != "", err
 }
 
 // mounted returns the name of the loop device that is mounted at Dir, for example loop3; empty when none is.

@@ -37,7 +37,9 @@ type Metadata struct {
 	CPUs              int       `json:"cpus"`
 	MemoryBytes       int64     `json:"memoryBytes"`
 	PidsLimit         int64     `json:"pidsLimit"`
-	ControlPlane      bool      `json:"controlPlane"`
+	// DiskBytes is the size of the machine's disk, 0 if the machine shares the disk of its host.
+	DiskBytes    int64 `json:"diskBytes"`
+	ControlPlane bool  `json:"controlPlane"`
 }
 
 // Address of the machine.

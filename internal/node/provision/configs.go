@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
@@ -153,14 +154,32 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		TLSCipherSuites:          cipherSuites,
 		TLSMinVersion:            tlsMinVersion,
 		VolumePluginDir:          volumePluginDir,
-		// The disk is the host's: shares of it say nothing of what is left for this machine.
 		EvictionHard: map[string]string{
-			"memory.available": "100Mi", "nodefs.available": "1Gi", "imagefs.available": "1Gi",
+			"memory.available": "100Mi", "nodefs.available": evictionSpace(n.machine.DiskBytes), "imagefs.available": evictionSpace(n.machine.DiskBytes),
 			"nodefs.inodesFree": "1%", "imagefs.inodesFree": "1%",
 		},
-		ImageGCHighThresholdPercent: ptr.To[int32](95),
-		ImageGCLowThresholdPercent:  ptr.To[int32](90),
+		ImageGCHighThresholdPercent: ptr.To(imageGCThreshold(n.machine.DiskBytes)),
+		ImageGCLowThresholdPercent:  ptr.To(imageGCThreshold(n.machine.DiskBytes) - 5),
 	}, nil
+}
+
+// imageGCThreshold is the use of the disk, in percent, above which the kubelet removes unused images. On a disk of its own it
+// does so before it evicts pods. The use of the host's disk (0) mostly depends on others.
+func imageGCThreshold(diskBytes int64) int32 {
+	if diskBytes == 0 {
+		return 95
+	}
+	return 85
+}
+
+// evictionSpace is the free space of the machine's disk below which the kubelet evicts pods: a tenth, and 1 GiB at most. It
+// remains for etcd and the logs of services. A machine on the disk of its host (0) evicts at 1 GiB.
+func evictionSpace(diskBytes int64) string {
+	const most = 1 << 30
+	if space := diskBytes / 10; space > 0 && space < most {
+		return resource.NewQuantity(space>>20<<20, resource.BinarySI).String()
+	}
+	return resource.NewQuantity(most, resource.BinarySI).String()
 }
 
 // podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. A capstand from

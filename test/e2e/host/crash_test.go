@@ -108,6 +108,7 @@ func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
 	for _, n := range machines {
 		host(t, "umount -l /run/capstan/netns/"+hash(k.machine(n).Id))
 		check(t, os.Remove("/run/capstan/netns/"+hash(k.machine(n).Id)))
+		host(t, "umount "+filepath.Join(c.root, "machines", k.machine(n).Id, "rootfs"))
 	}
 	check(t, os.RemoveAll("/run/capstan/networks/"+hash(k.id)))
 	host(t, "nft delete table inet capstan-"+hash(k.id))
@@ -124,7 +125,8 @@ func TestDiskLost(t *testing.T) {
 	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(c.root, "machines", was.Spec.Id, "bootstrap-data")) })
 	c.kill()
 	check(t, syscall.Kill(int(was.Status.Pid), syscall.SIGKILL))
-	check(t, os.RemoveAll(filepath.Join(c.root, "machines", was.Spec.Id, "rootfs")))
+	host(t, "umount "+filepath.Join(c.root, "machines", was.Spec.Id, "rootfs"))
+	check(t, os.Remove(filepath.Join(c.root, "machines", was.Spec.Id, "disk.img")))
 	c.start()
 	m := c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
 	if !strings.Contains(m.Status.Message, "lost") {
@@ -184,7 +186,7 @@ func TestBootstrapData(t *testing.T) {
 	if strings.Contains(c.output.String(), "s3cret") {
 		t.Error("capstand logged bootstrap data")
 	}
-	host(t, fmt.Sprintf("! grep -rl s3cret %s --exclude-dir=rootfs", c.root))
+	host(t, fmt.Sprintf("! grep -rl s3cret %s --exclude-dir=rootfs --exclude=disk.img", c.root))
 }
 
 // A machine that keeps dying is failed when its restarts are used up, and says where to look.

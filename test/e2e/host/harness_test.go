@@ -126,7 +126,7 @@ func newCapstandIn(t *testing.T, root string, args ...string) *capstand {
 	t.Helper()
 	files := assets(t)
 	c := &capstand{t: t, binary: filepath.Join(programs, "capstand"), root: root, assets: files, args: append([]string{
-		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi",
+		"--root", root, "--assets", files, "--name", "test", "--reserve-memory", "256Mi", "--reserve-disk", "0",
 	}, args...)}
 	c.start()
 	t.Cleanup(c.cleanUp)
@@ -237,7 +237,7 @@ func (k cluster) machine(n int) *hostpb.MachineSpec {
 	return &hostpb.MachineSpec{
 		Id: fmt.Sprintf("%s-%d", k.id, n), Namespace: "default", Name: fmt.Sprintf("%s-%d", k.name, n), Cluster: k.name,
 		Network: k.network(), Addresses: []*hostpb.Address{{Address: k.address(n), Prefix: 24}},
-		Cpus: 1, MemoryBytes: 256 << 20, Image: "host", KubernetesVersion: version,
+		Cpus: 1, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Image: "host", KubernetesVersion: version,
 		ProviderId: "capstan://" + k.name,
 	}
 }
@@ -358,6 +358,7 @@ func leftovers(t *testing.T, names []string) []string {
 		ip route | sed 's/^/route /'
 		nft list tables
 		awk '{print "mount", $5}' /proc/self/mountinfo
+		losetup --noheadings --output NAME,BACK-FILE | sed 's/^/loop /'
 		find /sys/fs/cgroup /run/capstan -path '*capstan*' 2>/dev/null
 		for p in /proc/[0-9]*; do sed "s|^|process $p |" $p/cgroup $p/mountinfo 2>/dev/null; done | grep -v '(deleted)' # zombies
 	} | grep -E '`+pattern+`' || true`)
