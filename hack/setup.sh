@@ -7,7 +7,7 @@ packages=(
 	# build
 	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler libprotobuf-dev
 	# machines
-	nftables conntrack iproute2 procps util-linux mount kmod ca-certificates
+	nftables conntrack iproute2 procps util-linux mount e2fsprogs kmod ca-certificates
 )
 
 if ! command -v dpkg-query >/dev/null; then

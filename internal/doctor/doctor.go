@@ -268,6 +268,7 @@ var tools = []struct{ name, apt, purpose string }{
 	{"nft", "nftables", "the rules of networks"},
 	{"conntrack", "conntrack", "kube-proxy clears stale connections with it"},
 	{"mount", "mount", "the kubelet mounts volumes with it"},
+	{"mkfs.ext4", "e2fsprogs", "each machine has a disk of its own"},
 	{"useradd", "passwd", "the management plane runs as a user of its own"},
 }
 
