@@ -120,8 +120,8 @@ func (d Disk) Attach(ctx context.Context) error {
 	if err := os.MkdirAll(d.Dir, 0o755); err != nil {
 		return err
 	}
-	// The inode tables of a new sparse file need no initialization in the background.
-	options := "noinit_itable,errors=remount-ro"
+	// The inode tables of a new sparse file need no initialization in the background. Lost data is an error of the file system.
+	options := "noinit_itable,errors=remount-ro,data_err=abort"
 	if !d.Preallocate {
 		options += ",discard" // Freed blocks return to the host.
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -24,6 +25,7 @@ var damages = map[string][]byte{
 func damage(t *testing.T, path string, data []byte) {
 	t.Helper()
 	if data == nil {
+		_ = unix.Unmount(filepath.Join(filepath.Dir(path), "rootfs"), 0) // Only machines have a disk.
 		check(t, os.RemoveAll(filepath.Dir(path)))
 		return
 	}
