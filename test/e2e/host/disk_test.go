@@ -108,9 +108,13 @@ func TestMachineDiskErrors(t *testing.T) {
 	was := c.make(blue.machine(10))
 	inside(t, blue.address(10), "echo kept > /var/lib/kept; sync")
 	fail()
-	_, _, _ = get(blue.address(10), "/run", "command", "dd if=/dev/zero of=/var/lib/much bs=1M count=30; rm /var/lib/much; sync")
-	c.await(was.Spec.Id, func(m *hostpb.Machine) bool {
-		return m.Status.Phase == hostpb.MachineStatus_RESTARTING && m.Status.Pid != was.Status.Pid
+	eventually(t, "the machine is restarted", func() error {
+		_, _, _ = get(blue.address(10), "/run", "command", "dd if=/dev/zero of=/var/lib/much bs=1M count=20 conv=fsync; rm /var/lib/much; sync")
+		m, err := c.GetMachine(c.ctx(), &hostpb.GetMachineRequest{Id: was.Spec.Id})
+		if err == nil && m.Status.Phase != hostpb.MachineStatus_RESTARTING && m.Status.Restarts == 0 {
+			err = fmt.Errorf("%v", m.Status)
+		}
+		return err
 	})
 	mend()
 	c.await(was.Spec.Id, running(was.Status.Pid))
