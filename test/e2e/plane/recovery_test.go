@@ -154,7 +154,11 @@ func TestRecovery(t *testing.T) {
 	})
 	// It lists the machine of the cluster that was made after the backup, does not give its network to the next cluster, and
 	// removes nothing until it is asked to.
-	id := found.unknown()
+	id := ""
+	eventually(t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
+		id = found.unknown()
+		return id != ""
+	})
 	if machines[id] == "" {
 		t.Fatalf("status.unknownMachines: %q, machines: %v", id, machines)
 	}
