@@ -9,17 +9,44 @@ import (
 	"net/http"
 	"os"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 // initStatus is what capstan-init tells, one document a line.
 type initStatus struct {
-	Bootstrap        string        `json:"bootstrap"`
-	BootstrapMessage string        `json:"bootstrapMessage"`
-	Services         []initService `json:"services"`
+	Bootstrap        string            `json:"bootstrap"`
+	BootstrapMessage string            `json:"bootstrapMessage"`
+	Services         []initService     `json:"services"`
+	Certificates     []initCertificate `json:"certificates"`
+}
+
+type initCertificate struct {
+	Name      string    `json:"name"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+}
+
+const (
+	// maxCertificates and maxCertificateName bound the claims of a machine, whose users may have replaced its PID 1's answers.
+	maxCertificates    = 64
+	maxCertificateName = 128
+)
+
+// certificates that the machine claims, without names that are too long for a label.
+func (s initStatus) certificates() []*hostpb.CertificateStatus {
+	var all []*hostpb.CertificateStatus
+	for _, c := range s.Certificates[:min(len(s.Certificates), maxCertificates)] {
+		if c.Name == "" || len(c.Name) > maxCertificateName || !utf8.ValidString(c.Name) {
+			continue
+		}
+		all = append(all, &hostpb.CertificateStatus{Name: c.Name, NotBefore: timestamppb.New(c.NotBefore), NotAfter: timestamppb.New(c.NotAfter)})
+	}
+	return all
 }
 
 type initService struct {

@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
 // The folder is the machine's, too: a link in the place of its socket leads capstand nowhere.
@@ -30,5 +32,24 @@ func TestInitSocket(t *testing.T) {
 		if heard != want || (err == nil) != (want == 1) {
 			t.Errorf("%s: heard %d, want %d, %v", from, heard, want, err)
 		}
+	}
+}
+
+// A machine's users can make its PID 1 claim anything: the number of certificates and the length of their names are bounded.
+func TestInitCertificates(t *testing.T) {
+	at := time.Unix(7, 0)
+	var claimed []initCertificate
+	for _, name := range []string{"apiserver", "", strings.Repeat("a", maxCertificateName+1), "\xff", "clients/kube-proxy"} {
+		claimed = append(claimed, initCertificate{Name: name, NotBefore: at, NotAfter: at.Add(time.Hour)})
+	}
+	got := initStatus{Certificates: claimed}.certificates()
+	if len(got) != 2 || got[0].GetName() != "apiserver" || got[1].GetName() != "clients/kube-proxy" || !got[1].GetNotAfter().AsTime().Equal(at.Add(time.Hour)) {
+		t.Errorf("accepted %v", got)
+	}
+	for range 2 * maxCertificates {
+		claimed = append(claimed, initCertificate{Name: "more"})
+	}
+	if got := (initStatus{Certificates: claimed}).certificates(); len(got) > maxCertificates {
+		t.Errorf("accepted %d", len(got))
 	}
 }

@@ -400,7 +400,7 @@ func (m *machine) heard(life context.Context, s initStatus) {
 	defer m.mu.Unlock()
 	state := bootstrapStates[s.Bootstrap]
 	m.publish(func(status *hostpb.MachineStatus) {
-		status.Services = s.services()
+		status.Services, status.Certificates = s.services(), s.certificates()
 		if !m.state.bootstrapped() { // later starts have no bootstrap data, and nothing to say about it
 			status.Bootstrap, status.BootstrapMessage = state, s.BootstrapMessage
 		}

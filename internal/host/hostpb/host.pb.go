@@ -1353,7 +1353,8 @@ type MachineStatus struct {
 	Pid              int32                   `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"` // of the machine's PID 1 on the host
 	// management_cluster is the UID of the namespace kube-system of the management cluster that has the machine's object. A
 	// restore of the management cluster's etcd preserves it. Empty: not recorded.
-	ManagementCluster string `protobuf:"bytes,9,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	ManagementCluster string               `protobuf:"bytes,9,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	Certificates      []*CertificateStatus `protobuf:"bytes,10,rep,name=certificates,proto3" json:"certificates,omitempty"` // in use, at most 64; none from an older capstan-init
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1451,6 +1452,73 @@ func (x *MachineStatus) GetManagementCluster() string {
 	return ""
 }
 
+func (x *MachineStatus) GetCertificates() []*CertificateStatus {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+type CertificateStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the file, for example clients/kube-proxy; at most 128 bytes
+	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
+	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CertificateStatus) Reset() {
+	*x = CertificateStatus{}
+	mi := &file_host_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CertificateStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CertificateStatus) ProtoMessage() {}
+
+func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
+func (*CertificateStatus) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CertificateStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CertificateStatus) GetNotBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotBefore
+	}
+	return nil
+}
+
+func (x *CertificateStatus) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
 type ServiceStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1464,7 +1532,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1544,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1557,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -1536,7 +1604,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1548,7 +1616,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1561,7 +1629,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -1579,7 +1647,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1659,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1672,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 type ListMachinesResponse struct {
@@ -1616,7 +1684,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1696,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1709,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -1663,7 +1731,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1743,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1756,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -1724,7 +1792,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1804,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1817,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -1786,7 +1854,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1866,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1879,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -1852,7 +1920,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +1932,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +1945,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -1898,7 +1966,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1910,7 +1978,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1923,7 +1991,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LoadImageRequest) GetMachines() []string {
@@ -1949,7 +2017,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2029,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2042,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -1996,7 +2064,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2076,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2089,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -2061,7 +2129,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +2141,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +2154,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -2198,7 +2266,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12management_cluster\x18\x03 \x01(\tR\x11managementCluster\"s\n" +
 	"\aMachine\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x126\n" +
-	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xf9\x04\n" +
+	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xc1\x05\n" +
 	"\rMachineStatus\x12:\n" +
 	"\x05phase\x18\x01 \x01(\x0e2$.capstan.host.v1.MachineStatus.PhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
@@ -2209,7 +2277,9 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x10\n" +
 	"\x03pid\x18\b \x01(\x05R\x03pid\x12-\n" +
-	"\x12management_cluster\x18\t \x01(\tR\x11managementCluster\"b\n" +
+	"\x12management_cluster\x18\t \x01(\tR\x11managementCluster\x12F\n" +
+	"\fcertificates\x18\n" +
+	" \x03(\v2\".capstan.host.v1.CertificateStatusR\fcertificates\"b\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\v\n" +
@@ -2224,7 +2294,12 @@ const file_host_proto_rawDesc = "" +
 	"\aWAITING\x10\x01\x12\v\n" +
 	"\aSTARTED\x10\x02\x12\r\n" +
 	"\tSUCCEEDED\x10\x03\x12\x14\n" +
-	"\x10BOOTSTRAP_FAILED\x10\x04\"\x81\x01\n" +
+	"\x10BOOTSTRAP_FAILED\x10\x04\"\x9b\x01\n" +
+	"\x11CertificateStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\n" +
+	"not_before\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x127\n" +
+	"\tnot_after\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\x81\x01\n" +
 	"\rServiceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -2294,7 +2369,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_host_proto_goTypes = []any{
 	(Event_Type)(0),                    // 0: capstan.host.v1.Event.Type
 	(MachineStatus_Phase)(0),           // 1: capstan.host.v1.MachineStatus.Phase
@@ -2315,19 +2390,20 @@ var file_host_proto_goTypes = []any{
 	(*EnsureMachineRequest)(nil),       // 16: capstan.host.v1.EnsureMachineRequest
 	(*Machine)(nil),                    // 17: capstan.host.v1.Machine
 	(*MachineStatus)(nil),              // 18: capstan.host.v1.MachineStatus
-	(*ServiceStatus)(nil),              // 19: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 20: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 21: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 22: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 23: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 24: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 25: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 26: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 27: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 28: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 29: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 30: capstan.host.v1.LogChunk
-	(*timestamppb.Timestamp)(nil),      // 31: google.protobuf.Timestamp
+	(*CertificateStatus)(nil),          // 19: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 20: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 21: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 22: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 23: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 24: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 25: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 26: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 27: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 28: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 29: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 30: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 31: capstan.host.v1.LogChunk
+	(*timestamppb.Timestamp)(nil),      // 32: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
@@ -2342,42 +2418,45 @@ var file_host_proto_depIdxs = []int32{
 	18, // 9: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
 	1,  // 10: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
 	2,  // 11: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	19, // 12: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	31, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	17, // 14: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	3,  // 15: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	5,  // 16: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	7,  // 17: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	8,  // 18: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	10, // 19: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	12, // 20: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	16, // 21: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	20, // 22: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	21, // 23: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	23, // 24: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	24, // 25: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	25, // 26: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	27, // 27: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	29, // 28: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	4,  // 29: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	6,  // 30: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	7,  // 31: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	9,  // 32: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	10, // 33: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	13, // 34: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	17, // 35: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	17, // 36: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	22, // 37: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	26, // 38: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	17, // 39: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	17, // 40: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	28, // 41: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	30, // 42: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	29, // [29:43] is the sub-list for method output_type
-	15, // [15:29] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	20, // 12: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	32, // 13: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	19, // 14: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	32, // 15: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	32, // 16: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	17, // 17: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	3,  // 18: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	5,  // 19: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	7,  // 20: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	8,  // 21: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	10, // 22: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	12, // 23: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	16, // 24: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	21, // 25: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	22, // 26: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	24, // 27: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	25, // 28: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	26, // 29: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	28, // 30: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	30, // 31: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	4,  // 32: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	6,  // 33: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	7,  // 34: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	9,  // 35: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	10, // 36: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	13, // 37: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	17, // 38: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	17, // 39: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	23, // 40: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	27, // 41: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	17, // 42: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	17, // 43: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	29, // 44: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	31, // 45: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	32, // [32:46] is the sub-list for method output_type
+	18, // [18:32] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -2396,7 +2475,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

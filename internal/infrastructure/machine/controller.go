@@ -30,6 +30,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/manager/expiry"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -70,6 +71,8 @@ type scope struct {
 	helper *patch.Helper
 	// recorded says that all that was decided is written: the reconcile that follows from that writes the rest.
 	recorded bool
+	// again is after how long the object changes without an event; zero: never.
+	again time.Duration
 }
 
 // SetupWithManager adds the reconciler. It uses the indexes of package host.
@@ -106,6 +109,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	m := &infrav1.CapstanMachine{}
 	if err := r.Client.Get(ctx, req.NamespacedName, m); err != nil {
 		r.unplaced.Delete(req.NamespacedName)
+		if apierrors.IsNotFound(err) {
+			expiry.Forget(machineKind, req.Namespace, req.Name)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.Watches(m) {
@@ -148,7 +154,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		// one shall not wait for the object's turn.
 		r.controller.DeferNextReconcile(req, time.Now())
 	}
-	return ctrl.Result{}, err
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: s.again}, nil
 }
 
 // findOwners looks for the Machine and the Cluster. It says whether both are there.
@@ -186,7 +195,7 @@ func patchMachine(ctx context.Context, s *scope) error {
 		return err
 	}
 	err := s.helper.Patch(ctx, s.capstan, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{
-		Conditions: append([]string{clusterv1.ReadyCondition, clusterv1.PausedCondition, clusterv1.DeletingCondition}, summarized...),
+		Conditions: append([]string{clusterv1.ReadyCondition, clusterv1.PausedCondition, clusterv1.DeletingCondition, expiry.ConditionType}, summarized...),
 	})
 	if apierrors.IsNotFound(err) {
 		return nil

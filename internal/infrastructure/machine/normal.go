@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
@@ -139,6 +140,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 		return err
 	}
 	r.observe(s, observed.GetStatus())
+	s.again = showCertificates(s.capstan, observed.GetStatus(), time.Now())
 	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
 		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())

@@ -64,6 +64,16 @@ type Status struct {
 	Bootstrap        Bootstrap `json:"bootstrap"`
 	BootstrapMessage string    `json:"bootstrapMessage"`
 	Services         []Service `json:"services"`
+	// Certificates in use, sorted by name.
+	Certificates []Certificate `json:"certificates,omitempty"`
+}
+
+// Certificate is a leaf certificate of the machine.
+type Certificate struct {
+	// Name of the file without its suffix, below its folder: apiserver, etcd/peer, clients/kube-proxy, kubelet-client.
+	Name      string    `json:"name"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
 }
 
 // Client talks to PID 1.

@@ -64,6 +64,7 @@ func Run(log *slog.Logger) {
 	complain(log, "socket", m.serve(initapi.Socket))
 	complain(log, "services", m.reload())
 	go supervisor.RotateLogs(ctx, machine.LogDir)
+	go m.followCertificates(ctx)
 	go bootstrap.New(reaper, log, metadata, setHostname).Run(ctx, m.setBootstrap)
 
 	log.Info("machine stops", "signal", (<-stop).String())
@@ -89,7 +90,7 @@ type manager struct {
 
 	mu        sync.Mutex
 	bootstrap initapi.Status // without services
-	changed   chan struct{}  // closed at the next change of bootstrap
+	changed   chan struct{}  // closed at the next change of bootstrap or certificates
 }
 
 func (m *manager) setBootstrap(state initapi.Bootstrap, message string) {
