@@ -173,7 +173,10 @@ func TestRecovery(t *testing.T) {
 	}
 	found.capstan("host", "prune", "rack-1", id)
 	delete(machines, id)
-	eventually(t, "the machine of the lost cluster is removed", time.Minute, func() bool { return found.unknown() == "" })
+	eventually(t, "the machine of the lost cluster is removed", time.Minute, func() bool {
+		asked := found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.metadata.annotations.infrastructure\.capstan\.dev/prune}`)
+		return asked == "" && found.unknown() == ""
+	})
 	rack.sameMachines(machines, "after host prune")
 	rack.networks(1, "after host prune")
 	// It manages them: another worker comes, and those that were there stay.
