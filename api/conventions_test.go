@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,7 @@ import (
 // TestReasonsAreDocumented_IC03 (IC-03): what cannot be mended is a condition with a documented reason, so every condition
 // type and every reason says what it means.
 func TestReasonsAreDocumented_IC03(t *testing.T) {
-	files, err := filepath.Glob("*/v1beta2/*.go")
+	files, err := filepath.Glob("*/v1beta*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,18 +61,56 @@ func mentioned(decl *ast.GenDecl, name string) bool {
 	return false
 }
 
-// TestNoTerminalFailures_CP08_CP11 (CP-08, CP-11): failures are conditions, which can pass; and every control plane machine is a Node
-// of its cluster, so that no control plane claims to be managed by others.
-func TestNoTerminalFailures_CP08_CP11(t *testing.T) {
-	files, err := filepath.Glob("../config/*/crd/bases/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(files) < 10 {
-		t.Fatalf("only %v", files)
-	}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
+// TestFieldsOfTheContract (ALL-09, ALL-16, IC-02, IC-03, IC-04, IM-04, CP-03, CP-06, CP-08, CP-09, CP-11, MP-09, BC-03): each
+// version of a CRD has the fields of its contract, with their types, and none of the other contract.
+func TestFieldsOfTheContract(t *testing.T) {
+	failures := map[string]string{"status.failureReason": "string", "status.failureMessage": "string", "status.conditions[].severity": "string"}
+	conditions := map[string]string{"status.conditions[].observedGeneration": "integer"}
+	for kind, contract := range map[string]struct{ v1beta1, v1beta2 map[string]string }{
+		"capstanclusters": {
+			map[string]string{"status.ready": "boolean", "status.failureDomains": "object"},
+			map[string]string{"status.initialization.provisioned": "boolean", "status.failureDomains[].name": "string"},
+		},
+		"capstanmachines": {
+			map[string]string{"status.ready": "boolean", "status.failureDomain": "string"},
+			map[string]string{"status.initialization.provisioned": "boolean", "status.failureDomain": "string"},
+		},
+		"capstanmachinepools": {
+			map[string]string{"status.ready": "boolean"},
+			map[string]string{"status.initialization.provisioned": "boolean", "status.ready": "boolean"},
+		},
+		"capstanconfigs": {
+			map[string]string{"status.ready": "boolean", "status.dataSecretName": "string"},
+			map[string]string{"status.initialization.dataSecretCreated": "boolean", "status.dataSecretName": "string"},
+		},
+		"capstancontrolplanes": {
+			map[string]string{
+				"spec.machineTemplate.metadata": "object", "spec.machineTemplate.infrastructureRef.apiVersion": "string",
+				"spec.machineTemplate.infrastructureRef.namespace": "string",
+				"spec.machineTemplate.nodeDrainTimeout":            "string", "spec.machineTemplate.nodeVolumeDetachTimeout": "string",
+				"spec.machineTemplate.nodeDeletionTimeout": "string",
+				"spec.replicas": "integer", "status.replicas": "integer", "status.readyReplicas": "integer",
+				"status.updatedReplicas": "integer", "status.unavailableReplicas": "integer", "status.selector": "string",
+				"status.version": "string", "status.initialized": "boolean", "status.ready": "boolean",
+				"status.externalManagedControlPlane": "boolean", "status.versions[].version": "string",
+			},
+			map[string]string{
+				"spec.machineTemplate.metadata": "object", "spec.machineTemplate.spec.infrastructureRef.apiGroup": "string",
+				"spec.machineTemplate.spec.deletion.nodeDrainTimeoutSeconds":        "integer",
+				"spec.machineTemplate.spec.deletion.nodeVolumeDetachTimeoutSeconds": "integer",
+				"spec.machineTemplate.spec.deletion.nodeDeletionTimeoutSeconds":     "integer",
+				"spec.replicas": "integer", "status.replicas": "integer", "status.readyReplicas": "integer",
+				"status.availableReplicas": "integer", "status.upToDateReplicas": "integer", "status.selector": "string",
+				"status.version": "string", "status.versions[].version": "string",
+				"status.initialization.controlPlaneInitialized": "boolean",
+			},
+		},
+	} {
+		files, err := filepath.Glob("../config/*/crd/bases/*_" + kind + ".yaml")
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%s: %v, %v", kind, files, err)
+		}
+		data, err := os.ReadFile(files[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,16 +118,39 @@ func TestNoTerminalFailures_CP08_CP11(t *testing.T) {
 		if err := yaml.UnmarshalStrict(data, crd); err != nil {
 			t.Fatal(err)
 		}
+		maps.Copy(contract.v1beta1, failures)
+		maps.Copy(contract.v1beta2, conditions)
+		wanted := map[string]map[string]string{"v1beta1": contract.v1beta1, "v1beta2": contract.v1beta2}
+		if len(crd.Spec.Versions) != len(wanted) {
+			t.Errorf("%s has %d versions, want %d", kind, len(crd.Spec.Versions), len(wanted))
+		}
 		for _, v := range crd.Spec.Versions {
-			status := v.Schema.OpenAPIV3Schema.Properties["status"]
-			for _, field := range []string{"failureReason", "failureMessage", "externalManagedControlPlane"} {
-				if _, has := status.Properties[field]; has {
-					t.Errorf("%s: status.%s", crd.Name, field)
+			other := wanted[map[string]string{"v1beta1": "v1beta2", "v1beta2": "v1beta1"}[v.Name]]
+			for field, want := range wanted[v.Name] {
+				if got := typeOf(*v.Schema.OpenAPIV3Schema, field); got != want {
+					t.Errorf("%s %s: %s has the type %q, want %q", kind, v.Name, field, got, want)
 				}
 			}
-			if _, has := status.Properties["conditions"]; !has && len(status.Properties) > 0 && !strings.HasSuffix(crd.Spec.Names.Kind, "Template") {
-				t.Errorf("%s: no status.conditions", crd.Name)
+			for field, foreign := range other {
+				if got := typeOf(*v.Schema.OpenAPIV3Schema, field); got == foreign && wanted[v.Name][field] == "" {
+					t.Errorf("%s %s: %s belongs to the other contract", kind, v.Name, field)
+				}
 			}
 		}
 	}
+}
+
+// typeOf returns the type of a field, or nothing if the schema does not have it. "[]" stands for the items of a list.
+func typeOf(schema apiextensionsv1.JSONSchemaProps, path string) string {
+	for name := range strings.SplitSeq(path, ".") {
+		field, items := strings.CutSuffix(name, "[]")
+		next, ok := schema.Properties[field]
+		if !ok || items && next.Items == nil {
+			return ""
+		}
+		if schema = next; items {
+			schema = *next.Items.Schema
+		}
+	}
+	return schema.Type
 }

@@ -249,6 +249,7 @@ func TestCRDs_ALL03_ALL04(t *testing.T) {
 			if want := contract.CalculateCRDName(crd.Spec.Group, crd.Spec.Names.Kind); crd.Name != want {
 				t.Errorf("CRD %s, want %s", crd.Name, want)
 			}
+			checkConversion(t, crd)
 			var served []string
 			for _, v := range crd.Spec.Versions {
 				if v.Served {
@@ -302,6 +303,24 @@ func TestControlPlaneGetsInfrastructureOnly_ALL05(t *testing.T) {
 	}
 	if selects(labels.Set{"cluster.x-k8s.io/provider": "infrastructure-docker"}) {
 		t.Error("every role of an infrastructure provider is aggregated")
+	}
+}
+
+// checkConversion: several versions are converted by the manager, which cert-manager gives a certificate.
+func checkConversion(t *testing.T, crd apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	if len(crd.Spec.Versions) == 1 {
+		return
+	}
+	provider, _, _ := strings.Cut(crd.Annotations["cert-manager.io/inject-ca-from"], "-system/")
+	c := crd.Spec.Conversion
+	if c == nil || c.Strategy != apiextensionsv1.WebhookConverter || !slices.Equal(c.Webhook.ConversionReviewVersions, []string{"v1"}) {
+		t.Fatalf("%s: conversion %+v", crd.Name, c)
+	}
+	service := c.Webhook.ClientConfig.Service
+	if service == nil || service.Name != provider+"-webhook-service" || service.Namespace != provider+"-system" || *service.Path != "/convert" ||
+		provider != "capstan-"+crd.Labels["cluster.x-k8s.io/provider"][:strings.LastIndex(crd.Labels["cluster.x-k8s.io/provider"], "-")] {
+		t.Errorf("%s: conversion by %+v of %s", crd.Name, service, provider)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
+	bootstrapv1beta1 "capstan.dev/capstan/api/bootstrap/v1beta1"
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/manager"
@@ -25,7 +26,7 @@ var Provider = manager.Provider{
 	Kinds:             []string{"CapstanConfig"},
 	NeedsClusterCache: true,
 	AddToScheme: func(s *runtime.Scheme) error {
-		return errors.Join(bootstrapv1.AddToScheme(s), controlplanev1.AddToScheme(s))
+		return errors.Join(bootstrapv1.AddToScheme(s), bootstrapv1beta1.AddToScheme(s), controlplanev1.AddToScheme(s))
 	},
 	Setup:         SetupWithManager,
 	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },

@@ -17,15 +17,18 @@ import (
 	"sigs.k8s.io/yaml"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/conversion"
 )
 
 // SetupWebhooksWithManager adds the webhooks of the bootstrap provider. They check what CEL rules in
 // the CRDs cannot.
 func SetupWebhooksWithManager(mgr ctrl.Manager) error {
-	if err := ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfig{}).WithValidator(webhook{}).Complete(); err != nil {
+	if err := ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfig{}).WithConverter(conversion.CapstanConfig).
+		WithValidator(webhook{}).Complete(); err != nil {
 		return err
 	}
-	return ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfigTemplate{}).WithValidator(templateWebhook{}).Complete()
+	return ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfigTemplate{}).WithConverter(conversion.CapstanConfigTemplate).
+		WithValidator(templateWebhook{}).Complete()
 }
 
 // +kubebuilder:webhook:path=/validate-bootstrap-capstan-dev-v1beta2-capstanconfig,mutating=false,failurePolicy=fail,sideEffects=None,matchPolicy=Equivalent,groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=create;update,versions=v1beta2,name=validation.capstanconfig.bootstrap.capstan.dev,admissionReviewVersions=v1

@@ -24,20 +24,31 @@ func TestCRDs(t *testing.T) {
 	} {
 		t.Run(kind, func(t *testing.T) {
 			crd := getCRD(t, contract.CalculateCRDName(group, kind))
-			names, version := crd.Spec.Names, crd.Spec.Versions[0]
-			if crd.Labels["cluster.x-k8s.io/v1beta2"] != "v1beta2" || version.Name != "v1beta2" || !version.Storage || !version.Served {
-				t.Errorf("ALL-04: labels %v, version %s", crd.Labels, version.Name)
-			}
+			names := crd.Spec.Names
 			if crd.Spec.Scope != apiextensionsv1.NamespaceScoped || names.ListKind != kind+"List" || len(names.ShortNames) == 0 ||
-				!slices.Contains(names.Categories, "cluster-api") || len(version.AdditionalPrinterColumns) == 0 {
-				t.Errorf("ALL-01, ALL-02, ALL-06: %s, %v", crd.Spec.Scope, names)
+				!slices.Contains(names.Categories, "cluster-api") {
+				t.Errorf("ALL-01, ALL-02: %s, %v", crd.Spec.Scope, names)
 			}
-			undocumented(t, "", *version.Schema.OpenAPIV3Schema)
+			if len(crd.Spec.Versions) != 2 {
+				t.Errorf("ALL-04: %d versions", len(crd.Spec.Versions))
+			}
+			for _, version := range crd.Spec.Versions {
+				hub := version.Name == "v1beta2"
+				if crd.Labels["cluster.x-k8s.io/"+version.Name] != version.Name || version.Storage != hub || version.Deprecated == hub || !version.Served {
+					t.Errorf("ALL-04: labels %v, version %s", crd.Labels, version.Name)
+				}
+				if len(version.AdditionalPrinterColumns) == 0 {
+					t.Errorf("ALL-06: %s has no columns", version.Name)
+				}
+				undocumented(t, "", *version.Schema.OpenAPIV3Schema)
+			}
 		})
 	}
-	scale := getCRD(t, "capstancontrolplanes.controlplane.capstan.dev").Spec.Versions[0].Subresources.Scale
-	if scale.SpecReplicasPath != ".spec.replicas" || scale.StatusReplicasPath != ".status.replicas" || *scale.LabelSelectorPath != ".status.selector" {
-		t.Errorf("CP-04: %v", scale)
+	for _, version := range getCRD(t, "capstancontrolplanes.controlplane.capstan.dev").Spec.Versions {
+		scale := version.Subresources.Scale
+		if scale.SpecReplicasPath != ".spec.replicas" || scale.StatusReplicasPath != ".status.replicas" || *scale.LabelSelectorPath != ".status.selector" {
+			t.Errorf("CP-04: %s: %v", version.Name, scale)
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1beta1 "capstan.dev/capstan/api/controlplane/v1beta1"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/csr"
@@ -39,7 +40,7 @@ var Provider = manager.Provider{
 	NeedsClusterCache: true,
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	AddToScheme: func(s *runtime.Scheme) error {
-		return errors.Join(controlplanev1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
+		return errors.Join(controlplanev1.AddToScheme(s), controlplanev1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
 	},
 	Setup:         SetupWithManager,
 	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },

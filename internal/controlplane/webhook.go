@@ -19,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/manager/replace"
 )
 
@@ -26,10 +27,12 @@ import (
 // in the CRDs cannot.
 func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlane{}).
+		WithConverter(conversion.CapstanControlPlane(versionOf(mgr.GetClient()))).
 		WithDefaulter(webhook{}).WithValidator(webhook{}).Complete(); err != nil {
 		return err
 	}
 	if err := ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlaneTemplate{}).
+		WithConverter(conversion.CapstanControlPlaneTemplate).
 		WithValidator(templateWebhook{}).Complete(); err != nil {
 		return err
 	}

@@ -108,6 +108,11 @@ func loadOurs(config fs.FS, version string) ([]provider, error) {
 			continue
 		}
 		p.objects = complete(p.objects, o.folder, p.namespace)
+		for _, object := range p.objects {
+			if err := convert(object); err != nil {
+				return nil, fmt.Errorf("%s: %w", object.GetName(), err)
+			}
+		}
 		providers = append(providers, p)
 	}
 	return providers, nil
@@ -136,6 +141,20 @@ func complete(objects []*unstructured.Unstructured, folder, namespace string) []
 		out = append(out, o)
 	}
 	return out
+}
+
+// convert sends a CRD with several versions to the manager's conversion webhook, as kustomize does for the release.
+func convert(o *unstructured.Unstructured) error {
+	if versions, _, _ := unstructured.NestedSlice(o.Object, "spec", "versions"); o.GetKind() != "CustomResourceDefinition" || len(versions) < 2 {
+		return nil
+	}
+	return unstructured.SetNestedMap(o.Object, map[string]any{
+		"strategy": "Webhook",
+		"webhook": map[string]any{
+			"clientConfig":             map[string]any{"service": map[string]any{"name": "webhook-service", "namespace": "system", "path": "/convert"}},
+			"conversionReviewVersions": []any{"v1"},
+		},
+	}, "spec", "conversion")
 }
 
 // unique makes the names that the generator gives tell the providers apart.

@@ -66,13 +66,21 @@ func TestCRDs_ALL01_ALL02_ALL03_ALL04_ALL06(t *testing.T) {
 		}) {
 			t.Errorf("ALL-04: %s: labels %v", names.Kind, crd.Labels)
 		}
-		if _, ok := crd.Labels["cluster.x-k8s.io/v1beta1"]; ok {
-			t.Errorf("ALL-04: %s claims a contract whose version it does not serve", names.Kind)
+		served := slices.ContainsFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+			return v.Name == "v1beta1" && v.Served && v.Deprecated && v.DeprecationWarning != nil
+		})
+		if labelled := crd.Labels["cluster.x-k8s.io/v1beta1"] == "v1beta1"; labelled != served || served != (names.Kind != "CapstanHost") {
+			t.Errorf("ALL-04: %s: labels %v, v1beta1 served and deprecated: %t", names.Kind, crd.Labels, served)
 		}
-		if !slices.Contains(names.Categories, "cluster-api") || len(names.ShortNames) == 0 || len(crd.Spec.Versions[0].AdditionalPrinterColumns) == 0 {
+		if !slices.Contains(names.Categories, "cluster-api") || len(names.ShortNames) == 0 {
 			t.Errorf("ALL-06: %s: %+v", names.Kind, names)
 		}
-		checkDocs(t, names.Kind, *crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+		for _, v := range crd.Spec.Versions {
+			if len(v.AdditionalPrinterColumns) == 0 {
+				t.Errorf("ALL-06: %s %s has no columns", names.Kind, v.Name)
+			}
+			checkDocs(t, names.Kind, *v.Schema.OpenAPIV3Schema)
+		}
 	}
 }
 

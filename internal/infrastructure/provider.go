@@ -9,8 +9,10 @@ import (
 	"net/netip"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/cluster"
@@ -29,7 +31,7 @@ func Provider() manager.Provider {
 	return manager.Provider{
 		Name:        "infrastructure",
 		Kinds:       []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
-		AddToScheme: infrav1.AddToScheme,
+		AddToScheme: func(s *runtime.Scheme) error { return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s)) },
 		AddFlags:    f.add,
 		Setup:       f.setup,
 		SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error {

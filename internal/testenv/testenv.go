@@ -4,23 +4,29 @@ package testenv
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -127,6 +133,10 @@ func Start(opts Options) (*Env, error) {
 		_ = env.Stop()
 		return nil, err
 	}
+	if err := convert(c, root, env.WebhookInstallOptions, opts.Webhooks); err != nil {
+		_ = env.Stop()
+		return nil, err
+	}
 	return &Env{Config: config, Kubeconfig: env.KubeConfig, Scheme: scheme, Client: c, Webhooks: env.WebhookInstallOptions, env: env}, nil
 }
 
@@ -154,6 +164,41 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks 
 		env.WebhookInstallOptions.Paths = append(env.WebhookInstallOptions.Paths, filepath.Join(root, w))
 	}
 	return env, nil
+}
+
+// convert sends the CRDs with several versions to the webhook server of the suite, if it serves the webhooks of their
+// provider.
+func convert(c client.Client, root string, server envtest.WebhookInstallOptions, webhooks []string) error {
+	for _, folder := range webhooks {
+		files := envtest.CRDInstallOptions{Paths: []string{filepath.Join(root, filepath.Dir(folder), "crd", "bases")}, ErrorIfPathMissing: true}
+		if err := envtest.ReadCRDFiles(&files); err != nil {
+			return err
+		}
+		for _, crd := range files.CRDs {
+			if len(crd.Spec.Versions) < 2 {
+				continue
+			}
+			conversion, err := json.Marshal(map[string]any{"spec": map[string]any{"conversion": apiextensionsv1.CustomResourceConversion{
+				Strategy: apiextensionsv1.WebhookConverter,
+				Webhook: &apiextensionsv1.WebhookConversion{
+					ClientConfig: &apiextensionsv1.WebhookClientConfig{
+						URL:      ptr.To("https://" + net.JoinHostPort(server.LocalServingHost, strconv.Itoa(server.LocalServingPort)) + "/convert"),
+						CABundle: server.LocalServingCAData,
+					},
+					ConversionReviewVersions: []string{"v1"},
+				},
+			}}})
+			if err != nil {
+				return err
+			}
+			target := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}
+			target.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
+			if err := c.Patch(context.Background(), target, client.RawPatch(types.MergePatchType, conversion)); err != nil {
+				return fmt.Errorf("conversion of %s: %w", crd.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Stop ends the API server and etcd.

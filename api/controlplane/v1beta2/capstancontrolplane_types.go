@@ -434,7 +434,7 @@ type LastRemediationStatus struct {
 
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=capstancontrolplanes,shortName=capcp,scope=Namespaced,categories=cluster-api;capstan
-// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta1=v1beta1","cluster.x-k8s.io/v1beta2=v1beta2"}
 // +kubebuilder:storageversion
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector

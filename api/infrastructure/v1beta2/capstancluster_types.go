@@ -211,7 +211,7 @@ type CapstanClusterInitializationStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=capstanclusters,shortName=capcl,scope=Namespaced,categories=cluster-api;capstan
 // +kubebuilder:storageversion
-// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta1=v1beta1","cluster.x-k8s.io/v1beta2=v1beta2"}
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Cluster",type="string",JSONPath=".metadata.labels['cluster\\.x-k8s\\.io/cluster-name']",description="Cluster"
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The cluster's infrastructure is ready"

@@ -26,7 +26,7 @@ type CapstanClusterTemplateResource struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=capstanclustertemplates,shortName=capclt,scope=Namespaced,categories=cluster-api;capstan
 // +kubebuilder:storageversion
-// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta1=v1beta1","cluster.x-k8s.io/v1beta2=v1beta2"}
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 
 // CapstanClusterTemplate is a template of CapstanClusters for ClusterClasses.

@@ -41,7 +41,7 @@ type CapstanMachinePoolTemplateStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=capstanmachinepooltemplates,shortName=capmpt,scope=Namespaced,categories=cluster-api;capstan
 // +kubebuilder:storageversion
-// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta2"
+// +kubebuilder:metadata:labels={"cluster.x-k8s.io/v1beta1=v1beta1","cluster.x-k8s.io/v1beta2=v1beta2"}
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="CPU",type="string",JSONPath=".status.capacity.cpu",description="Processors of a machine"
 // +kubebuilder:printcolumn:name="Memory",type="string",JSONPath=".status.capacity.memory",description="Memory of a machine"

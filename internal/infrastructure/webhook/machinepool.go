@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/conversion"
 )
 
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinepooltemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinepooltemplates,versions=v1beta2,name=validation.capstanmachinepooltemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
@@ -18,8 +19,10 @@ import (
 
 func setupMachinePools(mgr ctrl.Manager) error {
 	return errors.Join(
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePool{}).WithDefaulter(MachinePool{}).WithValidator(MachinePool{}).Complete(),
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePoolTemplate{}).WithValidator(MachinePoolTemplate{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePool{}).WithConverter(conversion.CapstanMachinePool).
+			WithDefaulter(MachinePool{}).WithValidator(MachinePool{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachinePoolTemplate{}).WithConverter(conversion.CapstanMachinePoolTemplate).
+			WithValidator(MachinePoolTemplate{}).Complete(),
 	)
 }
 

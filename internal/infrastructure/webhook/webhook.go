@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/topology"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/infrastructure/network"
 )
 
@@ -27,13 +28,17 @@ import (
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanclustertemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclustertemplates,versions=v1beta2,name=validation.capstanclustertemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinetemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,versions=v1beta2,name=validation.capstanmachinetemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
-// SetupWithManager adds the webhooks. They are asked for all namespaces, whichever the manager's cache has, so what they
+// SetupWithManager adds the webhooks, those of the conversion to v1beta1 included. They are asked for all namespaces, whichever the manager's cache has, so what they
 // read, one Cluster for a network that is new, they read from the API server.
 func SetupWithManager(mgr ctrl.Manager) error {
 	return errors.Join(
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithDefaulter(&Cluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithValidator(ClusterTemplate{}).Complete(),
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithValidator(MachineTemplate{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithConverter(conversion.CapstanCluster).
+			WithDefaulter(&Cluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithConverter(conversion.CapstanClusterTemplate).
+			WithValidator(ClusterTemplate{}).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachine{}).WithConverter(conversion.CapstanMachine).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithConverter(conversion.CapstanMachineTemplate).
+			WithValidator(MachineTemplate{}).Complete(),
 		setupMachinePools(mgr),
 	)
 }
