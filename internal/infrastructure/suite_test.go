@@ -31,6 +31,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
+	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 	"capstan.dev/capstan/internal/manager"
@@ -50,7 +51,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	var err error
 	env, err = testenv.Start(testenv.Options{
-		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme},
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"},
 	})
 	if err != nil {

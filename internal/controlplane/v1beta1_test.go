@@ -1,0 +1,87 @@
+package controlplane
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1beta1 "sigs.k8s.io/cluster-api/api/core/v1beta1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	controlplanev1beta1 "capstan.dev/capstan/api/controlplane/v1beta1"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// TestV1Beta1 (CP-03, CP-06, CP-09, CP-10, CP-11): a control plane that is written in v1beta1 is one in v1beta2, with all
+// that v1beta1 names otherwise, and is defaulted and validated as one.
+func TestV1Beta1(t *testing.T) {
+	ctx := t.Context()
+	old := &controlplanev1beta1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace(t), Name: "old"}}
+	old.Spec.Version = "1.36.3"
+	old.Spec.MachineTemplate = controlplanev1beta1.MachineTemplate{
+		InfrastructureRef: corev1.ObjectReference{APIVersion: "infrastructure.capstan.dev/v1beta1", Kind: "CapstanMachineTemplate", Name: "demo"},
+		NodeDrainTimeout:  &metav1.Duration{Duration: 10 * time.Minute},
+	}
+	for want, change := range map[string]func(*controlplanev1beta1.CapstanControlPlane){
+		"must be a whole number of seconds": func(cp *controlplanev1beta1.CapstanControlPlane) {
+			cp.Spec.MachineTemplate.NodeDrainTimeout = &metav1.Duration{Duration: time.Millisecond}
+		},
+		"from 0s to 2147483647s": func(cp *controlplanev1beta1.CapstanControlPlane) {
+			cp.Spec.MachineTemplate.NodeDeletionTimeout = &metav1.Duration{Duration: -time.Second}
+		},
+		"name must be the name of a template": func(cp *controlplanev1beta1.CapstanControlPlane) {
+			cp.Spec.MachineTemplate.InfrastructureRef.Name = ""
+		},
+		"apiVersion must be a group and a version": func(cp *controlplanev1beta1.CapstanControlPlane) {
+			cp.Spec.MachineTemplate.InfrastructureRef.APIVersion = "v1"
+		},
+		"replicas must be odd": func(cp *controlplanev1beta1.CapstanControlPlane) { cp.Spec.Replicas = ptr.To[int32](2) },
+		"spec.version":         func(cp *controlplanev1beta1.CapstanControlPlane) { cp.Spec.Version = "newest" },
+	} {
+		bad := old.DeepCopy()
+		change(bad)
+		refused(t, env.Client.Create(ctx, bad), want)
+	}
+	if err := env.Client.Create(ctx, old); err != nil {
+		t.Fatal(err)
+	}
+	hub := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: old.Name}}
+	if err := testenv.ChangeStatus(ctx, env.Client, hub, func(cp *controlplanev1.CapstanControlPlane) {
+		cp.Status.Replicas, cp.Status.AvailableReplicas, cp.Status.UpToDateReplicas = ptr.To[int32](3), ptr.To[int32](1), ptr.To[int32](2)
+		cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
+		cp.Status.Conditions = []metav1.Condition{{
+			Type: clusterv1.AvailableCondition, Status: metav1.ConditionFalse, Reason: "NotAvailable", LastTransitionTime: metav1.Now(),
+		}}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	machine := hub.Spec.MachineTemplate.Spec
+	want := clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachineTemplate", Name: "demo"}
+	if machine.InfrastructureRef != want || ptr.Deref(machine.Deletion.NodeDrainTimeoutSeconds, 0) != 600 ||
+		ptr.Deref(hub.Spec.Replicas, 0) != 1 || hub.Spec.Version != "v1.36.3" {
+		t.Errorf("CP-06: %+v", hub.Spec)
+	}
+	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(old), old); err != nil {
+		t.Fatal(err)
+	}
+	if ref := old.Spec.MachineTemplate.InfrastructureRef; ref.APIVersion != "infrastructure.capstan.dev/v1beta1" || ref.Namespace != old.Namespace {
+		t.Errorf("CP-06: %+v", ref)
+	}
+	s := old.Status
+	if ptr.Deref(s.UnavailableReplicas, 0) != 2 || ptr.Deref(s.UpdatedReplicas, 0) != 2 {
+		t.Errorf("CP-03: %+v", s)
+	}
+	if !ptr.Deref(s.Initialized, false) || !ptr.Deref(s.Ready, false) {
+		t.Errorf("CP-09: %+v", s)
+	}
+	if len(s.Conditions) == 0 || s.Conditions[0].Type != clusterv1beta1.ReadyCondition || s.Conditions[0].Severity != clusterv1beta1.ConditionSeverityWarning {
+		t.Errorf("CP-10: %+v", s.Conditions)
+	}
+	if s.FailureReason != nil || s.FailureMessage != nil {
+		t.Errorf("CP-11: %v, %v", s.FailureReason, s.FailureMessage)
+	}
+}
