@@ -220,11 +220,12 @@ func duration(seconds *int32) *metav1.Duration {
 	return &metav1.Duration{Duration: time.Duration(*seconds) * time.Second}
 }
 
-// seconds rounds up, because 0 means no limit. The CRD admits only whole seconds that fit.
+// seconds rounds away from 0, which means no limit. A negative value stays negative, so that the CRD refuses it: the
+// defaulting webhook converts an object before the CRD's rules are checked.
 func seconds(d *metav1.Duration) *int32 {
 	if d == nil {
 		return nil
 	}
-	whole := int64(math.Ceil(d.Seconds()))
-	return ptr.To(int32(min(max(whole, 0), math.MaxInt32)))
+	whole := math.Ceil(math.Abs(d.Seconds()))
+	return ptr.To(int32(math.Copysign(min(whole, math.MaxInt32), d.Seconds())))
 }

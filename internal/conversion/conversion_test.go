@@ -267,7 +267,7 @@ func TestControlPlaneFields(t *testing.T) {
 // TestSeconds: a timeout is never shorter than it was, since 0 means no limit.
 func TestSeconds(t *testing.T) {
 	for d, want := range map[time.Duration]int32{
-		0: 0, time.Millisecond: 1, time.Minute: 60, -time.Hour: 0, math.MaxInt64: math.MaxInt32,
+		0: 0, time.Millisecond: 1, time.Minute: 60, -time.Millisecond: -1, -time.Hour: -3600, math.MaxInt64: math.MaxInt32,
 	} {
 		if got := seconds(&metav1.Duration{Duration: d}); *got != want {
 			t.Errorf("%s: %d, want %d", d, *got, want)

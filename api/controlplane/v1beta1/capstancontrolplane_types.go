@@ -85,21 +85,22 @@ type MachineTemplate struct {
 	// +kubebuilder:validation:XValidation:rule="has(self.name) && self.name.matches('^[a-z0-9.-]{1,253}$')",message="name must be the name of a template"
 	InfrastructureRef corev1.ObjectReference `json:"infrastructureRef,omitempty,omitzero"`
 
-	// nodeDrainTimeout is the maximum time for draining a Node. Whole seconds. 0 means no limit. A change is applied in place.
+	// nodeDrainTimeout is the maximum time for draining a Node. Fractions of seconds are rounded up.
+	// 0 means no limit. A change is applied in place.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s') && duration(self).getMilliseconds() % 1000 == 0",message="must be a whole number of seconds, for example 10m, from 0s to 2147483647s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s')",message="must be from 0s to 2147483647s, for example 10m"
 	NodeDrainTimeout *metav1.Duration `json:"nodeDrainTimeout,omitempty"`
 
-	// nodeVolumeDetachTimeout is the maximum time for detaching volumes. Whole seconds. 0 means no limit.
+	// nodeVolumeDetachTimeout is the maximum time for detaching volumes. Fractions of seconds are rounded up. 0 means no limit.
 	// A change is applied in place.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s') && duration(self).getMilliseconds() % 1000 == 0",message="must be a whole number of seconds, for example 10m, from 0s to 2147483647s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s')",message="must be from 0s to 2147483647s, for example 10m"
 	NodeVolumeDetachTimeout *metav1.Duration `json:"nodeVolumeDetachTimeout,omitempty"`
 
-	// nodeDeletionTimeout is the maximum time for deleting the Node. Whole seconds. 0 means no limit. Default:
-	// the default of Machines, 10 seconds. A change is applied in place.
+	// nodeDeletionTimeout is the maximum time for deleting the Node. Fractions of seconds are rounded
+	// up. 0 means no limit. Default: the default of Machines, 10 seconds. A change is applied in place.
 	// +optional
-	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s') && duration(self).getMilliseconds() % 1000 == 0",message="must be a whole number of seconds, for example 10m, from 0s to 2147483647s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('0s') && duration(self) <= duration('2147483647s')",message="must be from 0s to 2147483647s, for example 10m"
 	NodeDeletionTimeout *metav1.Duration `json:"nodeDeletionTimeout,omitempty"`
 
 	// readinessGates are additional conditions that a Machine needs to be Ready. A change is applied in place.
