@@ -30,7 +30,7 @@ func TestKubeletAndImages(t *testing.T) {
 	c := newCapstand(t)
 	host(t, "rm -r "+c.assets+"/kubernetes "+c.assets+"/node && cp -a ../../../bin/node ../../../bin/kubernetes "+c.assets)
 	spec := blue.machine(10)
-	spec.MemoryBytes = 1 << 30
+	spec.MemoryBytes, spec.DiskBytes = 1<<30, 2<<30
 	m := c.make(spec)
 	address := blue.address(10)
 	inside(t, address, "mkdir -p /etc/containerd && cat > /etc/containerd/config.toml <<'E'\n"+containerdConfig+"E\n"+
