@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
@@ -49,6 +50,7 @@ func TestLife(t *testing.T) {
 		name string
 		run  func(*testing.T, *subject)
 	}{
+		{"labels and annotations reach the Node", reachNode},
 		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
 		{"lost owner references", lostOwners},
 		{"etcd's leader is cut off", cutOff},
@@ -71,6 +73,45 @@ func TestLife(t *testing.T) {
 	}
 	w.check(t)
 	goneWithoutOwners(t, s)
+}
+
+// reachNode (CP-17): what the template of the machines has for Nodes reaches the Node of a machine that runs, changes there and
+// goes, while the machine stays. What is not for Nodes stays away.
+func reachNode(t *testing.T, s *subject) {
+	machines := s.mustMachines(t)
+	nodes := s.Client
+	for _, value := range []string{"one", "two", ""} {
+		s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
+			meta := clusterv1.ObjectMeta{}
+			if value != "" {
+				meta.Labels = map[string]string{"node-role.kubernetes.io/" + value: "", "node.cluster.x-k8s.io/team": value, "team": value}
+				meta.Annotations = map[string]string{"node.cluster.x-k8s.io/note": value, "note": value}
+			}
+			cp.Spec.MachineTemplate.ObjectMeta = meta
+		})
+		harness.Eventually(t, "the Node has "+value, limit, func(ctx context.Context) error {
+			for _, machine := range machines {
+				node := &corev1.Node{}
+				if err := nodes.Get(ctx, client.ObjectKey{Name: machine.Status.NodeRef.Name}, node); err != nil {
+					return err
+				}
+				_, role := node.Labels["node-role.kubernetes.io/"+value]
+				if node.Labels["node.cluster.x-k8s.io/team"] != value || node.Annotations["node.cluster.x-k8s.io/note"] != value || role != (value != "") {
+					return fmt.Errorf("labels %v, annotations %v", node.Labels, node.Annotations)
+				}
+				if node.Labels["team"]+node.Annotations["note"] != "" {
+					t.Errorf("the Node got what is not for it: %v, %v", node.Labels, node.Annotations)
+				}
+			}
+			return nil
+		})
+	}
+	s.settled(t, len(machines))
+	for name, m := range s.mustMachines(t) {
+		if m.UID != machines[name].UID {
+			t.Errorf("Machine %s is another one", name)
+		}
+	}
 }
 
 func memberClient(t *testing.T, kubeconfig string) client.Client {
