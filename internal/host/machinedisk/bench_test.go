@@ -56,10 +56,10 @@ func writeSynchronously(b *testing.B, path string, data []byte) {
 	}
 	b.SetBytes(int64(len(data)))
 	for b.Loop() {
-		if _, err := f.WriteAt(data, 0); err == nil {
-			err = f.Sync()
+		if _, err := f.WriteAt(data, 0); err != nil {
+			b.Fatal(err)
 		}
-		if err != nil {
+		if err := f.Sync(); err != nil {
 			b.Fatal(err)
 		}
 	}

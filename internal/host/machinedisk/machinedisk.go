@@ -224,5 +224,5 @@ func Space(dir string) (total, free int64, err error) {
 	if err := unix.Statfs(dir, &s); err != nil {
 		return 0, 0, fmt.Errorf("space of %s: %w", dir, err)
 	}
-	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil //nolint:unconvert // its type differs by architecture
+	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil
 }

@@ -59,7 +59,8 @@ func TestSize(t *testing.T) {
 	file := filepath.Join(d.Dir, "full")
 	f, err := os.Create(file)
 	check(t, err)
-	for chunk := make([]byte, 1<<20); err == nil; _, err = f.Write(chunk) {
+	for chunk := make([]byte, 1<<20); err == nil; {
+		_, err = f.Write(chunk)
 	}
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a full disk: %v, want ENOSPC", err)
