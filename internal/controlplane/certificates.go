@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/keyutil"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
@@ -25,28 +24,36 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// reconcileCertificates makes the certificate authorities and the encryption key that are not there,
+// noCertificates is the reason why no Machine is created. The condition CertificatesAvailable names the Secret.
+const noCertificates = "certificates are not available"
+
+// authorities is the step that provides the certificate authorities and the encryption key of a cluster.
+type authorities struct{ *objects }
+
+// reconcile makes the certificate authorities and the encryption key that are not there,
 // and checks those that are (CP-15). What is there is never overwritten. Once the control plane is
 // initialized nothing is made any more: machines hold what is missing, and another one
 // would not fit.
-func (r *Reconciler) reconcileCertificates(ctx context.Context, s *scope) (done bool, err error) {
+func (r *authorities) reconcile(ctx context.Context, s *scope) (result, error) {
 	problems, err := r.ensureCertificates(ctx, s)
 	if err != nil {
-		setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", err.Error())
-		return false, err
+		setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionUnknown, "InternalError", err.Error())
+		return blocked(noCertificates), err
 	}
 	if len(problems) > 0 {
-		setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", strings.Join(problems, "; "))
-		return false, nil
+		setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "NotAvailable", strings.Join(problems, "; "))
+		return result{blocked: noCertificates, stop: !s.Initialized()}, nil
 	}
-	setCondition(s.controlPlane, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
-	return true, nil
+	setCondition(s.Object, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "Available", "")
+	s.certified = true
+	return result{}, nil
 }
 
-func (r *Reconciler) ensureCertificates(ctx context.Context, s *scope) (problems []string, err error) {
-	s.certificates = bootstrap.Certificates(s.controlPlane.Spec.Config.Cluster)
+func (r *authorities) ensureCertificates(ctx context.Context, s *scope) (problems []string, err error) {
+	s.certificates = bootstrap.Certificates(s.Object.Spec.Config.Cluster)
 	for _, c := range s.certificates {
 		problem, err := r.ensureCertificate(ctx, s, c)
 		if err != nil {
@@ -56,7 +63,7 @@ func (r *Reconciler) ensureCertificates(ctx context.Context, s *scope) (problems
 			problems = append(problems, problem)
 		}
 	}
-	if render.NeedsEncryptionKey(s.controlPlane.Spec.Config.Cluster.Encryption) {
+	if render.NeedsEncryptionKey(s.Object.Spec.Config.Cluster.Encryption) {
 		problem, err := r.ensureEncryptionKey(ctx, s)
 		if err != nil {
 			return nil, err
@@ -69,9 +76,9 @@ func (r *Reconciler) ensureCertificates(ctx context.Context, s *scope) (problems
 }
 
 // ensureCertificate makes one certificate authority, or says what is wrong with the one that is there.
-func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.Certificate) (problem string, err error) {
-	name := secret.Name(s.cluster.Name, c.Purpose)
-	existing, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: name})
+func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret.Certificate) (problem string, err error) {
+	name := secret.Name(s.Cluster.Name, c.Purpose)
+	existing, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name})
 	switch {
 	case err != nil:
 		return "", err
@@ -82,21 +89,21 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 			}
 		}
 		c.KeyPair = &certs.KeyPair{Cert: existing.Data[secret.TLSCrtDataName], Key: existing.Data[secret.TLSKeyDataName]}
-		if problem := checkCertificate(name, c, now()); problem != "" || c.Purpose != secret.ClusterCA {
+		if problem := checkCertificate(name, c, s.Now); problem != "" || c.Purpose != secret.ClusterCA {
 			return problem, nil
 		}
-		s.authority = existing
-		state := s.rotation()
-		problem := unsafeAuthorities(name, state.everywhere, state.secret)
+		s.Authority = existing
+		state := s.Rotation()
+		problem := model.CannotChangeAuthorities(name, state.Established, state.Target)
 		if problem == "" {
 			s.signer = c.KeyPair
 		}
 		return problem, nil
 	case c.External:
 		return fmt.Sprintf("the secret %s does not exist: an external etcd needs it", name), nil
-	case s.mustBeGiven(c.Purpose):
-		return notGiven(name), nil
-	case s.initialized():
+	case s.MustBeGiven(c.Purpose):
+		return model.NotGiven(name), nil
+	case s.Initialized():
 		return fmt.Sprintf("the secret %s is gone: the machines still use what was in it, restore it from a backup", name), nil
 	}
 	one := secret.Certificates{c}
@@ -104,12 +111,12 @@ func (r *Reconciler) ensureCertificate(ctx context.Context, s *scope, c *secret.
 		return "", err
 	}
 	if c.Purpose == secret.ClusterCA {
-		if c.KeyPair, err = newAuthority(now()); err != nil {
+		if c.KeyPair, err = newAuthority(s.Now); err != nil {
 			return "", err
 		}
 		s.signer = c.KeyPair
 	}
-	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.cluster), controllerRef(s.controlPlane))
+	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.Cluster), controllerRef(s.Object))
 }
 
 // checkCertificate says what is wrong with a certificate authority; never anything of its content.
@@ -160,8 +167,8 @@ func equalKeys(a, b any) bool {
 }
 
 // ensureEncryptionKey makes the key that secrets are encrypted with in etcd.
-func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem string, err error) {
-	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: bootstrap.EncryptionSecretName(s.cluster.Name)}
+func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (problem string, err error) {
+	key := client.ObjectKey{Namespace: s.Cluster.Namespace, Name: bootstrap.EncryptionSecretName(s.Cluster.Name)}
 	existing, err := r.getSecret(ctx, key)
 	switch {
 	case err != nil:
@@ -170,9 +177,9 @@ func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem
 		return fmt.Sprintf("the secret %s is broken: its key `value` needs %d bytes", key.Name, render.EncryptionKeySize), nil
 	case existing != nil:
 		return "", r.ownSecret(ctx, s, existing)
-	case s.mustBeGiven(encryptionPurpose):
-		return notGiven(key.Name), nil
-	case s.initialized():
+	case s.MustBeGiven(model.EncryptionPurpose):
+		return model.NotGiven(key.Name), nil
+	case s.Initialized():
 		return fmt.Sprintf("the secret %s is gone: what is in etcd is encrypted with it, restore it from a backup", key.Name), nil
 	}
 	value := make([]byte, render.EncryptionKeySize)
@@ -186,10 +193,10 @@ func (r *Reconciler) ensureEncryptionKey(ctx context.Context, s *scope) (problem
 func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       s.cluster.Namespace,
+			Namespace:       s.Cluster.Namespace,
 			Name:            name,
-			Labels:          map[string]string{clusterv1.ClusterNameLabel: s.cluster.Name},
-			OwnerReferences: []metav1.OwnerReference{controllerRef(s.controlPlane)},
+			Labels:          map[string]string{clusterv1.ClusterNameLabel: s.Cluster.Name},
+			OwnerReferences: []metav1.OwnerReference{controllerRef(s.Object)},
 		},
 		Type: clusterv1.ClusterSecretType,
 		Data: map[string][]byte{secret.KubeconfigDataName: value},
@@ -197,7 +204,7 @@ func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 }
 
 // getSecret reads a secret from the cache, and live when the cache has not got it; nil when there is none.
-func (r *Reconciler) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
+func (r *objects) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
 	out := &corev1.Secret{}
 	err := r.SecretClient.Get(ctx, key, out)
 	if apierrors.IsNotFound(err) {
@@ -207,12 +214,6 @@ func (r *Reconciler) getSecret(ctx context.Context, key client.ObjectKey) (*core
 		return nil, nil
 	}
 	return out, err
-}
-
-// initialized says that the API server has answered once.
-func (s *scope) initialized() bool {
-	_, written := s.controlPlane.Annotations[controlplanev1.InitializedAnnotation]
-	return written || ptr.Deref(s.controlPlane.Status.Initialization.ControlPlaneInitialized, false)
 }
 
 func controllerRef(controlPlane *controlplanev1.CapstanControlPlane) metav1.OwnerReference {

@@ -5,40 +5,18 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
-	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
-
-func aMachine(name, version string, ready bool) *clusterv1.Machine {
-	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
-	m.Spec.Version = version
-	status := metav1.ConditionFalse
-	if ready {
-		status = metav1.ConditionTrue
-	}
-	m.Status.Conditions = []metav1.Condition{{Type: clusterv1.ReadyCondition, Status: status}}
-	return m
-}
-
-// TestVersions (CP-05): from old to new, each with its replicas.
-func TestVersions(t *testing.T) {
-	got := versions(collections.FromMachines(aMachine("a", "v1.36.10", true), aMachine("b", "v1.36.9", true), aMachine("c", "v1.36.10", true), aMachine("d", "", true)))
-	want := []clusterv1.StatusVersion{{Version: "v1.36.9", Replicas: 1}, {Version: "v1.36.10", Replicas: 2}}
-	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
-		t.Errorf("got %v", got)
-	}
-}
 
 func TestRenderName(t *testing.T) {
 	for name, c := range map[string]struct{ template, controlPlane, want, err string }{
@@ -71,7 +49,7 @@ func newCA(t *testing.T) *certs.KeyPair {
 func TestKubeconfigRenewal(t *testing.T) {
 	ca, other, start := newCA(t), newCA(t), time.Now()
 	here, there := clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}, clusterv1.APIEndpoint{Host: "10.0.0.2", Port: 6443}
-	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, 100*day, start)
+	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, 100*model.Day, start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,16 +60,16 @@ func TestKubeconfigRenewal(t *testing.T) {
 		good     bool
 	}{
 		"new":               {here, ca, start, true},
-		"just before half":  {here, ca, start.Add(49 * day), true},
-		"past half":         {here, ca, start.Add(51 * day), false},
-		"not valid yet":     {here, ca, start.Add(-day), false},
-		"expired":           {here, ca, start.Add(101 * day), false},
+		"just before half":  {here, ca, start.Add(49 * model.Day), true},
+		"past half":         {here, ca, start.Add(51 * model.Day), false},
+		"not valid yet":     {here, ca, start.Add(-model.Day), false},
+		"expired":           {here, ca, start.Add(101 * model.Day), false},
 		"another endpoint":  {there, ca, start, false},
 		"another authority": {here, other, start, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, _ := kubeconfig.Load(data, c.endpoint)
-			if got := kubeconfigGoodFor(config, c.ca.Cert, 50*day, c.at); (got > 0) != c.good {
+			if got := kubeconfigGoodFor(config, c.ca.Cert, 50*model.Day, c.at); (got > 0) != c.good {
 				t.Errorf("got %s", got)
 			}
 		})
@@ -103,9 +81,9 @@ func TestKubeconfigRenewal(t *testing.T) {
 		spec                  controlplanev1.KubeconfigSpec
 		validity, renewBefore time.Duration
 	}{
-		{controlplanev1.KubeconfigSpec{}, 365 * day, 365 * day / 2},
-		{controlplanev1.KubeconfigSpec{ValidityDays: 30}, 30 * day, 15 * day},
-		{controlplanev1.KubeconfigSpec{ValidityDays: 30, RenewBeforeDays: 10}, 30 * day, 10 * day},
+		{controlplanev1.KubeconfigSpec{}, 365 * model.Day, 365 * model.Day / 2},
+		{controlplanev1.KubeconfigSpec{ValidityDays: 30}, 30 * model.Day, 15 * model.Day},
+		{controlplanev1.KubeconfigSpec{ValidityDays: 30, RenewBeforeDays: 10}, 30 * model.Day, 10 * model.Day},
 	} {
 		if v, r := kubeconfigTimes(c.spec); v != c.validity || r != c.renewBefore {
 			t.Errorf("%v: got %s, %s", c.spec, v, r)
@@ -117,7 +95,7 @@ func TestKubeconfigRenewal(t *testing.T) {
 // made again at each look.
 func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	ca, start := newCA(t), time.Now()
-	data, err := newKubeconfig("demo", "https://a:1", ca, 100*365*day, start)
+	data, err := newKubeconfig("demo", "https://a:1", ca, 100*365*model.Day, start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +103,7 @@ func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := kubeconfigGoodFor(config, ca.Cert, 50*365*day, start); got == 0 {
+	if got := kubeconfigGoodFor(config, ca.Cert, 50*365*model.Day, start); got == 0 {
 		t.Error("would be made again and again")
 	}
 }
@@ -149,7 +127,7 @@ func TestCheckCertificate(t *testing.T) {
 		"no key":                    {secret.ClusterCA, ca.KeyPair.Cert, nil, time.Now(), "broken"},
 		"garbage":                   {secret.EtcdCA, []byte("hunter2"), []byte("hunter2"), time.Now(), "broken"},
 		"not an authority":          {secret.FrontProxyCA, leaf, key, time.Now(), "not one of a certificate authority"},
-		"expired":                   {secret.ClusterCA, ca.KeyPair.Cert, ca.KeyPair.Key, time.Now().Add(11 * 365 * day), "expired"},
+		"expired":                   {secret.ClusterCA, ca.KeyPair.Cert, ca.KeyPair.Key, time.Now().Add(11 * 365 * model.Day), "expired"},
 		"service account":           {secret.ServiceAccount, sa.KeyPair.Cert, sa.KeyPair.Key, time.Now(), ""},
 		"service account, two keys": {secret.ServiceAccount, sa.KeyPair.Cert, ca.KeyPair.Key, time.Now(), "public key"},
 		"service account, garbage":  {secret.ServiceAccount, []byte("hunter2"), sa.KeyPair.Key, time.Now(), "public key"},
@@ -169,7 +147,7 @@ func leafOf(t *testing.T, ca *certs.KeyPair) (cert, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, signer, err := authority.Issue(pki.Leaf{Usages: pki.Client}, day, time.Now())
+	made, signer, err := authority.Issue(pki.Leaf{Usages: pki.Client}, model.Day, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,30 +163,6 @@ func TestFailedChecks(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	if got := strings.Join(failedChecks("unauthorized", 401), ","); got != "HTTP status 401" {
-		t.Errorf("got %s", got)
-	}
-}
-
-// CP-18: what makes a Machine not up to date, and what does not.
-func TestOutdated(t *testing.T) {
-	cp := &controlplanev1.CapstanControlPlane{}
-	cp.Spec.Version = "v1.36.3"
-	cp.Spec.MachineTemplate.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachineTemplate", Name: "new"}
-	infra := &unstructured.Unstructured{Object: map[string]any{"kind": "CapstanMachine"}}
-	infra.SetAnnotations(map[string]string{
-		clusterv1.TemplateClonedFromNameAnnotation: "new", clusterv1.TemplateClonedFromGroupKindAnnotation: "CapstanMachineTemplate.infrastructure.capstan.dev",
-	})
-	config := &bootstrapv1.CapstanConfig{}
-	config.Spec.Role = bootstrapv1.RoleInit // Differs from machine to machine, and is no reason.
-	if got := outdated(cp, aMachine("a", "v1.36.3", true), config, infra, time.Now()); got != nil {
-		t.Errorf("got %v", got)
-	}
-	old := infra.DeepCopy()
-	old.SetAnnotations(map[string]string{clusterv1.TemplateClonedFromNameAnnotation: "old"})
-	changed := config.DeepCopy()
-	changed.Spec.PreCommands = []string{"true"}
-	got := strings.Join(outdated(cp, aMachine("a", "v1.36.2", true), changed, old, time.Now()), ";")
-	if got != "CapstanConfig is not up-to-date;CapstanMachine is not up-to-date;Version v1.36.2, v1.36.3 required" {
 		t.Errorf("got %s", got)
 	}
 }

@@ -28,17 +28,17 @@ import (
 // core does not know its finalizer any more. With --strict-contract none of it happens.
 
 // freshMachine is newMachine with core's finalizer.
-func (r *Reconciler) freshMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
+func (r *machines) freshMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
 	out := newMachine(s, infraMachine)
-	if !r.Options.StrictContract {
+	if !r.StrictContract {
 		out.Finalizers = []string{clusterv1.MachineFinalizer}
 	}
 	return out
 }
 
 // handOver makes the Machine the owner of its CapstanConfig and its infrastructure machine.
-func (r *Reconciler) handOver(ctx context.Context, machine *clusterv1.Machine, objects ...client.Object) error {
-	if r.Options.StrictContract {
+func (r *machines) handOver(ctx context.Context, machine *clusterv1.Machine, objects ...client.Object) error {
+	if r.StrictContract {
 		return nil
 	}
 	var errs []error
@@ -57,8 +57,8 @@ const abandonedAfter = 10 * time.Minute
 // releaseAbandoned removes core's finalizer from deleted Machines whose other objects are gone and which core leaves alone:
 // a core that does not know the finalizer would never remove it. again is the time until the next Machine may be
 // released, which is no event.
-func (r *Reconciler) releaseAbandoned(ctx context.Context, s *scope) (again time.Duration, err error) {
-	for _, machine := range s.machines {
+func (r *objects) releaseAbandoned(ctx context.Context, s *scope) (again time.Duration, err error) {
+	for _, machine := range s.Machines {
 		if !onlyCoresFinalizer(machine) {
 			continue
 		}
@@ -69,7 +69,7 @@ func (r *Reconciler) releaseAbandoned(ctx context.Context, s *scope) (again time
 		if !gone {
 			continue
 		}
-		if left := abandonedAfter - now().Sub(r.abandoned.last(machine.UID, now())); left > 0 {
+		if left := abandonedAfter - s.Now.Sub(r.abandoned.last(machine.UID, s.Now)); left > 0 {
 			again = earlier(again, left)
 			continue
 		}
@@ -101,7 +101,7 @@ func onlyCoresFinalizer(m *clusterv1.Machine) bool {
 
 // partsGone is true if the CapstanConfig and the infrastructure machine do not exist. Core deletes both before it removes its
 // finalizer.
-func (r *Reconciler) partsGone(ctx context.Context, machine *clusterv1.Machine) (bool, error) {
+func (r *objects) partsGone(ctx context.Context, machine *clusterv1.Machine) (bool, error) {
 	config := &bootstrapv1.CapstanConfig{}
 	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
 	if err := r.LiveClient.Get(ctx, key, config); !apierrors.IsNotFound(err) {
@@ -111,19 +111,22 @@ func (r *Reconciler) partsGone(ctx context.Context, machine *clusterv1.Machine) 
 	return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 }
 
-// nameData names the bootstrap data in Machines whose CapstanConfig has it ready.
-func (r *Reconciler) nameData(ctx context.Context, s *scope) error {
-	if r.Options.StrictContract {
-		return nil
+// bootstrapData is the step that names the bootstrap data in Machines.
+type bootstrapData struct{ *objects }
+
+// reconcile names the bootstrap data in Machines whose CapstanConfig has it ready.
+func (r *bootstrapData) reconcile(ctx context.Context, s *scope) (result, error) {
+	if r.StrictContract {
+		return result{}, nil
 	}
-	for _, machine := range s.machines {
+	for _, machine := range s.Machines {
 		if machine.Spec.Bootstrap.DataSecretName != nil || !machine.DeletionTimestamp.IsZero() {
 			continue
 		}
 		config := &bootstrapv1.CapstanConfig{}
 		err := r.Client.Get(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}, config)
 		if client.IgnoreNotFound(err) != nil {
-			return err
+			return result{}, err
 		}
 		if err != nil || !hasData(config) {
 			continue
@@ -131,10 +134,10 @@ func (r *Reconciler) nameData(ctx context.Context, s *scope) error {
 		before := machine.DeepCopy()
 		machine.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName)
 		if err := client.IgnoreNotFound(r.Client.Patch(ctx, machine, client.MergeFrom(before))); err != nil {
-			return err
+			return result{}, err
 		}
 	}
-	return nil
+	return result{}, nil
 }
 
 func hasData(object client.Object) bool {

@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/manager"
 )
 
@@ -24,17 +24,15 @@ import (
 func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	machine, config := cluster.Machine("abandoned", func(m *clusterv1.Machine) { m.Finalizers = []string{clusterv1.MachineFinalizer} }, nil)
-	r := &Reconciler{Client: env.Client, LiveClient: env.Client}
+	r := &objects{Client: env.Client, LiveClient: env.Client}
 	start := time.Now()
-	t.Cleanup(func() { now = time.Now })
 	step := func(what string, after time.Duration, wantAgain bool, wantFinalizers int) {
 		t.Helper()
-		now = func() time.Time { return start.Add(after) }
 		stored := &clusterv1.Machine{}
 		if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(machine), stored); err != nil {
 			t.Fatal(err)
 		}
-		s := &scope{controlPlane: &controlplanev1.CapstanControlPlane{}, machines: collections.FromMachines(stored)}
+		s := &scope{ControlPlane: &model.ControlPlane{Object: &controlplanev1.CapstanControlPlane{}, Machines: collections.FromMachines(stored), Now: start.Add(after)}}
 		again, err := r.releaseAbandoned(context.Background(), s)
 		if err != nil || again > 0 != wantAgain || len(stored.Finalizers) != wantFinalizers {
 			t.Fatalf("%s: again in %s, finalizers %v, %v", what, again, stored.Finalizers, err)
@@ -85,29 +83,29 @@ type untouched struct{ client.Client }
 // CP-02, ALL-15: with --strict-contract the endpoint is the Cluster's and no other, and core's turns are left to core.
 // Without it the endpoint of the infrastructure's object is used too, which TestPreparesBeforeProvisioned proves.
 func TestStrictContract_CP02_ALL15(t *testing.T) {
-	r := &Reconciler{Client: untouched{}, LiveClient: untouched{}, Options: manager.Options{StrictContract: true}}
-	s := &scope{cluster: &clusterv1.Cluster{}, controlPlane: &controlplanev1.CapstanControlPlane{}, workload: &workload{err: errors.New("not asked")}}
-	s.cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
-	if done, err := r.reconcileEndpoint(context.Background(), s); done || err != nil {
+	r := newReconciler(&objects{Client: untouched{}, LiveClient: untouched{}, StrictContract: true}, nil, manager.Options{})
+	s := &scope{ControlPlane: &model.ControlPlane{Cluster: &clusterv1.Cluster{}, Object: &controlplanev1.CapstanControlPlane{}, Workload: model.NotAsked(), Now: time.Now()}}
+	s.Cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
+	if done, err := r.infrastructure.findEndpoint(context.Background(), s); done || err != nil {
 		t.Errorf("without an endpoint on the Cluster: %v, %v", done, err)
 	}
-	s.cluster.Spec.ControlPlaneEndpoint = somewhere
-	if done, err := r.reconcileEndpoint(context.Background(), s); !done || err != nil || s.endpoint != somewhere {
+	s.Cluster.Spec.ControlPlaneEndpoint = somewhere
+	if done, err := r.infrastructure.findEndpoint(context.Background(), s); !done || err != nil || s.endpoint != somewhere {
 		t.Errorf("with one: %v, %v, %v", done, err, s.endpoint)
 	}
 	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: types.UID("u")}}
-	s.machines = collections.FromMachines(machine)
-	if err := r.nameData(context.Background(), s); err != nil {
+	s.Machines = collections.FromMachines(machine)
+	if _, err := r.bootstrapData.reconcile(context.Background(), s); err != nil {
 		t.Error(err)
 	}
-	if err := r.handOver(context.Background(), machine, &unstructured.Unstructured{}); err != nil {
+	if err := r.machines.handOver(context.Background(), machine, &unstructured.Unstructured{}); err != nil {
 		t.Error(err)
 	}
-	if m := r.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 0 {
+	if m := r.machines.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 0 {
 		t.Errorf("the Machine has core's finalizers %v", m.Finalizers)
 	}
-	r.Options.StrictContract = false
-	if m := r.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 1 {
+	r.StrictContract = false
+	if m := r.machines.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 1 {
 		t.Errorf("without the flag the Machine has the finalizers %v", m.Finalizers)
 	}
 }

@@ -5,165 +5,133 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/conditions"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// departure is what to do for a Machine that is being deleted.
-type departure string
+// departures is the step that lets Machines and etcd members go.
+type departures struct{ *objects }
 
-const (
-	// stay: something else has to happen first.
-	stay departure = "Stay"
-	// askToLeave: its member of etcd has to leave.
-	askToLeave departure = "AskToLeave"
-	// letGo: nothing keeps the Machine any more.
-	letGo departure = "LetGo"
-)
-
-// depart decides about a Machine that is being deleted. Its drain is over when Cluster API waits for our
-// hook; ours is the last one, because others may need the cluster.
-func depart(f fleet, i *instance, initialized bool) (departure, string) {
-	if _, ok := i.machine.Annotations[controlplanev1.PreTerminateHookAnnotation]; !ok || !waitsForHook(i.machine) {
-		return stay, ""
-	}
-	for name := range i.machine.Annotations {
-		if strings.HasPrefix(name, clusterv1.PreTerminateDeleteHookAnnotationPrefix) && name != controlplanev1.PreTerminateHookAnnotation {
-			return stay, "another pre-terminate hook comes first: " + name
-		}
-	}
-	switch {
-	case !initialized || !f.stacked:
-		return letGo, ""
-	case f.unknown != "":
-		return stay, f.unknown
-	case i.member == nil && i.unidentified():
-		// One of the strays may be its member: it goes only if all of them can be spared.
-		if names := namesOfMembers(f.strays); len(names) > 0 && f.unsafe(names...) != "" {
-			return stay, f.unsafe(names...)
-		}
-		return letGo, ""
-	case i.member == nil || i.member.left:
-		return letGo, ""
-	case i.member.leave:
-		return stay, fmt.Sprintf("the etcd member %s is leaving", i.member.name)
-	}
-	if why := f.unsafe(i.member.name); why != "" {
-		return stay, why
-	}
-	return askToLeave, ""
-}
-
-func waitsForHook(m *clusterv1.Machine) bool {
-	return conditions.GetReason(m, clusterv1.MachineDeletingCondition) == clusterv1.MachineDeletingWaitingForPreTerminateHookReason
-}
-
-func namesOfMembers(members []member) []string {
-	var out []string
-	for _, m := range members {
-		if !m.left {
-			out = append(out, m.name)
-		}
-	}
-	return out
-}
-
-// reconcileDepartures lets the etcd members of Machines that go leave, one after the other, and then the
+// reconcile lets the etcd members of Machines that go leave, one after the other, and then the
 // Machines go. Members that belong to no Machine leave, too.
-func (r *Reconciler) reconcileDepartures(ctx context.Context, s *scope) error {
-	if err := r.clearOrphans(ctx, s); err != nil {
-		return err
+func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err error) {
+	if out, err = r.clearOrphans(ctx, s); err != nil {
+		return out, err
 	}
 	abandoned, err := r.releaseAbandoned(ctx, s)
+	out.merge(requeueAfter(abandoned))
 	if err != nil {
-		return err
+		return out, err
 	}
-	s.again = earlier(s.again, abandoned)
-	f := s.fleet()
-	leaving := f.filter((*instance).deleting)
-	slices.SortStableFunc(leaving, func(a, b *instance) int {
-		return cmp.Or(a.machine.DeletionTimestamp.Compare(b.machine.DeletionTimestamp.Time), cmp.Compare(a.name(), b.name()))
+	f := s.Fleet()
+	leaving := f.Filter((*model.Instance).Deleting)
+	slices.SortStableFunc(leaving, func(a, b *model.Instance) int {
+		return cmp.Or(a.Machine.DeletionTimestamp.Compare(b.Machine.DeletionTimestamp.Time), cmp.Compare(a.Name(), b.Name()))
 	})
 	for _, i := range leaving {
-		switch what, why := depart(f, i, s.initialized()); what {
-		case letGo:
-			if err := r.dropHook(ctx, i.machine); err != nil {
-				return err
+		switch plan := model.PlanDeparture(f, i, s.Initialized()); plan.Step {
+		case model.ReleaseMachine:
+			if err := r.dropHook(ctx, i.Machine); err != nil {
+				return out, err
 			}
-		case askToLeave:
-			if err := r.askToLeave(ctx, s, i.member.name); err != nil {
-				return err
+		case model.RemoveMember:
+			if i.Member == nil {
+				obstacle, err := r.foreignOwner(ctx, s, plan.Member, f.IsUnidentified)
+				if err != nil {
+					return out, err
+				}
+				if obstacle != "" {
+					out.departing = append(out.departing, obstacle)
+					continue
+				}
 			}
-			f = s.fleet() // The next one waits for it.
-		case stay:
-			if why != "" {
-				s.departing = append(s.departing, fmt.Sprintf("Machine %s cannot go yet: %s", i.name(), why))
+			if err := r.askToLeave(ctx, s, plan.Member); err != nil {
+				return out, err
+			}
+			f = s.Fleet() // The next one waits for it.
+		case model.KeepMachine:
+			if plan.Why != "" {
+				out.departing = append(out.departing, fmt.Sprintf("Machine %s cannot go yet: %s", i.Name(), plan.Why))
 			}
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // clearOrphans lets members leave that no Machine can have, and removes what is left of those that have.
-func (r *Reconciler) clearOrphans(ctx context.Context, s *scope) error {
-	f := s.fleet()
-	if f.unknown != "" {
-		return nil
+func (r *departures) clearOrphans(ctx context.Context, s *scope) (out result, err error) {
+	f := s.Fleet()
+	if f.Unknown != "" {
+		return out, nil
 	}
-	for _, m := range f.strays {
-		if !m.left {
+	for _, m := range f.Unassigned {
+		if !m.Left {
 			continue
 		}
-		gone := s.workload.members[m.name]
-		if err := client.IgnoreNotFound(s.workload.client.Delete(ctx, &gone, client.Preconditions{UID: &gone.UID})); err != nil {
-			return fmt.Errorf("cannot delete the EtcdMember %s: %w", m.name, err)
+		gone := s.Workload.Members[m.Name]
+		if err := client.IgnoreNotFound(s.client.Delete(ctx, &gone, client.Preconditions{UID: &gone.UID})); err != nil {
+			return out, fmt.Errorf("cannot delete the EtcdMember %s: %w", m.Name, err)
 		}
-		delete(s.workload.members, m.name)
+		delete(s.Workload.Members, m.Name)
 	}
-	for _, m := range f.orphans() {
-		if m.left || m.leave {
+	for _, m := range f.Orphans() {
+		if m.Left || m.Leave {
 			continue
 		}
-		if why := f.unsafe(m.name); why != "" {
-			s.departing = append(s.departing, fmt.Sprintf("the etcd member %s belongs to no Machine and cannot leave yet: %s", m.name, why))
+		if why := f.CannotRemove(m.Name); why != "" {
+			out.departing = append(out.departing, fmt.Sprintf("the etcd member %s belongs to no Machine and cannot leave yet: %s", m.Name, why))
 			continue
 		}
-		machines, err := r.everyMachine(ctx, s)
+		obstacle, err := r.foreignOwner(ctx, s, m.Name, func(string) bool { return false })
 		if err != nil {
-			return err
+			return out, err
 		}
-		if name := machineOf(machines, m.name); name != "" {
-			s.departing = append(s.departing, fmt.Sprintf("the etcd member %s may run on Machine %s, which does not belong to this control plane: it stays as long as the Machine exists", m.name, name))
+		if obstacle != "" {
+			out.departing = append(out.departing, obstacle)
 			continue
 		}
-		return r.askToLeave(ctx, s, m.name)
+		return out, r.askToLeave(ctx, s, m.Name)
 	}
-	return nil
+	return out, nil
+}
+
+// foreignOwner returns the reason why an etcd member may belong to a Machine outside the control plane; "" when it cannot.
+// The Machines for which ignore is true are not considered.
+func (r *departures) foreignOwner(ctx context.Context, s *scope, member string, ignore func(machine string) bool) (string, error) {
+	machines, err := r.everyMachine(ctx, s)
+	if err != nil {
+		return "", err
+	}
+	machines = slices.DeleteFunc(machines, func(m clusterv1.Machine) bool { return ignore(m.Name) })
+	name := model.MachineOfMember(machines, member)
+	if name == "" {
+		return "", nil
+	}
+	return fmt.Sprintf("the etcd member %s may run on Machine %s, which does not belong to this control plane: it stays as long as the Machine exists", member, name), nil
 }
 
 // askToLeave sets spec.leave of the member as we have read it: if anything about it has changed since, we
 // come again.
-func (r *Reconciler) askToLeave(ctx context.Context, s *scope, name string) error {
-	before := s.workload.members[name]
+func (r *departures) askToLeave(ctx context.Context, s *scope, name string) error {
+	before := s.Workload.Members[name]
 	after := before.DeepCopy()
 	after.Spec.Leave = true
-	if err := s.workload.client.Patch(ctx, after, client.MergeFromWithOptions(&before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := s.client.Patch(ctx, after, client.MergeFromWithOptions(&before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("cannot ask the etcd member %s to leave: %w", name, err)
 	}
-	s.workload.members[name] = *after
+	s.Workload.Members[name] = *after
 	r.event(s, corev1.EventTypeNormal, "EtcdMemberLeaves", "Leave", "The etcd member %s leaves", name)
 	return nil
 }
 
 // dropHook lets Cluster API go on with the deletion of a Machine.
-func (r *Reconciler) dropHook(ctx context.Context, machine *clusterv1.Machine) error {
+func (r *objects) dropHook(ctx context.Context, machine *clusterv1.Machine) error {
 	if _, ok := machine.Annotations[controlplanev1.PreTerminateHookAnnotation]; !ok {
 		return nil
 	}

@@ -30,9 +30,9 @@ func init() { ctrlmetrics.Registry.MustRegister(etcdSize, etcdInUse, etcdRead) }
 
 // measureSizes sets the gauges of the members that there are; those of others go.
 func measureSizes(s *scope) {
-	key := client.ObjectKeyFromObject(s.controlPlane)
+	key := client.ObjectKeyFromObject(s.Object)
 	forgetSizes(key)
-	for name, m := range s.workload.members {
+	for name, m := range s.Workload.Members {
 		for gauge, bytes := range map[*prometheus.GaugeVec]*int64{etcdSize: m.Status.DBSizeBytes, etcdInUse: m.Status.DBInUseBytes} {
 			if bytes != nil {
 				gauge.WithLabelValues(key.Namespace, key.Name, name).Set(float64(*bytes))

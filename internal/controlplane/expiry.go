@@ -2,14 +2,15 @@ package controlplane
 
 import (
 	"cmp"
+	"context"
 	"time"
 
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
 
+	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/manager/expiry"
-	"capstan.dev/capstan/internal/pki"
 )
 
 // defaultCertificateDays of the leaf certificates on control plane machines.
@@ -17,19 +18,21 @@ const defaultCertificateDays = 365
 
 // reconcileExpiry shows when the certificates of a control plane expire. It returns when the condition may change by the
 // passing of time alone.
-func reconcileExpiry(s *scope) time.Duration { return showExpiry(s, s.fleet().members()) }
+func reconcileExpiry(_ context.Context, s *scope) (result, error) {
+	return requeueAfter(showExpiry(s, s.Fleet().Members())), nil
+}
 
-func showExpiry(s *scope, members []member) time.Duration {
+func showExpiry(s *scope, members []model.Member) time.Duration {
 	certificates := expirations(s, members)
-	certexpiry.Record(kind, s.controlPlane.Namespace, s.controlPlane.Name, certificates)
-	condition, again := certexpiry.Condition(certificates, "see docs/certificates.md for their renewal", now())
-	conditions.Set(s.controlPlane, condition)
+	certexpiry.Record(model.Kind, s.Object.Namespace, s.Object.Name, certificates)
+	condition, again := certexpiry.Condition(certificates, "see docs/certificates.md for their renewal", s.Now)
+	conditions.Set(s.Object, condition)
 	return again
 }
 
 // expirations are those of the certificates that the provider sees: the authorities, the administrator's, and the first
 // leaf certificate of each control plane machine.
-func expirations(s *scope, members []member) []certexpiry.Certificate {
+func expirations(s *scope, members []model.Member) []certexpiry.Certificate {
 	var out []certexpiry.Certificate
 	add := func(name string, pem []byte) {
 		if c, err := certs.DecodeCertPEM(pem); err == nil && c != nil {
@@ -38,16 +41,16 @@ func expirations(s *scope, members []member) []certexpiry.Certificate {
 	}
 	for _, purpose := range []secret.Purpose{secret.ClusterCA, secret.EtcdCA, secret.FrontProxyCA} {
 		if c := s.certificates.GetByPurpose(purpose); c != nil && c.KeyPair != nil {
-			add("secret "+secret.Name(s.cluster.Name, purpose), c.KeyPair.Cert)
+			add("secret "+secret.Name(s.Cluster.Name, purpose), c.KeyPair.Cert)
 		}
 	}
 	if s.access != nil {
-		add("secret "+secret.Name(s.cluster.Name, secret.Kubeconfig), s.access.CertData)
+		add("secret "+secret.Name(s.Cluster.Name, secret.Kubeconfig), s.access.CertData)
 	}
-	validity := pki.Life(day * time.Duration(cmp.Or(s.controlPlane.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays)))
+	validity := model.Day * time.Duration(cmp.Or(s.Object.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays))
 	for _, m := range members {
-		if at := m.certificatesExpire; !at.IsZero() {
-			out = append(out, certexpiry.Certificate{Name: "machine " + m.name, NotBefore: at.Add(-validity), NotAfter: at})
+		if at := m.CertificatesExpire; !at.IsZero() {
+			out = append(out, certexpiry.Certificate{Name: "machine " + m.Name, NotBefore: at.Add(-validity), NotAfter: at})
 		}
 	}
 	return out

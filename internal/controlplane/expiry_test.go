@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/manager/expiry"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -30,32 +31,32 @@ func TestExpiry(t *testing.T) {
 		t.Fatal(err)
 	}
 	signed := func(left time.Duration) *rest.Config {
-		made, _, err := ca.Issue(pki.Leaf{Usages: pki.Client}, 30*day, time.Now().Add(left-30*day))
+		made, _, err := ca.Issue(pki.Leaf{Usages: pki.Client}, 30*model.Day, time.Now().Add(left-30*model.Day))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: pki.EncodeCert(made)}}
 	}
-	machine := func(left time.Duration) *member {
-		return &member{name: "m-0", certificatesExpire: time.Now().Add(left)}
+	machine := func(left time.Duration) *model.Member {
+		return &model.Member{Name: "m-0", CertificatesExpire: time.Now().Add(left)}
 	}
 	for name, c := range map[string]struct {
 		access  *rest.Config
-		machine *member
+		machine *model.Member
 		message string
 	}{
-		"fresh":              {signed(29 * day), machine(80 * day), ""},
-		"kubeconfig refused": {nil, machine(80 * day), ""},
-		"kubeconfig":         {signed(5 * day), machine(80 * day), "secret demo-kubeconfig expires on"},
-		"machine":            {signed(29 * day), machine(20 * day), "machine m-0 expires on"},
-		"no machine's known": {signed(29 * day), &member{name: "m-0"}, ""},
+		"fresh":              {signed(29 * model.Day), machine(80 * model.Day), ""},
+		"kubeconfig refused": {nil, machine(80 * model.Day), ""},
+		"kubeconfig":         {signed(5 * model.Day), machine(80 * model.Day), "secret demo-kubeconfig expires on"},
+		"machine":            {signed(29 * model.Day), machine(20 * model.Day), "machine m-0 expires on"},
+		"no machine's known": {signed(29 * model.Day), &model.Member{Name: "m-0"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "expiry", Name: "demo"}}
 			cp.Spec.Config.Cluster.CertificateValidityDays = 90
-			s := &scope{controlPlane: cp, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, access: c.access}
+			s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}, Now: time.Now()}, access: c.access}
 			s.certificates = secret.Certificates{{Purpose: secret.ClusterCA, KeyPair: &certs.KeyPair{Cert: pki.EncodeCert(ca.Cert)}}}
-			again := showExpiry(s, fleet{instances: []instance{{member: c.machine}}}.members())
+			again := showExpiry(s, model.Fleet{Instances: []model.Instance{{Member: c.machine}}}.Members())
 			got := conditions.Get(cp, certexpiry.ConditionType)
 			if (got.Status == metav1.ConditionTrue) != (c.message != "") || !strings.Contains(got.Message, c.message) || again <= 0 {
 				t.Errorf("got %v, again in %s", got, again)

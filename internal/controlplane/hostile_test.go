@@ -20,6 +20,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // trap is a server of a tenant. It asks for a client certificate, because that makes client-go run an exec plugin.
@@ -155,7 +156,7 @@ func TestUserKubeconfig(t *testing.T) {
 	authority := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
 	cluster.Create(authority)
 	endpoint := testcluster.NewEndpoint(t)
-	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, day, time.Now())
+	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, model.Day, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

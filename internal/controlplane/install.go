@@ -23,23 +23,24 @@ const (
 	installTimeout = 30 * time.Second
 )
 
-// reconcileInstalled keeps the kinds and roles current that the agents of machines need in the workload cluster: it has those
+// reconcile keeps the kinds and roles current that the agents of machines need in the workload cluster: it has those
 // of the Capstan that made its first machine, or those that a backup has brought back. No machine is replaced for it. Each
 // manager does it once, and again when the cluster does not know a kind. What goes wrong holds nothing else up.
-func (r *Reconciler) reconcileInstalled(ctx context.Context, s *scope) {
-	sum := sha256.Sum256([]byte("installed " + s.controlPlane.Annotations[controlplanev1.RestoredAnnotation]))
-	if s.workload.client == nil || !installDue(s.controlPlane, now()) || r.installed.is(s.controlPlane.UID, sum) && !s.workload.missing {
-		return
+func (r *workloads) reconcile(ctx context.Context, s *scope) (result, error) {
+	sum := sha256.Sum256([]byte("installed " + s.Object.Annotations[controlplanev1.RestoredAnnotation]))
+	if s.client == nil || !installDue(s.Object, s.Now) || r.installed.is(s.Object.UID, sum) && !s.Workload.Missing {
+		return result{}, nil
 	}
-	if err := install(ctx, s.workload.client, s.stacked()); err != nil {
+	if err := install(ctx, s.client, s.Stacked()); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot bring the kinds and roles of the machines' agents up to date")
-		return
+		return result{}, nil
 	}
-	r.installed.set(s.controlPlane.UID, sum)
+	r.installed.set(s.Object.UID, sum)
+	return result{}, nil
 }
 
 // reinstall has what the agents need brought again: the cluster does not know a kind.
-func (r *Reconciler) reinstall(s *scope) { r.installed.set(s.controlPlane.UID, [sha256.Size]byte{}) }
+func (r *workloads) reinstall(s *scope) { r.installed.set(s.Object.UID, [sha256.Size]byte{}) }
 
 // installDue: at first the first machine applies the same, and has enough to do.
 func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time) bool {

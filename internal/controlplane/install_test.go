@@ -14,24 +14,25 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 func initializedFor(age time.Duration) *controlplanev1.CapstanControlPlane {
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{UID: "x"}}
 	conditions.Set(cp, metav1.Condition{
-		Type: controlplanev1.InitializedCondition, Status: metav1.ConditionTrue, Reason: "Initialized", LastTransitionTime: metav1.NewTime(now().Add(-age)),
+		Type: controlplanev1.InitializedCondition, Status: metav1.ConditionTrue, Reason: "Initialized", LastTransitionTime: metav1.NewTime(time.Now().Add(-age)),
 	})
 	return cp
 }
 
 // TestInstallDue: the first machine of a cluster is left alone while it does the same.
 func TestInstallDue(t *testing.T) {
-	if installDue(&controlplanev1.CapstanControlPlane{}, now()) || installDue(initializedFor(time.Minute), now()) || !installDue(initializedFor(time.Hour), now()) {
+	if installDue(&controlplanev1.CapstanControlPlane{}, time.Now()) || installDue(initializedFor(time.Minute), time.Now()) || !installDue(initializedFor(time.Hour), time.Now()) {
 		t.Error("it is not for clusters that have begun a while ago")
 	}
 	starting := initializedFor(0)
 	starting.Status.Conditions[0].Status = metav1.ConditionFalse
-	if installDue(starting, now().Add(time.Hour)) {
+	if installDue(starting, time.Now().Add(time.Hour)) {
 		t.Error("nothing answers yet")
 	}
 }
@@ -39,7 +40,7 @@ func TestInstallDue(t *testing.T) {
 // TestInstalled: a live cluster of an older Capstan gets the kinds and the roles of this one, also when somebody has taken them
 // away; what is current is not written again.
 func TestInstalled(t *testing.T) {
-	s := &scope{controlPlane: initializedFor(time.Hour), workload: &workload{client: env.Client}}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: initializedFor(time.Hour), Workload: &model.Workload{}, Now: time.Now()}, client: env.Client}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "capstan:etcd-care"}}
 	knows := func(resource string) bool {
 		if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
@@ -76,21 +77,23 @@ func TestInstalled(t *testing.T) {
 			}
 		}
 	}
-	current := func(what string, r *Reconciler) {
+	current := func(what string, r *workloads) {
 		t.Helper()
 		testcluster.Eventually(t, what, func() bool {
-			r.reconcileInstalled(t.Context(), s)
+			if _, err := r.reconcile(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
 			return knows("etcdbackupchecks/status") && knows("etcdbackups") && env.Client.List(t.Context(), &etcdv1.EtcdBackupCheckList{}) == nil
 		})
 	}
 	older()
-	first := &Reconciler{}
+	first := &workloads{}
 	current("this Capstan brings them", first)
 	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "capstan:etcd-care"}, &rbacv1.Role{}); err != nil {
 		t.Errorf("agents may not read the credentials of a store: %v", err)
 	}
 	was := role.ResourceVersion
-	current("another manager finds them", &Reconciler{})
+	current("another manager finds them", &workloads{})
 	if role.ResourceVersion != was {
 		t.Error("what was current was written again")
 	}
@@ -98,7 +101,7 @@ func TestInstalled(t *testing.T) {
 	first.reinstall(s)
 	current("a kind that the cluster does not know is brought again", first)
 	older()
-	s.workload.missing = true
+	s.Workload.Missing = true
 	current("etcd's members are not told of", first)
 }
 
@@ -113,9 +116,11 @@ func TestFormerBindingIsRemoved(t *testing.T) {
 	if err := env.Client.Create(t.Context(), former); err != nil {
 		t.Fatal(err)
 	}
-	s := &scope{controlPlane: initializedFor(time.Hour), workload: &workload{client: env.Client}}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: initializedFor(time.Hour), Workload: &model.Workload{}, Now: time.Now()}, client: env.Client}
 	for range 2 { // Another manager finds it removed.
-		(&Reconciler{}).reconcileInstalled(t.Context(), s)
+		if _, err := (&workloads{}).reconcile(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
 		bindings := &rbacv1.ClusterRoleBindingList{}
 		if err := env.Client.List(t.Context(), bindings); err != nil {
 			t.Fatal(err)

@@ -15,33 +15,35 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/pki"
 )
 
-const day = 24 * time.Hour
+// kubeconfigs is the step that provides the kubeconfig Secret of a cluster.
+type kubeconfigs struct{ *objects }
 
-// reconcileKubeconfig makes the kubeconfig secret as soon as the endpoint is known, and makes it again
+// reconcile makes the kubeconfig secret as soon as the endpoint is known, and makes it again
 // when its certificate nears its end, or when the endpoint or the certificate authority is another one
 // (CP-13, CP-14). One that somebody else made is left alone, and used if it is not refused. It returns when to look
 // again.
-func (r *Reconciler) reconcileKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
-	again, err := r.ensureKubeconfig(ctx, s)
+func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
+	note, again, err := r.ensureKubeconfig(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
 		// A change of the Secret is an event.
-		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, err.Error())
-		return 0, nil
+		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, controlplanev1.KubeconfigRefusedReason, err.Error())
+		return result{}, nil
 	}
 	if useless := (uselessError)(""); errors.As(err, &useless) {
-		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
-		return 0, nil
+		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		return result{}, nil
 	}
 	if err != nil {
-		setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
-		return 0, err
+		setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "NotAvailable", err.Error())
+		return result{}, err
 	}
-	setCondition(s.controlPlane, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", s.kubeconfigNote)
-	return again, nil
+	setCondition(s.Object, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionTrue, "Available", note)
+	return requeueAfter(again), nil
 }
 
 // uselessError is why a kubeconfig cannot be used or made, until somebody changes a Secret, which is an event.
@@ -50,72 +52,71 @@ type uselessError string
 func (e uselessError) Error() string { return string(e) }
 
 // userKubeconfig reports when the certificate in a kubeconfig ends that the user provides, and that nobody renews.
-func (s *scope) userKubeconfig(name string, now time.Time) (again time.Duration, err error) {
-	cert, err := certs.DecodeCertPEM(s.access.CertData)
+func userKubeconfig(access *rest.Config, name string, now time.Time) (note string, again time.Duration, err error) {
+	cert, err := certs.DecodeCertPEM(access.CertData)
 	if err != nil || cert == nil {
-		s.kubeconfigNote = fmt.Sprintf("the secret %s is provided by the user and has no client certificate", name)
-		return 0, nil
+		return fmt.Sprintf("the secret %s is provided by the user and has no client certificate", name), 0, nil
 	}
 	ends := cert.NotAfter.UTC().Format(time.RFC3339)
 	if !now.Before(cert.NotAfter) {
-		return 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and its client certificate has expired at %s: replace the certificate, or delete the secret so that Capstan makes one", name, ends))
+		return "", 0, uselessError(fmt.Sprintf("the secret %s is provided by the user, and its client certificate has expired at %s: replace the certificate, or delete the secret so that Capstan makes one", name, ends))
 	}
-	s.kubeconfigNote = fmt.Sprintf("the secret %s is provided by the user, and its client certificate expires at %s: Capstan does not renew it", name, ends)
-	return cert.NotAfter.Sub(now), nil
+	note = fmt.Sprintf("the secret %s is provided by the user, and its client certificate expires at %s: Capstan does not renew it", name, ends)
+	return note, cert.NotAfter.Sub(now), nil
 }
 
-func (r *Reconciler) ensureKubeconfig(ctx context.Context, s *scope) (time.Duration, error) {
-	validity, renewBefore := kubeconfigTimes(s.controlPlane.Spec.Kubeconfig)
-	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.Kubeconfig)}
+func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note string, again time.Duration, err error) {
+	validity, renewBefore := kubeconfigTimes(s.Object.Spec.Kubeconfig)
+	key := client.ObjectKey{Namespace: s.Cluster.Namespace, Name: secret.Name(s.Cluster.Name, secret.Kubeconfig)}
 
 	existing, err := r.getSecret(ctx, key)
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	if existing != nil {
 		if err := r.ownSecret(ctx, s, existing); err != nil {
-			return 0, err
+			return "", 0, err
 		}
 		s.access, err = kubeconfig.Load(existing.Data[secret.KubeconfigDataName], s.endpoint)
-		switch ours := metav1.IsControlledBy(existing, s.controlPlane); {
+		switch ours := metav1.IsControlledBy(existing, s.Object); {
 		case err != nil && (!ours || s.signer == nil):
-			return 0, err
+			return "", 0, err
 		case !ours:
-			return s.userKubeconfig(key.Name, now())
+			return userKubeconfig(s.access, key.Name, s.Now)
 		case s.signer == nil:
-			return 0, nil // CertificatesAvailable names the authority.
+			return "", 0, nil // CertificatesAvailable names the authority.
 		}
-		if again := kubeconfigGoodFor(s.access, s.signer.Cert, renewBefore, now()); again > 0 {
-			return again, nil
+		if again := kubeconfigGoodFor(s.access, s.signer.Cert, renewBefore, s.Now); again > 0 {
+			return "", again, nil
 		}
 	}
 	if s.signer == nil {
-		return 0, uselessError("the kubeconfig cannot be made without the certificate authority")
+		return "", 0, uselessError("the kubeconfig cannot be made without the certificate authority")
 	}
-	data, err := newKubeconfig(s.cluster.Name, "https://"+s.endpoint.String(), s.signer, validity, now())
+	data, err := newKubeconfig(s.Cluster.Name, "https://"+s.endpoint.String(), s.signer, validity, s.Now)
 	if err != nil {
-		return 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
+		return "", 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
 	}
 	if s.access, err = kubeconfig.Load(data, s.endpoint); err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	if existing == nil {
-		return validity - renewBefore, r.Client.Create(ctx, ownedSecret(s, key.Name, data))
+		return "", validity - renewBefore, r.Client.Create(ctx, ownedSecret(s, key.Name, data))
 	}
 	before := existing.DeepCopy()
 	existing.Data = map[string][]byte{secret.KubeconfigDataName: data}
-	return validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFrom(before))
+	return "", validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFrom(before))
 }
 
 func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore time.Duration) {
-	validity = day * controlplanev1.DefaultKubeconfigValidityDays
+	validity = model.Day * controlplanev1.DefaultKubeconfigValidityDays
 	if spec.ValidityDays > 0 {
-		validity = day * time.Duration(spec.ValidityDays)
+		validity = model.Day * time.Duration(spec.ValidityDays)
 	}
 	validity = pki.Life(validity)
 	renewBefore = validity / 2
 	if spec.RenewBeforeDays > 0 {
-		renewBefore = day * time.Duration(spec.RenewBeforeDays)
+		renewBefore = model.Day * time.Duration(spec.RenewBeforeDays)
 	}
 	return validity, renewBefore
 }
@@ -131,7 +132,7 @@ func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration
 		return 0
 	}
 	if caCert, err := certs.DecodeCertPEM(ca); err == nil && !cert.NotAfter.Before(caCert.NotAfter) {
-		return max(day, caCert.NotAfter.Sub(now)) // It ends with its authority: another one would, too.
+		return max(model.Day, caCert.NotAfter.Sub(now)) // It ends with its authority: another one would, too.
 	}
 	return max(0, cert.NotAfter.Add(-renewBefore).Sub(now))
 }

@@ -23,6 +23,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // namesOfMachines are sorted, with the oldest first.
@@ -211,7 +212,7 @@ func TestDeletedMachines(t *testing.T) {
 	w.cluster.Change(&victim, func() { victim.Annotations[other] = "" })
 	deleteMachine(t, w, victim.Name)
 	w.until("it waits for the other hook", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && waitsForHook(&victim)
+		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && model.WaitsForHook(&victim)
 	})
 	w.still("its member stays", func() bool { return w.voting() == 3 })
 	w.cluster.Change(&victim, func() { delete(victim.Annotations, other) })
@@ -498,7 +499,7 @@ func TestSpread(t *testing.T) {
 		t.Helper()
 		in := map[string]int{}
 		for _, m := range machinesOf(t, w.cluster) {
-			in[domainOf(&m)]++
+			in[model.FailureDomainOf(&m)]++
 		}
 		if fmt.Sprint(in) != "map[a:1 b:1 c:1]" {
 			t.Errorf("%s: Machines stand in %v", what, in)

@@ -2,7 +2,6 @@ package controlplane
 
 import (
 	"context"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,82 +9,32 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// reconcileMachineConditions says on each Machine whether it is up to date (CP-18), and how its API server
+// machineStatus is the step that writes the conditions of Machines.
+type machineStatus struct{ *objects }
+
+// reconcile says on each Machine whether it is up to date (CP-18), and how its API server
 // and its member of etcd are (CP-10): these are its readiness gates.
-func (r *Reconciler) reconcileMachineConditions(ctx context.Context, s *scope) error {
-	f := s.everybody()
-	for n := range f.instances {
-		i := &f.instances[n]
-		wanted := []metav1.Condition{upToDate(i.outdated)}
+func (r *machineStatus) reconcile(ctx context.Context, s *scope) (result, error) {
+	f := s.CompleteFleet()
+	for n := range f.Instances {
+		i := &f.Instances[n]
+		wanted := []metav1.Condition{model.UpToDate(i.Outdated)}
 		// What was known a moment ago stands.
-		if !s.blink {
-			wanted = append(wanted, machineHealth(i, f)...)
+		if !s.Interrupted {
+			wanted = append(wanted, model.MachineHealth(i, f)...)
 		}
-		if err := r.setMachineConditions(ctx, i.machine, wanted...); err != nil {
-			return err
+		if err := r.setMachineConditions(ctx, i.Machine, wanted...); err != nil {
+			return result{}, err
 		}
 	}
-	return nil
-}
-
-// machineHealth is how it is what runs on a Machine. Until an API server's Lease that is new to us is renewed nothing is said of it.
-func machineHealth(i *instance, f fleet) []metav1.Condition {
-	var out []metav1.Condition
-	if i.apiServer != metav1.ConditionUnknown || f.unknown != "" {
-		out = append(out, apiServerHealthy(i, f))
-	}
-	if f.stacked {
-		out = append(out, memberCondition(i, f))
-	}
-	return out
-}
-
-func upToDate(reasons []string) metav1.Condition {
-	if len(reasons) == 0 {
-		return metav1.Condition{Type: clusterv1.MachineUpToDateCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineUpToDateReason}
-	}
-	return metav1.Condition{
-		Type: clusterv1.MachineUpToDateCondition, Status: metav1.ConditionFalse, Reason: clusterv1.MachineNotUpToDateReason,
-		Message: "* " + strings.Join(reasons, "\n* "),
-	}
-}
-
-func healthCondition(kind string, status metav1.ConditionStatus, message string) metav1.Condition {
-	switch status {
-	case metav1.ConditionTrue:
-		return metav1.Condition{Type: kind, Status: status, Reason: controlplanev1.HealthyReason}
-	case metav1.ConditionFalse:
-		return metav1.Condition{Type: kind, Status: status, Reason: controlplanev1.NotHealthyReason, Message: message}
-	}
-	return metav1.Condition{Type: kind, Status: metav1.ConditionUnknown, Reason: controlplanev1.HealthUnknownReason, Message: message}
-}
-
-func apiServerHealthy(i *instance, f fleet) metav1.Condition {
-	message := "The API server has not renewed its Lease"
-	if i.apiServer == metav1.ConditionUnknown {
-		message = f.unknown
-	}
-	return healthCondition(controlplanev1.MachineAPIServerHealthyCondition, i.apiServer, message)
-}
-
-func memberCondition(i *instance, f fleet) metav1.Condition {
-	kind := controlplanev1.MachineEtcdMemberHealthyCondition
-	switch {
-	case f.unknown != "":
-		return healthCondition(kind, metav1.ConditionUnknown, f.unknown)
-	case i.member == nil:
-		return healthCondition(kind, metav1.ConditionFalse, "The Machine has no etcd member yet")
-	case !i.member.voting:
-		return healthCondition(kind, metav1.ConditionFalse, "The etcd member has no vote: "+i.member.what)
-	}
-	return healthCondition(kind, i.member.health, i.member.what)
+	return result{}, nil
 }
 
 // setMachineConditions writes those conditions of a Machine that have changed.
-func (r *Reconciler) setMachineConditions(ctx context.Context, machine *clusterv1.Machine, wanted ...metav1.Condition) error {
+func (r *objects) setMachineConditions(ctx context.Context, machine *clusterv1.Machine, wanted ...metav1.Condition) error {
 	changed := false
 	for _, c := range wanted {
 		has := conditions.Get(machine, c.Type)
@@ -101,13 +50,13 @@ func (r *Reconciler) setMachineConditions(ctx context.Context, machine *clusterv
 	})
 }
 
-func (r *Reconciler) removeMachineCondition(ctx context.Context, machine *clusterv1.Machine, kind string) error {
+func (r *objects) removeMachineCondition(ctx context.Context, machine *clusterv1.Machine, kind string) error {
 	return r.patchMachineStatus(ctx, machine, func(m *clusterv1.Machine) { conditions.Delete(m, kind) })
 }
 
 // patchMachineStatus changes the status of a Machine. It has other writers, so that the patch is tied to what
 // was read; and it is read live, because against a cache that lags the patch conflicts.
-func (r *Reconciler) patchMachineStatus(ctx context.Context, machine *clusterv1.Machine, change func(*clusterv1.Machine)) error {
+func (r *objects) patchMachineStatus(ctx context.Context, machine *clusterv1.Machine, change func(*clusterv1.Machine)) error {
 	live := &clusterv1.Machine{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(machine), live); err != nil {
 		return client.IgnoreNotFound(err)

@@ -1,7 +1,6 @@
 package controlplane
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,16 +21,25 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/naming"
 )
 
-// reconcileMachines does the next step towards the Machines that the spec wants, and says what keeps it from that.
-func (r *Reconciler) reconcileMachines(ctx context.Context, s *scope) error {
-	err := r.makeOrDelete(ctx, s)
+// machines is the step that creates and deletes Machines.
+type machines struct {
+	*objects
+	infrastructure *infrastructure
+	// trials are the Machines that could not be created.
+	trials trials
+}
+
+// reconcile does the next step towards the Machines that the spec wants, and says what keeps it from that.
+func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
+	out, err := r.createOrDelete(ctx, s)
 	if err != nil && !apierrors.IsConflict(err) {
-		s.blocked = advise(err)
+		out.blocked = advise(err)
 	}
-	return err
+	return out, err
 }
 
 // advise says what to do about an error, if it is the user who can do something.
@@ -42,46 +50,41 @@ func advise(err error) string {
 	return err.Error()
 }
 
-// makeOrDelete makes the Machines that are missing, or deletes one.
-func (r *Reconciler) makeOrDelete(ctx context.Context, s *scope) error {
-	if s.uncertified {
-		return nil // What goes now could not be replaced.
-	}
-	if p := makePlan(s.fleet(), s.wish()); !p.acts() {
-		s.blocked = cmp.Or(p.why, s.blocked)
-		return nil
+// createOrDelete makes the Machines that are missing, or deletes one.
+func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error) {
+	if p := model.PlanMachines(s.Fleet(), s.Target()); !p.Acts() {
+		return blocked(p.Why), nil
 	}
 	// What we know may be old, and what follows cannot be taken back: what is stored decides.
 	if current, err := r.readLive(ctx, s); err != nil || !current {
-		return err
+		return result{}, err
 	}
-	p := makePlan(s.fleet(), s.wish())
+	p := model.PlanMachines(s.Fleet(), s.Target())
 	switch {
-	case p.create > 0:
+	case p.Create > 0:
 		return r.createMachines(ctx, s, p)
-	case p.remove != nil:
+	case p.Remove != nil:
 		why := "ScaleDown"
-		if len(s.outdated[p.remove.Name]) > 0 {
+		if len(s.Outdated[p.Remove.Name]) > 0 {
 			why = "RollOut"
 		}
-		return r.deleteMachine(ctx, s, p.remove, why)
+		return result{}, r.deleteMachine(ctx, s, p.Remove, why)
 	}
-	s.blocked = cmp.Or(p.why, s.blocked)
-	return nil
+	return blocked(p.Why), nil
 }
 
 // readLive replaces what came from the cache by what is stored (the workload cluster is always read live).
 // current says that the spec has not changed since; if it has, an event follows.
-func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err error) {
+func (r *objects) readLive(ctx context.Context, s *scope) (current bool, err error) {
 	live := &controlplanev1.CapstanControlPlane{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.controlPlane), live); err != nil {
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
 		return false, client.IgnoreNotFound(err)
 	}
-	if live.UID != s.controlPlane.UID || live.Generation != s.controlPlane.Generation || !live.DeletionTimestamp.IsZero() {
+	if live.UID != s.Object.UID || live.Generation != s.Object.Generation || !live.DeletionTimestamp.IsZero() {
 		return false, nil
 	}
-	s.controlPlane.Annotations = live.Annotations
-	if s.machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.mixed != "" {
+	s.Object.Annotations = live.Annotations
+	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.Ambiguous != "" {
 		return false, err
 	}
 	if err := r.readAuthority(ctx, s); err != nil {
@@ -91,17 +94,18 @@ func (r *Reconciler) readLive(ctx context.Context, s *scope) (current bool, err 
 }
 
 // createMachines makes Machines. All but the first of a cluster may be made at once.
-func (r *Reconciler) createMachines(ctx context.Context, s *scope, p plan) error {
-	for range p.create {
-		if err := r.createMachine(ctx, s, p.first); err != nil {
-			return err
+func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (out result, err error) {
+	for range p.Create {
+		created, err := r.createMachine(ctx, s, p.First)
+		if out.merge(created); err != nil {
+			return out, err
 		}
 	}
-	return nil
+	return out, nil
 }
 
 // deleteMachine deletes a Machine as we have read it. Its pre-terminate hook keeps it until it has left etcd.
-func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
+func (r *objects) deleteMachine(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
 	err := r.Client.Delete(ctx, machine, client.Preconditions{UID: &machine.UID, ResourceVersion: &machine.ResourceVersion})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // It has changed, which is an event.
@@ -109,40 +113,41 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope, machine *clust
 	if err != nil {
 		return fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
 	}
-	machine.DeletionTimestamp = &metav1.Time{Time: now()}
-	deleted.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name, why).Inc()
+	machine.DeletionTimestamp = &metav1.Time{Time: s.Now}
+	deleted.WithLabelValues(s.Object.Namespace, s.Object.Name, why).Inc()
 	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deletes Machine %s", machine.Name)
 	return nil
 }
 
 // createMachine makes a Machine, unless it could not be made a moment ago.
-func (r *Reconciler) createMachine(ctx context.Context, s *scope, first bool) error {
-	if !s.domainsKnown() {
-		s.blocked = "the infrastructure does not show failure domains yet, and is not provisioned"
-		return nil // A change of the infrastructure's object is an event.
+func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (result, error) {
+	if !s.DomainsKnown() {
+		return blocked("the infrastructure does not show failure domains yet, and is not provisioned"), nil // A change of the infrastructure's object is an event.
 	}
-	last := r.trials.get(s.controlPlane)
-	if left := last.after.Sub(now()); left > 0 {
-		s.blocked, s.again = last.why, left
-		return nil
+	last := r.trials.get(s.Object)
+	if left := last.after.Sub(s.Now); left > 0 {
+		return result{blocked: last.why, requeueAfter: left}, nil
 	}
 	err := r.tryMachine(ctx, s, first, &last)
+	missing := missingTemplateError("")
 	switch {
+	case errors.As(err, &missing):
+		return blocked(err.Error()), nil // Its creation is an event.
 	case err == nil:
-		r.trials.forget(client.ObjectKeyFromObject(s.controlPlane))
+		r.trials.forget(client.ObjectKeyFromObject(s.Object))
 	case !apierrors.IsConflict(err):
-		last = last.failed(advise(err), now())
-		r.trials.set(s.controlPlane, last)
+		last = last.failed(advise(err), s.Now)
+		r.trials.set(s.Object, last)
 	}
-	return err
+	return result{}, err
 }
 
 // tryMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig
 // comes first and the Machine last: if we end in between, the config that has no Machine is found
 // again and the rest is made under its name, so that nothing is left over or made twice.
-func (r *Reconciler) tryMachine(ctx context.Context, s *scope, first bool, last *trial) error {
-	infraTemplate, err := r.infraTemplate(ctx, s)
-	if err != nil || infraTemplate == nil {
+func (r *machines) tryMachine(ctx context.Context, s *scope, first bool, last *trial) error {
+	infraTemplate, err := r.infrastructure.template(ctx, s)
+	if err != nil {
 		return err
 	}
 	config, err := r.nextConfig(ctx, s, first, last)
@@ -160,17 +165,17 @@ func (r *Reconciler) tryMachine(ctx context.Context, s *scope, first bool, last 
 	if err := r.apply(ctx, machine); err != nil {
 		return fmt.Errorf("cannot make the Machine %s: %w", machine.Name, err)
 	}
-	s.machines.Insert(machine)
+	s.Machines.Insert(machine)
 	if err := r.handOver(ctx, machine, config, infraMachine); err != nil {
 		return err
 	}
-	created.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name).Inc()
+	created.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
 	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Made Machine %s", machine.Name)
 	return r.finishRemediation(ctx, s)
 }
 
 // createInfraMachine makes an infrastructure machine, or finds the one that was made before.
-func (r *Reconciler) createInfraMachine(ctx context.Context, infraMachine *unstructured.Unstructured) error {
+func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstructured.Unstructured) error {
 	err := r.Client.Create(ctx, infraMachine)
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -185,13 +190,13 @@ func (r *Reconciler) createInfraMachine(ctx context.Context, infraMachine *unstr
 }
 
 // nextConfig is the CapstanConfig of the Machine that is made next: one that has no Machine yet, or a new one.
-func (r *Reconciler) nextConfig(ctx context.Context, s *scope, first bool, last *trial) (*bootstrapv1.CapstanConfig, error) {
+func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *trial) (*bootstrapv1.CapstanConfig, error) {
 	unfinished, err := r.unfinishedConfigs(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	fits := func(c *bootstrapv1.CapstanConfig) bool {
-		return equalJSON(c.Spec, desiredConfig(s, c.Name, first).Spec)
+		return model.EqualJSON(c.Spec, desiredConfig(s, c.Name, first).Spec)
 	}
 	var config *bootstrapv1.CapstanConfig
 	if i := slices.IndexFunc(unfinished, fits); i >= 0 {
@@ -227,7 +232,7 @@ func (r *Reconciler) nextConfig(ctx context.Context, s *scope, first bool, last 
 
 // firstConfig is the unfinished config with the name that is reserved for the first Machine, if it is as the spec wants
 // it; nil when it has to be made, under last.name.
-func (r *Reconciler) firstConfig(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig, unfinished []*bootstrapv1.CapstanConfig, last *trial) (*bootstrapv1.CapstanConfig, error) {
+func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig, unfinished []*bootstrapv1.CapstanConfig, last *trial) (*bootstrapv1.CapstanConfig, error) {
 	otherwise := last.name
 	if config != nil {
 		otherwise = config.Name
@@ -241,7 +246,7 @@ func (r *Reconciler) firstConfig(ctx context.Context, s *scope, config *bootstra
 	}
 	last.name = name
 	for _, c := range unfinished {
-		if c.Name == name && equalJSON(c.Spec, desiredConfig(s, name, true).Spec) {
+		if c.Name == name && model.EqualJSON(c.Spec, desiredConfig(s, name, true).Spec) {
 			return c, nil
 		}
 	}
@@ -249,18 +254,18 @@ func (r *Reconciler) firstConfig(ctx context.Context, s *scope, config *bootstra
 }
 
 // unfinishedConfigs are CapstanConfigs that were made for Machines which do not exist.
-func (r *Reconciler) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstrapv1.CapstanConfig, error) {
+func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstrapv1.CapstanConfig, error) {
 	list := &bootstrapv1.CapstanConfigList{}
-	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.cluster.Namespace), client.MatchingLabels{
-		clusterv1.ClusterNameLabel: s.cluster.Name,
+	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
+		clusterv1.ClusterNameLabel: s.Cluster.Name,
 	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
 		return nil, err
 	}
 	var out []*bootstrapv1.CapstanConfig
 	for i := range list.Items {
 		config := &list.Items[i]
-		ours := util.IsOwnedByObject(config, s.controlPlane, controlPlaneKind) || len(config.OwnerReferences) == 0 && named(s.controlPlane, s.cluster)
-		if ours && s.machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
+		ours := util.IsOwnedByObject(config, s.Object, model.ControlPlaneKind) || len(config.OwnerReferences) == 0 && model.IsReferenced(s.Object, s.Cluster)
+		if ours && s.Machines[config.Name] == nil && config.DeletionTimestamp.IsZero() {
 			out = append(out, config)
 		}
 	}
@@ -269,9 +274,9 @@ func (r *Reconciler) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootst
 
 // removeUnfinished removes a CapstanConfig that no Machine will have, with its infrastructure machine. If somebody has
 // made the Machine meanwhile, both have changed and stay.
-func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig) error {
-	infraTemplate, err := r.infraTemplate(ctx, s)
-	if err != nil || infraTemplate == nil {
+func (r *machines) removeUnfinished(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig) error {
+	infraTemplate, err := r.infrastructure.template(ctx, s)
+	if err != nil {
 		return err
 	}
 	infraMachine, err := desiredInfraMachine(s, infraTemplate, config.Name)
@@ -291,7 +296,7 @@ func (r *Reconciler) removeUnfinished(ctx context.Context, s *scope, config *boo
 }
 
 // deleteAsRead deletes an object that no Machine has, if nobody has changed it since it was read.
-func (r *Reconciler) deleteAsRead(ctx context.Context, obj client.Object) error {
+func (r *objects) deleteAsRead(ctx context.Context, obj client.Object) error {
 	if metav1.GetControllerOfNoCopy(obj) != nil {
 		return nil // A Machine has it.
 	}
@@ -303,11 +308,11 @@ func (r *Reconciler) deleteAsRead(ctx context.Context, obj client.Object) error 
 // reconciles them: whoever reconciles the control plane (CP-22).
 func ownLabels(s *scope) map[string]string {
 	out := map[string]string{
-		clusterv1.ClusterNameLabel:             s.cluster.Name,
+		clusterv1.ClusterNameLabel:             s.Cluster.Name,
 		clusterv1.MachineControlPlaneLabel:     "",
-		clusterv1.MachineControlPlaneNameLabel: format.MustFormatValue(s.controlPlane.Name),
+		clusterv1.MachineControlPlaneNameLabel: format.MustFormatValue(s.Object.Name),
 	}
-	if watched := s.controlPlane.Labels[clusterv1.WatchLabel]; watched != "" {
+	if watched := s.Object.Labels[clusterv1.WatchLabel]; watched != "" {
 		out[clusterv1.WatchLabel] = watched
 	}
 	return out
@@ -316,25 +321,25 @@ func ownLabels(s *scope) map[string]string {
 // metadata of what is made for a Machine. What the template adds is applied afterwards, so that it can be
 // taken away again; see propagate.go.
 func metadata(s *scope, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: s.cluster.Namespace, Name: name, Labels: ownLabels(s)}
+	return metav1.ObjectMeta{Namespace: s.Cluster.Namespace, Name: name, Labels: ownLabels(s)}
 }
 
 // ownerRef is how the CapstanConfig and the infrastructure machine are owned until the Machine's
 // controller takes them over.
 func ownerRef(s *scope) metav1.OwnerReference {
-	ref := controllerRef(s.controlPlane)
+	ref := controllerRef(s.Object)
 	ref.Controller, ref.BlockOwnerDeletion = nil, nil
 	return ref
 }
 
 func desiredConfig(s *scope, name string, first bool) *bootstrapv1.CapstanConfig {
-	out := &bootstrapv1.CapstanConfig{ObjectMeta: metadata(s, name), Spec: *s.controlPlane.Spec.Config.DeepCopy()}
+	out := &bootstrapv1.CapstanConfig{ObjectMeta: metadata(s, name), Spec: *s.Object.Spec.Config.DeepCopy()}
 	out.OwnerReferences = []metav1.OwnerReference{ownerRef(s)}
 	out.Spec.Role = bootstrapv1.RoleControlPlane
 	if first {
 		out.Spec.Role = bootstrapv1.RoleInit
-		if s.restoreSource != nil {
-			out.Spec.Restore = *s.restoreSource
+		if s.RestoreSource != nil {
+			out.Spec.Restore = *s.RestoreSource
 		}
 	}
 	return out
@@ -348,7 +353,7 @@ func desiredInfraMachine(s *scope, from *unstructured.Unstructured, name string)
 		TemplateRef: &corev1.ObjectReference{APIVersion: from.GetAPIVersion(), Kind: from.GetKind(), Name: from.GetName(), Namespace: from.GetNamespace()},
 		Namespace:   meta.Namespace,
 		Name:        name,
-		ClusterName: s.cluster.Name,
+		ClusterName: s.Cluster.Name,
 		OwnerRef:    &ref,
 		Labels:      meta.Labels,
 	})
@@ -359,9 +364,9 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 	out := &clusterv1.Machine{
 		ObjectMeta: metadata(s, infraMachine.GetName()),
 		Spec: clusterv1.MachineSpec{
-			ClusterName:   s.cluster.Name,
-			Version:       wantedVersion(s.controlPlane),
-			FailureDomain: place(forControlPlanes(failureDomains(s)), s.machines.UnsortedList(), s.outdated),
+			ClusterName:   s.Cluster.Name,
+			Version:       model.WantedVersion(s.Object),
+			FailureDomain: model.PlaceMachine(model.ForControlPlanes(s.FailureDomains()), s.Machines.UnsortedList(), s.Outdated),
 			Bootstrap: clusterv1.Bootstrap{ConfigRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: bootstrapv1.GroupVersion.Group, Kind: "CapstanConfig", Name: infraMachine.GetName(),
 			}},
@@ -370,12 +375,12 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 			},
 		},
 	}
-	if open := s.openRepair(); open != nil {
+	if open := s.OpenRemediation(); open != nil {
 		repaired := *open
 		repaired.Open = nil // Another Machine replaces that one.
 		out.Annotations = map[string]string{controlplanev1.RemediationForAnnotation: repaired.String()}
 	}
-	if id := s.restoredAs(); id != "" {
+	if id := s.RestoredAs(); id != "" {
 		metav1.SetMetaDataAnnotation(&out.ObjectMeta, controlplanev1.RestoreAnnotation, id)
 	}
 	return out
@@ -383,7 +388,7 @@ func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Ma
 
 // machineName renders spec.machineNaming.template.
 func machineName(s *scope) (string, error) {
-	return renderName(s.controlPlane.Spec.MachineNaming.Template, s.cluster.Name, s.controlPlane.Name, rand.String(5))
+	return renderName(s.Object.Spec.MachineNaming.Template, s.Cluster.Name, s.Object.Name, rand.String(5))
 }
 
 // The fields of spec.machineNaming.template.

@@ -6,6 +6,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/manager/expiry"
 )
 
@@ -37,24 +38,24 @@ func init() { ctrlmetrics.Registry.MustRegister(created, deleted, etcdMembers, b
 
 // measureBackups sets the gauge of a control plane that has backups.
 func measureBackups(cp *controlplanev1.CapstanControlPlane) {
-	if at := lastBackup(cp); !at.IsZero() {
+	if at := model.LastBackup(cp); !at.IsZero() {
 		backupTime.WithLabelValues(cp.Namespace, cp.Name).Set(float64(at.Unix()))
 	}
 }
 
 // measure sets the gauges of a control plane.
 func measure(s *scope) {
-	f := s.fleet()
-	if !f.stacked || f.unknown != "" {
+	f := s.Fleet()
+	if !f.Stacked || f.Unknown != "" {
 		return
 	}
-	v := f.votes()
+	v := f.Votes()
 	set := func(state string, n int) {
-		etcdMembers.WithLabelValues(s.controlPlane.Namespace, s.controlPlane.Name, state).Set(float64(n))
+		etcdMembers.WithLabelValues(s.Object.Namespace, s.Object.Name, state).Set(float64(n))
 	}
-	set("voting", v.voting)
-	set("healthy", v.healthy)
-	set("other", len(f.members())-v.voting)
+	set("voting", v.Voting)
+	set("healthy", v.Healthy)
+	set("other", len(f.Members())-v.Voting)
 	measureSizes(s)
 }
 
@@ -65,6 +66,6 @@ func forgetMetrics(key client.ObjectKey) {
 	deleted.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
 	forgetEtcd(key)
-	certexpiry.Forget(kind, key.Namespace, key.Name)
+	certexpiry.Forget(model.Kind, key.Namespace, key.Name)
 	backupTime.DeletePartialMatch(labels)
 }

@@ -10,6 +10,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // TestSizesInMetrics: each member's size is there, and goes with the member and with the control plane.
@@ -18,7 +19,7 @@ func TestSizesInMetrics(t *testing.T) {
 		return etcdv1.EtcdMember{Status: etcdv1.EtcdMemberStatus{DBSizeBytes: ptr.To(size), DBInUseBytes: ptr.To(inUse)}}
 	}
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "sizes", Name: "demo"}}
-	s := &scope{controlPlane: cp, workload: &workload{members: map[string]etcdv1.EtcdMember{"a": member(8<<20, 3<<20), "b": member(9<<20, 3<<20), "new": {}}}}
+	s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Workload: &model.Workload{Members: map[string]etcdv1.EtcdMember{"a": member(8<<20, 3<<20), "b": member(9<<20, 3<<20), "new": {}}}}}
 	measureSizes(s)
 	if got := testutil.ToFloat64(etcdSize.WithLabelValues("sizes", "demo", "b")); got != 9<<20 {
 		t.Errorf("the size of b is %v", got)
@@ -29,7 +30,7 @@ func TestSizesInMetrics(t *testing.T) {
 	if n := testutil.CollectAndCount(etcdSize); n != 2 {
 		t.Errorf("%d sizes", n)
 	}
-	delete(s.workload.members, "b")
+	delete(s.Workload.Members, "b")
 	measureSizes(s)
 	if n := testutil.CollectAndCount(etcdSize); n != 1 {
 		t.Errorf("%d sizes after a member has gone", n)

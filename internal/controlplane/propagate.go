@@ -21,40 +21,48 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // fieldManager owns what we apply: a field that we do not apply any more goes, whoever else's stay.
 const fieldManager = "capstan-control-plane"
 
-// reconcilePropagation brings what may change without a new Machine to those that are there: labels,
+// propagation is the step that brings changes of the template to existing Machines in place.
+type propagation struct {
+	*objects
+	applied memory
+}
+
+// reconcile brings what may change without a new Machine to those that are there: labels,
 // annotations, timeouts, readiness gates, minReadySeconds, taints (CP-07, CP-17, CP-18). One that refuses them keeps
 // them from no other one.
-func (r *Reconciler) reconcilePropagation(ctx context.Context, s *scope) error {
-	f := s.everybody()
+func (r *propagation) reconcile(ctx context.Context, s *scope) (out result, err error) {
+	f := s.CompleteFleet()
 	var errs []error
-	for n := range f.instances {
-		i := &f.instances[n]
+	for n := range f.Instances {
+		i := &f.Instances[n]
 		propagate := r.propagateTo
-		if i.deleting() {
+		if i.Deleting() {
 			propagate = r.propagateToDeleting
 		}
 		if err := propagate(ctx, s, i); err != nil {
-			s.unchanged = append(s.unchanged, advise(err))
+			out.refused = append(out.refused, advise(err))
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	out.err = errors.Join(errs...)
+	return out, nil
 }
 
-func (r *Reconciler) propagateTo(ctx context.Context, s *scope, i *instance) error {
-	stored := i.machine.DeepCopy()
-	if i.member != nil && !i.member.certificatesExpire.IsZero() {
-		metav1.SetMetaDataAnnotation(&stored.ObjectMeta, clusterv1.MachineCertificatesExpiryDateAnnotation, i.member.certificatesExpire.UTC().Format(time.RFC3339))
+func (r *propagation) propagateTo(ctx context.Context, s *scope, i *model.Instance) error {
+	stored := i.Machine.DeepCopy()
+	if i.Member != nil && !i.Member.CertificatesExpire.IsZero() {
+		metav1.SetMetaDataAnnotation(&stored.ObjectMeta, clusterv1.MachineCertificatesExpiryDateAnnotation, i.Member.CertificatesExpire.UTC().Format(time.RFC3339))
 	}
-	if err := r.applyOnce(ctx, i.machine, desiredMachine(s, stored)); err != nil {
-		return fmt.Errorf("cannot bring changes to the Machine %s: %w", i.name(), err)
+	if err := r.applyOnce(ctx, i.Machine, desiredMachine(s, stored)); err != nil {
+		return fmt.Errorf("cannot bring changes to the Machine %s: %w", i.Name(), err)
 	}
-	config, infraMachine, err := r.partsOf(ctx, i.machine)
+	config, infraMachine, err := r.partsOf(ctx, i.Machine)
 	if err != nil {
 		return err
 	}
@@ -75,7 +83,7 @@ func (r *Reconciler) propagateTo(ctx context.Context, s *scope, i *instance) err
 // desiredMachine is what we apply of a Machine: all that was decided when it was made, as it is stored, and
 // what the template says now.
 func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
-	template := s.controlPlane.Spec.MachineTemplate
+	template := s.Object.Spec.MachineTemplate
 	out := &clusterv1.Machine{
 		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: stored.Namespace, Name: stored.Name, UID: stored.UID},
@@ -95,7 +103,7 @@ func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 			},
 		},
 	}
-	out.OwnerReferences = []metav1.OwnerReference{controllerRef(s.controlPlane)}
+	out.OwnerReferences = []metav1.OwnerReference{controllerRef(s.Object)}
 	if slices.Contains(stored.Finalizers, clusterv1.MachineFinalizer) { // core's, given at birth: see handOver
 		out.Finalizers = []string{clusterv1.MachineFinalizer}
 	}
@@ -120,11 +128,11 @@ func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 // readinessGates are ours and then the user's (CP-18): a Machine is Ready when what runs on it is.
 func readinessGates(s *scope) []clusterv1.MachineReadinessGate {
 	out := []clusterv1.MachineReadinessGate{{ConditionType: controlplanev1.MachineAPIServerHealthyCondition}}
-	if s.stacked() {
+	if s.Stacked() {
 		out = append(out, clusterv1.MachineReadinessGate{ConditionType: controlplanev1.MachineEtcdMemberHealthyCondition})
 	}
 	ours := len(out)
-	for _, gate := range s.controlPlane.Spec.MachineTemplate.Spec.ReadinessGates {
+	for _, gate := range s.Object.Spec.MachineTemplate.Spec.ReadinessGates {
 		known := false
 		for _, mine := range out[:ours] {
 			known = known || mine.ConditionType == gate.ConditionType
@@ -138,7 +146,7 @@ func readinessGates(s *scope) []clusterv1.MachineReadinessGate {
 
 // desiredMetadata is what we apply of a CapstanConfig or an infrastructure machine.
 func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) client.Object {
-	template := s.controlPlane.Spec.MachineTemplate.ObjectMeta
+	template := s.Object.Spec.MachineTemplate.ObjectMeta
 	out := &unstructured.Unstructured{}
 	out.SetAPIVersion(apiVersion)
 	out.SetKind(kind)
@@ -159,9 +167,9 @@ func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) cl
 
 // propagateToDeleting brings only what still matters to a Machine that is being deleted: how long its parts
 // may take.
-func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, i *instance) error {
-	machine, after := i.machine, i.machine.DeepCopy()
-	template := s.controlPlane.Spec.MachineTemplate.Spec
+func (r *propagation) propagateToDeleting(ctx context.Context, s *scope, i *model.Instance) error {
+	machine, after := i.Machine, i.Machine.DeepCopy()
+	template := s.Object.Spec.MachineTemplate.Spec
 	set := func(has **int32, want *int32) {
 		if want != nil {
 			*has = want
@@ -170,7 +178,7 @@ func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, i *insta
 	set(&after.Spec.Deletion.NodeDrainTimeoutSeconds, template.Deletion.NodeDrainTimeoutSeconds)
 	set(&after.Spec.Deletion.NodeVolumeDetachTimeoutSeconds, template.Deletion.NodeVolumeDetachTimeoutSeconds)
 	set(&after.Spec.Deletion.NodeDeletionTimeoutSeconds, template.Deletion.NodeDeletionTimeoutSeconds)
-	if equalJSON(machine.Spec.Deletion, after.Spec.Deletion) {
+	if model.EqualJSON(machine.Spec.Deletion, after.Spec.Deletion) {
 		return nil
 	}
 	if err := client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(machine))); err != nil {
@@ -180,7 +188,7 @@ func (r *Reconciler) propagateToDeleting(ctx context.Context, s *scope, i *insta
 }
 
 // applyOnce applies an object, but not again while neither what is wanted nor what is stored has changed.
-func (r *Reconciler) applyOnce(ctx context.Context, stored, desired client.Object) error {
+func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Object) error {
 	want, err := json.Marshal(desired)
 	if err != nil {
 		return err
@@ -217,7 +225,7 @@ func specOf(obj client.Object) any {
 }
 
 // apply applies an object by server-side apply, and fills it with the answer.
-func (r *Reconciler) apply(ctx context.Context, obj client.Object) error {
+func (r *objects) apply(ctx context.Context, obj client.Object) error {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)

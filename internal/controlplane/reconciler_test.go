@@ -28,6 +28,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 var somewhere = clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 1}
@@ -125,7 +126,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 			"config":          map[string]any{"cluster": map[string]any{"dns": "None"}},
 			"machineTemplate": map[string]any{"spec": map[string]any{"infrastructureRef": map[string]any{"apiGroup": "infrastructure.capstan.dev", "kind": "CapstanMachineTemplate", "name": "demo"}}},
 		}}}
-		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(kind))
+		u.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind(model.Kind))
 		u.SetNamespace(cp.Namespace)
 		u.SetName(cp.Name)
 		return u
@@ -373,7 +374,7 @@ func TestKubeconfig(t *testing.T) {
 		return config.Host
 	}
 	testcluster.Eventually(t, "a kubeconfig", func() bool { return server() == "https://127.0.0.1:1" })
-	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 11*day); err != nil || !again {
+	if again, err := kubeconfig.NeedsClientCertRotation(cluster.Secret("demo-kubeconfig"), 11*model.Day); err != nil || !again {
 		t.Errorf("CP-14: valid for more than ten days: %v", err)
 	}
 	cluster.SetEndpoint(clusterv1.APIEndpoint{Host: "127.0.0.1", Port: 2})
@@ -398,9 +399,9 @@ func TestKubeconfig(t *testing.T) {
 func TestCrash(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(nil)
-	left := desiredConfig(&scope{controlPlane: cp, cluster: cluster.Cluster}, "demo-left1", true)
+	left := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-left1", true)
 	cluster.Create(left)
-	stale := desiredConfig(&scope{controlPlane: cp, cluster: cluster.Cluster}, "demo-stale", true)
+	stale := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-stale", true)
 	stale.Spec.PreCommands = []string{"echo of another spec"}
 	cluster.Create(stale)
 	cluster.SetInfraEndpoint(somewhere)

@@ -9,40 +9,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
-
-// TestUnreplaced (CP-10): which of the repairs that are written down still wait for a replacement.
-func TestUnreplaced(t *testing.T) {
-	y := &record{Machine: "y"}
-	x := &record{Machine: "x", Retries: 2, Open: y}
-	for _, c := range []struct {
-		what     string
-		machines string
-		replaces string // the Machine b replaces this one
-		open     *record
-		want     *record
-	}{
-		{what: "nothing was repaired", machines: "a:v b:v"},
-		{what: "it is gone", machines: "a:v b:v", open: y, want: y},
-		{what: "it goes", machines: "a:v b:v y:vd", open: y, want: y},
-		{what: "it is about to go", machines: "a:v b:v y:vf", open: y, want: y},
-		{what: "it has healed before it went", machines: "a:v b:v y:v", open: y},
-		{what: "it has a replacement, and another Machine is missing", machines: "a:v b:v", replaces: "y", open: y},
-		{what: "it has a replacement that joined before it goes", machines: "b:v y:vd", replaces: "y", open: y},
-		{what: "there are as many as are wanted", machines: "a:v b:v c:v", open: y},
-		{what: "one of them goes", machines: "a:v b:v c:vd", open: y, want: y},
-		{what: "two are gone", machines: "a:v b:v", open: x, want: x},
-		{what: "two are gone, and one has a replacement", machines: "a:v b:v", replaces: "x", open: x, want: y},
-	} {
-		f := build(c.machines)
-		if c.replaces != "" {
-			f.find("b").machine.Annotations[controlplanev1.RemediationForAnnotation] = (&record{Machine: c.replaces}).String()
-		}
-		if got := f.unreplaced(c.open, 3); got != c.want {
-			t.Errorf("%s: got %s, want %s", c.what, got, c.want)
-		}
-	}
-}
 
 // TestRepairsInARow (CP-10): all three Machines are unhealthy, and so is what replaces them. They are replaced one at a time:
 // etcd has two members at least, and each replacement knows what it replaces, so that retries are limited.
@@ -73,7 +41,7 @@ func TestRepairsInARow(t *testing.T) {
 	}
 	var replaced []string
 	for _, m := range machinesOf(t, w.cluster) {
-		if r := readRecord(&m, controlplanev1.RemediationForAnnotation); r != nil {
+		if r := model.ReadRemediationRecord(&m, controlplanev1.RemediationForAnnotation); r != nil {
 			replaced = append(replaced, r.Machine)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // The first Machine of a cluster begins its etcd: two of them are two clusters. Two managers may both believe to be the
@@ -22,15 +23,15 @@ import (
 
 // reserveFirst is the name under which the first Machine of the cluster, or of a restored one, is made. It is never
 // changed for the same cluster, also when the Machine is made again. otherwise is the name when there is none yet.
-func (r *Reconciler) reserveFirst(ctx context.Context, s *scope, otherwise string) (string, error) {
+func (r *machines) reserveFirst(ctx context.Context, s *scope, otherwise string) (string, error) {
 	live := &controlplanev1.CapstanControlPlane{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.controlPlane), live); err != nil {
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
 		return "", err
 	}
-	if live.UID != s.controlPlane.UID {
+	if live.UID != s.Object.UID {
 		return "", apierrors.NewConflict(controlplanev1.GroupVersion.WithResource("capstancontrolplanes").GroupResource(), live.Name, fmt.Errorf("it is another one"))
 	}
-	wanted := controlplanev1.FirstMachine{Name: otherwise, Restore: s.restoredAs()}
+	wanted := controlplanev1.FirstMachine{Name: otherwise, Restore: s.RestoredAs()}
 	if found := controlplanev1.GetFirstMachine(live); found.Name != "" && found.Restore == wanted.Restore {
 		return found.Name, nil
 	}
@@ -43,18 +44,18 @@ func (r *Reconciler) reserveFirst(ctx context.Context, s *scope, otherwise strin
 	if err := r.Client.Patch(ctx, live, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return "", fmt.Errorf("cannot reserve the name of the first Machine: %w", err)
 	}
-	metav1.SetMetaDataAnnotation(&s.controlPlane.ObjectMeta, controlplanev1.FirstMachineAnnotation, string(value))
+	metav1.SetMetaDataAnnotation(&s.Object.ObjectMeta, controlplanev1.FirstMachineAnnotation, string(value))
 	return wanted.Name, nil
 }
 
 // checkName makes sure that no Machine of somebody else has a name: what we apply would change it.
-func (r *Reconciler) checkName(ctx context.Context, s *scope, name string) error {
+func (r *machines) checkName(ctx context.Context, s *scope, name string) error {
 	m := &clusterv1.Machine{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: name}, m); err != nil {
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name}, m); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	_, labelled := m.Labels[clusterv1.MachineControlPlaneLabel]
-	if why := notOurs(s.controlPlane, s.cluster, m); why != "" || !labelled && !controls(s.controlPlane, m) {
+	if why := model.WhyNotOwned(s.Object, s.Cluster, m); why != "" || !labelled && !model.IsController(s.Object, m) {
 		return fmt.Errorf("the name %s is taken by a Machine that does not belong to this control plane: delete that Machine, or remove the annotation %s", name, controlplanev1.FirstMachineAnnotation)
 	}
 	return nil

@@ -15,85 +15,84 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // checkRestore finds out whether the restore can begin. As long as the cluster serves, one of its machines has to have looked
 // at the backup: the store is there, and the backup is, whole and of use. Nothing is remembered but the EtcdBackupCheck.
-func (r *Reconciler) checkRestore(ctx context.Context, s *scope, way checkWay, why string) (ready bool, again time.Duration, err error) {
-	spec := s.controlPlane.Spec.Restore
+func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWay, why string) (ready bool, unchecked string, again time.Duration, err error) {
+	spec := s.Object.Spec.Restore
 	switch {
-	case way == checkByNobody:
-		s.unchecked = why
-		return true, 0, nil
-	case way == checkLater:
+	case way == model.CheckByNobody:
+		return true, why, 0, nil
+	case way == model.CheckLater:
 		s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, fmt.Sprintf(
-			"A machine of the cluster has to check the backup %s before anything is removed, and %s. When that lasts %s, the cluster is restored without a check", spec.Name, why, grace))
-		return false, unhealthyRetry, nil
-	case s.controlPlane.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID():
-		s.unchecked = "it was not to be: the annotation " + controlplanev1.RestoreUncheckedAnnotation + " says so"
-		return true, 0, nil
-	case s.workload.client == nil:
+			"A machine of the cluster has to check the backup %s before anything is removed, and %s. When that lasts %s, the cluster is restored without a check", spec.Name, why, model.Grace))
+		return false, "", model.UnhealthyRetry, nil
+	case s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID():
+		return true, "it was not to be: the annotation " + controlplanev1.RestoreUncheckedAnnotation + " says so", 0, nil
+	case s.client == nil:
 		s.tellChecking(nil, "", "there is no connection to the cluster")
-		return false, unhealthyRetry, nil
+		return false, "", model.UnhealthyRetry, nil
 	}
 	found, err := r.readCheck(ctx, s)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		r.reinstall(s)
+		r.workloads.reinstall(s)
 		s.tellChecking(nil, "", "the cluster does not know the kind EtcdBackupCheck yet")
-		return false, unhealthyRetry, nil
+		return false, "", model.UnhealthyRetry, nil
 	}
 	if err != nil {
-		return false, 0, fmt.Errorf("cannot read EtcdBackupChecks: %w", err)
+		return false, "", 0, fmt.Errorf("cannot read EtcdBackupChecks: %w", err)
 	}
 	if found != nil && found.Status.Phase == etcdv1.CheckSucceeded {
-		if problems := unfit(found.Status, s.restoreSource.Keys, s.controlPlane); len(problems) > 0 {
+		if problems := model.UnfitBackup(found.Status, s.RestoreSource.Keys, s.Object); len(problems) > 0 {
 			r.refuseRestore(s, problems)
-			return false, 0, nil
+			return false, "", 0, nil
 		}
-		return true, 0, nil
+		return true, "", 0, nil
 	}
 	if found != nil && found.Status.Phase == etcdv1.CheckFailed {
 		r.refuseRestore(s, []string{fmt.Sprintf("the machine of %s has looked at it: %s", found.Spec.Member, found.Status.Message)})
-		return false, 0, nil
+		return false, "", 0, nil
 	}
-	return false, unhealthyRetry, r.makeCheck(ctx, s, found)
+	return false, "", model.UnhealthyRetry, r.makeCheck(ctx, s, found)
 }
 
 // readCheck is the check of what spec.restore says now; nil when there is none. It removes those of before.
-func (r *Reconciler) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
+func (r *restores) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
 	list := &etcdv1.EtcdBackupCheckList{}
-	if err := s.workload.client.List(ctx, list); err != nil {
+	if err := s.client.List(ctx, list); err != nil {
 		return nil, err
 	}
 	for i := range list.Items {
 		c := &list.Items[i]
-		if c.Name == checkName(s.controlPlane) && !outOfDate(c, now()) {
+		if c.Name == model.CheckName(s.Object) && !model.CheckIsOutdated(c, s.Now) {
 			found = c
 		} else if err := r.removeCheck(ctx, s, c); err != nil {
 			return nil, err
 		}
 	}
-	return found, r.watchWorkload(ctx, s, "etcdbackupchecks", &etcdv1.EtcdBackupCheck{})
+	return found, r.workloads.watchWorkload(ctx, s, "etcdbackupchecks", &etcdv1.EtcdBackupCheck{})
 }
 
-func (r *Reconciler) removeCheck(ctx context.Context, s *scope, c *etcdv1.EtcdBackupCheck) error {
-	if err := s.workload.client.Delete(ctx, c, client.Preconditions{UID: &c.UID}); client.IgnoreNotFound(err) != nil {
+func (r *restores) removeCheck(ctx context.Context, s *scope, c *etcdv1.EtcdBackupCheck) error {
+	if err := s.client.Delete(ctx, c, client.Preconditions{UID: &c.UID}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("cannot delete the EtcdBackupCheck %s: %w", c.Name, err)
 	}
 	return nil
 }
 
 // makeCheck asks a machine to look at the backup, or another one when the first does not begin.
-func (r *Reconciler) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBackupCheck) error {
-	f, problem := s.fleet(), ""
-	members := backupMembers(f, s.workload.members)
+func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBackupCheck) error {
+	f, problem := s.Fleet(), ""
+	members := model.BackupMembers(f, s.Workload.Members)
 	if len(members) == 0 {
 		problem = "no member of etcd is healthy"
-		if f.unknown != "" {
-			problem = f.unknown
+		if f.Unknown != "" {
+			problem = f.Unknown
 		}
 	}
-	member := nextCheck(found, members, now())
+	member := model.NextCheck(found, members, s.Now)
 	s.tellChecking(found, member, problem)
 	if member == "" {
 		return nil
@@ -103,46 +102,46 @@ func (r *Reconciler) makeCheck(ctx context.Context, s *scope, found *etcdv1.Etcd
 			return err
 		}
 	}
-	source := s.restoreSource
-	credentials, problem, err := r.storeSecret(ctx, s, source.Store)
+	source := s.RestoreSource
+	credentials, problem, err := r.stores.storeSecret(ctx, s, source.Store)
 	if err != nil || problem != "" {
 		return err // prepareRestore tells of it.
 	}
 	if credentials != nil {
-		if err := r.bringSecret(ctx, s, etcdv1.RestoreSecretName, credentials); err != nil {
+		if err := r.stores.bringSecret(ctx, s, etcdv1.RestoreSecretName, credentials); err != nil {
 			return err
 		}
 	}
 	check := &etcdv1.EtcdBackupCheck{
-		ObjectMeta: metav1.ObjectMeta{Name: checkName(s.controlPlane)},
+		ObjectMeta: metav1.ObjectMeta{Name: model.CheckName(s.Object)},
 		Spec:       etcdv1.EtcdBackupCheckSpec{Member: member, Backup: source.Name, Store: source.Store, Folder: source.Folder, SHA256: source.SHA256},
 	}
-	if err := s.workload.client.Create(ctx, check); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := s.client.Create(ctx, check); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("cannot make the EtcdBackupCheck %s: %w", check.Name, err)
 	}
 	return nil
 }
 
 // clearChecks removes what checks have left in the cluster, if it can be asked. What stays is of no meaning.
-func (r *Reconciler) clearChecks(ctx context.Context, s *scope) {
-	if s.workload.client == nil {
+func (r *restores) clearChecks(ctx context.Context, s *scope) {
+	if s.client == nil {
 		return
 	}
 	credentials := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.RestoreSecretName}}
-	_ = s.workload.client.DeleteAllOf(ctx, &etcdv1.EtcdBackupCheck{})
-	_ = s.workload.client.Delete(ctx, credentials)
+	_ = s.client.DeleteAllOf(ctx, &etcdv1.EtcdBackupCheck{})
+	_ = s.client.Delete(ctx, credentials)
 }
 
 func (s *scope) tellChecking(found *etcdv1.EtcdBackupCheck, member, problem string) {
-	spec := s.controlPlane.Spec.Restore
-	s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, checking(spec.Name, found, member, problem, controlplanev1.RestoreUncheckedAnnotation, spec.ID()))
+	spec := s.Object.Spec.Restore
+	s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, model.CheckMessage(spec.Name, found, member, problem, controlplanev1.RestoreUncheckedAnnotation, spec.ID()))
 }
 
 // refuseRestore tells why a backup is not restored.
-func (r *Reconciler) refuseRestore(s *scope, problems []string) {
-	before := conditions.GetMessage(s.controlPlane, controlplanev1.RestoredCondition)
+func (r *restores) refuseRestore(s *scope, problems []string) {
+	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
 	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or mend it and set spec.restore.attempt to something new",
-		s.controlPlane.Spec.Restore.Name, strings.Join(problems, "; "))
+		s.Object.Spec.Restore.Name, strings.Join(problems, "; "))
 	s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
 	if message != before {
 		r.event(s, corev1.EventTypeWarning, "RestoreImpossible", "Restore", "%s", message)

@@ -23,6 +23,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
@@ -31,7 +32,7 @@ import (
 type rotating struct {
 	t                    *testing.T
 	management, workload client.Client
-	reconciler           *Reconciler
+	objects              *objects
 }
 
 func newRotating(t *testing.T) *rotating {
@@ -75,7 +76,7 @@ func newRotating(t *testing.T) *rotating {
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{"client-ca-file": string(ca.Cert)}},
 		).Build(),
 	}
-	r.reconciler = &Reconciler{Client: r.management, LiveClient: r.management, SecretClient: r.management}
+	r.objects = &objects{Client: r.management, LiveClient: r.management, SecretClient: r.management}
 	return r
 }
 
@@ -103,11 +104,13 @@ func (r *rotating) look() (reason, message string, list []string, bundle []byte)
 	r.get(r.management, "ns", "cp", cp)
 	r.get(r.management, "ns", "a", machine)
 	r.get(r.management, "ns", "demo-ca", ca)
-	s := &scope{
-		controlPlane: cp, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
-		machines: collections.FromMachines(machine), authority: ca, workload: &workload{client: r.workload},
+	s := &scope{ControlPlane: &model.ControlPlane{
+		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
+		Machines: collections.FromMachines(machine), Authority: ca, Workload: &model.Workload{}, Now: time.Now(),
+	}, client: r.workload}
+	if _, err := (&rotations{r.objects}).reconcile(context.Background(), s); err != nil {
+		r.t.Fatal(err)
 	}
-	r.reconciler.reconcileRotation(context.Background(), s)
 	r.get(r.management, "ns", "demo-ca", ca)
 	list, err := nodeconfig.Fingerprints(ca.Data[secret.TLSCrtDataName])
 	if err != nil {
@@ -249,8 +252,8 @@ func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	stored, cp := &corev1.Secret{}, &controlplanev1.CapstanControlPlane{}
 	r.get(r.management, "ns", "cp", cp)
 	check := func() string {
-		s := &scope{controlPlane: cp, cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}}
-		problem, err := r.reconciler.ensureCertificate(context.Background(), s, bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ClusterCA))
+		s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}, Now: time.Now()}}
+		problem, err := (&authorities{r.objects}).ensureCertificate(context.Background(), s, bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ClusterCA))
 		if err != nil {
 			t.Fatal(err)
 		}

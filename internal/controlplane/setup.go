@@ -7,7 +7,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -24,19 +23,17 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/csr"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/manager"
 )
 
-const (
-	kind = "CapstanControlPlane"
-	// probeFailure is after how long without an answer a workload cluster's silence is an event.
-	probeFailure = 20 * time.Second
-)
+// probeFailure is the duration without an answer after which a workload cluster's silence is an event.
+const probeFailure = 20 * time.Second
 
 // Provider runs the control plane provider in a manager.
 var Provider = manager.Provider{
 	Name:              "control-plane",
-	Kinds:             []string{kind},
+	Kinds:             []string{model.Kind},
 	NeedsClusterCache: true,
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	AddToScheme: func(s *runtime.Scheme) error {
@@ -48,15 +45,13 @@ var Provider = manager.Provider{
 
 // SetupWithManager adds the control plane provider's reconcilers (ALL-13).
 func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
-	r := &Reconciler{
-		Client:       mgr.GetClient(),
-		LiveClient:   opts.LiveClient,
-		SecretClient: opts.SecretCachingClient,
-		ClusterCache: opts.ClusterCache,
-		Options:      opts,
-		prober:       newProber(),
-		recorder:     mgr.GetEventRecorder("capstancontrolplane-controller"),
-	}
+	r := newReconciler(&objects{
+		Client:         mgr.GetClient(),
+		LiveClient:     opts.LiveClient,
+		SecretClient:   opts.SecretCachingClient,
+		StrictContract: opts.StrictContract,
+		recorder:       mgr.GetEventRecorder("capstancontrolplane-controller"),
+	}, opts.ClusterCache, opts)
 	if err := mgr.Add(r.prober); err != nil {
 		return err
 	}
@@ -64,7 +59,7 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("capstancontrolplane").
 		For(&controlplanev1.CapstanControlPlane{}).
-		WithOptions(opts.For(kind)).
+		WithOptions(opts.For(model.Kind)).
 		Owns(&clusterv1.Machine{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane)).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
@@ -79,12 +74,12 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 	if err != nil {
 		return err
 	}
-	r.controller = c
-	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
+	r.workloads.controller = c
+	r.infrastructure.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	if opts.ClusterCache == nil {
 		return nil
 	}
-	return csr.SetupWithManager(mgr, opts.SecretCachingClient, opts.ClusterCache, opts.For(kind))
+	return csr.SetupWithManager(mgr, opts.SecretCachingClient, opts.ClusterCache, opts.For(model.Kind))
 }
 
 func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request {
@@ -93,7 +88,7 @@ func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request 
 		return nil
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != kind {
+	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != model.Kind {
 		return nil
 	}
 	return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: ref.Name}}}
@@ -142,56 +137,9 @@ func (r *Reconciler) workerToControlPlane(ctx context.Context, obj client.Object
 // secretToControlPlane leaves out bootstrap data.
 func (r *Reconciler) secretToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	for _, ref := range obj.GetOwnerReferences() {
-		if ref.Kind != "Cluster" && ref.Kind != kind {
+		if ref.Kind != "Cluster" && ref.Kind != model.Kind {
 			return nil
 		}
 	}
 	return r.labelledToControlPlane(ctx, obj)
-}
-
-// watchInfraCluster starts the watch on the infrastructure's kind of cluster, once.
-func (r *Reconciler) watchInfraCluster(ctx context.Context, obj *unstructured.Unstructured) error {
-	if r.tracker.Controller == nil {
-		return nil // A test without a manager.
-	}
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
-}
-
-// infraClusterToControlPlane: an infrastructure's own object has its Cluster as owner.
-func (r *Reconciler) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
-	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
-	if err != nil || cluster == nil {
-		return nil
-	}
-	return clusterToControlPlane(ctx, cluster)
-}
-
-// watchTemplates starts the watch on a kind of infrastructure template, once: one that a control plane
-// names may be made later.
-func (r *Reconciler) watchTemplates(ctx context.Context, ref clusterv1.ContractVersionedObjectReference) error {
-	if r.tracker.Controller == nil {
-		return nil
-	}
-	mapping, err := r.Client.RESTMapper().RESTMapping(ref.GroupKind())
-	if err != nil {
-		return err
-	}
-	obj := &unstructured.Unstructured{}
-	obj.SetGroupVersionKind(mapping.GroupVersionKind)
-	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.templateToControlPlanes))
-}
-
-func (r *Reconciler) templateToControlPlanes(ctx context.Context, obj client.Object) []ctrl.Request {
-	list := &controlplanev1.CapstanControlPlaneList{}
-	if err := r.Client.List(ctx, list, client.InNamespace(obj.GetNamespace())); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "Cannot list CapstanControlPlanes")
-		return nil
-	}
-	var out []ctrl.Request
-	for i := range list.Items {
-		if list.Items[i].Spec.MachineTemplate.Spec.InfrastructureRef.Name == obj.GetName() {
-			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
-		}
-	}
-	return out
 }

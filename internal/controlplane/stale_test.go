@@ -18,6 +18,8 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/manager"
 )
 
 // delayed is a cache that has stood still: reads give what was there when it was frozen, writes go through.
@@ -104,7 +106,7 @@ func newStale(t *testing.T) *stale {
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
 	s := &stale{world: w, cp: cp, cache: &delayed{Client: env.Client}, workload: &straight{Client: env.Client}}
-	s.reconciler = &Reconciler{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client, ClusterCache: s.workload, prober: newProber()}
+	s.reconciler = newReconciler(&objects{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, s.workload, manager.Options{})
 	s.frozen(1)
 	s.run(1)
 	s.beat() // It has met all Leases just now.
@@ -227,7 +229,7 @@ func (s *stale) staleDelete() {
 	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: s.cluster.Namespace, Name: goes[0]}}
 	testcluster.Eventually(s.t, "it waits for the hook", func() bool {
 		s.step()
-		return s.cluster.Get(m) == nil && waitsForHook(m)
+		return s.cluster.Get(m) == nil && model.WaitsForHook(m)
 	})
 	left := func(when string) {
 		s.t.Helper()

@@ -10,6 +10,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -33,7 +34,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	stuckAfter = time.Second
+	model.StuckAfter = time.Second
 	stop, err := testcluster.StartManager(env, Provider)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -11,6 +11,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // TestUncertified (CP-14, CP-15): a Secret with keys that is gone keeps no Machine from leaving, no change from reaching the
@@ -54,16 +55,16 @@ func TestUncertified(t *testing.T) {
 // TestUserKubeconfigExpires (CP-14): the end of a user's certificate is told, before and after.
 func TestUserKubeconfigExpires(t *testing.T) {
 	cert, _ := leafOf(t, newCA(t))
-	s := &scope{access: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: cert}}}
-	again, err := s.userKubeconfig("demo-kubeconfig", time.Now())
-	if err != nil || again <= 0 || again > day || !strings.Contains(s.kubeconfigNote, "expires at") {
-		t.Errorf("%s, %q, %v", again, s.kubeconfigNote, err)
+	access := &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: cert}}
+	note, again, err := userKubeconfig(access, "demo-kubeconfig", time.Now())
+	if err != nil || again <= 0 || again > model.Day || !strings.Contains(note, "expires at") {
+		t.Errorf("%s, %q, %v", again, note, err)
 	}
-	if _, err := s.userKubeconfig("demo-kubeconfig", time.Now().Add(2*day)); err == nil || !strings.Contains(err.Error(), "has expired at") {
+	if _, _, err := userKubeconfig(access, "demo-kubeconfig", time.Now().Add(2*model.Day)); err == nil || !strings.Contains(err.Error(), "has expired at") {
 		t.Errorf("got %v", err)
 	}
-	s.access.CertData = nil
-	if _, err := s.userKubeconfig("demo-kubeconfig", time.Now()); err != nil || !strings.Contains(s.kubeconfigNote, "no client certificate") {
-		t.Errorf("%q, %v", s.kubeconfigNote, err)
+	access.CertData = nil
+	if note, _, err := userKubeconfig(access, "demo-kubeconfig", time.Now()); err != nil || !strings.Contains(note, "no client certificate") {
+		t.Errorf("%q, %v", note, err)
 	}
 }

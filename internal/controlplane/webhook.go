@@ -19,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/conversion"
 	"capstan.dev/capstan/internal/manager/replace"
 )
@@ -78,7 +79,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	if equalJSON(before.Spec, obj.Spec) {
+	if model.EqualJSON(before.Spec, obj.Spec) {
 		return nil, nil // What a former version has admitted must not keep us from our annotations.
 	}
 	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
@@ -116,7 +117,7 @@ func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *
 }
 
 func validateBackup(backup controlplanev1.BackupSpec, path *field.Path) field.ErrorList {
-	if _, err := parseSchedule(backup.Schedule); err != nil {
+	if _, err := model.ParseSchedule(backup.Schedule); err != nil {
 		return field.ErrorList{field.Invalid(path.Child("backup", "schedule"), backup.Schedule, err.Error())}
 	}
 	return nil
@@ -213,7 +214,7 @@ func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlp
 	if err != nil {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("expected an admission request in the context: %s", err))
 	}
-	if topology.IsDryRunRequest(req, obj) || equalJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
+	if topology.IsDryRunRequest(req, obj) || model.EqualJSON(before.Spec.Template.Spec, obj.Spec.Template.Spec) {
 		return nil, nil
 	}
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, field.ErrorList{

@@ -26,6 +26,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/testenv"
 )
 
@@ -172,7 +173,7 @@ func (w *world) remove(m *clusterv1.Machine) {
 		return
 	}
 	if annotations.HasWithPrefix(clusterv1.PreTerminateDeleteHookAnnotationPrefix, m.Annotations) {
-		if !waitsForHook(m) {
+		if !model.WaitsForHook(m) {
 			before := m.DeepCopy()
 			conditions.Set(m, metav1.Condition{Type: clusterv1.MachineDeletingCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineDeletingWaitingForPreTerminateHookReason})
 			w.patchConditions(m, before)

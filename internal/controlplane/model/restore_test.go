@@ -1,4 +1,4 @@
-package controlplane
+package model
 
 import (
 	"errors"
@@ -22,30 +22,30 @@ func TestRestoreSteps(t *testing.T) {
 		id, began, done string
 		machines        string
 		serves          bool
-		want            restoreStep
+		want            RestoreStep
 		gone            string
 	}{
-		{what: "nothing asked for", machines: "a", serves: true, want: restoreNone},
-		{what: "done", id: "x", done: "x", machines: "a:x b c", serves: true, want: restoreNone},
-		{what: "done, and not yet tidied up", id: "x", began: "x", done: "x", machines: "a", want: restoreNone},
-		{what: "asked for", id: "x", machines: "a b c", want: restoreBegin},
-		{what: "asked for while it serves", id: "x", machines: "a", serves: true, want: restoreBegin},
-		{what: "a new cluster", id: "x", want: restoreBegin},
-		{what: "another one after one that is done", id: "y", done: "x", machines: "a:x", want: restoreBegin},
-		{what: "another one while one is under way", id: "y", began: "x", machines: "a:x", want: restoreBegin},
-		{what: "Machines of before", id: "x", began: "x", machines: "a b c", want: restoreRemove, gone: "abc"},
-		{what: "Machines of before that serve", id: "x", began: "x", machines: "a b c", serves: true, want: restoreRemove, gone: "abc"},
-		{what: "Machines of before that go", id: "x", began: "x", machines: "a::d b::d", want: restoreRemove, gone: "ab"},
-		{what: "Machines of another restore", id: "y", began: "y", done: "x", machines: "a:x", want: restoreRemove, gone: "a"},
-		{what: "never one of each", id: "x", began: "x", machines: "a::d b:x", serves: true, want: restoreRemove, gone: "a"},
-		{what: "all are gone", id: "x", began: "x", want: restoreCreate},
-		{what: "the first starts", id: "x", began: "x", machines: "a:x", want: restoreWait},
-		{what: "somebody deletes the first", id: "x", began: "x", machines: "a:x:d", want: restoreRemove, gone: "a"},
-		{what: "the first can never work", id: "x", began: "x", machines: "a:x:o", want: restoreRemove, gone: "a"},
-		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: restoreFinish},
-		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: restoreFinish},
+		{what: "nothing asked for", machines: "a", serves: true, want: RestoreNone},
+		{what: "done", id: "x", done: "x", machines: "a:x b c", serves: true, want: RestoreNone},
+		{what: "done, and not yet tidied up", id: "x", began: "x", done: "x", machines: "a", want: RestoreNone},
+		{what: "asked for", id: "x", machines: "a b c", want: RestoreBegin},
+		{what: "asked for while it serves", id: "x", machines: "a", serves: true, want: RestoreBegin},
+		{what: "a new cluster", id: "x", want: RestoreBegin},
+		{what: "another one after one that is done", id: "y", done: "x", machines: "a:x", want: RestoreBegin},
+		{what: "another one while one is under way", id: "y", began: "x", machines: "a:x", want: RestoreBegin},
+		{what: "Machines of before", id: "x", began: "x", machines: "a b c", want: RestoreRemove, gone: "abc"},
+		{what: "Machines of before that serve", id: "x", began: "x", machines: "a b c", serves: true, want: RestoreRemove, gone: "abc"},
+		{what: "Machines of before that go", id: "x", began: "x", machines: "a::d b::d", want: RestoreRemove, gone: "ab"},
+		{what: "Machines of another restore", id: "y", began: "y", done: "x", machines: "a:x", want: RestoreRemove, gone: "a"},
+		{what: "never one of each", id: "x", began: "x", machines: "a::d b:x", serves: true, want: RestoreRemove, gone: "a"},
+		{what: "all are gone", id: "x", began: "x", want: RestoreCreate},
+		{what: "the first starts", id: "x", began: "x", machines: "a:x", want: RestoreWait},
+		{what: "somebody deletes the first", id: "x", began: "x", machines: "a:x:d", want: RestoreRemove, gone: "a"},
+		{what: "the first can never work", id: "x", began: "x", machines: "a:x:o", want: RestoreRemove, gone: "a"},
+		{what: "the first works", id: "x", began: "x", machines: "a:x", serves: true, want: RestoreFinish},
+		{what: "the first works, and the spec has changed", id: "x", began: "x", machines: "a:x:o", serves: true, want: RestoreFinish},
 	} {
-		r := restoring{id: c.id, began: c.began, done: c.done, serves: c.serves, outdated: map[string][]string{}}
+		r := Restoration{id: c.id, began: c.began, done: c.done, Serves: c.serves, outdated: map[string][]string{}}
 		for _, word := range strings.Fields(c.machines) {
 			parts := append(strings.Split(word, ":"), "", "")
 			m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: parts[0], Annotations: map[string]string{}}}
@@ -60,12 +60,12 @@ func TestRestoreSteps(t *testing.T) {
 			}
 			r.machines = append(r.machines, m)
 		}
-		step, machines := r.next()
+		step, machines := r.Next()
 		var gone []string
 		for _, m := range machines {
 			gone = append(gone, m.Name)
 		}
-		if step != c.want || step == restoreRemove && strings.Join(gone, "") != c.gone {
+		if step != c.want || step == RestoreRemove && strings.Join(gone, "") != c.gone {
 			t.Errorf("%s: got %s %v, want %s %s", c.what, step, gone, c.want, c.gone)
 		}
 	}
@@ -88,7 +88,7 @@ func TestRestoreProblems(t *testing.T) {
 		{"one of another cluster", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Folder = "other/demo" }, false, "status.backups has no a"},
 		{"no store", func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Backup = controlplanev1.BackupSpec{} }, false, "there is no store"},
 		{"a store of its own", func(cp *controlplanev1.CapstanControlPlane) {
-			cp.Spec.Backup, cp.Spec.Restore.Store = controlplanev1.BackupSpec{}, inDirectory()
+			cp.Spec.Backup, cp.Spec.Restore.Store = controlplanev1.BackupSpec{}, directoryStore()
 		}, false, ""},
 		{"another encryption key", func(cp *controlplanev1.CapstanControlPlane) {
 			cp.Status.Backups[0].Keys = []etcdv1.BackupKey{key("encryption", "x")}
@@ -105,11 +105,11 @@ func TestRestoreProblems(t *testing.T) {
 		{"a later version", func(cp *controlplanev1.CapstanControlPlane) { cp.Status.Backups[0].KubernetesVersion = "v1.37.0" }, false, "it was made with Kubernetes v1.37.0"},
 	} {
 		cp := &controlplanev1.CapstanControlPlane{}
-		cp.Spec.Version, cp.Spec.Restore.Name, cp.Spec.Backup.Store = "v1.36.3", "a", inDirectory()
+		cp.Spec.Version, cp.Spec.Restore.Name, cp.Spec.Backup.Store = "v1.36.3", "a", directoryStore()
 		cp.Status.Backups = []controlplanev1.BackupStatus{{Name: "a", Keys: slices.Clone(has), KubernetesVersion: "v1.36.3"}}
 		c.change(cp)
-		_, _, problems := restoreSource(cp, "default/demo", has, !c.anew)
-		if got := join(problems); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+		_, _, problems := RestoreSource(cp, "default/demo", has, !c.anew)
+		if got := JoinReasons(problems); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
 		}
 	}
@@ -121,7 +121,7 @@ func TestRestoreID(t *testing.T) {
 	for _, r := range []controlplanev1.RestoreSpec{{Name: "a"}, {Name: "a", Attempt: "2"}, {Name: "a", Folder: "x/y"}, {Name: "b"}, {Name: "a", Folder: "x/y", Attempt: "2"}} {
 		ids[r.ID()] = true
 		other := r
-		other.OtherAuthorities, other.Store = ptr.To(true), s3()
+		other.OtherAuthorities, other.Store = ptr.To(true), s3Store()
 		if other.ID() != r.ID() {
 			t.Errorf("%v is another one for how it is done", r)
 		}
@@ -136,7 +136,7 @@ func TestStaleNodes(t *testing.T) {
 	of := func(namespace, machine string) map[string]string {
 		return map[string]string{clusterv1.ClusterNamespaceAnnotation: namespace, clusterv1.MachineAnnotation: machine}
 	}
-	got := staleNodes(map[string]map[string]string{
+	got := StaleNodes(map[string]map[string]string{
 		"new": nil, "worker": of("default", "worker"), "gone": of("default", "gone"), "before-a-move": of("other", "worker"), "pool": {clusterv1.ClusterNamespaceAnnotation: "default"},
 	}, "default", map[string]bool{"worker": true})
 	slices.Sort(got)
@@ -148,7 +148,7 @@ func TestStaleNodes(t *testing.T) {
 // TestLostMachines: a majority of machines that do not run is a lost majority of etcd, although nobody answers.
 func TestLostMachines(t *testing.T) {
 	for words, want := range map[string]string{"": "", "up": "", "down": "1 of 1", "up up down": "", "up down down": "2 of 3", "up new new": "", "up up down down": "2 of 4"} {
-		f := fleet{stacked: true}
+		f := Fleet{Stacked: true}
 		for _, word := range strings.Fields(words) {
 			m := &clusterv1.Machine{}
 			if word != "new" {
@@ -159,19 +159,29 @@ func TestLostMachines(t *testing.T) {
 				status = metav1.ConditionTrue
 			}
 			m.Status.Conditions = []metav1.Condition{{Type: clusterv1.InfrastructureReadyCondition, Status: status}}
-			f.instances = append(f.instances, instance{machine: m})
+			f.Instances = append(f.Instances, Instance{Machine: m})
 		}
 		if got := f.lostMachines(); (got == "") != (want == "") || !strings.Contains(got, want) {
 			t.Errorf("%s: %q", words, got)
 		}
-		f.stacked = false
+		f.Stacked = false
 		if got := f.lostMachines(); got != "" {
 			t.Errorf("%s, an external etcd: %q", words, got)
 		}
-		unknown := etcdHealth(f, &reply{err: errors.New("no")})
-		f.stacked, f.unknown = true, "nobody can be asked"
-		if c := etcdHealth(f, &reply{err: errors.New("no")}); (c.Reason == controlplanev1.QuorumLostReason) != (want != "") || unknown.Status != metav1.ConditionUnknown {
+		unknown := EtcdHealth(f, &Readiness{Err: errors.New("no")})
+		f.Stacked, f.Unknown = true, "nobody can be asked"
+		if c := EtcdHealth(f, &Readiness{Err: errors.New("no")}); (c.Reason == controlplanev1.QuorumLostReason) != (want != "") || unknown.Status != metav1.ConditionUnknown {
 			t.Errorf("%s: %v", words, c)
 		}
 	}
+}
+
+func s3Store() etcdv1.BackupStore {
+	return etcdv1.BackupStore{S3: etcdv1.S3Store{
+		Endpoint: "https://s3.example.org", Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "store"},
+	}}
+}
+
+func directoryStore() etcdv1.BackupStore {
+	return etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: "/var/lib/capstan/backups"}}
 }

@@ -1,4 +1,4 @@
-package controlplane
+package model
 
 import (
 	"slices"
@@ -20,16 +20,16 @@ var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
 // tried reads attempts: each word is trigger (s, d or u), request, phase (+, - or nothing) and minutes after midnight,
 // separated by colons.
-func tried(t *testing.T, text string) []attempt {
+func tried(t *testing.T, text string) []BackupAttempt {
 	t.Helper()
-	var out []attempt
+	var out []BackupAttempt
 	for n, word := range strings.Fields(text) {
 		parts := strings.Split(word, ":")
 		minutes, err := time.ParseDuration(parts[3] + "m")
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, attempt{
+		out = append(out, BackupAttempt{
 			name: string(rune('a' + n)), request: strings.ReplaceAll(parts[1], ".", ":"), began: midnight.Add(minutes),
 			trigger: map[string]etcdv1.BackupTrigger{"s": etcdv1.BackupScheduled, "d": etcdv1.BackupOnDemand, "u": etcdv1.BackupBeforeUpgrade}[parts[0]],
 			phase:   map[string]etcdv1.BackupPhase{"+": etcdv1.BackupSucceeded, "-": etcdv1.BackupFailed, "": ""}[parts[2]],
@@ -78,15 +78,15 @@ func TestNextBackup(t *testing.T) {
 		{what: "the longest pause", onDemand: "now", tried: strings.Repeat("d:now:-:0 ", 20), again: 10 * time.Minute},
 		{what: "a day that never comes", schedule: "0 0 31 2 *", at: 60},
 	} {
-		schedule, err := parseSchedule(c.schedule)
+		schedule, err := ParseSchedule(c.schedule)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := backupWish{schedule: schedule, since: midnight.Add(time.Second), onDemand: c.onDemand, upgradeTo: c.upgrade, begun: c.begun}
-		next, again := nextBackup(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute))
+		w := BackupTarget{Schedule: schedule, Since: midnight.Add(time.Second), OnDemand: c.onDemand, UpgradeTo: c.upgrade, Begun: c.begun}
+		next, again := NextBackup(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute))
 		got := ""
 		if next != nil {
-			got = string(next.trigger) + " " + next.request
+			got = string(next.Trigger) + " " + next.Request
 		}
 		if got != c.want || again != c.again {
 			t.Errorf("%s: got %q and %s, want %q and %s", c.what, got, again, c.want, c.again)
@@ -114,8 +114,8 @@ func TestUpgradeHeld(t *testing.T) {
 		{to: "v2", tried: "u:v2:+:0", at: 61, begun: true, want: false},
 		{to: "v2", begun: true, want: true},
 	} {
-		w := backupWish{upgradeTo: c.to, begun: c.begun}
-		if got := holds(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute)); (got != "") != c.want {
+		w := BackupTarget{UpgradeTo: c.to, Begun: c.begun}
+		if got := UpgradeHold(w, tried(t, c.tried), midnight.Add(time.Duration(c.at)*time.Minute)); (got != "") != c.want {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
@@ -124,12 +124,12 @@ func TestUpgradeHeld(t *testing.T) {
 // TestSchedule: what is no schedule is told, with what one looks like.
 func TestSchedule(t *testing.T) {
 	for _, good := range []string{"", "0 3 * * *", "@daily", "@every 6h", "*/15 1-5 * * MON"} {
-		if _, err := parseSchedule(good); err != nil {
+		if _, err := ParseSchedule(good); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, bad := range []string{"daily", "0 3 * *", "61 * * * *", "0 0 3 * * *", "@sometimes", "TZ=UTC 0 3 * * *", "TZ=", "CRON_TZ=../../etc/passwd 0 3 * * *", "@every 1ns", "@every 59s"} {
-		if _, err := parseSchedule(bad); err == nil || !strings.Contains(err.Error(), "0 3 * * *") {
+		if _, err := ParseSchedule(bad); err == nil || !strings.Contains(err.Error(), "0 3 * * *") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -152,22 +152,22 @@ func TestExpired(t *testing.T) {
 	}{
 		{nil, 3, ""}, {[]int{0, 1}, 3, ""}, {[]int{0, 1, 2}, 3, "a"}, {[]int{2, 0, 4, 1, 3}, 3, "abc"}, {[]int{0}, 1, "a"},
 	} {
-		if got := strings.Join(expired(kept(c.backups...), c.keep, "", ""), ""); got != c.want {
+		if got := strings.Join(ExpiredBackups(kept(c.backups...), c.keep, "", ""), ""); got != c.want {
 			t.Errorf("%v keep %d: got %q, want %q", c.backups, c.keep, got, c.want)
 		}
 	}
 }
 
-// With a small retention a schedule and an old demand would otherwise take turns for ever.
+// WithPending a small retention a schedule and an old demand would otherwise take turns for ever.
 func TestExpiredKeepsTheLastOfEachTrigger(t *testing.T) {
 	backups := kept(0, 1, 2)
 	backups[0].Trigger, backups[1].Trigger, backups[2].Trigger = etcdv1.BackupOnDemand, etcdv1.BackupScheduled, etcdv1.BackupScheduled
 	for next, want := range map[etcdv1.BackupTrigger]string{etcdv1.BackupScheduled: "bc", etcdv1.BackupOnDemand: "ab", etcdv1.BackupBeforeUpgrade: "b"} {
-		if got := strings.Join(expired(backups, 1, next, ""), ""); got != want {
+		if got := strings.Join(ExpiredBackups(backups, 1, next, ""), ""); got != want {
 			t.Errorf("before one that is %s: got %q, want %q", next, got, want)
 		}
 	}
-	if got := strings.Join(expired(backups, 1, etcdv1.BackupScheduled, "b"), ""); got != "c" {
+	if got := strings.Join(ExpiredBackups(backups, 1, etcdv1.BackupScheduled, "b"), ""); got != "c" {
 		t.Errorf("while b is to be restored: %q go", got)
 	}
 }
@@ -192,36 +192,36 @@ func TestMergeBackups(t *testing.T) {
 	found := []etcdv1.EtcdBackup{
 		etcdBackup("d", 3, etcdv1.BackupSucceeded, "a"), etcdBackup("e", 4, etcdv1.BackupFailed), etcdBackup("f", 5, ""), etcdBackup("b", 1, etcdv1.BackupSucceeded),
 	}
-	merged := mergeBackups(kept(0, 1, 2), found)
+	merged := MergeBackups(kept(0, 1, 2), found)
 	if diff := cmp.Diff([]string{"d", "c", "b"}, names(merged)); diff != "" {
 		t.Error(diff)
 	}
-	if again := mergeBackups(merged, found); !cmp.Equal(names(again), names(merged)) {
+	if again := MergeBackups(merged, found); !cmp.Equal(names(again), names(merged)) {
 		t.Errorf("not the same again: %v", names(again))
 	}
-	if got := superseded(merged, append(found, etcdBackup("a", 0, etcdv1.BackupSucceeded), etcdBackup("x", 1, etcdv1.BackupFailed))); !slices.Equal(got, []string{"a", "x"}) {
+	if got := SupersededBackups(merged, append(found, etcdBackup("a", 0, etcdv1.BackupSucceeded), etcdBackup("x", 1, etcdv1.BackupFailed))); !slices.Equal(got, []string{"a", "x"}) {
 		t.Errorf("superseded: %v", got)
 	}
 }
 
 // TestLostBackup: a backup that nobody makes does not hold up others.
 func TestLostBackup(t *testing.T) {
-	f := fleet{instances: []instance{{names: []string{"m"}}}}
+	f := Fleet{Instances: []Instance{{names: []string{"m"}}}}
 	for _, c := range []struct {
 		what  string
 		b     etcdv1.EtcdBackup
 		known []controlplanev1.BackupStatus
-		f     fleet
+		f     Fleet
 		at    time.Duration
 		want  bool
 	}{
 		{"being made", etcdBackup("a", 0, ""), nil, f, time.Minute, false},
 		{"for too long", etcdBackup("a", 0, ""), nil, f, 3 * time.Hour, true},
-		{"its machine is gone", etcdBackup("a", 0, ""), nil, fleet{}, time.Minute, true},
+		{"its machine is gone", etcdBackup("a", 0, ""), nil, Fleet{}, time.Minute, true},
 		{"done, before the cluster was taken back", etcdBackup("a", 0, ""), kept(0), f, time.Minute, true},
-		{"done", etcdBackup("a", 0, etcdv1.BackupFailed), nil, fleet{}, 3 * time.Hour, false},
+		{"done", etcdBackup("a", 0, etcdv1.BackupFailed), nil, Fleet{}, 3 * time.Hour, false},
 	} {
-		if got := lost(&c.b, c.known, c.f, midnight.Add(c.at)); got != c.want {
+		if got := IsLostBackup(&c.b, c.known, c.f, midnight.Add(c.at)); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}
@@ -230,24 +230,24 @@ func TestLostBackup(t *testing.T) {
 // TestBackupMembers: healthy followers come first, and then the leader.
 func TestBackupMembers(t *testing.T) {
 	members := map[string]etcdv1.EtcdMember{}
-	add := func(f *fleet, name string, health metav1.ConditionStatus, leads bool) {
-		f.instances = append(f.instances, instance{machine: &clusterv1.Machine{}, member: &member{name: name, voting: true, health: health}})
+	add := func(f *Fleet, name string, health metav1.ConditionStatus, leads bool) {
+		f.Instances = append(f.Instances, Instance{Machine: &clusterv1.Machine{}, Member: &Member{Name: name, voting: true, health: health}})
 		m := etcdv1.EtcdMember{}
 		m.Status.Leader = ptr.To(leads)
 		members[name] = m
 	}
-	var f fleet
-	if got := backupMembers(f, members); len(got) != 0 {
+	var f Fleet
+	if got := BackupMembers(f, members); len(got) != 0 {
 		t.Errorf("got %q of nobody", got)
 	}
 	add(&f, "a", metav1.ConditionTrue, true)
-	if got := backupMembers(f, members); !slices.Equal(got, []string{"a"}) {
+	if got := BackupMembers(f, members); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("got %q, want the leader", got)
 	}
 	add(&f, "b", metav1.ConditionFalse, false)
 	add(&f, "d", metav1.ConditionTrue, false)
 	add(&f, "c", metav1.ConditionTrue, false)
-	if got := backupMembers(f, members); !slices.Equal(got, []string{"c", "d", "a"}) {
+	if got := BackupMembers(f, members); !slices.Equal(got, []string{"c", "d", "a"}) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -255,15 +255,15 @@ func TestBackupMembers(t *testing.T) {
 // TestHeldRollout: an upgrade that is held replaces nothing, and what is missing is made all the same.
 func TestHeldRollout(t *testing.T) {
 	f := build("a:vo b:vo c:vo")
-	w := wish{replicas: 3, maxSurge: 1, initialized: true, held: "no backup"}
-	if p := makePlan(f, w); p.acts() || p.why != "no backup" {
+	w := Target{Replicas: 3, maxSurge: 1, initialized: true, held: "no backup"}
+	if p := PlanMachines(f, w); p.Acts() || p.Why != "no backup" {
 		t.Errorf("%+v", p)
 	}
-	if p := makePlan(build("a:vo b:vo"), w); p.create != 1 {
+	if p := PlanMachines(build("a:vo b:vo"), w); p.Create != 1 {
 		t.Errorf("%+v", p)
 	}
 	w.held = ""
-	if p := makePlan(f, w); p.create != 1 {
+	if p := PlanMachines(f, w); p.Create != 1 {
 		t.Errorf("%+v", p)
 	}
 }
@@ -274,11 +274,26 @@ func TestBackupName(t *testing.T) {
 	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	here, there := &clusterv1.Cluster{}, &clusterv1.Cluster{}
 	here.UID, there.UID = "6f0b5a52-1111-4c3e-9d0e-000000000001", "6f0b5a52-1111-4c3e-9d0e-000000000002"
-	a, b := backupName(here, at), backupName(there, at)
-	if a == b || a != backupName(here, at.In(time.FixedZone("x", 3600))) || !strings.HasPrefix(a, "etcd-20260301-030000-") {
+	a, b := BackupName(here, at), BackupName(there, at)
+	if a == b || a != BackupName(here, at.In(time.FixedZone("x", 3600))) || !strings.HasPrefix(a, "etcd-20260301-030000-") {
 		t.Errorf("names %q and %q", a, b)
 	}
-	if later := backupName(here, at.Add(time.Second)); later <= a {
+	if later := BackupName(here, at.Add(time.Second)); later <= a {
 		t.Errorf("%q sorts before %q", later, a)
+	}
+}
+
+// TestBackupConditionOfOneSecond: of two attempts of the same second, the one with the later name determines the condition.
+func TestBackupConditionOfOneSecond(t *testing.T) {
+	second := time.Unix(1000, 0)
+	attempts := []BackupAttempt{
+		{name: "etcd-20260101-000001-abc", phase: etcdv1.BackupSucceeded, began: second},
+		{name: "etcd-20260101-000002-abc", phase: etcdv1.BackupFailed, began: second, message: "no space"},
+	}
+	for range 2 {
+		if got := BackupCondition(attempts, ""); got.Reason != controlplanev1.BackupFailedReason || !strings.Contains(got.Message, "no space") {
+			t.Errorf("got %+v", got)
+		}
+		slices.Reverse(attempts)
 	}
 }

@@ -1,4 +1,4 @@
-package controlplane
+package model
 
 import (
 	"errors"
@@ -16,40 +16,40 @@ import (
 
 // TestWhoChecks: as long as the cluster serves, or may in a moment, nothing is removed before a machine has looked.
 func TestWhoChecks(t *testing.T) {
-	serves, silent := &reply{ready: true}, &reply{err: errors.New("nobody is there")}
-	ailing, lost := &reply{failed: []string{"poststarthook/x"}}, &reply{failed: []string{"poststarthook/x", "etcd-readiness"}}
+	serves, silent := &Readiness{Ready: true}, &Readiness{Err: errors.New("nobody is there")}
+	ailing, lost := &Readiness{Failed: []string{"poststarthook/x"}}, &Readiness{Failed: []string{"poststarthook/x", "etcd-readiness"}}
 	for _, c := range []struct {
 		what     string
 		machines string // up or down
-		answer   *reply
+		answer   *Readiness
 		anew     bool
 		silent   time.Duration
-		want     checkWay
+		want     CheckWay
 		why      string
 	}{
 		{"it serves", "up up up", serves, false, 0, checkByMachine, ""},
 		{"it serves, after long silence", "up up up", serves, false, time.Hour, checkByMachine, ""},
 		{"it serves, whatever its infrastructure says", "down down down", serves, false, 0, checkByMachine, ""},
 		{"something else ails", "up up up", ailing, false, 0, checkByMachine, ""},
-		{"a new cluster", "", nil, true, 0, checkByNobody, ""},
-		{"a new cluster whose machine is there", "up", nil, true, 0, checkByNobody, ""},
-		{"all machines are gone", "", silent, false, 0, checkByNobody, ""},
-		{"a connection that blinks", "up up up", silent, false, time.Second, checkLater, "does not answer"},
-		{"a long silence", "up up up", silent, false, grace, checkByNobody, "does not answer"},
-		{"a majority that blinks", "up up up", lost, false, time.Second, checkLater, "etcd-readiness"},
-		{"a majority that is lost", "up up up", lost, false, grace, checkByNobody, "etcd-readiness"},
-		{"one machine of three", "up up down", silent, false, time.Second, checkLater, "does not answer"},
-		{"machines that do not run, and one that does", "up down down", lost, false, 0, checkByNobody, "2 of 3 machines do not run"},
-		{"the only machine", "down", silent, false, 0, checkByNobody, "1 of 1 machines do not run"},
+		{"a new cluster", "", nil, true, 0, CheckByNobody, ""},
+		{"a new cluster whose machine is there", "up", nil, true, 0, CheckByNobody, ""},
+		{"all machines are gone", "", silent, false, 0, CheckByNobody, ""},
+		{"a connection that blinks", "up up up", silent, false, time.Second, CheckLater, "does not answer"},
+		{"a long silence", "up up up", silent, false, Grace, CheckByNobody, "does not answer"},
+		{"a majority that blinks", "up up up", lost, false, time.Second, CheckLater, "etcd-readiness"},
+		{"a majority that is lost", "up up up", lost, false, Grace, CheckByNobody, "etcd-readiness"},
+		{"one machine of three", "up up down", silent, false, time.Second, CheckLater, "does not answer"},
+		{"machines that do not run, and one that does", "up down down", lost, false, 0, CheckByNobody, "2 of 3 machines do not run"},
+		{"the only machine", "down", silent, false, 0, CheckByNobody, "1 of 1 machines do not run"},
 	} {
-		f := fleet{stacked: true}
+		f := Fleet{Stacked: true}
 		for _, word := range strings.Fields(c.machines) {
 			m := &clusterv1.Machine{}
 			m.Status.NodeRef.Name = "node"
 			m.Status.Conditions = []metav1.Condition{{Type: clusterv1.InfrastructureReadyCondition, Status: map[bool]metav1.ConditionStatus{true: "True", false: "False"}[word == "up"]}}
-			f.instances = append(f.instances, instance{machine: m})
+			f.Instances = append(f.Instances, Instance{Machine: m})
 		}
-		if way, why := whoChecks(f, c.answer, !c.anew, c.silent); way != c.want || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
+		if way, why := WhoChecks(f, c.answer, !c.anew, c.silent); way != c.want || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
 			t.Errorf("%s: got %s, %q", c.what, way, why)
 		}
 	}
@@ -87,7 +87,7 @@ func TestNextCheck(t *testing.T) {
 			found = &etcdv1.EtcdBackupCheck{Spec: etcdv1.EtcdBackupCheckSpec{Member: c.member}, Status: etcdv1.EtcdBackupCheckStatus{Phase: c.phase}}
 			found.CreationTimestamp = metav1.NewTime(at)
 		}
-		if got := nextCheck(found, c.members, at.Add(c.age)); got != c.want {
+		if got := NextCheck(found, c.members, at.Add(c.age)); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestChecking(t *testing.T) {
 		{begun, "", "", "the machine of m checks the backup b", false},
 		{nil, "", "nobody reports", "none can: nobody reports", true},
 	} {
-		got := checking("b", c.found, c.member, c.problem, "the-annotation", "the-id")
+		got := CheckMessage("b", c.found, c.member, c.problem, "the-annotation", "the-id")
 		if !strings.Contains(got, c.want) || strings.Contains(got, `the-annotation to "the-id"`) != c.hint {
 			t.Errorf("%q", got)
 		}
@@ -135,7 +135,7 @@ func TestUnfit(t *testing.T) {
 	} {
 		cp := &controlplanev1.CapstanControlPlane{}
 		cp.Spec.Version, cp.Spec.Restore.OtherAuthorities = "v1.36.3", ptr.To(c.other)
-		if got := join(unfit(etcdv1.EtcdBackupCheckStatus{Keys: c.needs, KubernetesVersion: c.version}, has, cp)); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+		if got := JoinReasons(UnfitBackup(etcdv1.EtcdBackupCheckStatus{Keys: c.needs, KubernetesVersion: c.version}, has, cp)); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%v %s: %q", c.needs, c.version, got)
 		}
 	}
@@ -145,9 +145,9 @@ func TestUnfit(t *testing.T) {
 func TestCheckName(t *testing.T) {
 	name := func(change func(*controlplanev1.CapstanControlPlane)) string {
 		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{UID: "x"}}
-		cp.Spec.Restore.Name, cp.Spec.Backup.Store = "a", inDirectory()
+		cp.Spec.Restore.Name, cp.Spec.Backup.Store = "a", directoryStore()
 		change(cp)
-		return checkName(cp)
+		return CheckName(cp)
 	}
 	was := name(func(*controlplanev1.CapstanControlPlane) {})
 	for what, c := range map[string]struct {
@@ -157,7 +157,7 @@ func TestCheckName(t *testing.T) {
 		"replicas":        {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Replicas, cp.Generation = ptr.To[int32](5), 7 }, true},
 		"another backup":  {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = "b" }, false},
 		"another attempt": {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Attempt = "2" }, false},
-		"another store":   {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Backup.Store = s3() }, false},
+		"another store":   {func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Backup.Store = s3Store() }, false},
 		"another cluster": {func(cp *controlplanev1.CapstanControlPlane) { cp.UID = "y" }, false},
 	} {
 		if now := name(c.change); (now == was) != c.same || !strings.HasPrefix(now, "restore-") {
@@ -169,12 +169,12 @@ func TestCheckName(t *testing.T) {
 // TestOutOfDate: what a machine has found good long ago may not be there any more.
 func TestOutOfDate(t *testing.T) {
 	c := &etcdv1.EtcdBackupCheck{Status: etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded}}
-	c.CreationTimestamp = metav1.NewTime(now())
-	if outOfDate(c, now()) || !outOfDate(c, now().Add(checkLimit)) {
+	c.CreationTimestamp = metav1.NewTime(time.Now())
+	if CheckIsOutdated(c, time.Now()) || !CheckIsOutdated(c, time.Now().Add(checkLimit)) {
 		t.Error("of a backup that was found good")
 	}
 	c.Status.Phase = etcdv1.CheckFailed
-	if outOfDate(c, now().Add(24*time.Hour)) {
+	if CheckIsOutdated(c, time.Now().Add(24*time.Hour)) {
 		t.Error("a refusal stands")
 	}
 }
@@ -191,7 +191,7 @@ func TestRestoringCondition(t *testing.T) {
 		{false, "nobody answers", controlplanev1.RestoringUncheckedReason, "It begins. No machine could check the backup before, because nobody answers"},
 		{true, "", controlplanev1.RestoringUncheckedReason, "It begins. No machine could check the backup before the restore began"},
 	} {
-		if reason, text := restoringCondition("It begins", c.unchecked, c.why); reason != c.reason || text != c.want {
+		if reason, text := RestoringCondition("It begins", c.unchecked, c.why); reason != c.reason || text != c.want {
 			t.Errorf("%s %s", reason, text)
 		}
 	}

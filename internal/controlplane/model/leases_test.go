@@ -1,4 +1,4 @@
-package controlplane
+package model
 
 import (
 	"testing"
@@ -40,10 +40,10 @@ func TestRenewals(t *testing.T) {
 		{"the cluster begins with what a backup has", 0, true, []looked{{3, -3600, unknown}, {5, 4, yes}}},
 		{"the cluster goes back to a backup", 0, false, []looked{{1, 0, unknown}, {11, 10, yes}, {21, 5, unknown}, {62, 5, no}, {63, 62, yes}}},
 	} {
-		start, key := time.Unix(1000000, 0), lookKey{types.NamespacedName{Name: "cp"}, ofCare}
-		r := &renewals{}
+		start, key := time.Unix(1000000, 0), LeaseSetKey{types.NamespacedName{Name: "cp"}, LeaseOfEtcdCare}
+		r := &LeaseHistory{}
 		if c.begin {
-			r.begin(key.controlPlane, start)
+			r.Begin(key.ControlPlane, start)
 		}
 		for _, l := range c.looks {
 			now := start.Add(time.Duration(l.at) * time.Second)
@@ -51,7 +51,7 @@ func TestRenewals(t *testing.T) {
 			if l.written != -1 {
 				leases = append(leases, *leaseOf("a", "holder", start.Add(time.Duration(l.written)*time.Second).Add(c.ahead)))
 			}
-			if got := r.saw(key, leases, now)["a"].alive(now); got != l.want {
+			if got := r.Observe(key, leases, now)["a"].Alive(now); got != l.want {
 				t.Errorf("%s, after %d s: got %s, want %s", c.what, l.at, got, l.want)
 			}
 		}
@@ -69,43 +69,43 @@ func leaseOf(uid types.UID, holder string, renewed time.Time) *coordinationv1.Le
 func TestRenewalOfAnother(t *testing.T) {
 	start := time.Unix(1000000, 0)
 	second := func(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
-	before := compare(leaseOf("a", "one", second(10)), &glance{renewal: renewal{at: second(0)}, holder: "one", said: second(0)}, second(0), second(11))
-	if !before.seen || !before.at.Equal(second(10)) {
+	before := observe(leaseOf("a", "one", second(10)), &observation{Renewal: Renewal{At: second(0)}, holder: "one", renewTime: second(0)}, second(0), second(11))
+	if !before.Changed || !before.At.Equal(second(10)) {
 		t.Errorf("%+v", before)
 	}
-	if got := compare(leaseOf("a", "two", second(12)), &before, second(11), second(31)); !got.seen || !got.at.Equal(second(31)) {
+	if got := observe(leaseOf("a", "two", second(12)), &before, second(11), second(31)); !got.Changed || !got.At.Equal(second(31)) {
 		t.Errorf("%+v", got)
 	}
 	// Its clock was set forward, and back.
-	if got := compare(leaseOf("a", "one", second(5000)), &before, second(11), second(21)); !got.seen || !got.at.Equal(second(21)) {
+	if got := observe(leaseOf("a", "one", second(5000)), &before, second(11), second(21)); !got.Changed || !got.At.Equal(second(21)) {
 		t.Errorf("%+v", got)
 	}
-	if got := compare(leaseOf("a", "one", second(9)), &before, second(11), second(21)); got.seen || !got.at.Equal(second(21)) {
+	if got := observe(leaseOf("a", "one", second(9)), &before, second(11), second(21)); got.Changed || !got.At.Equal(second(21)) {
 		t.Errorf("%+v", got)
 	}
 }
 
 // TestRenewalsForget: nothing is kept of Leases and control planes that are gone.
 func TestRenewalsForget(t *testing.T) {
-	r := &renewals{}
+	r := &LeaseHistory{}
 	one, two := types.NamespacedName{Name: "one"}, types.NamespacedName{Name: "two"}
 	for _, name := range []types.NamespacedName{one, two} {
-		r.begin(name, time.Unix(1, 0))
-		for _, what := range []string{ofCare, ofAPIServers} {
-			r.saw(lookKey{name, what}, []coordinationv1.Lease{*leaseOf("a", "x", time.Unix(1, 0)), *leaseOf("b", "x", time.Unix(1, 0))}, time.Unix(1, 0))
+		r.Begin(name, time.Unix(1, 0))
+		for _, what := range []string{LeaseOfEtcdCare, LeasesOfAPIServers} {
+			r.Observe(LeaseSetKey{name, what}, []coordinationv1.Lease{*leaseOf("a", "x", time.Unix(1, 0)), *leaseOf("b", "x", time.Unix(1, 0))}, time.Unix(1, 0))
 		}
 	}
-	r.saw(lookKey{one, ofCare}, []coordinationv1.Lease{*leaseOf("b", "x", time.Unix(1, 0))}, time.Unix(2, 0))
-	if l := r.looks[lookKey{one, ofCare}].leases; len(l) != 1 || l["b"].said.IsZero() {
+	r.Observe(LeaseSetKey{one, LeaseOfEtcdCare}, []coordinationv1.Lease{*leaseOf("b", "x", time.Unix(1, 0))}, time.Unix(2, 0))
+	if l := r.sets[LeaseSetKey{one, LeaseOfEtcdCare}].leases; len(l) != 1 || l["b"].renewTime.IsZero() {
 		t.Errorf("%+v", l)
 	}
-	r.begin(one, time.Unix(3, 0))
-	if l := r.looks[lookKey{one, ofCare}]; len(l.leases) != 1 {
+	r.Begin(one, time.Unix(3, 0))
+	if l := r.sets[LeaseSetKey{one, LeaseOfEtcdCare}]; len(l.leases) != 1 {
 		t.Errorf("begun again: %+v", l)
 	}
-	r.forget(one)
-	r.forget(two)
-	if len(r.looks) != 0 {
-		t.Errorf("%+v", r.looks)
+	r.Forget(one)
+	r.Forget(two)
+	if len(r.sets) != 0 {
+		t.Errorf("%+v", r.sets)
 	}
 }

@@ -1,0 +1,146 @@
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	"sigs.k8s.io/cluster-api/util"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// infrastructure reads the infrastructure provider's objects, and watches their kinds.
+type infrastructure struct {
+	*objects
+	tracker external.ObjectTracker
+}
+
+// missingTemplateError is the message about an infrastructure template that does not exist.
+type missingTemplateError string
+
+func (e missingTemplateError) Error() string { return string(e) }
+
+// noEndpoint is the reason why no Machine is created before the endpoint is known.
+const noEndpoint = "the control plane endpoint is not known yet"
+
+// reconcile finds the endpoint of the control plane.
+func (r *infrastructure) reconcile(ctx context.Context, s *scope) (result, error) {
+	known, err := r.findEndpoint(ctx, s)
+	if err != nil || !known {
+		return result{blocked: noEndpoint, stop: true}, err
+	}
+	return result{}, nil
+}
+
+// findEndpoint finds the endpoint: on the Cluster, or, before core has copied it there, in the
+// contract's field of the infrastructure's own object (CP-02), unless core's order is kept strictly.
+func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool, err error) {
+	s.endpoint = s.Cluster.Spec.ControlPlaneEndpoint
+	provisioned := ptr.Deref(s.Cluster.Status.Initialization.InfrastructureProvisioned, false)
+	if provisioned && s.endpoint.IsValid() || !s.Cluster.Spec.InfrastructureRef.IsDefined() || r.StrictContract {
+		return s.endpoint.IsValid(), nil
+	}
+	infraCluster, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, s.Cluster.Spec.InfrastructureRef, s.Cluster.Namespace)
+	if err != nil {
+		return s.endpoint.IsValid(), client.IgnoreNotFound(err)
+	}
+	s.InfraCluster = infraCluster
+	if err := r.watchInfraCluster(ctx, s.InfraCluster); err != nil || s.endpoint.IsValid() {
+		return s.endpoint.IsValid(), err
+	}
+	host, _, _ := unstructured.NestedString(s.InfraCluster.Object, "spec", "controlPlaneEndpoint", "host")
+	port, _, _ := unstructured.NestedInt64(s.InfraCluster.Object, "spec", "controlPlaneEndpoint", "port")
+	s.endpoint = clusterv1.APIEndpoint{Host: host, Port: int32(port)}
+	return s.endpoint.IsValid(), nil
+}
+
+// ownTemplate links the infrastructure template to the Cluster, so that it moves and goes with it (ALL-11).
+func (r *infrastructure) ownTemplate(ctx context.Context, s *scope) (result, error) {
+	template, err := r.template(ctx, s)
+	missing := missingTemplateError("")
+	if errors.As(err, &missing) {
+		return blocked(missing.Error()), nil
+	}
+	if err != nil {
+		return result{}, err
+	}
+	ref := metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: s.Cluster.Name, UID: s.Cluster.UID}
+	if util.HasExactOwnerRef(template.GetOwnerReferences(), ref) {
+		return result{}, nil
+	}
+	before := template.DeepCopy()
+	template.SetOwnerReferences(util.EnsureOwnerRef(template.GetOwnerReferences(), ref))
+	return result{}, r.Client.Patch(ctx, template, client.MergeFrom(before))
+}
+
+// template returns the template of the infrastructure machines. The error is a missingTemplateError when it does not exist;
+// its creation is an event then.
+func (r *infrastructure) template(ctx context.Context, s *scope) (*unstructured.Unstructured, error) {
+	ref := s.Object.Spec.MachineTemplate.Spec.InfrastructureRef
+	template, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, ref, s.Object.Namespace)
+	if err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			missing := missingTemplateError(fmt.Sprintf("the %s %s does not exist", ref.Kind, ref.Name))
+			return nil, cmp.Or[error](r.watchTemplates(ctx, ref), missing)
+		}
+		return nil, err
+	}
+	return template, nil
+}
+
+// watchInfraCluster starts the watch on the infrastructure's kind of cluster, once.
+func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructured.Unstructured) error {
+	if r.tracker.Controller == nil {
+		return nil // A test without a manager.
+	}
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
+}
+
+// infraClusterToControlPlane: an infrastructure's own object has its Cluster as owner.
+func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
+	if err != nil || cluster == nil {
+		return nil
+	}
+	return clusterToControlPlane(ctx, cluster)
+}
+
+// watchTemplates starts the watch on a kind of infrastructure template, once: one that a control plane
+// names may be made later.
+func (r *infrastructure) watchTemplates(ctx context.Context, ref clusterv1.ContractVersionedObjectReference) error {
+	if r.tracker.Controller == nil {
+		return nil
+	}
+	mapping, err := r.Client.RESTMapper().RESTMapping(ref.GroupKind())
+	if err != nil {
+		return err
+	}
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(mapping.GroupVersionKind)
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.templateToControlPlanes))
+}
+
+func (r *infrastructure) templateToControlPlanes(ctx context.Context, obj client.Object) []ctrl.Request {
+	list := &controlplanev1.CapstanControlPlaneList{}
+	if err := r.Client.List(ctx, list, client.InNamespace(obj.GetNamespace())); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list CapstanControlPlanes")
+		return nil
+	}
+	var out []ctrl.Request
+	for i := range list.Items {
+		if list.Items[i].Spec.MachineTemplate.Spec.InfrastructureRef.Name == obj.GetName() {
+			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}

@@ -1,0 +1,376 @@
+package model
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+)
+
+const (
+	// A failed backup is tried again after backupRetry. The delay doubles with each failure, up to backupRetryMax.
+	backupRetry    = 30 * time.Second
+	backupRetryMax = 10 * time.Minute
+	// upgradeBackupAge is the maximum age of a backup before an upgrade, at the start of the upgrade.
+	upgradeBackupAge = time.Hour
+	// keptFailures is the number of failed backups that are kept for diagnosis.
+	keptFailures = 5
+)
+
+// BackupAttempt is one attempt to make a backup.
+type BackupAttempt struct {
+	name, request string
+	trigger       etcdv1.BackupTrigger
+	phase         etcdv1.BackupPhase // "" while it is being made
+	began         time.Time
+	message       string
+}
+
+// WantedBackup is a backup that has to be made.
+type WantedBackup struct {
+	Trigger etcdv1.BackupTrigger
+	Request string
+}
+
+// BackupTarget is the demand of the spec and of the Machines.
+type BackupTarget struct {
+	// Schedule is nil when there is none. It counts from Since.
+	Schedule cron.Schedule
+	Since    time.Time
+	// OnDemand is the value of the annotation. UpgradeTo is the version that is about to be rolled out. Begun: some Machines
+	// have that version already.
+	OnDemand, UpgradeTo string
+	Begun               bool
+}
+
+// ParseSchedule parses spec.backup.schedule.
+func ParseSchedule(text string) (cron.Schedule, error) {
+	if text == "" {
+		return nil, nil
+	}
+	s, err := parseCron(text)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no schedule: %w; write five fields (minute, hour, day of month, month, day of week), for example \"0 3 * * *\", or one of @hourly, @daily, @weekly, @monthly, @every 6h", text, err)
+	}
+	return s, nil
+}
+
+// parseCron accepts five fields and names such as @daily. Time zones are refused, because the parser would use their name as
+// the path of a file.
+func parseCron(text string) (cron.Schedule, error) {
+	if strings.Contains(text, "=") {
+		return nil, errors.New("time zones are not supported: times are UTC")
+	}
+	s, err := cron.ParseStandard(text)
+	if every, ok := s.(cron.ConstantDelaySchedule); ok && every.Delay < time.Minute {
+		return nil, fmt.Errorf("every %s is more often than once a minute", every.Delay)
+	}
+	return s, err
+}
+
+// compareAttempts orders attempts from old to new. The names of backups contain the time, and order two of the same second.
+func compareAttempts(a, b BackupAttempt) int {
+	return cmp.Or(a.began.Compare(b.began), cmp.Compare(a.name, b.name))
+}
+
+// NextBackup returns the backup that has to be made now, if any, and the time until the next decision; 0 when an event
+// follows. The order of attempts does not matter.
+func NextBackup(w BackupTarget, attempts []BackupAttempt, now time.Time) (next *WantedBackup, again time.Duration) {
+	attempts = slices.SortedFunc(slices.Values(attempts), compareAttempts)
+	var wants []WantedBackup
+	if w.OnDemand != "" {
+		wants = append(wants, WantedBackup{etcdv1.BackupOnDemand, w.OnDemand})
+	}
+	if w.UpgradeTo != "" && upgradeHeld(w, attempts, now) {
+		wants = append(wants, WantedBackup{etcdv1.BackupBeforeUpgrade, w.UpgradeTo})
+	}
+	if w.Schedule != nil {
+		due, after := dueBySchedule(w, attempts, now)
+		if due != nil {
+			wants = append(wants, *due)
+		}
+		again = after
+	}
+	for _, want := range wants {
+		switch ready, wait := readyFor(want, attempts, now); {
+		case ready:
+			return &want, 0
+		case wait > 0 && (again == 0 || wait < again):
+			again = wait
+		}
+	}
+	return nil, again
+}
+
+// dueBySchedule returns the scheduled backup that is due, or the time until the next one. Several missed backups are replaced
+// by one.
+func dueBySchedule(w BackupTarget, attempts []BackupAttempt, now time.Time) (*WantedBackup, time.Duration) {
+	from := w.Since
+	for _, a := range attempts {
+		if a.trigger != etcdv1.BackupScheduled {
+			continue
+		}
+		if a.phase == etcdv1.BackupFailed && !a.began.Before(from) && !w.Schedule.Next(a.began).Before(now) {
+			return &WantedBackup{etcdv1.BackupScheduled, a.request}, 0 // until the next one is due
+		}
+		if a.began.After(from) {
+			from = a.began
+		}
+	}
+	at := w.Schedule.Next(from)
+	if at.IsZero() { // a date that does not exist
+		return nil, 0
+	}
+	if wait := at.Sub(now); wait > 0 {
+		return nil, wait
+	}
+	return &WantedBackup{etcdv1.BackupScheduled, at.UTC().Format(time.RFC3339)}, 0
+}
+
+// readyFor reports whether a backup can be made now: it does not exist, and after a failure the delay has passed.
+func readyFor(want WantedBackup, attempts []BackupAttempt, now time.Time) (ready bool, wait time.Duration) {
+	failures := 0
+	var last time.Time
+	for _, a := range attempts {
+		switch {
+		case a.phase == "":
+			return false, 0 // One at a time. Its end is an event.
+		case a.trigger != want.Trigger || a.request != want.Request:
+		case a.phase == etcdv1.BackupFailed:
+			failures, last = failures+1, a.began
+		case want.Trigger == etcdv1.BackupBeforeUpgrade: // It is too old, otherwise it would not be wanted.
+			failures = 0
+		default:
+			return false, 0
+		}
+	}
+	if failures == 0 {
+		return true, 0
+	}
+	pause := backupRetryMax
+	if failures < 10 {
+		pause = min(backupRetry<<(failures-1), backupRetryMax)
+	}
+	wait = last.Add(pause).Sub(now)
+	return wait <= 0, max(wait, 0)
+}
+
+// upgradeHeld reports whether the rollout of a version has to wait for a backup.
+func upgradeHeld(w BackupTarget, attempts []BackupAttempt, now time.Time) bool {
+	if w.UpgradeTo == "" {
+		return false
+	}
+	for _, a := range attempts {
+		if a.trigger == etcdv1.BackupBeforeUpgrade && a.request == w.UpgradeTo && a.phase == etcdv1.BackupSucceeded &&
+			(w.Begun || now.Sub(a.began) < upgradeBackupAge) {
+			return false
+		}
+	}
+	return true
+}
+
+// ExpiredBackups returns the backups to remove once the next one exists, the oldest first. The last backup of each other
+// trigger stays, because it proves that its request was served; without it, the backup would be made again. The backup that
+// spec.restore names stays as well.
+func ExpiredBackups(backups []controlplanev1.BackupStatus, keep int, next etcdv1.BackupTrigger, restore string) []string {
+	sorted := slices.SortedFunc(slices.Values(backups), newestFirst)
+	last := map[etcdv1.BackupTrigger]bool{next: true}
+	var out []string
+	for i, b := range sorted {
+		if i >= keep-1 && last[b.Trigger] && b.Name != restore {
+			out = append([]string{b.Name}, out...)
+		}
+		last[b.Trigger] = true
+	}
+	return out
+}
+
+func newestFirst(a, b controlplanev1.BackupStatus) int {
+	return cmp.Or(b.Time.Compare(a.Time.Time), cmp.Compare(b.Name, a.Name))
+}
+
+// MergeBackups returns status.backups after a look at the workload cluster: new backups are added, and backups that were
+// removed from the store are removed. Backups that the workload cluster does not know stay, because it may have been restored
+// to an earlier time.
+func MergeBackups(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) []controlplanev1.BackupStatus {
+	byName := map[string]controlplanev1.BackupStatus{}
+	for _, b := range known {
+		byName[b.Name] = b
+	}
+	for i := range found {
+		if b := &found[i]; b.Status.Phase == etcdv1.BackupSucceeded {
+			byName[b.Name] = backupStatus(b)
+		}
+	}
+	for i := range found {
+		for _, name := range found[i].Status.Removed {
+			delete(byName, name)
+		}
+	}
+	var out []controlplanev1.BackupStatus
+	for _, b := range byName {
+		out = append(out, b)
+	}
+	slices.SortFunc(out, newestFirst)
+	return out[:min(len(out), maxBackups)]
+}
+
+// maxBackups is the maximum length of status.backups.
+const maxBackups = 100
+
+func backupStatus(b *etcdv1.EtcdBackup) controlplanev1.BackupStatus {
+	return controlplanev1.BackupStatus{
+		Name: b.Name, Trigger: b.Spec.Trigger, Request: b.Spec.Request, Location: b.Status.Location,
+		Time: ptr.Deref(b.Status.Time, b.CreationTimestamp), SizeBytes: b.Status.SizeBytes, Revision: b.Status.Revision,
+		EtcdVersion: b.Status.EtcdVersion, KubernetesVersion: b.Spec.KubernetesVersion, SHA256: b.Status.SHA256, Keys: b.Spec.Keys,
+	}
+}
+
+// BackupAttempts returns all known attempts.
+func BackupAttempts(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) []BackupAttempt {
+	var out []BackupAttempt
+	seen := map[string]bool{}
+	for i := range found {
+		b := &found[i]
+		seen[b.Name] = true
+		out = append(out, BackupAttempt{b.Name, b.Spec.Request, b.Spec.Trigger, b.Status.Phase, b.CreationTimestamp.Time, b.Status.Message})
+	}
+	for _, b := range known {
+		if !seen[b.Name] {
+			out = append(out, BackupAttempt{b.Name, b.Request, b.Trigger, etcdv1.BackupSucceeded, b.Time.Time, ""})
+		}
+	}
+	return out
+}
+
+// IsLostBackup reports whether a running backup will never end: its Machine is gone, it takes too long, or a restore began
+// while it was made.
+func IsLostBackup(b *etcdv1.EtcdBackup, known []controlplanev1.BackupStatus, f Fleet, now time.Time) bool {
+	if b.Status.Phase != "" {
+		return false
+	}
+	if slices.ContainsFunc(known, func(k controlplanev1.BackupStatus) bool { return k.Name == b.Name }) {
+		return true
+	}
+	there := slices.ContainsFunc(f.Instances, func(i Instance) bool { return slices.Contains(i.names, b.Spec.Member) })
+	return !there || now.Sub(b.CreationTimestamp.Time) > 2*time.Hour
+}
+
+// SupersededBackups returns the EtcdBackups that are not needed any more: those that are not in the store, and failures. The
+// newest failures stay until a backup succeeds.
+func SupersededBackups(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) []string {
+	var failed []etcdv1.EtcdBackup
+	var success time.Time
+	var out []string
+	for _, b := range found {
+		switch {
+		case b.Status.Phase == etcdv1.BackupFailed:
+			failed = append(failed, b)
+		case b.Status.Phase == etcdv1.BackupSucceeded && b.CreationTimestamp.After(success):
+			success = b.CreationTimestamp.Time
+		}
+		if b.Status.Phase == etcdv1.BackupSucceeded && !slices.ContainsFunc(known, func(k controlplanev1.BackupStatus) bool { return k.Name == b.Name }) {
+			out = append(out, b.Name)
+		}
+	}
+	slices.SortFunc(failed, func(a, b etcdv1.EtcdBackup) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
+	})
+	for n, b := range failed {
+		if n >= keptFailures || b.CreationTimestamp.Time.Before(success) {
+			out = append(out, b.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// BackupMembers returns the healthy members, whose machines can make or check a backup. The leader comes last, because it has
+// the most work.
+func BackupMembers(f Fleet, members map[string]etcdv1.EtcdMember) []string {
+	var followers, leaders []string
+	for _, i := range f.active() {
+		if i.Member == nil || !i.Member.voting || i.Member.Leave || i.Member.health != metav1.ConditionTrue {
+			continue
+		}
+		if m := members[i.Member.Name]; ptr.Deref(m.Status.Leader, false) {
+			leaders = append(leaders, i.Member.Name)
+		} else {
+			followers = append(followers, i.Member.Name)
+		}
+	}
+	slices.Sort(followers)
+	return append(followers, leaders...)
+}
+
+// VersionSpread reports whether Machines of another version exist, and whether Machines of this version exist.
+func VersionSpread(machines []*clusterv1.Machine, version string) (outdated, begun bool) {
+	for _, m := range machines {
+		if m.Spec.Version == version {
+			begun = true
+		} else {
+			outdated = true
+		}
+	}
+	return outdated, begun
+}
+
+// BackupCondition returns the condition BackupSucceeded.
+func BackupCondition(attempts []BackupAttempt, problem string) metav1.Condition {
+	c := metav1.Condition{Type: controlplanev1.BackupSucceededCondition, Status: metav1.ConditionUnknown, Reason: controlplanev1.NoBackupReason, Message: "No backup was due yet"}
+	var last *BackupAttempt
+	for n := range attempts {
+		if a := &attempts[n]; a.phase != "" && (last == nil || compareAttempts(*a, *last) > 0) {
+			last = a
+		}
+	}
+	switch {
+	case problem != "":
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, controlplanev1.BackupImpossibleReason, problem
+	case last == nil && len(attempts) > 0:
+		c.Message = "The first backup is being made"
+	case last != nil && last.phase == etcdv1.BackupFailed:
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, controlplanev1.BackupFailedReason, fmt.Sprintf("The backup %s failed, and is tried again: %s", last.name, last.message)
+	case last != nil:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, controlplanev1.BackupSucceededReason, ""
+	}
+	return c
+}
+
+// UpgradeHold returns the reason why another version cannot be rolled out yet; "" when it can.
+func UpgradeHold(w BackupTarget, attempts []BackupAttempt, now time.Time) string {
+	if !upgradeHeld(w, attempts, now) {
+		return ""
+	}
+	return fmt.Sprintf("the backup before the upgrade to %s is not there yet; see the condition %s, or set spec.backup.beforeUpgrade to false to go on without it", w.UpgradeTo, controlplanev1.BackupSucceededCondition)
+}
+
+// BackupName returns the name of a backup. Two managers that make the same backup use the same name. Clusters have different
+// names, because two clusters with one name may share a bucket and a schedule.
+func BackupName(cluster *clusterv1.Cluster, at time.Time) string {
+	sum := sha256.Sum256([]byte(cluster.UID))
+	return "etcd-" + at.UTC().Format("20060102-150405") + "-" + hex.EncodeToString(sum[:3])
+}
+
+// BackupFolder returns the folder of a cluster in a store.
+func BackupFolder(cluster *clusterv1.Cluster) string { return cluster.Namespace + "/" + cluster.Name }
+
+// LastBackup returns the time of the newest complete backup.
+func LastBackup(cp *controlplanev1.CapstanControlPlane) (at time.Time) {
+	for _, b := range cp.Status.Backups {
+		at = slices.MaxFunc([]time.Time{at, b.Time.Time}, func(a, b time.Time) int { return cmp.Compare(a.Unix(), b.Unix()) })
+	}
+	return at
+}

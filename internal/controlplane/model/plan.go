@@ -1,0 +1,177 @@
+package model
+
+import (
+	"fmt"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// Target is the demand of the spec for the number of Machines.
+type Target struct {
+	Replicas, maxSurge int
+	// initialized: the API server has answered once. From then on the cluster has data.
+	initialized bool
+	// held is the reason why no other version can be rolled out; "" when it can.
+	held string
+	// domains are the failure domains for control planes.
+	domains []clusterv1.FailureDomain
+}
+
+// Plan is the next action about the number of Machines: create, remove, or nothing. Why is the reason to do nothing; "" when
+// no action is needed.
+type Plan struct {
+	// Create is the number of Machines to create. First: the Machine starts the cluster.
+	Create int
+	First  bool
+	Remove *clusterv1.Machine
+	Why    string
+}
+
+func (p Plan) Acts() bool { return p.Create > 0 || p.Remove != nil }
+
+func waitFor(why string) Plan { return Plan{Why: why} }
+
+// PlanMachines decides about the number of Machines (CP-03, CP-04, CP-07, CP-16, CP-20). Machines are removed one at a time,
+// and only when everything else works. Several may be created at once: a joining Machine is a learner until it has the data,
+// and etcd accepts one learner after the other.
+func PlanMachines(f Fleet, w Target) Plan {
+	active := f.active()
+	switch {
+	case len(f.Instances) == 0 && w.initialized:
+		return waitFor("every control plane machine is gone, and the cluster's data with them: set spec.restore to a backup, or delete the cluster")
+	case len(f.Instances) == 0:
+		return Plan{Create: 1, First: true}
+	case !w.initialized:
+		return planFirst(f, active)
+	case len(active) == 0:
+		// The last one is being deleted. Its replacement joins before it leaves.
+		return f.add(1)
+	case len(active) < len(f.Instances):
+		gone := f.Filter((*Instance).Deleting)[0]
+		return waitFor(fmt.Sprintf("Machine %s is being deleted", gone.Name()))
+	}
+	if i := f.removable(active); i != nil {
+		return Plan{Remove: i.Machine}
+	}
+	outdated := f.Filter(func(i *Instance) bool { return len(i.Outdated) > 0 })
+	if len(outdated) > 0 {
+		return f.rollOut(active, outdated, w)
+	}
+	switch missing := w.Replicas - len(active); {
+	case missing > 0:
+		return f.add(missing)
+	case missing < 0:
+		return f.drop(f.victim(active, w.domains))
+	}
+	return Plan{}
+}
+
+// planFirst decides before the API server has answered: there is one Machine and no data. After a change of the spec it is
+// created again, because it may never work.
+func planFirst(f Fleet, active []*Instance) Plan {
+	switch {
+	case len(active) == 0:
+		return waitFor(fmt.Sprintf("Machine %s is being deleted", f.Instances[0].Name()))
+	case len(active) == 1 && len(active[0].Outdated) > 0:
+		return Plan{Remove: active[0].Machine}
+	}
+	return waitFor("the first machine is not ready yet")
+}
+
+// rollOut replaces outdated Machines. With maxSurge 1 the new one is created first. A member that has been unhealthy for long
+// is removed before that, as the documentation of etcd recommends.
+func (f Fleet) rollOut(active, outdated []*Instance, w Target) Plan {
+	for _, i := range outdated {
+		if f.Stacked && i.Member != nil && i.Member.voting && i.Member.unhealthyForLong && len(active) > 1 {
+			return f.drop(i)
+		}
+	}
+	if w.held != "" {
+		w.maxSurge = 0 // Missing Machines are created, because a majority is more important than a backup.
+	}
+	if missing := w.Replicas + w.maxSurge - len(active); missing > 0 {
+		return f.add(missing)
+	}
+	if w.held != "" {
+		return waitFor(w.held)
+	}
+	return f.drop(f.victim(outdated, w.domains))
+}
+
+// removable returns a Machine that will never have a vote: an outdated one that has never joined, or one whose member has
+// left. It returns nil while the state of etcd is not known.
+func (f Fleet) removable(active []*Instance) *Instance {
+	if len(active) < 2 || f.Unknown != "" {
+		return nil
+	}
+	for _, i := range active {
+		unsure := i.unidentified() && len(f.Unassigned) > 0
+		if len(i.Outdated) > 0 && !f.joined(i) && !unsure || i.Member != nil && i.Member.Left {
+			return i
+		}
+	}
+	return nil
+}
+
+// add creates Machines if etcd can accept members.
+func (f Fleet) add(n int) Plan {
+	if !f.Stacked {
+		return Plan{Create: n}
+	}
+	if f.Unknown != "" {
+		return waitFor(f.Unknown)
+	}
+	for _, m := range f.Unassigned {
+		if !m.Left {
+			return waitFor(fmt.Sprintf("the etcd member %s belongs to no Machine and has to leave first", m.Name))
+		}
+	}
+	if problems := f.unhealthyMembers(); len(problems) > 0 {
+		return waitFor(JoinReasons(problems))
+	}
+	if f.Votes().Voting == 0 {
+		return waitFor("etcd has no voting member yet")
+	}
+	return Plan{Create: n}
+}
+
+// drop deletes a Machine if everything else works.
+func (f Fleet) drop(victim *Instance) Plan {
+	if why := f.cannotSpare(victim); why != "" {
+		return waitFor(why)
+	}
+	return Plan{Remove: victim.Machine}
+}
+
+// cannotSpare returns the reason why a Machine cannot be removed by a scale-down or rollout; "" when it can.
+func (f Fleet) cannotSpare(victim *Instance) string {
+	var problems []string
+	healthy := 0
+	for _, i := range f.active() {
+		switch {
+		case i == victim:
+		case !f.healthy(i):
+			problems = append(problems, f.problem(i))
+		case i.settling():
+			problems = append(problems, fmt.Sprintf("Machine %s has to be Ready for %d seconds first", i.Name(), *i.Machine.Spec.MinReadySeconds))
+		default:
+			healthy++
+		}
+	}
+	switch {
+	case f.Unknown != "":
+		return f.Unknown
+	case healthy == 0:
+		return JoinReasons(append([]string{fmt.Sprintf("Machine %s cannot go, because no other one is healthy", victim.Name())}, problems...))
+	case !f.joined(victim):
+		return "" // Without a vote, the others do not depend on it.
+	case len(problems) > 0:
+		return JoinReasons(problems)
+	case !f.Stacked:
+		return ""
+	}
+	if others := f.unhealthyMembers(victim.Member.Name); len(others) > 0 {
+		return JoinReasons(others)
+	}
+	return f.CannotRemove(victim.Member.Name)
+}

@@ -1,0 +1,165 @@
+package model
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+)
+
+// TestRotationStep_CP15: what is to be done next, from what the secret says, what all of the cluster is known to
+// have, and who does not have it.
+func TestRotationStep_CP15(t *testing.T) {
+	at := time.Now()
+	due := func(r Rotation) Rotation { r.made, r.After = at.Add(-time.Hour), at.Add(-time.Minute); return r }
+	list := func(names ...string) []string { return names }
+	for name, c := range map[string]struct {
+		r      Rotation
+		want   RotationStep
+		reason string
+	}{
+		"no secret yet":              {Rotation{}, RotationIdle, controlplanev1.NotRotatingReason},
+		"never looked at":            {Rotation{owned: true, Target: list("a")}, RotationRecord, controlplanev1.NotRotatingReason},
+		"rests":                      {Rotation{owned: true, Target: list("a"), Established: list("a")}, RotationIdle, controlplanev1.NotRotatingReason},
+		"due":                        {due(Rotation{owned: true, Target: list("a"), Established: list("a")}), RotationTrustNew, controlplanev1.NotRotatingReason},
+		"due in the future":          {Rotation{owned: true, Target: list("a"), Established: list("a"), made: at, After: at.Add(time.Hour)}, RotationIdle, controlplanev1.NotRotatingReason},
+		"made since":                 {Rotation{owned: true, Target: list("b"), Established: list("b"), made: at, After: at.Add(-time.Minute)}, RotationIdle, controlplanev1.NotRotatingReason},
+		"due and never looked at":    {due(Rotation{owned: true, Target: list("a")}), RotationRecord, controlplanev1.NotRotatingReason},
+		"due, the user's":            {due(Rotation{Target: list("a"), Established: list("a")}), RotationIdle, controlplanev1.AuthorityNotOwnedReason},
+		"trusting, lacking":          {due(Rotation{owned: true, next: true, Target: list("a", "b"), Established: list("a"), Pending: list("x")}), RotationIdle, controlplanev1.TrustingNewReason},
+		"trusting, all there":        {due(Rotation{owned: true, next: true, Target: list("a", "b"), Established: list("a")}), RotationRecord, controlplanev1.TrustingNewReason},
+		"trusted":                    {due(Rotation{owned: true, next: true, Target: list("a", "b"), Established: list("a", "b")}), RotationSignNew, controlplanev1.TrustingNewReason},
+		"signing, lacking":           {Rotation{owned: true, Target: list("b", "a"), Established: list("a", "b"), Pending: list("x")}, RotationIdle, controlplanev1.SigningNewReason},
+		"signing, all there":         {Rotation{owned: true, Target: list("b", "a"), Established: list("a", "b")}, RotationRecord, controlplanev1.SigningNewReason},
+		"signed":                     {Rotation{owned: true, Target: list("b", "a"), Established: list("b", "a")}, RotationDropOld, controlplanev1.SigningNewReason},
+		"dropping, lacking":          {Rotation{owned: true, Target: list("b"), Established: list("b", "a"), Pending: list("x")}, RotationIdle, controlplanev1.DroppingOldReason},
+		"dropping, all there":        {Rotation{owned: true, Target: list("b"), Established: list("b", "a")}, RotationRecord, controlplanev1.DroppingOldReason},
+		"the wish changes meanwhile": {due(Rotation{owned: true, Target: list("b"), Established: list("b", "a"), Pending: list("x")}), RotationIdle, controlplanev1.DroppingOldReason},
+		"what is known was lost":     {Rotation{owned: true, next: true, Target: list("a", "b"), Pending: list("x")}, RotationIdle, controlplanev1.TrustingNewReason},
+		"a user's chain":             {Rotation{Target: list("a", "root")}, RotationRecord, controlplanev1.NotRotatingReason},
+		"a user's chain, known":      {Rotation{Target: list("a", "root"), Established: list("a", "root")}, RotationIdle, controlplanev1.NotRotatingReason},
+		"a user's, trusting":         {Rotation{Target: list("a", "b"), Established: list("a"), Pending: list("x")}, RotationIdle, controlplanev1.TrustingNewReason},
+		"a user's, signing":          {Rotation{Target: list("b", "a"), Established: list("a", "b")}, RotationRecord, controlplanev1.SigningNewReason},
+		"a user's, dropping":         {Rotation{Target: list("b"), Established: list("b", "a")}, RotationRecord, controlplanev1.DroppingOldReason},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.r.Step(at); got != c.want {
+				t.Errorf("step %q, want %q", got, c.want)
+			}
+			rotating, reason, message := c.r.Describe(at)
+			if reason != c.reason || rotating != slices.Contains([]string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason}, c.reason) {
+				t.Errorf("%v, %s: %s", rotating, reason, message)
+			}
+			if len(c.r.Pending) > 0 && !strings.Contains(message, "* x") {
+				t.Errorf("does not say who lacks: %s", message)
+			}
+		})
+	}
+}
+
+// TestRotationEnds: from every state in between, the steps lead to one new authority, and no further.
+func TestRotationEnds(t *testing.T) {
+	at := time.Now()
+	r := Rotation{owned: true, Target: []string{"a"}, made: at.Add(-time.Hour), After: at.Add(-time.Minute)}
+	var steps []RotationStep
+	for range 20 {
+		step := r.Step(at)
+		if step == RotationIdle {
+			break
+		}
+		steps = append(steps, step)
+		switch step {
+		case RotationRecord:
+			r.Established = r.Target
+		case RotationTrustNew:
+			r.Target, r.next = []string{"a", "b"}, true
+		case RotationSignNew:
+			r.Target, r.next, r.made = []string{"b", "a"}, false, at
+		case RotationDropOld:
+			r.Target = []string{"b"}
+		}
+		if why := CannotChangeAuthorities("demo-ca", r.Established, r.Target); why != "" {
+			t.Errorf("after %v: %s", steps, why)
+		}
+	}
+	want := []RotationStep{RotationRecord, RotationTrustNew, RotationRecord, RotationSignNew, RotationRecord, RotationDropOld, RotationRecord}
+	if !slices.Equal(steps, want) || !slices.Equal(r.Established, []string{"b"}) {
+		t.Errorf("%v, and in the end %v", steps, r.Established)
+	}
+}
+
+// TestUnsafeAuthorities: what a user puts into the secret must not cut anything off.
+func TestUnsafeAuthorities(t *testing.T) {
+	for name, c := range map[string]struct {
+		everywhere, secret []string
+		want               string
+	}{
+		"unknown":                {nil, []string{"a"}, ""},
+		"unchanged":              {[]string{"a"}, []string{"a"}, ""},
+		"another one":            {[]string{"a"}, []string{"b"}, "put it behind"},
+		"signs before its time":  {[]string{"a"}, []string{"b", "a"}, "put it behind"},
+		"back to the first":      {[]string{"b", "a"}, []string{"a"}, "lacks the certificate authority that signs now (b)"},
+		"the first step":         {[]string{"a"}, []string{"a", "b"}, ""},
+		"the second step":        {[]string{"a", "b"}, []string{"b", "a"}, ""},
+		"the second step undone": {[]string{"b", "a"}, []string{"a", "b"}, ""},
+		"the third step":         {[]string{"b", "a"}, []string{"b"}, ""},
+		"too early":              {[]string{"a", "b"}, []string{"b"}, "lacks the certificate authority that signs now (a)"},
+		"the first step undone":  {[]string{"a", "b"}, []string{"a"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := CannotChangeAuthorities("demo-ca", c.everywhere, c.secret); c.want == "" != (got == "") || !strings.Contains(got, c.want) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+// TestLackingNodes: every Node has to say that its machine has what the secret says.
+func TestLackingNodes(t *testing.T) {
+	got := PendingNodes([]string{"b", "a"}, []TrustHolder{
+		{Name: "there", Trusted: []string{"b", "a"}, Signer: "b"},
+		{Name: "foreign"},
+		{Name: "former", Trusted: []string{"a", "b"}, Signer: "a"},
+		{Name: "signed", Trusted: []string{"b", "a"}, Signer: "a"},
+	})
+	want := []string{"foreign does not tell", "former trusts what it did", "signed: its kubelet's"}
+	if len(got) != len(want) {
+		t.Fatalf("%v", got)
+	}
+	for i := range want {
+		if !strings.Contains(got[i], want[i]) {
+			t.Errorf("%q, want %q", got[i], want[i])
+		}
+	}
+}
+
+// TestOtherAuthorities: a control plane Machine is replaced for other authorities, and never because a new
+// version of Capstan does not know which it has.
+func TestOtherAuthorities(t *testing.T) {
+	rests := Rotation{owned: true, Target: []string{"a"}, Established: []string{"a"}}
+	begun := Rotation{owned: true, Target: []string{"a", "b"}, Established: []string{"a"}}
+	for name, c := range map[string]struct {
+		r    Rotation
+		made bool
+		has  []string
+		want bool
+	}{
+		"the same":                       {rests, true, []string{"a"}, false},
+		"made by a former version":       {rests, true, nil, false},
+		"never looked at":                {Rotation{owned: true, Target: []string{"a"}}, true, nil, false},
+		"a user's chain, former":         {Rotation{Target: []string{"a", "root"}}, true, nil, false},
+		"other ones":                     {begun, true, []string{"a"}, true},
+		"former version, and it rotates": {begun, true, nil, true},
+		"no data yet":                    {begun, false, nil, false},
+		"there":                          {begun, true, []string{"a", "b"}, false},
+		"made with those of before":      {rests, true, []string{"a", "z"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.r.OtherAuthorities(c.made, c.has); (got != "") != c.want {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,78 @@
+package model
+
+import (
+	"cmp"
+	"slices"
+
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// victim selects the Machine to remove: one that is marked for deletion, otherwise an outdated one, otherwise an unhealthy
+// one, otherwise the oldest one in the failure domain with the most Machines. The same Machines always have the same victim.
+func (f Fleet) victim(candidates []*Instance, domains []clusterv1.FailureDomain) *Instance {
+	crowd := f.crowd(domains)
+	return slices.MinFunc(candidates, func(a, b *Instance) int {
+		return cmp.Or(
+			first(marked(a), marked(b)),
+			first(len(a.Outdated) > 0, len(b.Outdated) > 0),
+			first(f.isUnhealthy(a), f.isUnhealthy(b)),
+			cmp.Compare(crowd[FailureDomainOf(b.Machine)], crowd[FailureDomainOf(a.Machine)]),
+			a.Machine.CreationTimestamp.Compare(b.Machine.CreationTimestamp.Time),
+			cmp.Compare(a.Name(), b.Name()),
+		)
+	})
+}
+
+func marked(i *Instance) bool {
+	_, ok := i.Machine.Annotations[clusterv1.DeleteMachineAnnotation]
+	return ok
+}
+
+// first sorts true before false.
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// crowd counts the Machines of each failure domain. A domain that is not for control planes any more counts as the fullest.
+func (f Fleet) crowd(domains []clusterv1.FailureDomain) map[string]int {
+	out := map[string]int{}
+	for _, i := range f.active() {
+		out[FailureDomainOf(i.Machine)]++
+	}
+	for name := range out {
+		if len(domains) > 0 && !slices.ContainsFunc(domains, func(d clusterv1.FailureDomain) bool { return d.Name == name }) {
+			out[name] += len(f.Instances)
+		}
+	}
+	return out
+}
+
+// PlaceMachine returns the failure domain for the next Machine: the one with the fewest Machines that stay, then the fewest
+// of all, then the first by name (CP-16). "" without failure domains.
+func PlaceMachine(domains []clusterv1.FailureDomain, machines []*clusterv1.Machine, outdated map[string][]string) string {
+	if len(domains) == 0 {
+		return ""
+	}
+	stay, all := map[string]int{}, map[string]int{}
+	for _, m := range machines {
+		all[FailureDomainOf(m)]++
+		if m.DeletionTimestamp.IsZero() && len(outdated[m.Name]) == 0 {
+			stay[FailureDomainOf(m)]++
+		}
+	}
+	return slices.MinFunc(domains, func(a, b clusterv1.FailureDomain) int {
+		return cmp.Or(cmp.Compare(stay[a.Name], stay[b.Name]), cmp.Compare(all[a.Name], all[b.Name]), cmp.Compare(a.Name, b.Name))
+	}).Name
+}
+
+// ForControlPlanes returns the failure domains that control plane Machines may use.
+func ForControlPlanes(domains []clusterv1.FailureDomain) []clusterv1.FailureDomain {
+	return slices.DeleteFunc(slices.Clone(domains), func(d clusterv1.FailureDomain) bool { return !ptr.Deref(d.ControlPlane, false) })
+}

@@ -1,0 +1,56 @@
+package model
+
+import (
+	"strings"
+	"testing"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// TestVictim: the same Machines always give the same victim, and its failure domain counts (CP-16).
+func TestVictim(t *testing.T) {
+	domains := []clusterv1.FailureDomain{{Name: "x"}, {Name: "y"}}
+	for _, c := range []struct{ machines, in, want string }{
+		{"a:v b:v c:v", "x y y", "b"},
+		{"a:v b:v c:v", "y y x", "a"},
+		{"a:v b:v c:v", "x y gone", "c"},
+		{"a:v b:v c:vm", "y y x", "c"},
+		{"a:v b:vo c:vm", "y y x", "c"},
+		{"a:vm b:vom c:v", "y y x", "b"},
+		{"a:v b:v c:vo", "y y x", "c"},
+		{"a:v b:v c:vf", "y y x", "c"},
+		{"a:vo b:vo c:u", "y y x", "a"},
+	} {
+		f := build(c.machines)
+		for n, domain := range strings.Fields(c.in) {
+			f.Instances[n].Machine.Spec.FailureDomain = domain
+		}
+		if got := f.victim(f.active(), domains); got.Name() != c.want {
+			t.Errorf("%s in %s: got %s, want %s", c.machines, c.in, got.Name(), c.want)
+		}
+	}
+}
+
+// TestPlace (CP-16): the fewest Machines that stay, then the fewest, then the name.
+func TestPlace(t *testing.T) {
+	domains := []clusterv1.FailureDomain{{Name: "z"}, {Name: "x"}, {Name: "y"}}
+	for _, c := range []struct{ machines, in, want string }{
+		{"", "", "x"}, {"a:v", "x", "y"}, {"a:v b:v", "x y", "z"}, {"a:v b:v c:v", "x y z", "x"},
+		{"a:vo b:v c:v", "x y z", "x"}, {"a:vo b:vo c:v", "x x y", "z"}, {"a:v b:vd", "x y", "z"}, {"a:v", "gone", "x"},
+	} {
+		var machines []*clusterv1.Machine
+		old := map[string][]string{}
+		f := build(c.machines)
+		for n, domain := range strings.Fields(c.in) {
+			f.Instances[n].Machine.Spec.FailureDomain = domain
+			machines = append(machines, f.Instances[n].Machine)
+			old[f.Instances[n].Name()] = f.Instances[n].Outdated
+		}
+		if got := PlaceMachine(domains, machines, old); got != c.want {
+			t.Errorf("%s in %s: got %s, want %s", c.machines, c.in, got, c.want)
+		}
+	}
+	if PlaceMachine(nil, nil, nil) != "" {
+		t.Error("a domain where there is none")
+	}
+}

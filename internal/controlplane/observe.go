@@ -1,0 +1,73 @@
+package controlplane
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"capstan.dev/capstan/internal/controlplane/model"
+)
+
+// observation is the step that reads the Machines and the workload cluster.
+type observation struct {
+	*objects
+	workloads *workloads
+	// reached is the time when a workload cluster could be asked last.
+	reached *sightings
+}
+
+// reconcile finds out how the Machines are: what the spec would make of them now, and what the workload
+// Cluster says. again is when that has grown old.
+func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
+	if err := r.findOutdated(ctx, s); err != nil {
+		return result{}, err
+	}
+	s.Workload = r.workloads.look(ctx, s)
+	measure(s)
+	if !s.Initialized() {
+		return result{}, nil
+	}
+	if f := s.Fleet(); f.Unknown == "" {
+		r.reached.saw(s.Object.UID, s.Now)
+		return requeueAfter(f.LookAgain(s.Workload.Stale(s.Now), s.Now)), nil
+	}
+	s.Interrupted = s.Now.Sub(r.reached.last(s.Object.UID, s.Now)) < model.Grace
+	switch {
+	case s.client == nil:
+		return result{}, nil // A connection that is made is an event.
+	case s.Workload.Care.Alive(s.Now) == metav1.ConditionUnknown:
+		return requeueAfter(model.FirstRetry), nil
+	}
+	return requeueAfter(model.SilentRetry(s.Object, s.Now)), nil
+}
+
+// sightings are when workload clusters could last be asked.
+type sightings struct {
+	mu sync.Mutex
+	at map[types.UID]time.Time
+}
+
+func (k *sightings) saw(uid types.UID, at time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.at == nil {
+		k.at = map[types.UID]time.Time{}
+	}
+	k.at[uid] = at
+}
+
+// last is when a workload cluster could last be asked; for one that was never asked that is now.
+func (k *sightings) last(uid types.UID, now time.Time) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.at == nil {
+		k.at = map[types.UID]time.Time{}
+	}
+	if _, ok := k.at[uid]; !ok {
+		k.at[uid] = now
+	}
+	return k.at[uid]
+}

@@ -1,0 +1,50 @@
+package controlplane
+
+import (
+	"errors"
+	"time"
+
+	"sigs.k8s.io/cluster-api/util"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+// result is what a step reports to the steps after it, to the status and to the queue. Reconcile merges the results; no step
+// changes the result of another one.
+type result struct {
+	// requeueAfter is the time after which the step has to run again without an event; 0 means never.
+	requeueAfter time.Duration
+	// stop: no later step may run in this reconciliation.
+	stop bool
+	// blocked is the reason why no Machine can be created or deleted now; "" when it can. The latest reason counts.
+	blocked string
+	// departing lists the obstacles of Machines and etcd members that have to go.
+	departing []string
+	// remediating lists the state of remediations.
+	remediating []string
+	// refused lists the in-place changes that Machines refused.
+	refused []string
+	// err is an error that no later step has to wait for.
+	err error
+	// deletingReason and deletingMessage describe the progress of the deletion.
+	deletingReason, deletingMessage string
+}
+
+func blocked(reason string) result { return result{blocked: reason} }
+
+func requeueAfter(d time.Duration) result { return result{requeueAfter: d} }
+
+// merge adds the result of a later step.
+func (r *result) merge(later result) {
+	r.requeueAfter = util.LowestNonZeroResult(ctrl.Result{RequeueAfter: r.requeueAfter}, ctrl.Result{RequeueAfter: later.requeueAfter}).RequeueAfter
+	r.stop = r.stop || later.stop
+	if later.blocked != "" {
+		r.blocked = later.blocked
+	}
+	r.departing = append(r.departing, later.departing...)
+	r.remediating = append(r.remediating, later.remediating...)
+	r.refused = append(r.refused, later.refused...)
+	r.err = errors.Join(r.err, later.err)
+	if later.deletingReason != "" {
+		r.deletingReason, r.deletingMessage = later.deletingReason, later.deletingMessage
+	}
+}
