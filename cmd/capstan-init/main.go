@@ -1,4 +1,6 @@
-// capstan-init is PID 1 of a machine, and the commands that make the machine a node.
+// Command capstan-init is PID 1 of a machine. Its subcommands make the machine a node.
+//
+// Layer: main.
 package main
 
 import (

@@ -1,4 +1,6 @@
 // Command capstan makes a Linux box into Kubernetes clusters, and looks after them.
+//
+// Layer: main.
 package main
 
 import (

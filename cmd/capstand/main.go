@@ -1,4 +1,6 @@
 // Command capstand is the root daemon of a host. See package host.
+//
+// Layer: main.
 package main
 
 import (

@@ -33,6 +33,7 @@ var shortLeases = []string{
 // TestStoppedLeaders: each provider's leader is stopped in the middle of its work, as by SIGSTOP, a frozen virtual machine or
 // a process without a processor. Another manager takes its lease over and ends the work. The former leader then wakes
 // with reads that are out of date and writes under way: it ends, and there is still one of everything.
+// Row ALL-07.
 func TestStoppedLeaders(t *testing.T) {
 	w := newWorld(t)
 	fake := fakehost.New(t)

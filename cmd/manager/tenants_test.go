@@ -26,7 +26,7 @@ type tenant struct {
 
 // ALL-07, ALL-18: two managers stand side by side and share a host, divided by label or by namespace. Each works on what is
 // its own, and while one is away the other leaves its objects alone.
-func TestTwoManagers_ALL07_ALL18(t *testing.T) {
+func TestTwoManagers(t *testing.T) {
 	for mode, divide := range map[string]func(w *world, tenant string) ([]string, familyOf){
 		"watch filter": func(_ *world, tenant string) ([]string, familyOf) {
 			// One namespace for both.
@@ -68,7 +68,7 @@ func twoManagers(t *testing.T, divide func(w *world, tenant string) ([]string, f
 	stopRed()
 	waiting := red.family("second", "10.3.0.0/24")
 	w.complete(blue.family("second", "10.4.0.0/24"))
-	w.untouched(waiting.members...)
+	w.untouched(append(waiting.members, waiting.pool)...)
 	w.run(red.args...)
 	w.complete(waiting)
 }

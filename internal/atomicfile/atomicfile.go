@@ -1,5 +1,7 @@
 // Package atomicfile replaces files so that a crash between any two system calls leaves either the
 // complete old or the complete new content. It imports the standard library only.
+//
+// Layer: library.
 package atomicfile
 
 import (

@@ -1,5 +1,7 @@
 // Package bootstrap is the bootstrap provider: it makes the bootstrap data of machines from their
 // CapstanConfigs (BC-01 to BC-06), and looks after the bootstrap tokens of workers.
+//
+// Layer: reconciler.
 package bootstrap
 
 import (
@@ -19,6 +21,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,9 +29,8 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
-	"capstan.dev/capstan/internal/bootstrap/status"
 	"capstan.dev/capstan/internal/kubeconfig"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // missingSecretRetry is how often a Secret that the user named and that is not there is looked for:
@@ -41,16 +43,19 @@ type Reconciler struct {
 	Client client.Client
 	// SecretClient reads Secrets with the cluster-name label from the cache.
 	SecretClient client.Client
+	// LiveClient reads from the API server; see reconciling.Frame.
+	LiveClient client.Client
 	// ClusterCache connects to workload clusters.
 	ClusterCache clustercache.ClusterCache
 	// Options hold the watch filter (ALL-07).
-	Options manager.Options
+	Options reconciling.Options
 
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 
-	tracker  external.ObjectTracker
-	recorder events.EventRecorder
+	controller capicontroller.Controller
+	tracker    external.ObjectTracker
+	recorder   events.EventRecorder
 }
 
 // scope is what one reconciliation works on.
@@ -87,19 +92,28 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, err
 	}
 
-	before := config.DeepCopy()
-	defer func() {
-		if err := status.Patch(ctx, r.Client, before, config); err != nil && reterr == nil {
-			reterr = err
-		}
-	}()
-	if status.SetPaused(s.cluster, config) {
-		return ctrl.Result{}, nil
+	frame := r.frame()
+	patch, err := frame.Begin(ctx, s.cluster, config)
+	if err != nil || patch == nil {
+		return ctrl.Result{}, err
 	}
-	config.Status.ObservedGeneration = config.Generation
+	defer func() { reterr = errors.Join(reterr, frame.End(ctx, patch, config)) }()
+	result, err := r.reconcileNormal(ctx, s)
+	if err == nil && r.controller != nil {
+		// The cluster and the machine wait for each step, and all causes of the next step are events.
+		r.controller.DeferNextReconcile(req, time.Now())
+	}
+	return result, err
+}
 
+// frame of each reconcile. A CapstanConfig has no finalizer: its data secret has an owner reference, and a token expires.
+func (r *Reconciler) frame() *reconciling.Frame {
+	return &reconciling.Frame{Client: r.Client, Live: r.LiveClient}
+}
+
+func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
 	result, err := r.reconcileData(ctx, s)
-	setReady(config)
+	setReady(s.config)
 	if err != nil || s.data == nil {
 		return result, err
 	}

@@ -85,6 +85,7 @@ func dataOf(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Caps
 }
 
 // TestControlPlaneMachine (BC-02 to BC-04, CP-23): the data of a control plane machine.
+// Row BC-03.
 func TestControlPlaneMachine(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	_, config := cluster.Machine("cp", func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
@@ -257,6 +258,7 @@ func TestHostileKubeconfig(t *testing.T) {
 
 // TestNextTokenStep: at half of its life the token of a Machine is renewed and that of a pool is replaced. One that cannot
 // be read, or is not there, is written.
+// Row BC-02.
 func TestNextTokenStep(t *testing.T) {
 	now := time.Now()
 	const ttl = 20 * time.Minute
@@ -323,6 +325,7 @@ func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.
 }
 
 // TestMachinePool (BC-04): the machines of a pool share the data, and its token is rotated.
+// Row BC-02.
 func TestMachinePool(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)

@@ -16,12 +16,12 @@ import (
 	bootstrapv1beta1 "capstan.dev/capstan/api/bootstrap/v1beta1"
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Provider runs the bootstrap provider in a manager. It knows the types of the control plane provider,
 // which need not be installed.
-var Provider = manager.Provider{
+var Provider = reconciling.Provider{
 	Name:              "bootstrap",
 	Kinds:             []string{"CapstanConfig"},
 	NeedsClusterCache: true,
@@ -29,17 +29,18 @@ var Provider = manager.Provider{
 		return errors.Join(bootstrapv1.AddToScheme(s), bootstrapv1beta1.AddToScheme(s), controlplanev1.AddToScheme(s))
 	},
 	Setup:         SetupWithManager,
-	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },
+	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
 }
 
 // SetupWithManager adds the bootstrap provider's reconciler (ALL-13).
-func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts, recorder: mgr.GetEventRecorder("capstanconfig-controller")}
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
+	r := &Reconciler{
+		Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, LiveClient: opts.LiveClient, ClusterCache: opts.ClusterCache,
+		Options: opts, recorder: mgr.GetEventRecorder("capstanconfig-controller"),
+	}
 	log := mgr.GetLogger().WithValues("controller", "capstanconfig")
-	b := ctrl.NewControllerManagedBy(mgr).
-		Named("capstanconfig").
+	b := opts.Controller(mgr, "CapstanConfig").
 		For(&bootstrapv1.CapstanConfig{}).
-		WithOptions(opts.For("CapstanConfig")).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs)).
@@ -48,10 +49,11 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
 	}
-	c, err := b.Build(r)
+	c, err := b.Build(ctx, r)
 	if err != nil {
 		return err
 	}
+	r.controller = c
 	r.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	return nil
 }

@@ -1,5 +1,7 @@
 // Package cidr says which networks machines can have at all. The infrastructure provider asks it at
 // admission, and capstand once more: a host trusts nobody with its own loopback.
+//
+// Layer: library.
 package cidr
 
 import (

@@ -1,4 +1,6 @@
 // Package cli is the `capstan` command.
+//
+// Layer: tool.
 package cli
 
 import (

@@ -69,6 +69,7 @@ func ownersAre(t *testing.T, w *world, cp *controlplanev1.CapstanControlPlane) f
 
 // TestAdoption (hostile tenants, C1): what belongs to a control plane by its labels gets its owner reference back, however it
 // was lost, and nothing else happens: no Machine is made or removed, and no member leaves etcd.
+// Row ALL-11.
 func TestAdoption(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -109,6 +110,7 @@ func TestAdoption(t *testing.T) {
 
 // TestDeleteWithoutOwners (hostile tenants, C1): a control plane whose Machines have lost their references, and that is
 // deleted before it could adopt them, takes them along. Secrets with keys get their owner, so that they are collected.
+// Row ALL-11.
 func TestDeleteWithoutOwners(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)

@@ -17,6 +17,7 @@ import (
 )
 
 // TestCRDs (ALL-01 to ALL-04, ALL-06, BC-01, CP-04, CP-12): names, labels, scope, lists, categories, columns, docs.
+// Row ALL-03.
 func TestCRDs(t *testing.T) {
 	for kind, group := range map[string]string{
 		"CapstanControlPlane": "controlplane.capstan.dev", "CapstanControlPlaneTemplate": "controlplane.capstan.dev",

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/secret"
 
 	"capstan.dev/capstan/internal/controlplane/model"
-	certexpiry "capstan.dev/capstan/internal/manager/expiry"
+	certexpiry "capstan.dev/capstan/internal/expiry"
 )
 
 // defaultCertificateDays of the leaf certificates on control plane machines.

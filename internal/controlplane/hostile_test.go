@@ -179,6 +179,7 @@ func TestUserKubeconfig(t *testing.T) {
 }
 
 // TestSpoiledKubeconfig: the control plane's own Secret is made again when somebody adds a field that is refused.
+// Row CP-14.
 func TestSpoiledKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)

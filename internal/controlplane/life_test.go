@@ -358,6 +358,7 @@ func TestDeathDuringDeparture(t *testing.T) {
 }
 
 // TestQuorumLost: it is said, and nothing makes it worse.
+// Row CP-10.
 func TestQuorumLost(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)

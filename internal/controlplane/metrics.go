@@ -7,7 +7,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
-	certexpiry "capstan.dev/capstan/internal/manager/expiry"
+	certexpiry "capstan.dev/capstan/internal/expiry"
 )
 
 var (

@@ -3,6 +3,8 @@
 //
 // Reconciler runs a list of steps. Each step is a type of its own, takes the scope of the reconciliation and returns a
 // result. Decisions are in the package model, which this package may import; nothing but the manager imports this package.
+//
+// Layer: reconciler.
 package controlplane
 
 import (

@@ -55,6 +55,7 @@ func machinesOf(t *testing.T, cluster *testcluster.Cluster) []clusterv1.Machine 
 
 // TestPreparesBeforeProvisioned: as soon as the infrastructure's own object has the endpoint,
 // everything up to the first Machine is there (CP-02, CP-03, CP-05, CP-06, CP-13, CP-15, CP-19, CP-23).
+// Rows ALL-11, CP-09.
 func TestPreparesBeforeProvisioned(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
@@ -263,6 +264,7 @@ func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (
 }
 
 // TestInitialized (CP-09, CP-10): set when the API server answers, never unset; Available follows it.
+// Row CP-18.
 func TestInitialized(t *testing.T) {
 	w, cp, endpoint := connected(t, nil)
 	cluster := w.cluster

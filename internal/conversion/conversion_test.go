@@ -224,6 +224,7 @@ func TestFailures_ALL16(t *testing.T) {
 }
 
 // TestControlPlaneFields (CP-03, CP-06, CP-09, CP-10) checks the fields that v1beta1 names otherwise.
+// Row CP-08.
 func TestControlPlaneFields(t *testing.T) {
 	hub := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
 	machine := &hub.Spec.MachineTemplate.Spec

@@ -5,4 +5,8 @@
 // difference: Cluster API's conversion-data annotation would contain the whole hub object, and a machine pool with
 // thousands of machines would exceed the limit of 256 KiB for annotations. The remaining fields of the v1beta1 status
 // are views: this package derives them from the hub and ignores them on the way back.
+//
+// Layer: .
+//
+// Layer: library.
 package conversion

@@ -1,5 +1,7 @@
 // Package doctor looks at a box and says what keeps Capstan from working on it, and how to mend it.
 // Gathering facts and judging them are apart: checks are pure functions.
+//
+// Layer: tool.
 package doctor
 
 import (

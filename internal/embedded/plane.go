@@ -4,6 +4,8 @@
 // `capstan up` decides (ports, hosts), writes that down, and starts the daemon, `capstan plane`.
 // The daemon makes certificates, starts the components and applies what they need. Everything it
 // does is done again at each start and changes nothing when it was done.
+//
+// Layer: tool.
 package embedded
 
 import (

@@ -10,6 +10,8 @@
 // starts, observes and removes the processes.
 //
 // The package imports its own sub-packages and internal/atomicfile. It imports neither the managers nor internal/node.
+//
+// Layer: host.
 package host
 
 import (

@@ -66,6 +66,7 @@ func TestStillFailed(t *testing.T) {
 }
 
 // A machine that has used up its restarts rests, also in the eyes of the next capstand, and starts again after a while.
+// Rows ALL-16, IM-08.
 func TestFailedMachineIsTriedAgain(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)
@@ -90,6 +91,7 @@ func TestFailedMachineIsTriedAgain(t *testing.T) {
 }
 
 // StartMachine ends the pause, and only of the machine that the caller owns.
+// Row ALL-16.
 func TestStartMachine(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)

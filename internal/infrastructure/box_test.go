@@ -22,7 +22,7 @@ func (b *box) onBox(id, domain string) (*infrav1.CapstanHost, *fakehost.Host) {
 
 // IC-04, IM-02: the network of a cluster does not leave its box. The failure domains are those of the load balancer's box,
 // machines are placed there alone, and one that wants another host says why it cannot have it.
-func TestBoxes_IC04_IM02(t *testing.T) {
+func TestBoxes(t *testing.T) {
 	b := newNamespace(t)
 	first, _ := b.onBox("one", "rack-1")
 	b.onBox("one", "rack-2")

@@ -31,7 +31,7 @@ func (b *box) address(n int) string {
 }
 
 // IC-01, IC-02, IC-04, IC-08, IC-10, IC-12, ALL-09, ALL-13: the contract's normal path and deletion.
-func TestClusterLife_IC01_IC02_IC04_IC08_IC10_IC12(t *testing.T) {
+func TestClusterLife(t *testing.T) {
 	b := newBox(t)
 	b.waitProvisioned()
 	c := b.capstan
@@ -162,7 +162,7 @@ func TestExternallyManaged_IC06(t *testing.T) {
 }
 
 // IC-07, IC-12: without a Cluster nothing is done, and deletion only removes the finalizer.
-func TestNoOwner_IC07_IC12(t *testing.T) {
+func TestNoOwner(t *testing.T) {
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
 	c := &infrav1.CapstanCluster{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("c"), Finalizers: []string{infrav1.ClusterFinalizer}}}

@@ -17,10 +17,10 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
-	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // A host shows what capstand says of it, and follows changes.
@@ -89,7 +89,8 @@ func TestUnschedulable(t *testing.T) {
 }
 
 // ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them; bad ones are said so.
-func TestCredentials_ALL11_ALL18(t *testing.T) {
+// Row MP-11.
+func TestCredentials(t *testing.T) {
 	b := newNamespace(t)
 	name := unique("creds")
 	host := &infrav1.CapstanHost{
@@ -135,6 +136,7 @@ func TestCredentialsElsewhere(t *testing.T) {
 
 // A host over TCP: each cause that keeps it from being reached is in the condition, and credentials that were mended
 // are used at once.
+// Row ALL-18.
 func TestHostOverTLS(t *testing.T) {
 	b := newNamespace(t)
 	dir := t.TempDir()

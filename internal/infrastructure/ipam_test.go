@@ -108,7 +108,8 @@ func (b *box) deletedWithoutOwners(obj client.Object, claim *ipamv1.IPAddressCla
 }
 
 // IPAM-07, ALL-11: a claim of the pool, owned; the machine waits for its address, and its deletion for the claim.
-func TestAddressFromPool_IPAM07_ALL11(t *testing.T) {
+// Row IM-09.
+func TestAddressFromPool(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
 	four := b.claim(m.Name + "-0")
@@ -179,7 +180,7 @@ func fromPool(t *testing.T) *box {
 
 // IPAM-07, IC-10, IC-12: the endpoint's address comes from the pool; nothing listens before it is there, and its
 // claim goes behind the load balancer.
-func TestEndpointFromPool_IPAM07_IC10_IC12(t *testing.T) {
+func TestEndpointFromPool(t *testing.T) {
 	b := fromPool(t)
 	claim := b.claim(b.capstan.Name + "-endpoint")
 	b.Expect(claim.Spec).To(Equal(ipamv1.IPAddressClaimSpec{
@@ -289,7 +290,8 @@ func dualStack(t *testing.T) *box {
 }
 
 // IPAM-08: two pools, two claims, one machine with the address, prefix and gateway of both, IPv4 first.
-func TestDualStackMachine_IPAM07_IPAM08(t *testing.T) {
+// Row IPAM-07.
+func TestDualStackMachine(t *testing.T) {
 	b := dualStack(t)
 	b.Expect(b.fake.Network(b.capstan.Spec.ID).GetIpv6Cidr()).To(Equal(sixCIDR))
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {

@@ -29,7 +29,7 @@ import (
 )
 
 // IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the contract's normal path and deletion.
-func TestMachineLife_IM01_IM03_IM04_IM09_IM10(t *testing.T) {
+func TestMachineLife(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -133,7 +133,7 @@ func (b *box) startAgain(m *infrav1.CapstanMachine) {
 
 // IM-10, IC-08: the finalizers are there before the first side effect, and whoever sees a machine that is provisioned
 // sees all the rest of it.
-func TestMachineOrder_IM10_IC08(t *testing.T) {
+func TestMachineOrder(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(func(h *infrav1.CapstanHost) { h.Spec.Address = witness{fakehost.New(t), b}.serve() })
 	b.addCluster(nil, nil)
@@ -314,7 +314,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // IM-08, ALL-16: a failed bootstrap is shown, terminal failures have reasons of their own.
-func TestTerminalFailures_IM08_ALL16(t *testing.T) {
+func TestTerminalFailures(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -474,6 +474,7 @@ func TestPausedMachine_ALL08(t *testing.T) {
 }
 
 // ALL-12: a status that a move took away is built again from spec and the host, and nothing is made again.
+// Row CTL-14.
 func TestStatusIsRebuilt_ALL12(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)

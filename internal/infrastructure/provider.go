@@ -1,5 +1,7 @@
 // Package infrastructure is the infrastructure provider: clusters' networks and load balancers, and machines,
 // on the hosts that run capstand.
+//
+// Layer: reconciler.
 package infrastructure
 
 import (
@@ -22,19 +24,19 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/webhook"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Provider returns the infrastructure provider.
-func Provider() manager.Provider {
+func Provider() reconciling.Provider {
 	f := &flags{}
-	return manager.Provider{
+	return reconciling.Provider{
 		Name:        "infrastructure",
 		Kinds:       []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
 		AddToScheme: func(s *runtime.Scheme) error { return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s)) },
 		AddFlags:    f.add,
 		Setup:       f.setup,
-		SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error {
+		SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error {
 			return webhook.SetupWithManager(mgr)
 		},
 	}
@@ -52,7 +54,7 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"Prefix length of the machine networks in --machine-network-pool.")
 }
 
-func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options) error {
+func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
 	pool, err := netip.ParsePrefix(f.networkPool)
 	if err != nil || !pool.Addr().Is4() {
 		return fmt.Errorf("--machine-network-pool=%s must be an IPv4 network, for example %s", f.networkPool, network.DefaultPool)
@@ -64,7 +66,7 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts manager.Option
 }
 
 // Setup adds the reconcilers of the infrastructure provider.
-func Setup(ctx context.Context, mgr ctrl.Manager, opts manager.Options, networkPool netip.Prefix, networkBits int) error {
+func Setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, networkPool netip.Prefix, networkBits int) error {
 	pool := connections.NewPool(ctx, mgr.GetAPIReader())
 	var errs []error
 	for _, kind := range machinetemplate.Kinds {

@@ -35,6 +35,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 
 	"capstan.dev/capstan/internal/infrastructure"
@@ -45,6 +46,7 @@ var (
 	ctx = context.Background()
 )
 
+// Row IC-13.
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 // run starts one API server and one manager for all tests: each has its own namespace and hosts.
@@ -77,7 +79,7 @@ func run(m *testing.M) int {
 func startManager() (stop func(), err error) {
 	provider := infrastructure.Provider()
 	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
-	flags := manager.AddFlags(fs, []manager.Provider{provider})
+	flags := manager.AddFlags(fs, []reconciling.Provider{provider})
 	w := env.Webhooks
 	if err := fs.Parse([]string{
 		"--health-addr=0", "--diagnostics-address=0",
@@ -93,7 +95,7 @@ func startManager() (stop func(), err error) {
 	config := rest.CopyConfig(env.Config)
 	config.Impersonate.UserName = managerUser
 	config.Wrap(writes.wrap)
-	mgr, err := manager.New(ctx, config, flags, []manager.Provider{provider})
+	mgr, err := manager.New(ctx, config, flags, []reconciling.Provider{provider})
 	if err != nil {
 		cancel()
 		return nil, err

@@ -91,7 +91,7 @@ func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 }
 
 // IC-05, IM-07: what each object must have of its own is no part of a template.
-func TestInvalidTemplates_IC05_IM07(t *testing.T) {
+func TestInvalidTemplates(t *testing.T) {
 	b := newNamespace(t)
 	for want, change := range map[string]func(*infrav1.CapstanMachineTemplate){
 		"spec.template.spec.id":         func(t *infrav1.CapstanMachineTemplate) { t.Spec.Template.Spec.ID = "12345678" },

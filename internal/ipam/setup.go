@@ -1,5 +1,7 @@
 // Package ipam is Capstan's IPAM provider: it serves the IPAddressClaims of any
 // infrastructure provider that name a CapstanIPPool or GlobalCapstanIPPool.
+//
+// Layer: reconciler.
 package ipam
 
 import (
@@ -13,7 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
-	"sigs.k8s.io/cluster-api/util/labels"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,20 +30,16 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
 	"capstan.dev/capstan/internal/ipam/pool"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
-
-// DefaultConcurrency is the number of claims that are served at a time. Most of
-// that time is spent waiting for the API server.
-const DefaultConcurrency = 32
 
 // countDelay is how long changes of a pool's counts are collected before they
 // are written.
 const countDelay = time.Second
 
-// The delays before a claim or pool is tried again after an error. A claim that
-// is tried again keeps its place in line, so it must not stay away for long, as
-// it would with controller-runtime's own limit of 17 minutes.
+// The delays between attempts after errors. A claim keeps its place in the queue of its pool, and delays the claims
+// behind it. controller-runtime's limit of 17 minutes is therefore too long.
 const (
 	firstRetry   = 5 * time.Millisecond
 	longestRetry = 15 * time.Second
@@ -49,18 +47,9 @@ const (
 
 // Options of the provider.
 type Options struct {
-	// WatchNamespace restricts the provider to one namespace. The manager's
-	// cache must be restricted in the same way. Empty means all.
-	WatchNamespace string
-	// WatchFilter restricts it to claims whose label
-	// cluster.x-k8s.io/watch-filter has this value. Empty means all.
-	WatchFilter string
-	// Concurrency is the number of claims that are served at a time. The
-	// default is DefaultConcurrency.
-	Concurrency int
-	// PoolConcurrency is the number of pools of each kind that are looked
-	// after at a time. The default is 4.
-	PoolConcurrency int
+	// Options of all reconcilers. The provider uses the namespace, to which the manager's cache must be restricted as
+	// well, the watch filter of claims and pools, and the concurrency of claimKind and of poolKind.
+	reconciling.Options
 	// Recorder of events. The default is one of the manager's.
 	Recorder events.EventRecorder
 	// Quarantine is how long an address stays taken that another process chose
@@ -78,12 +67,6 @@ type Options struct {
 }
 
 func (o *Options) setDefaults(mgr ctrl.Manager) {
-	if o.Concurrency <= 0 {
-		o.Concurrency = DefaultConcurrency
-	}
-	if o.PoolConcurrency <= 0 {
-		o.PoolConcurrency = 4
-	}
 	if o.Recorder == nil {
 		o.Recorder = mgr.GetEventRecorder("capstan-ipam")
 	}
@@ -110,6 +93,23 @@ func (o *Options) setDefaults(mgr ctrl.Manager) {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=events,verbs=create;patch
 
+// Names of the flags and settings of concurrency. Both kinds of pools share one.
+const (
+	claimKind = "IPAddressClaim"
+	poolKind  = ipamv1.CapstanIPPoolKind
+)
+
+// Provider runs the IPAM provider in a manager.
+var Provider = reconciling.Provider{
+	Name:        "ipam",
+	Kinds:       []string{claimKind, poolKind},
+	AddToScheme: ipamv1.AddToScheme,
+	Setup: func(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
+		return SetupWithManager(ctx, mgr, Options{Options: opts})
+	},
+	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
+}
+
 // SetupWithManager adds the provider's controllers to a manager.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts Options) error {
 	opts.setDefaults(mgr)
@@ -118,9 +118,9 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts Options) error
 		return err
 	}
 	return errors.Join(
-		s.claims(),
-		s.pools(&ipamv1.CapstanIPPool{}),
-		s.pools(&ipamv1.GlobalCapstanIPPool{}),
+		s.claims(ctx),
+		s.pools(ctx, &ipamv1.CapstanIPPool{}),
+		s.pools(ctx, &ipamv1.GlobalCapstanIPPool{}),
 		s.follow(ctx),
 	)
 }
@@ -153,41 +153,38 @@ func (s *setup) ledgers(ctx context.Context) error {
 	return f.tell(ctx, s.registry)
 }
 
-func (s *setup) claims() error {
+func (s *setup) claims(ctx context.Context) error {
 	r := &addressclaim.Reconciler{
 		Client:    s.mgr.GetClient(),
 		Live:      s.mgr.GetAPIReader(),
 		Ledger:    s.registry,
 		Recorder:  s.opts.Recorder,
 		Serves:    s.serves,
+		Watches:   s.opts.Watches,
 		OrphanAge: s.opts.OrphanAge,
 	}
 	s.exists = r.Exists
 	events := &claimEvents{client: s.mgr.GetClient(), serves: s.serves}
-	err := ctrl.NewControllerManagedBy(s.mgr).
-		Named("ipaddressclaim").
-		WithOptions(controller.Options{MaxConcurrentReconciles: s.opts.Concurrency, RateLimiter: retries()}).
+	b := s.opts.Controller(s.mgr, claimKind).
+		WithOptions(s.controllerOptions(claimKind)).
 		For(&capiipamv1.IPAddressClaim{}, builder.WithPredicates(predicate.NewPredicateFuncs(s.serves), claimChanged())).
-		Watches(&capiipamv1.IPAddressClaim{}, unservedFirst(), builder.WithPredicates(predicate.NewPredicateFuncs(s.serves))).
-		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(events.ofAddress), builder.WithPredicates(events.addressChanged())).
-		Watches(&ipamv1.CapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
-		Watches(&ipamv1.GlobalCapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), builder.WithPredicates(poolChangedForClaims())).
-		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(events.ofCluster), builder.WithPredicates(clusterChanged())).
-		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(events.ofNamespace), builder.WithPredicates(selection.NamespaceChanged())).
+		Watches(&capiipamv1.IPAddressClaim{}, unservedFirst(), predicate.NewPredicateFuncs(s.serves)).
+		Watches(&capiipamv1.IPAddress{}, handler.EnqueueRequestsFromMapFunc(events.ofAddress), events.addressChanged()).
+		Watches(&ipamv1.CapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), poolChangedForClaims()).
+		Watches(&ipamv1.GlobalCapstanIPPool{}, handler.EnqueueRequestsFromMapFunc(events.ofPool), poolChangedForClaims()).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(events.ofCluster), clusterChanged()).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(events.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			s.queues.setClaims(q)
 			return nil
-		})).
-		Complete(r)
-	if err != nil {
-		return fmt.Errorf("setting up the IPAddressClaim controller: %w", err)
-	}
-	return nil
+		}))
+	return start(ctx, b, &prompt{Reconciler: r, again: s.queues.againClaim})
 }
 
-func (s *setup) pools(kind ipamv1.Pool) error {
+func (s *setup) pools(ctx context.Context, kind ipamv1.Pool) error {
 	r := &pool.Reconciler{
 		Kind:       kind.PoolKind(),
+		Watches:    s.opts.Watches,
 		Client:     s.mgr.GetClient(),
 		Live:       s.mgr.GetAPIReader(),
 		Ledger:     s.registry,
@@ -198,32 +195,57 @@ func (s *setup) pools(kind ipamv1.Pool) error {
 	all := handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, changed client.Object) []reconcile.Request {
 		return poolsBeside(ctx, s.mgr.GetClient(), kind.PoolKind(), changed)
 	})
-	err := ctrl.NewControllerManagedBy(s.mgr).
+	b := s.opts.Controller(s.mgr, kind.PoolKind()).
 		Named(kind.PoolKind()).
-		WithOptions(controller.Options{MaxConcurrentReconciles: s.opts.PoolConcurrency, RateLimiter: retries()}).
+		WithOptions(s.controllerOptions(poolKind)).
 		For(kind, builder.WithPredicates(poolChanged())).
-		Watches(&ipamv1.CapstanIPPool{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&ipamv1.GlobalCapstanIPPool{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&clusterv1.Cluster{}, all, builder.WithPredicates(clusterPaused())).
+		Watches(&ipamv1.CapstanIPPool{}, all, predicate.GenerationChangedPredicate{}).
+		Watches(&ipamv1.GlobalCapstanIPPool{}, all, predicate.GenerationChangedPredicate{}).
+		Watches(&clusterv1.Cluster{}, all, clusterPaused()).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			s.queues.setPools(kind.PoolKind(), q)
 			return nil
-		})).
-		Complete(r)
-	if err != nil {
-		return fmt.Errorf("setting up the %s controller: %w", kind.PoolKind(), err)
+		}))
+	return start(ctx, b, &prompt{Reconciler: r, again: s.queues.againPool(kind.PoolKind())})
+}
+
+// controllerOptions of a kind. Cluster API's builder replaces the rate limiter if ReconcilerRateLimiting is enabled.
+func (s *setup) controllerOptions(kind string) controller.Options {
+	o := s.opts.For(kind)
+	o.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, longestRetry)
+	return o
+}
+
+func start(ctx context.Context, b *capicontroller.Builder, p *prompt) (err error) {
+	if p.controller, err = b.Build(ctx, p); err != nil {
+		return fmt.Errorf("setting up the controllers of the IPAM provider: %w", err)
 	}
 	return nil
 }
 
-func retries() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, longestRetry)
+// prompt bounds the delays of ReconcilerRateLimiting. All causes of a reconcile are events, and an event after a
+// successful reconcile is served at once. After an error, the next attempt starts within longestRetry.
+type prompt struct {
+	reconcile.Reconciler
+	controller capicontroller.Controller
+	again      func(reconcile.Request)
 }
 
-// serves says whether a claim is for this provider.
+// Reconcile implements reconcile.Reconciler.
+func (p *prompt) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	res, err := p.Reconciler.Reconcile(ctx, req)
+	if err != nil {
+		p.again(req)
+		return res, err
+	}
+	p.controller.DeferNextReconcile(req, time.Now())
+	return res, nil
+}
+
+// serves returns true if a claim is for this provider and passes the watch filter.
 func (s *setup) serves(obj client.Object) bool {
 	c, ok := obj.(*capiipamv1.IPAddressClaim)
-	if !ok || s.opts.WatchFilter != "" && !labels.HasWatchLabel(c, s.opts.WatchFilter) {
+	if !ok || !s.opts.Watches(c) {
 		return false
 	}
 	_, ok = ledger.KeyOf(c.Spec.PoolRef, c.Namespace)

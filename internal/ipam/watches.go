@@ -68,6 +68,26 @@ func (q *queues) wakeClaim(name types.NamespacedName) {
 	}
 }
 
+// againClaim schedules the next attempt for a claim after an error. A shorter delay of the rate limiter wins.
+func (q *queues) againClaim(req reconcile.Request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.claim != nil {
+		q.claim.AddAfter(req, longestRetry)
+	}
+}
+
+// againPool is againClaim for pools of a kind.
+func (q *queues) againPool(kind string) func(reconcile.Request) {
+	return func(req reconcile.Request) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if queue := q.pool[kind]; queue != nil {
+			queue.AddAfter(req, longestRetry)
+		}
+	}
+}
+
 // poolChanged looks at a pool again soon. Many changes become one look.
 func (q *queues) poolChanged(key ledger.Key) {
 	q.mu.Lock()
@@ -288,14 +308,17 @@ func (e *claimEvents) echo(obj client.Object) bool {
 	return err == nil && c.UID == owner.UID && c.DeletionTimestamp.IsZero() && !ledger.Copied(c)
 }
 
-// poolChanged drops the pool's own status.
+// poolChanged drops changes of a pool's status, except for the result of its comparison with other pools, which
+// another manager can write, and on which allocations depend.
 func poolChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
 			e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion() ||
 			e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero() ||
 			!maps.Equal(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations()) ||
-			!slices.Equal(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers())
+			!maps.Equal(e.ObjectOld.GetLabels(), e.ObjectNew.GetLabels()) ||
+			!slices.Equal(e.ObjectOld.GetFinalizers(), e.ObjectNew.GetFinalizers()) ||
+			!ledger.SameComparison(e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool)) //nolint:forcetypeassert // the watch is typed.
 	}}
 }
 

@@ -2,6 +2,8 @@
 // content, and a kubeconfig can name programs to run, files to read and proxies to use. So managers load a kubeconfig
 // with this package only: it takes an inline authority and inline credentials, and connects to nothing but the
 // cluster's own endpoint.
+//
+// Layer: library.
 package kubeconfig
 
 import (

@@ -13,23 +13,25 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"sigs.k8s.io/cluster-api/util/apiwarnings"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Command returns the command `manager`, with a subcommand for each provider and one for all of them.
-func Command(providers ...Provider) *cobra.Command {
+func Command(providers ...reconciling.Provider) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "manager",
 		Short: "Runs Capstan's Cluster API providers",
 		Args:  cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 	}
 	for _, p := range providers {
-		root.AddCommand(command(p.Name, fmt.Sprintf("Runs the %s provider", p.Name), []Provider{p}))
+		root.AddCommand(command(p.Name, fmt.Sprintf("Runs the %s provider", p.Name), []reconciling.Provider{p}))
 	}
 	root.AddCommand(command("all", "Runs all providers in one process, with shared caches", providers))
 	return root
 }
 
-func command(name, short string, providers []Provider) *cobra.Command {
+func command(name, short string, providers []reconciling.Provider) *cobra.Command {
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	cmd.Flags().SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	flags := AddFlags(cmd.Flags(), providers)
@@ -73,7 +75,7 @@ func restConfig(flags *Flags) (*rest.Config, error) {
 	return c, nil
 }
 
-func names(providers []Provider) string {
+func names(providers []reconciling.Provider) string {
 	out := make([]string, 0, len(providers))
 	for _, p := range providers {
 		out = append(out, p.Name)

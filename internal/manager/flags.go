@@ -15,6 +15,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/feature"
 	capiflags "sigs.k8s.io/cluster-api/util/flags"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Flags of a manager process; they are named as those of Cluster API's own managers (ALL-07).
@@ -59,7 +61,7 @@ type Flags struct {
 }
 
 // AddFlags adds the flags of a process that runs the providers.
-func AddFlags(fs *pflag.FlagSet, providers []Provider) *Flags {
+func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	f := &Flags{Concurrency: map[string]*int{}, Logs: logs.NewOptions()}
 	logsv1.AddFlags(f.Logs, fs)
 
@@ -100,7 +102,7 @@ func AddFlags(fs *pflag.FlagSet, providers []Provider) *Flags {
 
 	for _, p := range providers {
 		for _, kind := range p.Kinds {
-			f.Concurrency[kind] = fs.Int(strings.ToLower(kind)+"-concurrency", DefaultConcurrency,
+			f.Concurrency[kind] = fs.Int(strings.ToLower(kind)+"-concurrency", reconciling.DefaultConcurrency,
 				fmt.Sprintf("%ss to reconcile at the same time.", kind))
 		}
 		if p.AddFlags != nil {

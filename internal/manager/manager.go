@@ -31,12 +31,13 @@ import (
 	"sigs.k8s.io/cluster-api/util/index"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/kubeconfig"
-	"capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Scheme with Kubernetes' and Cluster API's types, and those of the providers.
-func Scheme(providers []Provider) *runtime.Scheme {
+func Scheme(providers []reconciling.Provider) *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(clusterv1.AddToScheme(scheme))
@@ -48,7 +49,7 @@ func Scheme(providers []Provider) *runtime.Scheme {
 }
 
 // New returns a manager with the providers' reconcilers and webhooks, ready to be started.
-func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers []Provider) (ctrl.Manager, error) {
+func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers []reconciling.Provider) (ctrl.Manager, error) {
 	tlsOptions, metrics, err := capiflags.GetManagerOptions(flags.Serving)
 	if err != nil {
 		return nil, err
@@ -102,14 +103,14 @@ func reportCertificates(flags *Flags) {
 	}
 }
 
-func leaderElectionID(providers []Provider) string {
+func leaderElectionID(providers []reconciling.Provider) string {
 	if len(providers) > 1 {
 		return "controller-leader-election-capstan"
 	}
 	return "controller-leader-election-capstan-" + providers[0].Name
 }
 
-func setup(ctx context.Context, mgr ctrl.Manager, opts Options, flags *Flags, providers []Provider) error {
+func setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, flags *Flags, providers []reconciling.Provider) error {
 	for _, p := range providers {
 		if err := p.Setup(ctx, mgr, opts); err != nil {
 			return fmt.Errorf("%s provider: %w", p.Name, err)
@@ -133,7 +134,7 @@ func addChecks(mgr ctrl.Manager, flags *Flags) error {
 }
 
 // shared makes what all providers of the process use together.
-func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []Provider) (Options, error) {
+func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []reconciling.Provider) (reconciling.Options, error) {
 	opts, err := NewOptions(mgr)
 	if err != nil {
 		return opts, err
@@ -185,18 +186,18 @@ func worthConnecting(cluster *clusterv1.Cluster) bool {
 }
 
 // NewOptions returns options with the clients that go with a manager.
-func NewOptions(mgr ctrl.Manager) (Options, error) {
+func NewOptions(mgr ctrl.Manager) (reconciling.Options, error) {
 	secrets, err := client.New(mgr.GetConfig(), client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
 		Cache: &client.CacheOptions{Reader: mgr.GetCache()},
 	})
 	if err != nil {
-		return Options{}, err
+		return reconciling.Options{}, err
 	}
 	live, err := client.New(mgr.GetConfig(), client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
 	})
-	return Options{SecretCachingClient: secrets, LiveClient: live}, err
+	return reconciling.Options{SecretCachingClient: secrets, LiveClient: live}, err
 }
 
 // uncached are the kinds that the manager's own client reads live.

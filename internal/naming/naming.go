@@ -1,6 +1,8 @@
 // Package naming renders the name templates that tenants write. A template of text/template is a program: it can loop
 // for ever and allocate without bounds, at admission already. So a template here is text and fields, and nothing is
 // executed.
+//
+// Layer: library.
 package naming
 
 import (

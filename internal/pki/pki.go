@@ -1,5 +1,7 @@
 // Package pki creates, encodes and checks keys, certificates, certificate requests and kubeconfigs. All of Capstan's
 // certificates come from it. It neither reads nor writes files: package certfiles does.
+//
+// Layer: library.
 package pki
 
 import (

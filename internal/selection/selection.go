@@ -1,4 +1,6 @@
 // Package selection says what the selectors of our kinds select.
+//
+// Layer: library.
 package selection
 
 import (

@@ -1,4 +1,6 @@
 // Package thread runs code that leaves its thread changed, such as in a namespace of its own.
+//
+// Layer: library.
 package thread
 
 import (

@@ -1,7 +1,12 @@
 // Package v1beta2 contains the bootstrap.capstan.dev API: what a machine needs to know to become a
 // Kubernetes node. The version's name is the Cluster API contract that it satisfies.
+//
+// Layer: api.
+//
 // +kubebuilder:object:generate=true
 // +groupName=bootstrap.capstan.dev
+//
+// Layer: api.
 package v1beta2
 
 import (

@@ -2,8 +2,13 @@
 // own etcd. It exists only in workload clusters. The first control plane machine installs it, the machines report
 // the state of their members in it, and the control plane provider writes its requests to it. The provider
 // therefore needs no connection to etcd or to the hosts, and works with machines of any infrastructure.
+//
+// Layer: api.
+//
 // +kubebuilder:object:generate=true
 // +groupName=etcd.capstan.dev
+//
+// Layer: api.
 package v1beta2
 
 import (

@@ -6,6 +6,8 @@
 // The version is deprecated: use v1beta2. Cluster API v1.16 (April 2027) no longer reads the v1beta1 contract.
 // +kubebuilder:object:generate=true
 // +groupName=infrastructure.capstan.dev
+//
+// Layer: api.
 package v1beta1
 
 import (

@@ -2,8 +2,12 @@
 // ipam.capstan.dev. The version's name is that of the Cluster API contract
 // which the kinds satisfy.
 //
+// Layer: api.
+//
 // +kubebuilder:object:generate=true
 // +groupName=ipam.capstan.dev
+//
+// Layer: api.
 package v1beta2
 
 import (

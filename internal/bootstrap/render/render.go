@@ -1,5 +1,7 @@
 // Package render turns a CapstanConfig, and what it refers to, into the bootstrap data of a machine:
 // one cloud-config. It is pure: everything that has to be read is in the Input.
+//
+// Layer: reconciler.
 package render
 
 import (

@@ -1,5 +1,7 @@
 // Package status holds how the bootstrap and control plane reconcilers report: pausing, and one
 // patch at the end of a reconciliation.
+//
+// Layer: reconciler.
 package status
 
 import (

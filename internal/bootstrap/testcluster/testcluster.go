@@ -33,17 +33,18 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/testenv"
 )
 
 // StartManager runs a provider against a test API server, with no more rights than its role in
 // config/<provider>/rbac gives it. stop ends it and waits.
-func StartManager(env *testenv.Env, provider manager.Provider) (stop func(), err error) {
+func StartManager(env *testenv.Env, provider reconciling.Provider) (stop func(), err error) {
 	restConfig, err := restricted(env, provider.Name)
 	if err != nil {
 		return nil, err
 	}
-	providers := []manager.Provider{provider}
+	providers := []reconciling.Provider{provider}
 	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
 	flags := manager.AddFlags(fs, providers)
 	args := []string{"--health-addr=0", "--diagnostics-address=0", "--webhook-port=0"}

@@ -2,6 +2,8 @@
 // of a kubelet, its serving certificates, and the client certificates of kube-proxy and of the node agent.
 // kube-controller-manager approves one thing itself, the renewal of a kubelet's client certificate: such a request
 // cannot name another node, and it must not depend on the management cluster.
+//
+// Layer: reconciler.
 package csr
 
 import (

@@ -6,4 +6,6 @@
 //
 // The package may import API types, Cluster API's helpers without a client, and internal/node/nodeconfig. It must not import
 // internal/controlplane or a client.
+//
+// Layer: reconciler.
 package model

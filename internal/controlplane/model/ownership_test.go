@@ -13,6 +13,7 @@ import (
 )
 
 // TestNotOurs: which Machines with the labels belong to a control plane.
+// Row ALL-11.
 func TestNotOurs(t *testing.T) {
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Name: "demo", UID: "now"}}
 	cp.Spec.Version = "v1.36.3"

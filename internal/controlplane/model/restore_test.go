@@ -146,6 +146,7 @@ func TestStaleNodes(t *testing.T) {
 }
 
 // TestLostMachines: a majority of machines that do not run is a lost majority of etcd, although nobody answers.
+// Row CP-10.
 func TestLostMachines(t *testing.T) {
 	for words, want := range map[string]string{"": "", "up": "", "down": "1 of 1", "up up down": "", "up down down": "2 of 3", "up new new": "", "up up down down": "2 of 4"} {
 		f := Fleet{Stacked: true}

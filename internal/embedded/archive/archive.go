@@ -1,5 +1,7 @@
 // Package archive is the file that a backup of an embedded management plane is: a tar.gz with manifest.json first, which
 // names every other file in it with its size and SHA-256.
+//
+// Layer: tool.
 package archive
 
 import (

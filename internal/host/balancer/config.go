@@ -8,6 +8,8 @@
 //
 // capstand and the balancer talk through two files in one folder, each replaced as a whole and
 // watched with inotify: capstand writes ConfigFile, the balancer StatusFile.
+//
+// Layer: host.
 package balancer
 
 import (

@@ -54,6 +54,7 @@ func until(t *testing.T, what string, is func() bool) {
 
 // Under a stream of connections another balancer takes over: none is refused, and one that was open goes on in the
 // first until it ends.
+// Row IC-10.
 func TestHandover(t *testing.T) {
 	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
 	f.configure(apiServer(t, "a", ready(200)))

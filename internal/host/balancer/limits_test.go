@@ -22,6 +22,7 @@ import (
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
 // However many sources take all they can get, a new one finds room.
+// Row IC-10.
 func TestGate(t *testing.T) {
 	g := newGate(1000)
 	for i := range 9 {
@@ -123,6 +124,7 @@ func TestIdleConnections(t *testing.T) {
 }
 
 // A client that says nothing, too little, or something else is let go and reaches no API server.
+// Row IC-10.
 func TestNoHello(t *testing.T) {
 	timing := fast
 	timing.Hello = 100 * time.Millisecond

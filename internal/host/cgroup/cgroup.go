@@ -1,4 +1,6 @@
 // Package cgroup names, fills, kills and removes cgroups on hosts with cgroup v2, v1, or both.
+//
+// Layer: host.
 package cgroup
 
 import (

@@ -1,6 +1,8 @@
 // Package changes follows the changes of files. The kernel's inotify has budgets per user: instances and watches. The processes of
 // all machines count as the host's root, and pods often as the balancers' user, so that any pod can use them up. What follows a
 // file here goes on without inotify then: it looks at the file every second.
+//
+// Layer: host.
 package changes
 
 import (

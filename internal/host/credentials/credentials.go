@@ -1,5 +1,7 @@
 // Package credentials is mutual TLS between capstand and the managers: it makes the certificates of a host and
 // of those who use it, and reads them on capstand's side.
+//
+// Layer: contract.
 package credentials
 
 import (

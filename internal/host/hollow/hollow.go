@@ -4,6 +4,8 @@
 // their bootstrap data gives them, and keep it healthy until they are deleted or fail. How long that
 // takes and how often it fails can be set. It serves scale tests, and everybody who wants to
 // see a thousand machines on a laptop. It needs no privileges.
+//
+// Layer: host.
 package hollow
 
 import (

@@ -1,4 +1,6 @@
 // Package hub tells the watchers of a host what changes on it.
+//
+// Layer: host.
 package hub
 
 import (

@@ -3,6 +3,8 @@
 //
 // Every step can be repeated after a crash. An image has its name only when it is complete. The kernel releases a loop device
 // when its last user is gone (autoclear), so a process that ends between two steps leaves no device behind.
+//
+// Layer: host.
 package machinedisk
 
 import (

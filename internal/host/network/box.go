@@ -12,6 +12,8 @@
 //	netns/<hash>                     the network namespace of a machine
 //
 // After a reboot each capstand makes all of it again from its own disk.
+//
+// Layer: host.
 package network
 
 import (

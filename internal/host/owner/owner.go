@@ -1,6 +1,8 @@
 // Package owner keeps apart what belongs to different objects of one id. Ids are no secrets, for they are in the
 // providerIDs of Nodes, and a copy of an object in another namespace, whoever made it, has the id
 // of what it was copied from. So everything on a host belongs to a namespace and name as well.
+//
+// Layer: contract.
 package owner
 
 import (

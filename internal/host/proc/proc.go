@@ -1,5 +1,7 @@
 // Package proc follows processes that need not be children of capstand's: what was started before
 // capstand itself was restarted.
+//
+// Layer: host.
 package proc
 
 import (

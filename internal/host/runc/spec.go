@@ -1,4 +1,6 @@
 // Package runc describes a machine as an OCI container and runs it.
+//
+// Layer: host.
 package runc
 
 import (

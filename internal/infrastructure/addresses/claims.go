@@ -1,6 +1,8 @@
 // Package addresses is for infrastructure providers that take addresses from IP
 // pools (row IPAM-07): one IPAddressClaim for each address, owned by the machine
 // or cluster that it is for. It works with the pools of any IPAM provider.
+//
+// Layer: reconciler.
 package addresses
 
 import (
@@ -18,6 +20,8 @@ import (
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Name is the name of the claim for an owner's n-th address, counted from 0.
@@ -139,9 +143,7 @@ func create(ctx context.Context, c client.Client, owner client.Object, ref metav
 // labels of a claim. An IPAM provider with --watch-filter serves the claims of what has that label.
 func labels(owner client.Object, clusterName string) map[string]string {
 	out := map[string]string{clusterv1.ClusterNameLabel: clusterName}
-	if filter, filtered := owner.GetLabels()[clusterv1.WatchLabel]; filtered {
-		out[clusterv1.WatchLabel] = filter
-	}
+	reconciling.CopyWatchLabel(out, owner)
 	return out
 }
 

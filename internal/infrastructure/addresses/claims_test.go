@@ -26,7 +26,7 @@ func (o oneAddress) Get(_ context.Context, _ client.ObjectKey, obj client.Object
 }
 
 // IPAM-04, IPAM-07: an IPAM provider with --watch-filter sees the claims of what it can see.
-func TestLabels_IPAM04_IPAM07(t *testing.T) {
+func TestLabels(t *testing.T) {
 	owner := &capiipamv1.IPAddressClaim{}
 	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo"}) {
 		t.Errorf("without a filter: %v", got)

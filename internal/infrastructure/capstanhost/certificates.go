@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 const (

@@ -1,4 +1,6 @@
 // Package capstanhost reconciles CapstanHosts: it keeps their connections and shows what they have.
+//
+// Layer: reconciler.
 package capstanhost
 
 import (
@@ -12,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,17 +26,13 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
-	"sigs.k8s.io/cluster-api/util/finalizers"
-	"sigs.k8s.io/cluster-api/util/patch"
-	"sigs.k8s.io/cluster-api/util/paused"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
-	"capstan.dev/capstan/internal/manager"
-	"capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch;patch
@@ -59,9 +56,11 @@ const (
 // Reconciler keeps the connection to each host and shows the host's state. It writes only when
 // something changed.
 type Reconciler struct {
-	manager.Options
+	reconciling.Options
 	Client client.Client
 	Pool   *connections.Pool
+
+	frame reconciling.Frame
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package.
@@ -73,10 +72,12 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err != nil {
 		return err
 	}
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanhost")
-	return capicontroller.NewControllerManagedBy(mgr, log).
+	r.frame = reconciling.Frame{
+		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,
+		Summary: []string{infrav1.HostConnectedCondition},
+	}
+	return r.Controller(mgr, "CapstanHost").
 		For(&infrav1.CapstanHost{}).
-		WithOptions(r.For("CapstanHost")).
 		// The last machine or cluster that leaves lets a host that is being deleted go.
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(hostsOf), onlyDeletes).
 		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(hostsOf), predicate.Or(onlyDeletes, hostsChanged)).
@@ -164,36 +165,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if !r.Watches(host) {
 		return ctrl.Result{}, nil
 	}
-	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, nil, host); err != nil || isPaused {
+	patch, err := r.frame.Begin(ctx, nil, host)
+	if err != nil || patch == nil {
 		return ctrl.Result{}, err
 	}
-	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, host, infrav1.HostFinalizer); err != nil {
-		return ctrl.Result{}, err
-	}
-	helper, err := patch.NewHelper(host, r.LiveClient)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	defer func() {
-		if err := patchHost(ctx, helper, host); err != nil {
-			reterr = kerrors.NewAggregate([]error{reterr, err})
-		}
-	}()
+	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, patch, host)) }()
 	// A host that is being deleted stays connected: what is on it can still be removed.
 	again, err := r.reconcileConnection(ctx, host)
 	if !host.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.reconcileDelete(ctx, host)
 	}
 	return ctrl.Result{RequeueAfter: again}, err
-}
-
-func patchHost(ctx context.Context, helper *patch.Helper, host *infrav1.CapstanHost) error {
-	if err := manager.SetReady(host, infrav1.HostConnectedCondition); err != nil {
-		return err
-	}
-	return helper.Patch(ctx, host, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{Conditions: []string{
-		clusterv1.ReadyCondition, infrav1.HostConnectedCondition, clusterv1.DeletingCondition, clusterv1.PausedCondition, expiry.ConditionType,
-	}})
 }
 
 // reconcileConnection connects and shows what the host says. It returns when to look at the certificates again.

@@ -1,17 +1,18 @@
 // Package cluster reconciles CapstanClusters: the network of a cluster's machines and the load balancer
 // in front of its API servers.
+//
+// Layer: reconciler.
 package cluster
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/netip"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -25,13 +26,10 @@ import (
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
-	"sigs.k8s.io/cluster-api/util/finalizers"
-	"sigs.k8s.io/cluster-api/util/patch"
-	"sigs.k8s.io/cluster-api/util/paused"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -49,7 +47,7 @@ var clusterGroupKind = clusterv1.GroupVersion.WithKind("Cluster").GroupKind()
 
 // Reconciler makes the infrastructure of clusters.
 type Reconciler struct {
-	manager.Options
+	reconciling.Options
 	Client client.Client
 	Pool   *connections.Pool
 
@@ -58,6 +56,7 @@ type Reconciler struct {
 	NetworkBits int
 
 	recorder   events.EventRecorder
+	frame      reconciling.Frame
 	controller capicontroller.Controller
 	// reserving makes the choice of a network and its record in spec one step. One process leads,
 	// so that nobody else chooses at the same time.
@@ -69,8 +68,8 @@ type Reconciler struct {
 type scope struct {
 	cluster *clusterv1.Cluster
 	capstan *infrav1.CapstanCluster
-	// helper writes what changed since the object was read or last recorded.
-	helper *patch.Helper
+	// patch writes what changed since the object was read or last recorded.
+	patch *reconciling.Patch
 }
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }
@@ -80,7 +79,7 @@ func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.clu
 func (s *scope) clusterName() string { return clusterName(s.capstan) }
 
 func clusterName(c *infrav1.CapstanCluster) string {
-	if owner := manager.OwnerOf(c, clusterGroupKind); owner != nil {
+	if owner := reconciling.OwnerOf(c, clusterGroupKind); owner != nil {
 		return owner.Name
 	}
 	return cmp.Or(c.Labels[clusterv1.ClusterNameLabel], c.Name)
@@ -95,11 +94,13 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	}
 	r.recorder = mgr.GetEventRecorder("capstancluster-controller")
 	r.turns.wake = make(chan event.TypedGenericEvent[client.ObjectKey], 1000)
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstancluster")
+	r.frame = reconciling.Frame{
+		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.ClusterFinalizer,
+		Summary: []string{infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition},
+	}
 	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
-	c, err := capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanCluster{}, builder.WithPredicates(manager.OwnedOrDeleting(clusterGroupKind))).
-		WithOptions(r.For("CapstanCluster")).
+	c, err := r.Controller(mgr, "CapstanCluster").
+		For(&infrav1.CapstanCluster{}, builder.WithPredicates(reconciling.OwnedOrDeleting(clusterGroupKind))).
 		Owns(&ipamv1.IPAddressClaim{}).
 		Watches(&clusterv1.Cluster{},
 			handler.EnqueueRequestsFromMapFunc(util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})),
@@ -107,7 +108,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			// at which its API server answers.
 			predicate.Or(predicate.GenerationChangedPredicate{}, becameInitialized())).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isPreparedControlPlane)).
-		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), manager.IgnoreStatus()).
+		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), reconciling.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
@@ -137,24 +138,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if cluster == nil && !deleting {
 		return ctrl.Result{}, nil
 	}
-	// ALL-08
-	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, cluster, c); err != nil || isPaused {
+	// ALL-08, IC-08
+	patch, err := r.frame.Begin(ctx, cluster, c)
+	if err != nil || patch == nil {
 		return ctrl.Result{}, err
 	}
-	// IC-08
-	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, c, infrav1.ClusterFinalizer); err != nil {
-		return ctrl.Result{}, err
-	}
-	helper, err := patch.NewHelper(c, r.LiveClient)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	s := &scope{cluster: cluster, capstan: c, helper: helper}
-	defer func() {
-		if err := patchCluster(ctx, s.helper, c); err != nil {
-			reterr = kerrors.NewAggregate([]error{reterr, err})
-		}
-	}()
+	s := &scope{cluster: cluster, capstan: c, patch: patch}
+	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, c)) }() // IC-11
 	if deleting {
 		r.turns.done(req.NamespacedName)
 		return r.reconcileDelete(ctx, s)
@@ -166,19 +156,4 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		r.controller.DeferNextReconcile(req, time.Now())
 	}
 	return res, err
-}
-
-// patchCluster writes what changed: conditions, then spec, then status (IC-11).
-func patchCluster(ctx context.Context, helper *patch.Helper, c *infrav1.CapstanCluster) error {
-	if err := manager.SetReady(c, infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition); err != nil {
-		return err
-	}
-	err := helper.Patch(ctx, c, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{Conditions: []string{
-		clusterv1.ReadyCondition, infrav1.HostsAvailableCondition, infrav1.NetworkReadyCondition, infrav1.LoadBalancerReadyCondition,
-		clusterv1.DeletingCondition, clusterv1.PausedCondition,
-	}})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

@@ -21,7 +21,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // idIndex finds a CapstanCluster by spec.id, which is all that a host knows of it.
@@ -88,7 +88,7 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 }
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	return manager.Requests(ctx, r.Client, &infrav1.CapstanClusterList{}, opts...)
+	return reconciling.Requests(ctx, r.Client, &infrav1.CapstanClusterList{}, opts...)
 }
 
 // ofEvent maps a load balancer on a host to its cluster, and a connection to the clusters whose load balancer is or was
@@ -113,7 +113,7 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconci
 func requests(list *infrav1.CapstanClusterList) []reconcile.Request {
 	out := make([]reconcile.Request, 0, len(list.Items))
 	for i := range list.Items {
-		if manager.HasOwner(&list.Items[i], clusterGroupKind) {
+		if reconciling.HasOwner(&list.Items[i], clusterGroupKind) {
 			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 		}
 	}
@@ -152,5 +152,5 @@ func hostChanged() predicate.Predicate {
 		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
 		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition)
 	}}
-	return predicate.Or(manager.IgnoreStatus(), connected)
+	return predicate.Or(reconciling.IgnoreStatus(), connected)
 }

@@ -28,7 +28,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/placement"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // errWaiting ends a reconcile that an event will continue; a condition says what for.
@@ -174,11 +174,13 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 
 // record writes decisions to spec at once.
 func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanCluster) error {
-	helper, err := manager.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
-	if err == nil {
-		s.helper = helper
+	patch, err := reconciling.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
+	if err != nil {
+		before.Spec.DeepCopyInto(&s.capstan.Spec) // An unrecorded decision must not be written at the end.
+		return err
 	}
-	return err
+	s.patch = patch
+	return nil
 }
 
 // chooseNetwork puts a machine network into spec, unless there is one that was not refused.

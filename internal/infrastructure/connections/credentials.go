@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // loadCredentials reads the Secret of a host. They are empty for a unix socket, whose file permissions say who may

@@ -1,5 +1,7 @@
 // Package connections keeps a connection to every CapstanHost and a mirror of what is on it. Each host
 // is watched with one stream; changes become reconcile requests, so that no reconciler polls.
+//
+// Layer: reconciler.
 package connections
 
 import (

@@ -1,4 +1,6 @@
 // Package hostaccess finds the CapstanHosts that a namespace may use.
+//
+// Layer: reconciler.
 package hostaccess
 
 import (

@@ -1,4 +1,6 @@
 // Package loadbalancer keeps the members of a cluster's load balancer: its control plane machines (IM-06).
+//
+// Layer: reconciler.
 package loadbalancer
 
 import (

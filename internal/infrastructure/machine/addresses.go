@@ -13,13 +13,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/util/patch"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/network"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Why no address of a cluster's network is used twice, though it is chosen from a cache that is behind:
@@ -172,7 +171,7 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 	before := s.capstan.DeepCopy()
 	r.observe(s, &hostpb.MachineStatus{}) // What the host will say first: it need not be written then.
 	showAddresses(s.capstan)
-	if err := manager.SetReady(s.capstan, summarized...); err != nil {
+	if err := reconciling.SetReady(s.capstan, summarized...); err != nil {
 		return err
 	}
 	stored := s.capstan.DeepCopy()
@@ -182,8 +181,8 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 	}
 	s.capstan = stored
 	r.wrote(stored)
-	s.helper, err = patch.NewHelper(stored, r.LiveClient)
-	return err
+	s.patch = reconciling.NewPatch(stored, r.LiveClient)
+	return nil
 }
 
 // confirmed says that status has the address of spec.

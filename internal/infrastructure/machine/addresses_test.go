@@ -19,7 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // plane is an API server whose watch every process follows at its own pace.
@@ -68,7 +68,7 @@ type process struct {
 
 func (p *plane) start() *process {
 	out := &process{Client: p.live, plane: p, cache: map[string]*infrav1.CapstanMachine{}}
-	out.r = &Reconciler{Options: manager.Options{LiveClient: p.live}, Client: out, Pool: connections.NewPool(context.Background(), nil), controller: capicontroller.NewFakeController()}
+	out.r = &Reconciler{Options: reconciling.Options{LiveClient: p.live}, Client: out, Pool: connections.NewPool(context.Background(), nil), controller: capicontroller.NewFakeController()}
 	out.follow(len(p.log)) // a cache is filled before anything is reconciled
 	return out
 }

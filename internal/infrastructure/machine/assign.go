@@ -20,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/placement"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // assign gives the machine an id, a host and addresses, and writes all three to spec in one patch
@@ -122,12 +122,12 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 // record writes what was decided; the change of spec is the event that leads on. What could not be written was
 // not decided: the id, for one, must not reach the API server with the status.
 func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanMachine) error {
-	helper, err := manager.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
+	patch, err := reconciling.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
 	if err != nil {
 		before.Spec.DeepCopyInto(&s.capstan.Spec)
 		return err
 	}
-	s.helper = helper
+	s.patch = patch
 	r.wrote(s.capstan)
 	return nil
 }

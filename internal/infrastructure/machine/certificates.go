@@ -6,8 +6,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 const machineKind = "CapstanMachine"

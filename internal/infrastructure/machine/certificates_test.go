@@ -10,8 +10,8 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/manager/expiry"
 )
 
 // TestShowCertificates: a certificate of a machine that was not renewed after two thirds of its life is in a condition, and

@@ -1,15 +1,17 @@
 // Package machine reconciles CapstanMachines: it places them on hosts, gives them addresses, and has
 // the hosts make and remove them.
+//
+// Layer: reconciler.
 package machine
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -22,15 +24,12 @@ import (
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
-	"sigs.k8s.io/cluster-api/util/finalizers"
-	"sigs.k8s.io/cluster-api/util/patch"
-	"sigs.k8s.io/cluster-api/util/paused"
 	"sigs.k8s.io/cluster-api/util/predicates"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager"
-	"capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -48,11 +47,12 @@ var machineGroupKind = clusterv1.GroupVersion.WithKind("Machine").GroupKind()
 
 // Reconciler makes machines.
 type Reconciler struct {
-	manager.Options
+	reconciling.Options
 	Client client.Client
 	Pool   *connections.Pool
 
 	recorder   events.EventRecorder
+	frame      reconciling.Frame
 	controller capicontroller.Controller
 	// unplaced are the machines, by client.ObjectKey, that no host has taken yet.
 	unplaced sync.Map
@@ -67,8 +67,8 @@ type scope struct {
 	cluster *clusterv1.Cluster
 	machine *clusterv1.Machine
 	capstan *infrav1.CapstanMachine
-	// helper writes what changed since the object was read or last recorded.
-	helper *patch.Helper
+	// patch writes what changed since the object was read or last recorded.
+	patch *reconciling.Patch
 	// recorded says that all that was decided is written: the reconcile that follows from that writes the rest.
 	recorded bool
 	// again is after how long the object changes without an event; zero: never.
@@ -78,7 +78,7 @@ type scope struct {
 // SetupWithManager adds the reconciler. It uses the indexes of package host.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.recorder = mgr.GetEventRecorder("capstanmachine-controller")
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachine")
+	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachineFinalizer, Summary: summarized}
 	ofCluster, err := util.ClusterToTypedObjectsMapper(mgr.GetClient(), &infrav1.CapstanMachineList{}, mgr.GetScheme())
 	if err != nil {
 		return err
@@ -87,16 +87,15 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		return err
 	}
 	gvk := infrav1.GroupVersion.WithKind("CapstanMachine")
-	c, err := capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanMachine{}, builder.WithPredicates(manager.OwnedOrDeleting(machineGroupKind))).
-		WithOptions(r.For("CapstanMachine")).
+	c, err := r.Controller(mgr, "CapstanMachine").
+		For(&infrav1.CapstanMachine{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machineGroupKind))).
 		Owns(&capiipamv1.IPAddressClaim{}).
 		// Of the Machine only its spec matters: bootstrap data, version, failure domain.
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(util.MachineToInfrastructureMapFunc(gvk)), predicate.GenerationChangedPredicate{}).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), dataSecretChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster),
-			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), log)).
-		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), manager.IgnoreStatus()).
+			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), mgr.GetLogger())).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, r)
@@ -128,20 +127,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		r.controller.DeferNextReconcile(req, time.Now())
 		return ctrl.Result{}, nil
 	}
-	// ALL-08
-	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, s.cluster, m); err != nil || isPaused {
-		return ctrl.Result{}, err
-	}
-	// IM-10
-	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, m, infrav1.MachineFinalizer); err != nil {
-		return ctrl.Result{}, err
-	}
-	if s.helper, err = patch.NewHelper(m, r.LiveClient); err != nil {
+	// ALL-08, IM-10
+	if s.patch, err = r.frame.Begin(ctx, s.cluster, m); err != nil || s.patch == nil {
 		return ctrl.Result{}, err
 	}
 	defer func() {
-		if err := patchMachine(ctx, s); err != nil {
-			reterr = kerrors.NewAggregate([]error{reterr, err})
+		if !s.recorded {
+			reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, s.capstan))
 		}
 	}()
 	if deleting {
@@ -184,21 +176,4 @@ func (r *Reconciler) findOwners(ctx context.Context, s *scope) (bool, error) {
 var summarized = []string{
 	infrav1.HostAssignedCondition, infrav1.AddressesAssignedCondition, infrav1.MachineRunningCondition,
 	infrav1.BootstrapSucceededCondition, infrav1.ServicesHealthyCondition,
-}
-
-// patchMachine writes what changed since it was read, if that was not written already: conditions, then spec, then status (IM-10).
-func patchMachine(ctx context.Context, s *scope) error {
-	if s.recorded {
-		return nil
-	}
-	if err := manager.SetReady(s.capstan, summarized...); err != nil {
-		return err
-	}
-	err := s.helper.Patch(ctx, s.capstan, patch.WithStatusObservedGeneration{}, patch.WithOwnedConditions{
-		Conditions: append([]string{clusterv1.ReadyCondition, clusterv1.PausedCondition, clusterv1.DeletingCondition, expiry.ConditionType}, summarized...),
-	})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

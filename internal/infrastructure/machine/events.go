@@ -16,7 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/connections"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // ofEvent maps what a host tells. A machine of another management plane maps to nothing, or
@@ -102,7 +102,7 @@ func requests(list *infrav1.CapstanMachineList) []reconcile.Request {
 	var out []reconcile.Request
 	for i := range list.Items {
 		m := &list.Items[i]
-		if !m.DeletionTimestamp.IsZero() || manager.HasOwner(m, machineGroupKind) {
+		if !m.DeletionTimestamp.IsZero() || reconciling.HasOwner(m, machineGroupKind) {
 			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(m)})
 		}
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // ALL-09, ALL-16, IM-08: what a host says, as conditions.
-func TestConditionsOfAMachine_ALL09_ALL16_IM08(t *testing.T) {
+func TestConditionsOfAMachine(t *testing.T) {
 	svc := func(states ...string) (out []*hostpb.ServiceStatus) {
 		for i, s := range states {
 			out = append(out, &hostpb.ServiceStatus{Name: string(rune('a' + i)), State: s, Message: "why"})

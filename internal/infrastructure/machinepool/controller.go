@@ -1,32 +1,30 @@
 // Package machinepool reconciles CapstanMachinePools: it makes and deletes CapstanMachines, so that there are as
 // many as the MachinePool wants and all of them are as it says. It never talks to hosts: a pool's
 // machine is reconciled like any other, by package machine.
+//
+// Layer: reconciler.
 package machinepool
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	kerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
-	"sigs.k8s.io/cluster-api/util/finalizers"
-	"sigs.k8s.io/cluster-api/util/paused"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -47,10 +45,11 @@ var (
 
 // Reconciler keeps the machines of pools.
 type Reconciler struct {
-	manager.Options
+	reconciling.Options
 	Client client.Client
 
 	recorder   events.EventRecorder
+	frame      reconciling.Frame
 	controller capicontroller.Controller
 }
 
@@ -65,26 +64,25 @@ type scope struct {
 	invalid *invalid
 	// trouble is what went wrong with the pool's machines in this reconcile.
 	trouble error
-	// stored is the pool as it was read or last recorded.
-	stored *infrav1.CapstanMachinePool
+	// patch writes what changed since the pool was read or last recorded.
+	patch *reconciling.Patch
 }
 
 // SetupWithManager adds the reconciler of pools (ALL-13).
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	r.recorder = mgr.GetEventRecorder("capstanmachinepool-controller")
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", "capstanmachinepool")
+	r.frame = reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.MachinePoolFinalizer}
 	ofCluster, err := util.ClusterToTypedObjectsMapper(mgr.GetClient(), &infrav1.CapstanMachinePoolList{}, mgr.GetScheme())
 	if err != nil {
 		return err
 	}
-	r.controller, err = capicontroller.NewControllerManagedBy(mgr, log).
-		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(manager.OwnedOrDeleting(machinePoolGroupKind))).
-		WithOptions(r.For("CapstanMachinePool")).
+	r.controller, err = r.Controller(mgr, "CapstanMachinePool").
+		For(&infrav1.CapstanMachinePool{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machinePoolGroupKind))).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(util.MachinePoolToInfrastructureMapFunc(ctx, poolGVK)), machinePoolChanged()).
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(ofCapstanMachine), capstanMachineChanged()).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), machineChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster), clusterChanged()).
-		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), hostChanged())).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), hostChanged())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Build(ctx, r)
 	return err
@@ -108,20 +106,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, nil
 	}
 	// MP-06
-	if isPaused, _, err := paused.EnsurePausedCondition(ctx, r.LiveClient, s.cluster, pool); err != nil || isPaused {
-		return ctrl.Result{}, err
-	}
-	if _, err := finalizers.EnsureFinalizer(ctx, r.Client, pool, infrav1.MachinePoolFinalizer); err != nil {
-		return ctrl.Result{}, err
-	}
-	s.stored = pool.DeepCopy()
-	defer func() {
-		if err := r.patchPool(ctx, s); err != nil {
-			reterr = kerrors.NewAggregate([]error{reterr, err})
-		}
-	}()
-	var res ctrl.Result
 	var err error
+	if s.patch, err = r.frame.Begin(ctx, s.cluster, pool); err != nil || s.patch == nil {
+		return ctrl.Result{}, err
+	}
+	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, s.patch, s.pool)) }()
+	var res ctrl.Result
 	if deleting {
 		err = r.reconcileDelete(ctx, s)
 	} else {
@@ -162,41 +152,5 @@ func (r *Reconciler) findOwners(ctx context.Context, c client.Client, s *scope) 
 		return client.IgnoreNotFound(err)
 	}
 	s.cluster = cluster
-	return nil
-}
-
-// patchPool writes what changed, in at most two requests: spec first, so that core never sees replicas without their
-// providerIDs, then the status with its conditions. Nobody else writes either, so there is nothing to
-// merge with, and an object with a thousand machines is not written more often than it must be.
-func (r *Reconciler) patchPool(ctx context.Context, s *scope) error {
-	status := s.pool.Status
-	if err := r.patchSpec(ctx, s); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	if !controllerutil.ContainsFinalizer(s.pool, infrav1.MachinePoolFinalizer) {
-		return nil
-	}
-	status.ObservedGeneration = s.pool.Generation
-	for i := range status.Conditions { // The generation is only that of our own write.
-		status.Conditions[i].ObservedGeneration = s.pool.Generation
-	}
-	if equality.Semantic.DeepEqual(s.stored.Status, status) {
-		return nil
-	}
-	changed := s.stored.DeepCopy()
-	changed.Status = status
-	return client.IgnoreNotFound(r.Client.Status().Patch(ctx, changed, client.MergeFrom(s.stored)))
-}
-
-// patchSpec writes spec and metadata, if they changed.
-func (r *Reconciler) patchSpec(ctx context.Context, s *scope) error {
-	if equality.Semantic.DeepEqual(s.stored.Spec, s.pool.Spec) && equality.Semantic.DeepEqual(s.stored.ObjectMeta, s.pool.ObjectMeta) {
-		return nil
-	}
-	s.pool.Status = *s.stored.Status.DeepCopy() // It has a request of its own.
-	if err := r.Client.Patch(ctx, s.pool, client.MergeFrom(s.stored)); err != nil {
-		return err
-	}
-	s.stored = s.pool.DeepCopy()
 	return nil
 }

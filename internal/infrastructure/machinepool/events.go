@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // ofCapstanMachine maps a CapstanMachine to its pool.
@@ -63,7 +63,7 @@ func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []re
 	}
 	var out []reconcile.Request
 	for i := range list.Items {
-		if manager.HasOwner(&list.Items[i], machinePoolGroupKind) {
+		if reconciling.HasOwner(&list.Items[i], machinePoolGroupKind) {
 			out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/labels/format"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // metadata are labels and annotations of a machine.
@@ -34,10 +35,7 @@ func templateMetadata(s *scope) metadata {
 	if data, err := json.Marshal(keys); err == nil { // Strings can always be written.
 		out.annotations[infrav1.MachineTemplateMetadataAnnotation] = string(data)
 	}
-	if s.pool.Labels[clusterv1.WatchLabel] != "" {
-		// MP-11: whoever reconciles the pool reconciles its machines.
-		out.labels[clusterv1.WatchLabel] = s.pool.Labels[clusterv1.WatchLabel]
-	}
+	reconciling.CopyWatchLabel(out.labels, s.pool) // MP-11
 	out.labels[clusterv1.ClusterNameLabel] = s.machinePool.Spec.ClusterName
 	out.labels[clusterv1.MachinePoolNameLabel] = format.MustFormatValue(s.machinePool.Name)
 	out.labels[infrav1.MachinePoolLabel] = format.MustFormatValue(s.pool.Name)

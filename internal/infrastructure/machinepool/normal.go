@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/annotations"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reconcileNormal goes through the contract's steps in their order.
@@ -60,13 +61,25 @@ func (r *Reconciler) identify(ctx context.Context, s *scope) error {
 	if s.pool.Spec.ID != "" && s.pool.Spec.ProviderID != "" {
 		return nil
 	}
+	before := s.pool.DeepCopy()
 	if s.pool.Spec.ID == "" {
 		s.pool.Spec.ID = uuid.NewString()
 	}
 	if s.pool.Spec.ProviderID == "" {
 		s.pool.Spec.ProviderID = infrav1.PoolProviderIDPrefix + s.pool.Spec.ID
 	}
-	return r.patchSpec(ctx, s)
+	return r.record(ctx, s, before)
+}
+
+// record writes the spec before the steps that depend on it.
+func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanMachinePool) error {
+	patch, err := reconciling.Record(ctx, r.Client, r.LiveClient, before, s.pool)
+	if err != nil {
+		s.pool.Spec = before.Spec
+		return err
+	}
+	s.patch = patch
+	return nil
 }
 
 // shareReplicas keeps the MachinePool's replicas equal to the pool's own while someone else manages them: that
@@ -77,8 +90,9 @@ func (r *Reconciler) shareReplicas(ctx context.Context, s *scope) error {
 		return nil
 	}
 	if s.pool.Spec.Replicas == nil {
+		before := s.pool.DeepCopy()
 		s.pool.Spec.Replicas = ptr.To(ptr.Deref(s.machinePool.Spec.Replicas, 1))
-		return r.patchSpec(ctx, s)
+		return r.record(ctx, s, before)
 	}
 	if ptr.Deref(s.machinePool.Spec.Replicas, -1) == *s.pool.Spec.Replicas {
 		return nil

@@ -1,5 +1,7 @@
 // Package machinetemplate reconciles the templates of machines and of pools: it shows what a machine made from a
 // template will have, for autoscalers that scale from zero (IM-07, MP-10).
+//
+// Layer: reconciler.
 package machinetemplate
 
 import (
@@ -20,11 +22,10 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
-	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -65,18 +66,16 @@ var Kinds = []Kind{
 
 // Reconciler fills in the status of the templates of a kind.
 type Reconciler struct {
-	manager.Options
+	reconciling.Options
 	Client client.Client
 	Kind   Kind
 }
 
 // SetupWithManager adds the reconciler.
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
-	log := ctrl.LoggerFrom(ctx).WithValues("controller", r.Kind.name)
-	return capicontroller.NewControllerManagedBy(mgr, log).
+	return r.Controller(mgr, r.Kind.name).
 		For(r.Kind.object()).
-		WithOptions(r.For(r.Kind.name)).
-		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(manager.IgnoreStatus(), sizeChanged)).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), predicate.Or(reconciling.IgnoreStatus(), sizeChanged)).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.ofCluster), predicate.GenerationChangedPredicate{}).
 		Complete(ctx, r)
@@ -102,7 +101,7 @@ func (r *Reconciler) ofCluster(ctx context.Context, o client.Object) []reconcile
 }
 
 func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
-	return manager.Requests(ctx, r.Client, r.Kind.list(), opts...)
+	return reconciling.Requests(ctx, r.Client, r.Kind.list(), opts...)
 }
 
 // Reconcile implements reconcile.Reconciler.

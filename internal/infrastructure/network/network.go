@@ -1,4 +1,6 @@
 // Package network chooses the networks of clusters and the addresses of machines. All of it is pure.
+//
+// Layer: reconciler.
 package network
 
 import (

@@ -1,4 +1,6 @@
 // Package placement decides on which host a machine goes. All of it is pure.
+//
+// Layer: reconciler.
 package placement
 
 import (

@@ -1,5 +1,7 @@
 // Package webhook validates what the CRDs' CEL rules cannot: templates, which may change only in a dry run
 // of the topology controller, and networks, which depend on other objects.
+//
+// Layer: reconciler.
 package webhook
 
 import (

@@ -112,24 +112,19 @@ func marked(claim *capiipamv1.IPAddressClaim) bool {
 		claim.Annotations[ipamv1.OriginUIDAnnotation] != ""
 }
 
-// markPatch is the merge patch that marks a claim. The label makes clusterctl
-// move the claim also when nothing that it moves owns it (row IPAM-06).
-func markPatch(claim *capiipamv1.IPAddressClaim) map[string]any {
-	origin := claim.Annotations[ipamv1.OriginUIDAnnotation]
-	if origin == "" {
-		origin = string(claim.UID)
+// mark marks a claim as served by Capstan. The label makes clusterctl move the claim even if no object that it moves
+// owns the claim (row IPAM-06).
+func mark(claim *capiipamv1.IPAddressClaim) {
+	controllerutil.AddFinalizer(claim, ipamv1.ClaimFinalizer)
+	metav1.SetMetaDataLabel(&claim.ObjectMeta, clusterctlv1.ClusterctlMoveLabel, "")
+	if claim.Annotations[ipamv1.OriginUIDAnnotation] == "" {
+		setOrigin(claim)
 	}
-	finalizers := slices.Clone(claim.Finalizers)
-	if !slices.Contains(finalizers, ipamv1.ClaimFinalizer) {
-		finalizers = append(finalizers, ipamv1.ClaimFinalizer)
-	}
-	return map[string]any{"metadata": map[string]any{
-		"uid":             claim.UID,
-		"resourceVersion": claim.ResourceVersion,
-		"finalizers":      finalizers,
-		"annotations":     map[string]any{ipamv1.OriginUIDAnnotation: origin},
-		"labels":          map[string]any{clusterctlv1.ClusterctlMoveLabel: ""},
-	}}
+}
+
+// setOrigin notes the claim's UID: a copy in another management cluster has another UID.
+func setOrigin(claim *capiipamv1.IPAddressClaim) {
+	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, ipamv1.OriginUIDAnnotation, string(claim.UID))
 }
 
 // owners are the owner references that an IPAddress must have (row IPAM-04e).

@@ -1,10 +1,11 @@
 // Package addressclaim serves the IPAddressClaims that name a Capstan pool (rows
 // IPAM-03 to IPAM-05).
+//
+// Layer: reconciler.
 package addressclaim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -12,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -23,6 +23,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Reconciler serves claims.
@@ -35,6 +36,8 @@ type Reconciler struct {
 	// Serves says whether a claim is for this provider (rows IPAM-03 and
 	// IPAM-04a): an event of another object may have led to it.
 	Serves func(client.Object) bool
+	// Watches returns true if a pool passes the watch filter of this manager (ALL-07).
+	Watches func(client.Object) bool
 	// OrphanAge is how old an IPAddress without its claim must be before it is
 	// removed: a restored backup may bring the claim after the address.
 	OrphanAge time.Duration
@@ -124,7 +127,7 @@ func (r *Reconciler) getPool(ctx context.Context, key ledger.Key) (ipamv1.Pool, 
 // serve makes sure that the claim has its address (row IPAM-04).
 func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	if !marked(s.claim) { // IPAM-04c
-		if err := r.patch(ctx, s.claim, markPatch(s.claim)); err != nil {
+		if err := reconciling.Change(ctx, r.Client, s.claim, func() { mark(s.claim) }); err != nil {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
@@ -169,7 +172,7 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 			fmt.Sprintf("%s does not exist: create it, or name another pool", s.key))
 	case !controllerutil.ContainsFinalizer(s.pool, ipamv1.PoolFinalizer):
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyPoolNotReadyReason,
-			fmt.Sprintf("%s is not ready yet", s.key))
+			unclaimed(s.key, s.pool, r.Watches(s.pool)))
 	}
 	labels, err := r.namespaceLabels(ctx, s)
 	if err != nil {
@@ -210,6 +213,15 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, r.dropIfClaimGone(ctx, s)
 	}
 	return ctrl.Result{}, err
+}
+
+// unclaimed explains why a pool has no finalizer yet: its manager adds it before the first address (ALL-07).
+func unclaimed(key ledger.Key, pool ipamv1.Pool, watched bool) string {
+	if watched {
+		return fmt.Sprintf("%s is not ready yet", key)
+	}
+	return fmt.Sprintf("%s is not in use: its label %s is %q, and the manager of this claim has another --watch-filter. Give the pool the label of a manager that runs",
+		key, clusterv1.WatchLabel, pool.GetLabels()[clusterv1.WatchLabel])
 }
 
 // namespaceLabels returns what a GlobalCapstanIPPool may choose its claims by.
@@ -308,25 +320,15 @@ func (r *Reconciler) completeAddress(ctx context.Context, s *state) error {
 		return nil
 	}
 	s.ip = s.ip.DeepCopy()
-	finalizers := s.ip.Finalizers
-	if !controllerutil.ContainsFinalizer(s.ip, ipamv1.AddressFinalizer) && s.ip.DeletionTimestamp.IsZero() {
-		finalizers = append(finalizers, ipamv1.AddressFinalizer)
-	}
-	return r.patch(ctx, s.ip, map[string]any{"metadata": map[string]any{
-		"uid":             s.ip.UID,
-		"resourceVersion": s.ip.ResourceVersion,
-		"finalizers":      finalizers,
-		"labels":          addressLabels(s.claim),
-		"ownerReferences": owners(s.ip, s.claim, s.pool),
-	}})
-}
-
-func (r *Reconciler) patch(ctx context.Context, obj client.Object, change any) error {
-	raw, err := json.Marshal(change)
-	if err != nil {
-		return err
-	}
-	return r.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, raw))
+	return reconciling.Change(ctx, r.Client, s.ip, func() {
+		if s.ip.DeletionTimestamp.IsZero() {
+			controllerutil.AddFinalizer(s.ip, ipamv1.AddressFinalizer)
+		}
+		for key, value := range addressLabels(s.claim) {
+			metav1.SetMetaDataLabel(&s.ip.ObjectMeta, key, value)
+		}
+		s.ip.OwnerReferences = owners(s.ip, s.claim, s.pool)
+	})
 }
 
 // event records what happened to a claim. There is none for the usual success:

@@ -15,6 +15,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // release gives the claim's address back (row IPAM-05). It needs neither the
@@ -36,23 +37,7 @@ func (r *Reconciler) release(ctx context.Context, s *state) error {
 		}
 	}
 	r.Ledger.Pool(s.key).Abandon(s.claim.UID)
-	return client.IgnoreNotFound(r.dropFinalizer(ctx, s.claim, ipamv1.ClaimFinalizer)) // IPAM-05d
-}
-
-// dropFinalizer takes our finalizer off an object, if it is still as it was read. What loses its last finalizer while it is
-// being deleted, the API server deletes: after a patch whatever has the name by then, which is the next claim when
-// another manager was quicker and somebody waited for the name; after an update only what has the UID.
-func (r *Reconciler) dropFinalizer(ctx context.Context, obj client.Object, finalizer string) error {
-	rest := without(obj.GetFinalizers(), finalizer)
-	if len(rest) == 0 && !obj.GetDeletionTimestamp().IsZero() {
-		obj.SetFinalizers(nil)
-		return r.Client.Update(ctx, obj)
-	}
-	return r.patch(ctx, obj, map[string]any{"metadata": map[string]any{
-		"uid":             obj.GetUID(),
-		"resourceVersion": obj.GetResourceVersion(),
-		"finalizers":      rest,
-	}})
+	return client.IgnoreNotFound(reconciling.DropFinalizer(ctx, r.Client, s.claim, ipamv1.ClaimFinalizer)) // IPAM-05d
 }
 
 // addressToRelease returns the IPAddress of the claim, or nil. The cache may
@@ -101,7 +86,7 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 	rest := without(ip.Finalizers, ipamv1.AddressFinalizer)
 	if len(rest) != len(ip.Finalizers) {
 		obj := ip.DeepCopy()
-		err := r.dropFinalizer(ctx, obj, ipamv1.AddressFinalizer)
+		err := reconciling.DropFinalizer(ctx, r.Client, obj, ipamv1.AddressFinalizer)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("removing the finalizer of IPAddress %s/%s: %w", ip.Namespace, ip.Name, err)
 		}

@@ -2,13 +2,11 @@ package addressclaim
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -17,6 +15,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // addressLabels are the labels of an IPAddress. The move label makes clusterctl
@@ -43,10 +42,7 @@ func (r *Reconciler) succeed(ctx context.Context, s *state) error {
 	}
 	if err == nil && ledger.Copied(s.claim) {
 		// From now on a copy of this claim is a copy of this one.
-		err = r.patch(ctx, s.claim, map[string]any{"metadata": map[string]any{
-			"uid":         s.claim.UID,
-			"annotations": map[string]any{ipamv1.OriginUIDAnnotation: string(s.claim.UID)},
-		}})
+		err = reconciling.Change(ctx, r.Client, s.claim, func() { setOrigin(s.claim) })
 	}
 	return err
 }
@@ -65,21 +61,18 @@ func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string)
 	return client.IgnoreNotFound(err)
 }
 
-// report writes the claim's status when it differs. The patch names the UID, so
-// that it cannot reach a later claim of the same name.
+// report writes the claim's status if it differs. The patch replaces the list of conditions, so it requires that the
+// claim is as it was read. It can therefore not change a later claim of the same name either.
 func (r *Reconciler) report(ctx context.Context, claim *capiipamv1.IPAddressClaim, address string, ready metav1.Condition) (bool, error) {
 	ready.ObservedGeneration = claim.Generation
 	conditions := slices.Clone(claim.Status.Conditions)
 	if !meta.SetStatusCondition(&conditions, ready) && claim.Status.AddressRef.Name == address {
 		return false, nil
 	}
-	status := map[string]any{"conditions": conditions}
-	if address != "" {
-		status["addressRef"] = map[string]any{"name": address}
-	}
-	raw, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID}, "status": status})
-	if err != nil {
-		return false, err
-	}
-	return true, r.Client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, raw))
+	return true, reconciling.ChangeStatus(ctx, r.Client, claim, func() {
+		claim.Status.Conditions = conditions
+		if address != "" {
+			claim.Status.AddressRef.Name = address
+		}
+	})
 }

@@ -1,5 +1,7 @@
 // Package alloc decides which address a claim gets. It has no side effects:
 // the ledger feeds it with the spec and with what is in use.
+//
+// Layer: reconciler.
 package alloc
 
 import (

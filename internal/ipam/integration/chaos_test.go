@@ -63,7 +63,7 @@ func chaosManager() error {
 		return err
 	}
 	opts := options()
-	opts.Concurrency = 16
+	opts.Concurrency = map[string]int{"IPAddressClaim": 16}
 	opts.Quarantine = 4 * time.Second
 	ctx := ctrl.SetupSignalHandler()
 	if err := ipam.SetupWithManager(ctx, mgr, opts); err != nil {

@@ -185,6 +185,7 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 }
 
 // A claim can go when its pool is gone, with or without its finalizer.
+// Row IPAM-05.
 func TestPoolGoneDoesNotDeadlock(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)

@@ -92,6 +92,7 @@ func (f *fuse) isBroken() bool {
 
 // IPAM-04c before IPAM-04d, never twice, nothing lost: a manager dies at each of its writes in turn, before it and right behind it,
 // while a claim comes, goes, and another one gets its address. The next manager finishes all of it.
+// Row IPAM-05.
 func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	w := startWitness(t)
 	var all int

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,85 @@ func TestWatchFilterOption(t *testing.T) {
 	update(t, theirs, func(c *capiipamv1.IPAddressClaim) { c.Labels[clusterv1.WatchLabel] = "mine" })
 	wantAddress(t, theirs, "10.6.2.3")
 	wantUntouched(t, none)
+}
+
+// ALL-07: managers with different filters divide the pools among them. Each can allocate from the pools of the others
+// for its own claims, and no address has two claims.
+func TestTwoWatchFilters(t *testing.T) {
+	ns := env.Namespace(t)
+	labelled := func(o client.Object, filter string) { o.SetLabels(map[string]string{clusterv1.WatchLabel: filter}) }
+	red, blue := newPool(ns, "red", subnet("10.6.7.0/24", "10.6.7.1-10.6.7.30")), newPool(ns, "blue", subnet("10.6.8.0/24"))
+	nobodys := newPool(ns, "nobodys", subnet("10.6.9.0/24"))
+	labelled(red, "red")
+	labelled(blue, "blue")
+	create(t, red, blue, nobodys)
+
+	start := func(filter string) (stop func()) {
+		opts := options()
+		opts.WatchFilter = filter
+		return startManager(t, env.Config, opts)
+	}
+	stopRed := start("red")
+	claim := func(name, filter string, pool ipamv1.Pool) *capiipamv1.IPAddressClaim {
+		c := newClaim(ns, name, pool)
+		labelled(c, filter)
+		create(t, c)
+		return c
+	}
+	waiting := claim("waiting", "red", nobodys)
+	wantCondition(t, red, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	if message := wantReason(t, waiting, capiipamv1.IPAddressClaimReadyPoolNotReadyReason); !strings.Contains(message, clusterv1.WatchLabel) {
+		t.Errorf("the claim does not name the label: %s", message)
+	}
+	for _, pool := range []*ipamv1.CapstanIPPool{blue, nobodys} {
+		if p, err := get(pool); err != nil || len(p.Finalizers)+len(p.Status.Conditions) > 0 {
+			t.Errorf("the manager of red changed the pool %s: %+v, %v", pool.Name, p, err)
+		}
+	}
+
+	start("blue")
+	wantCondition(t, blue, ipamv1.ReadyCondition, ipamv1.ReadyReason)
+	var claims []*capiipamv1.IPAddressClaim
+	for i := range 15 {
+		claims = append(claims, claim(fmt.Sprint("red-", i), "red", red), claim(fmt.Sprint("blue-", i), "blue", red))
+	}
+	holders := map[string]string{}
+	for _, c := range claims {
+		eventually(t, "an address for "+c.Name, func() error { return served(c) })
+		ip := addressOf(t, c)
+		if other := holders[ip.Spec.Address]; other != "" {
+			t.Errorf("%s has the address %s of %s", c.Name, ip.Spec.Address, other)
+		}
+		holders[ip.Spec.Address] = c.Name
+	}
+	// The pool is full. The release of an address reaches the claim of the other manager.
+	last := claim("last", "blue", red)
+	wantReason(t, last, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
+	remove(t, claims[0])
+	eventually(t, "the released address", func() error { return served(last) })
+
+	update(t, nobodys, func(p *ipamv1.CapstanIPPool) { labelled(p, "blue") })
+	wantAddress(t, waiting, "10.6.9.1")
+
+	// Only the manager of the pool releases it, and only without addresses of any manager.
+	stopRed()
+	withoutWebhooks(t, func() { must(t, env.Client.Delete(ctx, red)) })
+	for _, c := range append(claims[1:], last) {
+		if c.Labels[clusterv1.WatchLabel] == "blue" {
+			remove(t, c)
+			wantGone(t, c)
+		}
+	}
+	if p, err := get(red); err != nil || !slices.Contains(p.Finalizers, ipamv1.PoolFinalizer) {
+		t.Errorf("the manager of blue released the pool of red: %v", err)
+	}
+	start("red")
+	for _, c := range claims[1:] {
+		if c.Labels[clusterv1.WatchLabel] == "red" {
+			remove(t, c)
+		}
+	}
+	wantGone(t, red)
 }
 
 // gauges returns the values of a metric of a pool by state, or by "" when the

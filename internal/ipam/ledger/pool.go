@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -130,7 +131,19 @@ func sameIntent(a, b ipamv1.Pool) bool {
 	return a.GetUID() == b.GetUID() &&
 		a.GetGeneration() == b.GetGeneration() &&
 		a.GetDeletionTimestamp().IsZero() == b.GetDeletionTimestamp().IsZero() &&
-		a.GetAnnotations()[ipamv1.OriginUIDAnnotation] == b.GetAnnotations()[ipamv1.OriginUIDAnnotation]
+		a.GetAnnotations()[ipamv1.OriginUIDAnnotation] == b.GetAnnotations()[ipamv1.OriginUIDAnnotation] &&
+		SameComparison(a, b)
+}
+
+// SameComparison returns true if two versions of a pool show the same result of its comparison with other pools. The
+// manager that watches the pool writes it; others read it before they allocate.
+func SameComparison(a, b ipamv1.Pool) bool {
+	before := meta.FindStatusCondition(a.GetConditions(), ipamv1.NotOverlappingCondition)
+	after := meta.FindStatusCondition(b.GetConditions(), ipamv1.NotOverlappingCondition)
+	if before == nil || after == nil {
+		return before == after
+	}
+	return before.Status == after.Status && before.Reason == after.Reason && before.ObservedGeneration == after.ObservedGeneration
 }
 
 func (p *Pool) forgetDoc() {

@@ -17,6 +17,8 @@
 //
 // What the writer knows can only be out of date in the safe direction: it may
 // take an address for used whose IPAddress has just gone.
+//
+// Layer: reconciler.
 package ledger
 
 import (

@@ -1,5 +1,7 @@
 // Package metrics has the provider's Prometheus metrics. They are registered
 // with controller-runtime's registry, which the manager serves.
+//
+// Layer: reconciler.
 package metrics
 
 import (

@@ -1,12 +1,14 @@
 // Package pool looks after the two kinds of pool: their finalizer, status,
 // metrics and events (rows IPAM-02 and IPAM-06).
+//
+// Layer: reconciler.
 package pool
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,12 +29,16 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam/ledger"
 	"capstan.dev/capstan/internal/ipam/metrics"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Reconciler looks after the pools of one kind.
 type Reconciler struct {
-	Kind   string
-	Client client.Client
+	Kind string
+	// Watches returns true if a pool passes the watch filter (ALL-07). Another manager writes the finalizer and the
+	// conditions of other pools; this one can allocate from them for its claims.
+	Watches func(client.Object) bool
+	Client  client.Client
 	// Live reads from the API server and not from the cache.
 	Live     client.Reader
 	Ledger   *ledger.Registry
@@ -64,9 +70,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	book.Changed(pool)
 	var res ctrl.Result
 	var err error
-	if annotations.HasPaused(pool) { // ALL-08
+	switch {
+	case !r.Watches(pool):
+		res, err = r.serveOnly(ctx, book)
+	case annotations.HasPaused(pool): // ALL-08
 		err = book.Update(ctx, func(doc ipamv1.Pool, _ ledger.View) bool { return setPaused(doc) })
-	} else {
+	default:
 		res, err = r.reconcile(ctx, pool, book)
 	}
 	switch {
@@ -76,6 +85,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, fmt.Errorf("another write came first, retrying: %w", err)
 	}
 	return res, err
+}
+
+// serveOnly keeps the ledger of a pool of another manager. While claims of this manager wait for an address of the pool,
+// it ends rests and quarantines in time.
+func (r *Reconciler) serveOnly(ctx context.Context, book *ledger.Pool) (ctrl.Result, error) {
+	if book.View().Waiting == 0 {
+		return ctrl.Result{}, nil
+	}
+	after, err := book.Sweep(ctx, r.Exists)
+	return ctrl.Result{RequeueAfter: after}, err
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
@@ -118,28 +137,33 @@ func (r *Reconciler) mark(ctx context.Context, pool ipamv1.Pool) error {
 	if controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) && pool.GetAnnotations()[ipamv1.OriginUIDAnnotation] != "" {
 		return nil
 	}
-	origin := pool.GetAnnotations()[ipamv1.OriginUIDAnnotation]
-	if origin == "" {
-		origin = string(pool.GetUID())
-	}
-	finalizers := slices.Clone(pool.GetFinalizers())
-	if !slices.Contains(finalizers, ipamv1.PoolFinalizer) {
-		finalizers = append(finalizers, ipamv1.PoolFinalizer)
-	}
-	return r.patch(ctx, pool, map[string]any{
-		"finalizers":  finalizers,
-		"annotations": map[string]any{ipamv1.OriginUIDAnnotation: origin},
+	return reconciling.Change(ctx, r.Client, pool, func() {
+		controllerutil.AddFinalizer(pool, ipamv1.PoolFinalizer)
+		if pool.GetAnnotations()[ipamv1.OriginUIDAnnotation] == "" {
+			setOrigin(pool)
+		}
 	})
 }
 
-func (r *Reconciler) patch(ctx context.Context, pool ipamv1.Pool, metadata map[string]any) error {
-	metadata["uid"] = pool.GetUID()
-	metadata["resourceVersion"] = pool.GetResourceVersion()
-	raw, err := json.Marshal(map[string]any{"metadata": metadata})
-	if err != nil {
-		return err
+// setOrigin marks an object as the original: a copy in another management cluster has another UID.
+func setOrigin(pool ipamv1.Pool) {
+	annotate(pool, map[string]any{ipamv1.OriginUIDAnnotation: string(pool.GetUID())})
+}
+
+// annotate sets annotations, and removes those whose value is nil.
+func annotate(pool ipamv1.Pool, changes map[string]any) {
+	all := maps.Clone(pool.GetAnnotations())
+	if all == nil {
+		all = map[string]string{}
 	}
-	return r.Client.Patch(ctx, pool, client.RawPatch(types.MergePatchType, raw))
+	for key, value := range changes {
+		if text, ok := value.(string); ok {
+			all[key] = text
+		} else {
+			delete(all, key)
+		}
+	}
+	pool.SetAnnotations(all)
 }
 
 // arrival returns how long a moved pool must still wait, and ends the wait when
@@ -156,7 +180,7 @@ func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger
 	if left := arrivalLeft(r.MoveSettle, book.View().Quiet, age, paused); left > 0 {
 		return left, nil
 	}
-	err = r.patch(ctx, pool, map[string]any{"annotations": map[string]any{ipamv1.OriginUIDAnnotation: string(pool.GetUID())}})
+	err = reconciling.Change(ctx, r.Client, pool, func() { setOrigin(pool) })
 	if err == nil {
 		book.Changed(pool)
 	}
@@ -181,7 +205,7 @@ func (r *Reconciler) saveResting(ctx context.Context, pool ipamv1.Pool) (time.Du
 	if err != nil {
 		return 0, err
 	}
-	if err := r.patch(ctx, pool, map[string]any{"annotations": annotations}); err != nil {
+	if err := reconciling.Change(ctx, r.Client, pool, func() { annotate(pool, annotations) }); err != nil {
 		return 0, err
 	}
 	r.mu.Lock()
@@ -358,8 +382,7 @@ func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.
 			return ctrl.Result{}, err
 		}
 	}
-	finalizers := slices.DeleteFunc(slices.Clone(pool.GetFinalizers()), func(f string) bool { return f == ipamv1.PoolFinalizer })
-	return ctrl.Result{}, r.patch(ctx, pool, map[string]any{"finalizers": finalizers})
+	return ctrl.Result{}, reconciling.Change(ctx, r.Client, pool, func() { controllerutil.RemoveFinalizer(pool, ipamv1.PoolFinalizer) })
 }
 
 // chosen says whether an IPAddress may still be made from a pool that is being

@@ -1,5 +1,7 @@
 // Package webhook checks pools at admission, as far as the rules in their
 // schema cannot.
+//
+// Layer: reconciler.
 package webhook
 
 import (

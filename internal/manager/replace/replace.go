@@ -1,5 +1,7 @@
 // Package replace lets `kubectl replace` work on live objects: a manifest has none of the fields that controllers write, and
 // a replacement removes them (docs/gitops.md).
+//
+// Layer: library.
 package replace
 
 import (

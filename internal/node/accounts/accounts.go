@@ -1,6 +1,8 @@
 // Package accounts holds the users that the services of a machine run as. Their numbers are the same on every machine,
 // so that files keep their owners whatever the machine's /etc/passwd holds. Machines share the host's numbers: these lie
 // in a range that neither Debian nor systemd gives to anybody.
+//
+// Layer: node.
 package accounts
 
 import (

@@ -4,6 +4,8 @@
 //
 // The configuration of CNI must not wait for a certificate to be approved, so it is made with the
 // kubelet's credential, which may read its own Node. Everything else uses the agent's own.
+//
+// Layer: node.
 package agent
 
 import (

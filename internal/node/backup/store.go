@@ -1,6 +1,8 @@
 // Package backup takes snapshots of a cluster's etcd, keeps them in a directory or an S3-compatible store, and begins an
 // etcd with one of them. A backup is two files in the folder of its cluster: <name>.db is etcd's own snapshot, and
 // <name>.json tells what it is. The second is written last and removed first: what has none is no backup.
+//
+// Layer: node.
 package backup
 
 import (

@@ -3,6 +3,8 @@
 // What was done is recorded on the machine's disk step by step, so a machine that dies half-way
 // goes on where it was when it is given its data again: commands that succeeded are not repeated,
 // and writing a file twice does no harm. The record holds the names of steps and nothing of the data.
+//
+// Layer: node.
 package bootstrap
 
 import (

@@ -301,6 +301,7 @@ func TestSentinelIsLost(t *testing.T) {
 }
 
 // A record that a power failure has left useless is one of nothing: who still has the data gives it again.
+// Row IM-08.
 func TestUselessRecord(t *testing.T) {
 	for _, content := range []string{"", "{", "7", "\x00\x00"} {
 		f := newFixture(t)

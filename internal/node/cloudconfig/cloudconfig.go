@@ -4,6 +4,8 @@
 // nothing of a machine is changed by data that cannot be applied whole. It supports what Cluster
 // API's bootstrap providers write; modules that configure hardware or a clock have no meaning in a
 // machine that shares its host's.
+//
+// Layer: contract.
 package cloudconfig
 
 import (

@@ -3,6 +3,8 @@
 // EtcdMembers, promotes learners, removes members that are to leave or never came, defragments, and
 // clears alarms. What is to be done is decided by pure functions (decide.go, join.go); etcd's own
 // membership API, which is linearizable and refuses what would break its quorum, is the arbiter.
+//
+// Layer: node.
 package etcd
 
 import (

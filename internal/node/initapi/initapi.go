@@ -1,5 +1,7 @@
 // Package initapi is the interface of PID 1 on its unix socket: what capstand, `capstan-init node up`
 // and `capstan-init service` see of it.
+//
+// Layer: contract.
 package initapi
 
 import (

@@ -1,5 +1,7 @@
 // Package kube talks to the cluster's API with the dynamic client: typed clients would bring every
 // API there is into a process that lives on every machine.
+//
+// Layer: contract.
 package kube
 
 import (

@@ -1,4 +1,6 @@
 // Package machine knows what capstand tells a machine about itself.
+//
+// Layer: node.
 package machine
 
 import (

@@ -1,5 +1,7 @@
 // Package nodeconfig holds the types that the bootstrap provider writes into bootstrap data and that
 // capstan-init reads on the machine. They are the only thing that the two share.
+//
+// Layer: contract.
 package nodeconfig
 
 // Path is where the bootstrap data puts the NodeConfiguration, as YAML, mode 0600.

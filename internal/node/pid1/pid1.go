@@ -1,6 +1,8 @@
 // Package pid1 is the first process of a machine: it prepares what little a machine needs, applies
 // the bootstrap data, supervises the services, reaps what others leave behind, and tells capstand
 // about all of it. It ends only when it is told to.
+//
+// Layer: node.
 package pid1
 
 import (

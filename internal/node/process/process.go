@@ -3,6 +3,8 @@
 // PID 1 must wait for every process of its machine, its own children and those that lost their
 // parents alike; a second waiter for the same child would race with it. So everything that
 // capstan-init starts goes through a Starter.
+//
+// Layer: node.
 package process
 
 import (

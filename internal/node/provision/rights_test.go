@@ -24,6 +24,7 @@ func servicesByName(n *node) map[string]supervisor.Service {
 
 // Every service but those that make containers is confined, each has a user of its own, and no private file belongs
 // to two of them.
+// Row CP-23.
 func TestRights(t *testing.T) {
 	services := servicesByName(testNode(nodeconfig.RoleInit, nil))
 	root := map[string]bool{"containerd": true, "kubelet": true, "node-agent": true}

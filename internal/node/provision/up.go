@@ -1,6 +1,8 @@
 // Package provision is `capstan-init node up`: it makes a machine a node of its cluster, as kubeadm does
 // elsewhere. Certificates and kubeconfigs have kubeadm's paths. Everything can be done again: a
 // second run changes only what is missing or different.
+//
+// Layer: node.
 package provision
 
 import (

@@ -13,6 +13,7 @@ import (
 )
 
 // A service has its user, its capabilities and nothing else, and can use its files but not those of others.
+// Row CP-23.
 func TestConfined(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: services change their user")

@@ -3,6 +3,8 @@
 // Each service is one goroutine that starts the process, probes it until it is ready, and starts it
 // again when it ends: after 100 ms at first, doubling to 10 s, from the beginning again once it held
 // for 10 s. Services start in the order of their After lists; a restart waits for nobody.
+//
+// Layer: node.
 package supervisor
 
 import (

@@ -1,4 +1,6 @@
 // Package certfiles keeps certificates, their keys and other secrets in the files of a folder.
+//
+// Layer: library.
 package certfiles
 
 import (

@@ -27,6 +27,7 @@ import (
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 	"capstan.dev/capstan/internal/ipam"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // stats are what the manager process tells of itself.
@@ -109,7 +110,9 @@ func runManager(ctx context.Context, kubeconfig, namespace, pprof string, worker
 	if err != nil {
 		return err
 	}
-	if err := ipam.SetupWithManager(ctx, mgr, ipam.Options{Concurrency: workers, WatchNamespace: namespace}); err != nil {
+	if err := ipam.SetupWithManager(ctx, mgr, ipam.Options{Options: reconciling.Options{
+		Concurrency: map[string]int{"IPAddressClaim": workers}, WatchNamespace: namespace,
+	}}); err != nil {
 		return err
 	}
 	go answer(count)

@@ -24,6 +24,7 @@ import (
 
 // TestLifecycle takes one cluster through its life. Its parts build on one another. CP-01: the control
 // plane's components run; CP-24: so do DNS and the service proxy; IC-12 and IM-09: nothing is left.
+// Rows CP-23, CP-25, IM-01, IM-03.
 func TestLifecycle(t *testing.T) {
 	empty, err := harness.Look()
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/manager/expiry"
+	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/test/e2e/harness"
 )

@@ -132,6 +132,7 @@ func TestBalancerKilled(t *testing.T) {
 
 // A new capstand has its own program follow the balancer of before. A connection that is open goes on, new ones are
 // served all the while, and the process of before ends with its last connection.
+// Row IC-10.
 func TestBalancerUpgraded(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)

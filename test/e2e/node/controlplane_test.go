@@ -249,6 +249,7 @@ func (w *writer) finish(t *testing.T) {
 
 // TestControlPlane makes a control plane of three machines from one, and goes through what becomes of
 // such machines: they restart, leave, die, and are replaced.
+// Row CP-01.
 func TestControlPlane(t *testing.T) {
 	before := leftovers(t)
 	t.Cleanup(func() {

@@ -23,6 +23,7 @@ import (
 
 // TestMachines boots a control plane and a worker and goes through what their machines have to bear.
 // The parts build on one another.
+// Row CP-23.
 func TestMachines(t *testing.T) {
 	before := leftovers(t)
 	t.Cleanup(func() {

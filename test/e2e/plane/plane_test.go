@@ -156,6 +156,7 @@ func eventually(t *testing.T, what string, timeout time.Duration, is func() bool
 }
 
 // The life of one plane, in order: each part builds on what the one before it left.
+// Row CTL-08.
 func TestPlane(t *testing.T) {
 	i := newInstallation(t)
 	began := time.Now()

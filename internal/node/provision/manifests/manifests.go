@@ -1,4 +1,6 @@
 // Package manifests holds the basic objects of a workload cluster: what kubeadm's phases and add-ons are elsewhere.
+//
+// Layer: contract.
 package manifests
 
 import (

@@ -1,17 +1,14 @@
-// Package manager holds what the four providers share in one process: the options that their
-// reconcilers are set up with, the flags, and the controller manager itself.
-package manager
+package reconciling
 
 import (
-	"context"
+	"strings"
 
-	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+	"sigs.k8s.io/cluster-api/util/labels"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-
-	"sigs.k8s.io/cluster-api/controllers/clustercache"
 )
 
 // DefaultConcurrency is how many objects of a kind are reconciled at the same time.
@@ -24,8 +21,7 @@ type Options struct {
 	WatchNamespace string
 
 	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter that objects must have to
-	// be reconciled; any when empty (ALL-07). Reconcilers pass it to
-	// predicates.ResourceHasFilterLabel.
+	// be reconciled; any when empty (ALL-07). See Watches.
 	WatchFilter string
 
 	// StrictContract takes no step ahead of Cluster API core (ALL-15, CP-02): nothing is prepared before core has written
@@ -57,29 +53,25 @@ func (o Options) For(kind string) controller.Options {
 	return controller.Options{MaxConcurrentReconciles: n}
 }
 
-// Provider is one of the providers that a manager process can run.
-type Provider struct {
-	// Name is the subcommand: infrastructure, control-plane, bootstrap or ipam.
-	Name string
+// Controller returns the builder of the controller of a kind. It is Cluster API's builder, so that every controller has
+// the feature gate ReconcilerRateLimiting, the time limit of a reconcile, and the log fields of Cluster API.
+func (o Options) Controller(mgr ctrl.Manager, kind string) *capicontroller.Builder {
+	name := strings.ToLower(kind)
+	log := mgr.GetLogger().WithValues("controller", name)
+	return capicontroller.NewControllerManagedBy(mgr, log).Named(name).WithOptions(o.For(kind))
+}
 
-	// Kinds that the provider reconciles; each gets a flag --<kind>-concurrency.
-	Kinds []string
+// Watches returns true if an object passes the watch filter (ALL-07). Each reconciler checks the object of its request,
+// because the event of another object can lead to it.
+func (o Options) Watches(obj client.Object) bool {
+	return o.WatchFilter == "" || labels.HasWatchLabel(obj, o.WatchFilter)
+}
 
-	// NeedsClusterCache says that the provider talks to workload clusters.
-	NeedsClusterCache bool
-
-	// ClusterIndexes are what the provider looks up in the cache of each workload cluster.
-	ClusterIndexes []clustercache.CacheOptionsIndex
-
-	// AddToScheme adds the provider's own API types. Cluster API's and Kubernetes' are always there.
-	AddToScheme func(*runtime.Scheme) error
-
-	// AddFlags adds flags of the provider's own; may be nil.
-	AddFlags func(*pflag.FlagSet)
-
-	// Setup adds the provider's indexes and reconcilers.
-	Setup func(ctx context.Context, mgr ctrl.Manager, opts Options) error
-
-	// SetupWebhooks adds the provider's webhooks; may be nil. Not called with --webhook-port=0.
-	SetupWebhooks func(mgr ctrl.Manager, opts Options) error
+// WaitForCache delays the next reconcile of an object until the cache contains what this one wrote. It does nothing
+// if the manager watches one namespace: Cluster API's function then fails each reconcile. A reconcile can read an
+// older object in that case, and its write ends with a conflict.
+func (o Options) WaitForCache(c capicontroller.Controller, reconciled client.Object, written capicontroller.GroupVersionKindType, resourceVersion string) {
+	if o.WatchNamespace == "" {
+		c.DeferNextReconcileUntilCacheUpToDate(reconciled, written, resourceVersion)
+	}
 }

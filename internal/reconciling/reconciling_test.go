@@ -1,53 +1,28 @@
-package manager_test
+package reconciling_test
 
 import (
 	"testing"
-	"time"
 
-	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/feature"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
-
-// ALL-07: the flags are those of Cluster API's managers, with their defaults.
-func TestFlags_ALL07(t *testing.T) {
-	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
-	f := manager.AddFlags(fs, []manager.Provider{{Name: "x", Kinds: []string{"CapstanMachine"}}})
-	for _, name := range []string{
-		"namespace", "watch-filter", "leader-elect", "leader-elect-lease-duration", "leader-elect-renew-deadline", "leader-elect-retry-period",
-		"kubeconfig", "diagnostics-address", "insecure-diagnostics", "tls-min-version", "health-addr", "webhook-port", "webhook-cert-dir",
-		"sync-period", "kube-api-qps", "kube-api-burst", "capstanmachine-concurrency", "profiler-address", "feature-gates", "logging-format", "v",
-	} {
-		if fs.Lookup(name) == nil {
-			t.Errorf("no flag --%s", name)
-		}
-	}
-	if f.SyncPeriod != 10*time.Minute || f.WebhookPort != 9443 || f.LeaderElect || *f.Concurrency["CapstanMachine"] != manager.DefaultConcurrency {
-		t.Errorf("defaults: %+v", f)
-	}
-	if !feature.Gates.Enabled(feature.ReconcilerRateLimiting) {
-		t.Error("ReconcilerRateLimiting is on by default in core")
-	}
-	if err := fs.Parse([]string{"--capstanmachine-concurrency=7", "--namespace=ns"}); err != nil || *f.Concurrency["CapstanMachine"] != 7 || f.WatchNamespace != "ns" {
-		t.Errorf("%v: %+v", err, f)
-	}
-}
 
 // ALL-07
 func TestOptions_ALL07(t *testing.T) {
-	o := manager.Options{WatchFilter: "blue", Concurrency: map[string]int{"A": 3}}
+	o := reconciling.Options{WatchFilter: "blue", Concurrency: map[string]int{"A": 3}}
 	if n := o.For("A").MaxConcurrentReconciles; n != 3 {
 		t.Error(n)
 	}
-	if n := o.For("B").MaxConcurrentReconciles; n != manager.DefaultConcurrency {
+	if n := o.For("B").MaxConcurrentReconciles; n != reconciling.DefaultConcurrency {
 		t.Error(n)
 	}
 	with := func(value string) client.Object {
@@ -56,7 +31,7 @@ func TestOptions_ALL07(t *testing.T) {
 	if !o.Watches(with("blue")) || o.Watches(with("red")) || o.Watches(&infrav1.CapstanMachine{}) {
 		t.Error("the watch filter lets the wrong objects through")
 	}
-	if !(manager.Options{}).Watches(with("red")) {
+	if !(reconciling.Options{}).Watches(with("red")) {
 		t.Error("no filter watches all")
 	}
 }
@@ -81,7 +56,7 @@ func TestIgnoreStatus(t *testing.T) {
 			after := before.DeepCopy()
 			after.ResourceVersion = "2"
 			tc.change(after)
-			if got := manager.IgnoreStatus().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+			if got := reconciling.IgnoreStatus().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
 				t.Errorf("passes: %v", got)
 			}
 		})
@@ -106,7 +81,7 @@ func TestOwnedOrDeleting(t *testing.T) {
 		"deleting":        {obj: &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}}, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := manager.OwnedOrDeleting(machine).Create(event.CreateEvent{Object: tc.obj}); got != tc.want {
+			if got := reconciling.OwnedOrDeleting(machine).Create(event.CreateEvent{Object: tc.obj}); got != tc.want {
 				t.Errorf("passes: %v", got)
 			}
 		})
@@ -131,7 +106,7 @@ func TestSetReady_ALL09(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := &infrav1.CapstanMachine{}
 			m.SetConditions(tc.conditions)
-			if err := manager.SetReady(m, "A", "B"); err != nil {
+			if err := reconciling.SetReady(m, "A", "B"); err != nil {
 				t.Fatal(err)
 			}
 			got := conditions.Get(m, "Ready")
@@ -142,5 +117,94 @@ func TestSetReady_ALL09(t *testing.T) {
 				t.Errorf("Ready: %+v", got)
 			}
 		})
+	}
+}
+
+// stored is an object of the fake client, as a reconciler and another writer change it.
+func stored(t *testing.T) (client.Client, *infrav1.CapstanMachine) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := infrav1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "m", Generation: 1}}
+	m.Status.Conditions = []metav1.Condition{condition("A", "old"), condition("Theirs", "old")}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(m).WithStatusSubresource(m).Build()
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(m), m); err != nil {
+		t.Fatal(err)
+	}
+	return c, m
+}
+
+func condition(kind, reason string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason}
+}
+
+// A reconciler writes its conditions from an old cache. The condition that another writer changed in between stays, with
+// and without a change of the spec, whose answer has a new resourceVersion.
+func TestPatchKeepsConditionsOfOthers(t *testing.T) {
+	for name, change := range map[string]func(*infrav1.CapstanMachine){
+		"status":          func(*infrav1.CapstanMachine) {},
+		"spec and status": func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "capstan://1" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, cached := stored(t)
+			other := cached.DeepCopy()
+			conditions.Set(other, condition("Theirs", "new"))
+			if err := c.Status().Update(t.Context(), other); err != nil {
+				t.Fatal(err)
+			}
+
+			patch := reconciling.NewPatch(cached, c)
+			change(cached)
+			conditions.Set(cached, condition("A", "new"))
+			conditions.Set(cached, condition("B", "new"))
+			if err := patch.Write(t.Context(), cached); err != nil {
+				t.Fatal(err)
+			}
+			got := &infrav1.CapstanMachine{}
+			if err := c.Get(t.Context(), client.ObjectKeyFromObject(cached), got); err != nil {
+				t.Fatal(err)
+			}
+			for _, kind := range []string{"A", "B", "Theirs"} {
+				if found := conditions.Get(got, kind); found == nil || found.Reason != "new" {
+					t.Errorf("condition %s: %+v", kind, found)
+				}
+			}
+			if got.Spec.ProviderID != cached.Spec.ProviderID || got.Status.ObservedGeneration != got.Generation {
+				t.Errorf("stored: %+v", got)
+			}
+		})
+	}
+}
+
+// Writing nothing costs nothing, and an object that is gone is not an error.
+func TestPatchOfNothing(t *testing.T) {
+	c, m := stored(t)
+	m.Status.ObservedGeneration = m.Generation
+	version := m.ResourceVersion
+	if err := reconciling.NewPatch(m, c).Write(t.Context(), m); err != nil || m.ResourceVersion != version {
+		t.Errorf("%v, resourceVersion %s, want %s", err, m.ResourceVersion, version)
+	}
+	if err := c.Delete(t.Context(), m.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	patch := reconciling.NewPatch(m, c)
+	conditions.Set(m, condition("A", "new"))
+	if err := patch.Write(t.Context(), m); err != nil {
+		t.Error(err)
+	}
+}
+
+// CP-22, MP-11: only objects with the label pass it on.
+func TestCopyWatchLabel(t *testing.T) {
+	labels := map[string]string{}
+	reconciling.CopyWatchLabel(labels, &infrav1.CapstanMachine{})
+	if len(labels) != 0 {
+		t.Errorf("labels: %v", labels)
+	}
+	reconciling.CopyWatchLabel(labels, &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1.WatchLabel: "blue"}}})
+	if labels[clusterv1.WatchLabel] != "blue" {
+		t.Errorf("labels: %v", labels)
 	}
 }

@@ -1,4 +1,4 @@
-package manager
+package reconciling
 
 import (
 	"slices"
@@ -8,9 +8,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// SetReady sets the Ready condition from the conditions of the given types, which are named in the order
-// in which they become true, and from Deleting (ALL-09). Its reason is that of the first of them that
-// is not as it should be. Those that are missing say nothing: the one before says what is waited for.
+// SetReady sets the Ready condition from the conditions of the given types, listed in the order in which they become
+// true, and from Deleting (ALL-09). The first condition with the wrong status provides the reason. Missing conditions
+// are ignored: the condition before them explains the delay.
 func SetReady(obj conditions.Setter, types ...string) error {
 	types = append(slices.Clone(types), clusterv1.DeletingCondition)
 	if !slices.ContainsFunc(types, func(t string) bool { return conditions.Has(obj, t) }) {

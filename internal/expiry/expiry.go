@@ -1,5 +1,7 @@
 // Package expiry shows when the certificates of an object expire: in a metric, and in a condition once two thirds of
 // their life are over. By then each of them should have been renewed.
+//
+// Layer: reconciler.
 package expiry
 
 import (

@@ -1,0 +1,75 @@
+package reconciling
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// Requests returns the requests for all objects of a list. An error of the read is logged, and there are no requests.
+func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts ...client.ListOption) []reconcile.Request {
+	if err := c.List(ctx, list, opts...); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the objects that an event concerns", "list", fmt.Sprintf("%T", list))
+		return nil
+	}
+	var out []reconcile.Request
+	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // a list of ours: it has items
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
+		return nil
+	})
+	return out
+}
+
+// IgnoreStatus drops updates that change only the status or the finalizers of an object. It is for objects that a
+// reconciler watches beside its own. A reconciler must see the status of its own objects: if a write took effect
+// after the next reconcile had read the object from the cache, only the event of that write corrects the status.
+// Resyncs pass.
+func IgnoreStatus() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, after := e.ObjectOld, e.ObjectNew
+		return before.GetResourceVersion() == after.GetResourceVersion() ||
+			before.GetGeneration() != after.GetGeneration() ||
+			before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
+			!maps.Equal(before.GetLabels(), after.GetLabels()) ||
+			!maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
+			!slices.EqualFunc(before.GetOwnerReferences(), after.GetOwnerReferences(), equalOwner)
+	}}
+}
+
+// OwnedOrDeleting drops events of objects without an owner of the kind. The contract requires that nothing happens to
+// them, and with ReconcilerRateLimiting a reconcile without effect delays the next one.
+func OwnedOrDeleting(owner schema.GroupKind) predicate.Predicate {
+	return predicate.NewPredicateFuncs(func(obj client.Object) bool {
+		return !obj.GetDeletionTimestamp().IsZero() || HasOwner(obj, owner)
+	})
+}
+
+// OwnerOf returns the owner reference of the kind, in any version, or nil.
+func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
+	refs := obj.GetOwnerReferences()
+	for i := range refs {
+		gv, err := schema.ParseGroupVersion(refs[i].APIVersion)
+		if err == nil && gv.Group == owner.Group && refs[i].Kind == owner.Kind {
+			return &refs[i]
+		}
+	}
+	return nil
+}
+
+// HasOwner returns true if an object has an owner of the kind, in any version.
+func HasOwner(obj client.Object, owner schema.GroupKind) bool { return OwnerOf(obj, owner) != nil }
+
+func equalOwner(a, b metav1.OwnerReference) bool {
+	return a.UID == b.UID && a.Kind == b.Kind && a.Name == b.Name
+}

@@ -1,0 +1,105 @@
+// Package reconciling is the frame of all reconcilers: their options, their controllers, and the first and the last
+// steps of each reconcile. The four providers use it, and the manager runs what they describe with it.
+//
+// Layer: reconciler.
+package reconciling
+
+import (
+	"context"
+
+	"sigs.k8s.io/cluster-api/util/finalizers"
+	"sigs.k8s.io/cluster-api/util/paused"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// Object is an object with conditions.
+type Object = paused.ConditionSetter
+
+// Frame is how the reconciler of a kind begins and ends each reconcile.
+type Frame struct {
+	// Client writes finalizers.
+	Client client.Client
+	// Live reads from the API server; see Patch.
+	Live client.Client
+	// Finalizer is added to each object that is not being deleted. Empty means none.
+	Finalizer string
+	// Summary are the types of the conditions that Ready sums up; see SetReady. Without them, the reconciler sets Ready.
+	Summary []string
+}
+
+// Begin sets the condition Paused (ALL-08) and adds the finalizer. cluster can be nil. It returns the Patch for End,
+// or nil if the object is paused or does not exist any more; then the reconcile ends.
+func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Object) (*Patch, error) {
+	isPaused, _, err := paused.EnsurePausedCondition(ctx, f.Live, cluster, obj)
+	if err != nil || isPaused {
+		return nil, client.IgnoreNotFound(err)
+	}
+	if f.Finalizer != "" {
+		if _, err := finalizers.EnsureFinalizer(ctx, f.Client, obj, f.Finalizer); err != nil {
+			return nil, client.IgnoreNotFound(err)
+		}
+	}
+	return NewPatch(obj, f.Live), nil
+}
+
+// End sets Ready and writes what changed since Begin.
+func (f *Frame) End(ctx context.Context, patch *Patch, obj Object) error {
+	if len(f.Summary) > 0 {
+		if err := SetReady(obj, f.Summary...); err != nil {
+			return err
+		}
+	}
+	return patch.Write(ctx, obj)
+}
+
+// Record writes the spec and metadata of obj at once, and returns a Patch for what follows. Decisions that must
+// be stored before a side effect use it. before is obj as it was read. The write fails with a conflict if the stored
+// object is newer, so that no decision rests on an old cache. The status in memory does not change; End
+// writes it.
+func Record(ctx context.Context, c, live client.Client, before, obj Object) (*Patch, error) {
+	stored := obj.DeepCopyObject().(Object)
+	if err := c.Patch(ctx, stored, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return nil, err
+	}
+	obj.SetResourceVersion(stored.GetResourceVersion())
+	obj.SetGeneration(stored.GetGeneration())
+	obj.SetManagedFields(stored.GetManagedFields())
+	return NewPatch(stored, live), nil
+}
+
+// Change writes what change does to the metadata and spec of an object. It fails with a conflict if the stored object
+// is newer than obj: the patch can replace lists, for example finalizers and owner references.
+func Change(ctx context.Context, c client.Writer, obj client.Object, change func()) error {
+	before := obj.DeepCopyObject().(client.Object)
+	change()
+	return c.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+// ChangeStatus is Change for the status.
+func ChangeStatus(ctx context.Context, c client.StatusClient, obj client.Object, change func()) error {
+	before := obj.DeepCopyObject().(client.Object)
+	change()
+	return c.Status().Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+// DropFinalizer removes a finalizer if the object is still as it was read. The API server deletes an object that loses
+// its last finalizer during its deletion. After a patch, it deletes the object that has the name at that moment, and
+// this can be a successor. An update deletes only the object with the UID.
+func DropFinalizer(ctx context.Context, c client.Writer, obj client.Object, finalizer string) error {
+	if len(obj.GetFinalizers()) == 1 && controllerutil.ContainsFinalizer(obj, finalizer) && !obj.GetDeletionTimestamp().IsZero() {
+		obj.SetFinalizers(nil)
+		return c.Update(ctx, obj)
+	}
+	return Change(ctx, c, obj, func() { controllerutil.RemoveFinalizer(obj, finalizer) })
+}
+
+// CopyWatchLabel gives an object's label of the watch filter to what is made for it, so that the same manager
+// reconciles both (ALL-07).
+func CopyWatchLabel(labels map[string]string, from client.Object) {
+	if value := from.GetLabels()[clusterv1.WatchLabel]; value != "" {
+		labels[clusterv1.WatchLabel] = value
+	}
+}

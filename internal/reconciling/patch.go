@@ -1,0 +1,161 @@
+package reconciling
+
+import (
+	"context"
+	"encoding/json"
+	"reflect"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Patch writes what changed in an object since the Patch was made, in at most two requests: first metadata and spec,
+// then the whole status. A consumer that reads a condition therefore also reads the fields that it announces (BC-04).
+// Cluster API's patch helper writes the conditions before the fields.
+type Patch struct {
+	live   client.Client
+	before Object
+	// latest is the newest known version of the stored object.
+	latest Object
+}
+
+// NewPatch returns a Patch for the changes to obj that follow. live reads from the API server.
+func NewPatch(obj Object, live client.Client) *Patch {
+	before := obj.DeepCopyObject().(Object)
+	return &Patch{live: live, before: before, latest: before}
+}
+
+// Write writes the changes of obj. An object that does not exist any more is not an error.
+func (p *Patch) Write(ctx context.Context, obj Object) error {
+	if err := p.writeSpec(ctx, obj); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	return client.IgnoreNotFound(p.writeStatus(ctx, obj))
+}
+
+// writeSpec needs no resourceVersion: a reconciler is the only writer of the lists in the spec of its kind, and the API
+// server refuses new finalizers during a deletion.
+func (p *Patch) writeSpec(ctx context.Context, obj Object) error {
+	change, err := p.changes(obj)
+	if err != nil {
+		return err
+	}
+	delete(change, "status")
+	if len(change) == 0 {
+		return nil
+	}
+	answer := obj.DeepCopyObject().(Object)
+	patch, err := rawPatch(change)
+	if err != nil {
+		return err
+	}
+	if err := p.live.Patch(ctx, answer, patch); err != nil {
+		return err
+	}
+	all := slices.Clone(obj.GetConditions())
+	for i := range all {
+		if all[i].ObservedGeneration == obj.GetGeneration() { // The new generation comes from this write.
+			all[i].ObservedGeneration = answer.GetGeneration()
+		}
+	}
+	obj.SetConditions(all)
+	obj.SetGeneration(answer.GetGeneration())
+	obj.SetResourceVersion(answer.GetResourceVersion())
+	p.latest = answer
+	return nil
+}
+
+// writeStatus writes the status. A merge patch replaces the list of conditions, so the patch has a resourceVersion. If the
+// stored object is newer, the changed conditions are applied to it, and conditions of other writers stay.
+func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
+	setObservedGeneration(obj)
+	change, err := p.changes(obj)
+	if err != nil {
+		return err
+	}
+	status, ok := change["status"].(map[string]any)
+	if !ok {
+		return nil
+	}
+	change = map[string]any{"status": status}
+	if _, ok := status["conditions"]; !ok {
+		return p.patchStatus(ctx, obj, change)
+	}
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		status["conditions"] = mergeConditions(p.before, obj, p.latest)
+		change["metadata"] = map[string]any{"uid": obj.GetUID(), "resourceVersion": p.latest.GetResourceVersion()}
+		conflict := p.patchStatus(ctx, obj, change)
+		if apierrors.IsConflict(conflict) {
+			p.latest = obj.DeepCopyObject().(Object)
+			if err := p.live.Get(ctx, client.ObjectKeyFromObject(obj), p.latest); err != nil {
+				return err
+			}
+		}
+		return conflict
+	})
+}
+
+// patchStatus leaves obj as it is: its caller has newer data than the answer.
+func (p *Patch) patchStatus(ctx context.Context, obj Object, change map[string]any) error {
+	patch, err := rawPatch(change)
+	if err != nil {
+		return err
+	}
+	return p.live.Status().Patch(ctx, obj.DeepCopyObject().(client.Object), patch)
+}
+
+func rawPatch(change map[string]any) (client.Patch, error) {
+	data, err := json.Marshal(change)
+	return client.RawPatch(types.MergePatchType, data), err
+}
+
+// setObservedGeneration sets status.observedGeneration, which is the same field in all kinds with conditions.
+func setObservedGeneration(obj Object) {
+	status := reflect.Indirect(reflect.ValueOf(obj)).FieldByName("Status")
+	if f := status.FieldByName("ObservedGeneration"); f.IsValid() {
+		f.SetInt(obj.GetGeneration())
+	}
+}
+
+// changes returns the merge patch from before to obj, without the fields of the API server.
+func (p *Patch) changes(obj Object) (map[string]any, error) {
+	data, err := client.MergeFrom(p.before).Data(obj)
+	if err != nil {
+		return nil, err
+	}
+	var change map[string]any
+	if err := json.Unmarshal(data, &change); err != nil {
+		return nil, err
+	}
+	if metadata, ok := change["metadata"].(map[string]any); ok {
+		for _, field := range []string{"resourceVersion", "generation", "managedFields"} {
+			delete(metadata, field)
+		}
+		if len(metadata) == 0 {
+			delete(change, "metadata")
+		}
+	}
+	return change, nil
+}
+
+// mergeConditions returns the conditions of latest with the changes from before to after.
+func mergeConditions(before, after, latest Object) []metav1.Condition {
+	merged := latest.DeepCopyObject().(Object)
+	merged.SetGeneration(after.GetGeneration())
+	for _, c := range after.GetConditions() {
+		if old := conditions.Get(before, c.Type); old == nil || *old != c {
+			conditions.Set(merged, c)
+		}
+	}
+	for _, c := range before.GetConditions() {
+		if !conditions.Has(after, c.Type) {
+			conditions.Delete(merged, c.Type)
+		}
+	}
+	return merged.GetConditions()
+}
