@@ -152,6 +152,7 @@ func configuration(t *testing.T, url func(provider string) string) string {
 
 // CTL-01, CTL-02, CTL-10, CTL-15: the real clusterctl reads the release where it may lie: in a folder, as the assets of
 // a GitHub release, as a GitLab generic package.
+// Row MP-12.
 func TestClusterctlReads_CTL02(t *testing.T) {
 	environment := internet(t)
 	for name, url := range map[string]func(provider string) string{

@@ -1,4 +1,6 @@
 // Package config embeds the manifests of the providers: config/<provider>/{crd/bases,rbac,webhook}.
+//
+// Layer: library.
 package config
 
 import "embed"

@@ -239,7 +239,7 @@ func TestMetadata(t *testing.T) {
 }
 
 // ALL-03, ALL-04: names and labels of the CRDs are those that Cluster API computes and reads.
-func TestCRDs_ALL03_ALL04(t *testing.T) {
+func TestCRDs(t *testing.T) {
 	for _, objects := range providers(t) {
 		crds := ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition")
 		if len(crds) == 0 {
@@ -395,6 +395,7 @@ func TestRoles_IC13(t *testing.T) {
 }
 
 // ALL-11, CTL-13: what belongs to no cluster has a label for `clusterctl move`.
+// Row CTL-12.
 func TestMoveLabels_ALL11(t *testing.T) {
 	for provider, objects := range providers(t) {
 		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {

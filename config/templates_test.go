@@ -59,7 +59,7 @@ func TestVariablesOfTemplates_CTL09(t *testing.T) {
 }
 
 // CTL-09, CTL-17: all objects of a template are in the one namespace, and what they name is there.
-func TestTemplatesAreComplete_CTL09_CTL17(t *testing.T) {
+func TestTemplatesAreComplete(t *testing.T) {
 	class := process(t, asset(t, "clusterclass-capstan.yaml"), nil)
 	for _, file := range assets(t, "cluster-template*.yaml") {
 		objects := process(t, asset(t, file), given("somewhere"))
@@ -109,6 +109,7 @@ func references(in any, found func(field, kind, name string)) {
 }
 
 // CTL-10, CTL-17: no variables, no namespaces, every object is there and is used once.
+// Row CTL-16.
 func TestClusterClass_CTL10(t *testing.T) {
 	owner := map[string]string{}
 	for _, file := range assets(t, "clusterclass-*.yaml") {

@@ -14,7 +14,8 @@ var (
 	test = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+)` \\(([^)]+)\\)")
 )
 
-// TestContract checks that every row of docs/contract.md exists once, and that the files and tests in it exist.
+// TestContract checks that every row of docs/contract.md exists once, that the files and tests in it exist, and that each of
+// these tests names the row.
 func TestContract(t *testing.T) {
 	rows := map[string]bool{}
 	for _, line := range lines(t, "contract.md") {
@@ -27,6 +28,11 @@ func TestContract(t *testing.T) {
 		}
 		rows[id[1]] = true
 		checkReferences(t, id[1], line)
+		for _, found := range test.FindAllStringSubmatch(line, -1) {
+			if text := source(t, filepath.Join("..", found[2]), found[1]); text != "" && !names(text, id[1]) {
+				t.Errorf("%s in %s proves %s: name the row in its comment or body", found[1], found[2], id[1])
+			}
+		}
 	}
 	for prefix, last := range map[string]int{"ALL": 18, "IC": 14, "IM": 10, "MP": 12, "CP": 25, "IPAM": 8, "CTL": 18, "BC": 6} {
 		for n := 1; n <= last; n++ {
@@ -87,6 +93,12 @@ func checkReferences(t *testing.T, id, line string) {
 // defined reports whether a test file in the folder defines the function.
 func defined(t *testing.T, dir, name string) bool {
 	t.Helper()
+	return source(t, dir, name) != ""
+}
+
+// source returns a test function with its comment, or "".
+func source(t *testing.T, dir, name string) string {
+	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
 		t.Fatal(err)
@@ -96,9 +108,19 @@ func defined(t *testing.T, dir, name string) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(data), "func "+name+"(") {
-			return true
+		text := string(data)
+		start := strings.Index(text, "\nfunc "+name+"(")
+		if start < 0 {
+			continue
 		}
+		end := strings.Index(text[start+1:], "\n}\n")
+		comment := max(strings.LastIndex(text[:start], "\n\n"), 0)
+		return text[comment : start+1+end]
 	}
-	return false
+	return ""
+}
+
+// names reports whether a test contains a row's id: IPAM-05 in its comment or body, or IPAM05 in its name.
+func names(test, id string) bool {
+	return strings.Contains(test, id) || strings.Contains(test, strings.ReplaceAll(id, "-", ""))
 }

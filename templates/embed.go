@@ -1,4 +1,6 @@
 // Package templates embeds the cluster templates, in the form that clusterctl reads.
+//
+// Layer: library.
 package templates
 
 import "embed"
