@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"path/filepath"
 	"slices"
@@ -15,9 +16,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
-	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // balancers is the registry of the load balancers of this host.
@@ -38,10 +40,7 @@ func (bs *balancers) add(spec *hostpb.LoadBalancer, listen []string) *loadBalanc
 
 // EnsureLoadBalancer creates or changes a load balancer.
 func (bs *balancers) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
-	if !idForm.MatchString(want.Id) || len(want.Listen) == 0 {
-		return nil, status.Errorf(codes.InvalidArgument, "load balancer %q needs a valid id and a listen address", want.Id)
-	}
-	if err := owner.Given("load balancer", want.Id, want); err != nil {
+	if err := admission.CheckLoadBalancer(want); err != nil {
 		return nil, err
 	}
 	bs.mu.Lock()
@@ -96,25 +95,29 @@ func (bs *balancers) change(lb *loadBalancer, spec *hostpb.LoadBalancer, listen 
 // admit decides whether a load balancer may have the spec, gives the bridge its addresses, and returns its listen
 // addresses; mu is held.
 func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
-	if lb := bs.byID[want.Id]; lb != nil {
-		if err := owner.Ensure("load balancer", want.Id, lb.spec, want); err != nil {
-			return nil, err
-		}
+	if err := admission.LoadBalancer(want, bs.specs()); err != nil {
+		return nil, err
 	}
 	listen, err := bs.networks.listenAddresses(want)
 	if err != nil {
 		return nil, err
 	}
-	have, err := bs.admitName(want, listen)
-	if err != nil {
-		return nil, err
+	var have []string
+	if lb := bs.byID[want.Id]; lb != nil {
+		if lb.deleted.Err() != nil {
+			return nil, refusal.Errorf(hostpb.Refusal_DELETED, "load balancer %s is being deleted", want.Id)
+		}
+		have = lb.listen
+		if lb.described != nil { // its process may run and listen on these addresses
+			have = listen
+		}
 	}
 	served, err := bs.networks.served(want, listen)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
+		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
 	if err := portsFree(listen, served, have); err != nil {
-		return nil, status.Errorf(codes.AlreadyExists, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
+		return nil, refusal.Errorf(hostpb.Refusal_PORT_IN_USE, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
 	if err := bs.networks.serve(want, listen); err != nil { // last, so that a refused load balancer leaves no address
 		return nil, networkError(err)
@@ -122,39 +125,20 @@ func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
 	return listen, nil
 }
 
-// admitName refuses a name that another load balancer has, and returns the listen addresses that the load balancer
-// has already; mu is held.
-func (bs *balancers) admitName(want *hostpb.LoadBalancer, listen []string) (have []string, err error) {
-	for _, other := range bs.byID {
-		switch {
-		case other.spec.Id == want.Id && other.deleted.Err() != nil:
-			return nil, status.Errorf(codes.FailedPrecondition, "load balancer %s is being deleted", want.Id)
-		case other.spec.Id == want.Id:
-			have = other.listen
-			if other.described != nil { // its process may run and listen on these addresses
-				have = listen
-			}
-		case other.spec.Namespace == want.Namespace && other.spec.Name == want.Name:
-			return nil, status.Errorf(codes.AlreadyExists, "load balancer %s/%s is %s on this host, not %s: it belongs to another cluster of that name, delete that first",
-				want.Namespace, want.Name, other.spec.Id, want.Id)
-		}
-	}
-	return have, nil
-}
-
 // DeleteLoadBalancer removes a load balancer. An unknown load balancer is no error.
 func (bs *balancers) DeleteLoadBalancer(ctx context.Context, req *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
-	if err := owner.Given("load balancer", req.Id, req); err != nil {
-		return nil, err
-	}
 	bs.mu.Lock()
 	lb := bs.byID[req.Id]
 	bs.mu.Unlock()
+	var have *hostpb.LoadBalancer
+	if lb != nil {
+		have = lb.currentSpec()
+	}
+	if err := admission.Deletion("load balancer", req, have); err != nil {
+		return nil, err
+	}
 	if lb == nil {
 		return &hostpb.DeleteLoadBalancerResponse{}, nil
-	}
-	if err := owner.Delete("load balancer", req.Id, lb.currentSpec(), req); err != nil {
-		return nil, err
 	}
 	// The mark makes the deletion continue after a crash.
 	if err := atomicfile.WriteFile(filepath.Join(lb.dir, "deleted"), nil, 0o600); ignoreNotExist(err) != nil {
@@ -179,14 +163,15 @@ func (bs *balancers) forget(lb *loadBalancer) {
 	bs.removed()
 }
 
-// useOf returns an error that names a load balancer of the network, nil if there is none; mu is held.
-func (bs *balancers) useOf(networkID string) error {
-	for _, lb := range bs.byID {
-		if lb.spec.NetworkId == networkID {
-			return status.Errorf(codes.FailedPrecondition, "network %s has load balancer %s/%s; delete it first", networkID, lb.spec.Namespace, lb.spec.Name)
+// specs iterates over the load balancers; mu is held.
+func (bs *balancers) specs() iter.Seq[*hostpb.LoadBalancer] {
+	return func(yield func(*hostpb.LoadBalancer) bool) {
+		for _, lb := range bs.byID {
+			if !yield(lb.spec) {
+				return
+			}
 		}
 	}
-	return nil
 }
 
 // listenAddresses fills in the gateway.

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
@@ -78,10 +79,7 @@ func newHost(p *platform) *Host {
 		balancers: &balancers{platform: p, networks: ns, byID: map[string]*loadBalancer{}},
 	}
 	ns.users = func(networkID string) error {
-		if err := h.machines.useOf(networkID); err != nil {
-			return err
-		}
-		return h.balancers.useOf(networkID)
+		return admission.UnusedNetwork(networkID, h.machines.specs(), h.balancers.specs())
 	}
 	h.machines.removed, h.balancers.removed = h.removed, h.removed
 	return h
@@ -167,7 +165,7 @@ func (h *Host) recover() error {
 // loadAll reads all objects; mu is held. An object that cannot be read does not prevent the others from running.
 func (h *Host) loadAll() error {
 	networks, badNetworks, err1 := load(h.store, networksDir, func() *hostpb.Network { return &hostpb.Network{} },
-		func(_ string, n *hostpb.Network) error { return checkNetwork(n) })
+		func(_ string, n *hostpb.Network) error { return admission.CheckNetwork(n) })
 	machines, badMachines, err2 := load(h.store, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} }, checkRecord)
 	balancers, badBalancers, err3 := load(h.store, balancersDir, func() *hostpb.LoadBalancer { return &hostpb.LoadBalancer{} },
 		func(_ string, lb *hostpb.LoadBalancer) error { return owner.Given("load balancer", lb.Id, lb) })

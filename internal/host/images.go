@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // ctr imports an archive from its standard input into the machine's containerd, where the kubelet
@@ -35,12 +36,12 @@ func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 			return err
 		}
 		if phase := m.snapshot().Status.Phase; phase != hostpb.MachineStatus_RUNNING {
-			return status.Errorf(codes.FailedPrecondition, "machine %s/%s is %s, images are loaded into running machines", m.spec.Namespace, m.spec.Name, phase)
+			return refusal.Errorf(hostpb.Refusal_NOT_RUNNING, "machine %s/%s is %s: images can be loaded into running machines only", m.spec.Namespace, m.spec.Name, phase)
 		}
 		machines = append(machines, m)
 	}
 	if len(machines) == 0 {
-		return status.Error(codes.InvalidArgument, "the first message names no machine")
+		return refusal.Errorf(hostpb.Refusal_INVALID, "the first message names no machine")
 	}
 	archive, err := ms.receive(first.Chunk, stream)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/blang/semver/v4"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
@@ -78,14 +79,14 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Id: ms.id, Hostname: ms.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
 		Cpus: int32(runtime.NumCPU()), MemoryBytes: ms.capacity,
 		Machines:           int32(len(ms.byID)),
-		KubernetesVersions: kubernetesVersions(ms.config.Assets), Images: []string{HostImage},
+		KubernetesVersions: kubernetesVersions(ms.config.Assets), Images: []string{admission.HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend,
 	}
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.spec.MemoryBytes
-		info.AllocatedDiskBytes += diskBytes(m.spec)
+		info.AllocatedDiskBytes += admission.DiskBytes(m.spec)
 	}
 	return info
 }

@@ -20,6 +20,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/changes"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // maxInitLog is how much of an init log is kept, twice: the current file and the one before.
@@ -91,7 +92,7 @@ func (m *machine) openServiceLog(service string) (*os.File, error) {
 		return file, noLog(err, "init", m.spec)
 	}
 	if !serviceForm.MatchString(service) {
-		return nil, status.Errorf(codes.InvalidArgument, "service name %q is not valid", service)
+		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "service name %q is not valid", service)
 	}
 	root, err := os.OpenRoot(m.rootfs())
 	if err != nil {
@@ -114,7 +115,7 @@ func noLog(err error, service string, spec *hostpb.MachineSpec) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
-		return status.Errorf(codes.NotFound, "machine %s/%s has no log of service %q (yet)", spec.Namespace, spec.Name, service)
+		return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "machine %s/%s has no log of service %q (yet)", spec.Namespace, spec.Name, service)
 	}
 	return status.Errorf(codes.Internal, "log of service %q: %v", service, err)
 }

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // machine is a machine and the goroutine (run) that makes, watches, restarts and removes it. All
@@ -204,10 +205,10 @@ func (m *machine) startAgain() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.deleted.Err() != nil {
-		return status.Errorf(codes.FailedPrecondition, "machine %s is being deleted", m.spec.Id)
+		return refusal.Errorf(hostpb.Refusal_DELETED, "machine %s is being deleted", m.spec.Id)
 	}
 	if m.broken != "" {
-		return status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+		return refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
 	if m.state.Failed == "" && m.status.Phase != hostpb.MachineStatus_RESTARTING {
 		return nil
@@ -224,7 +225,7 @@ func (m *machine) claim(managementCluster string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.broken != "" {
-		return status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+		return refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
 	before := m.state.ManagementCluster
 	if before == managementCluster {
@@ -237,6 +238,14 @@ func (m *machine) claim(managementCluster string) error {
 	}
 	m.publish(func(s *hostpb.MachineStatus) { s.ManagementCluster = managementCluster })
 	return nil
+}
+
+// owner returns the spec, which has the namespace and name of the owner; empty without a machine.
+func (m *machine) owner() *hostpb.MachineSpec {
+	if m == nil {
+		return nil
+	}
+	return m.spec
 }
 
 func (m *machine) failed() bool {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 )
@@ -24,7 +25,7 @@ func (m *machine) ensureNetwork(ctx context.Context) error {
 // addresses as package network wants them.
 func addresses(spec *hostpb.MachineSpec) []network.Address {
 	var all []network.Address
-	for _, a := range normal(spec).Addresses {
+	for _, a := range admission.Normalized(spec).Addresses {
 		addr, _ := netip.ParseAddr(a.Address)
 		gateway, _ := netip.ParseAddr(a.Gateway)
 		all = append(all, network.Address{Prefix: netip.PrefixFrom(addr, int(a.Prefix)), Gateway: gateway})

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/proc"
@@ -55,7 +56,7 @@ func (m *machine) ensureDisk(ctx context.Context) error {
 	fresh := m.state.StartedAt.IsZero()
 	m.mu.Unlock()
 	if fresh && m.host.diskBackend == diskImage {
-		if err := m.disk().Create(ctx, diskBytes(m.spec)); err != nil {
+		if err := m.disk().Create(ctx, admission.DiskBytes(m.spec)); err != nil {
 			return fmt.Errorf("making the machine's disk: %w", err)
 		}
 	}
@@ -137,7 +138,7 @@ func (m *machine) prepare() (bundle string, err error) {
 	}
 	size := int64(0)
 	if m.disk().Exists() {
-		size = diskBytes(m.spec)
+		size = admission.DiskBytes(m.spec)
 	}
 	if err := makeRunDir(m.runDir(), m.spec, size, data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
@@ -152,7 +153,7 @@ func (m *machine) prepare() (bundle string, err error) {
 		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
-		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: pidsLimit(m.spec),
+		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: admission.PidsLimit(m.spec),
 		Capabilities: m.host.capabilities, System: m.host.system,
 	})
 }

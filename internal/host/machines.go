@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"encoding/json"
+	"iter"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,10 +11,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // machines is the registry of the machines of this host.
@@ -35,7 +38,7 @@ func (ms *machines) add(spec *hostpb.MachineSpec) *machine {
 // EnsureMachine records a machine and starts it in the background.
 func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
 	spec := req.Spec
-	if err := checkMachine(spec); err != nil {
+	if err := admission.CheckMachine(spec); err != nil {
 		return nil, err
 	}
 	ms.mu.Lock()
@@ -56,7 +59,7 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 		return nil, err
 	}
 	m := ms.add(proto.CloneOf(spec))
-	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20, "diskMiB", diskBytes(spec)>>20)
+	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20, "diskMiB", admission.DiskBytes(spec)>>20)
 	ms.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	ms.hub.Publish(hub.Host(ms.info()))
 	ms.running.Go(func() { m.run(ms.ctx) })
@@ -90,27 +93,14 @@ func firstFiles(req *hostpb.EnsureMachineRequest) (map[string][]byte, error) {
 
 // admit decides whether a new machine may be created; mu is held.
 func (ms *machines) admit(spec *hostpb.MachineSpec) error {
-	if ms.store.buried(spec.Id, time.Now()) {
-		return status.Errorf(codes.FailedPrecondition, "machine %s was deleted within the last day; make one with a new id", spec.Id)
-	}
-	for _, other := range ms.byID {
-		if other.spec.Namespace == spec.Namespace && other.spec.Name == spec.Name {
-			return status.Errorf(codes.AlreadyExists, "machine %s/%s is %s on this host, not %s: another management cluster, or one made before, owns it; delete it first",
-				spec.Namespace, spec.Name, other.spec.Id, spec.Id)
-		}
-	}
-	info := ms.info()
-	if err := provided(spec, info); err != nil {
-		return err
-	}
-	if err := fits(spec, info); err != nil {
+	if err := admission.NewMachine(spec, ms.info(), ms.store.buried(spec.Id, time.Now()), ms.specs()); err != nil {
 		return err
 	}
 	_, free, err := machinedisk.Space(ms.config.Root)
 	if err != nil {
 		return status.Error(codes.Internal, err.Error())
 	}
-	return spaceLeft(spec, free, ms.config.ReserveDisk)
+	return admission.SpaceLeft(spec, free, ms.config.ReserveDisk)
 }
 
 // ensureAgain answers for a machine that exists. It accepts bootstrap data if the machine has none yet.
@@ -119,12 +109,12 @@ func (ms *machines) ensureAgain(m *machine, req *hostpb.EnsureMachineRequest) (*
 		return nil, err
 	}
 	if m.deleted.Err() != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "machine %s is being deleted; make one with a new id", m.spec.Id)
+		return nil, refusal.Errorf(hostpb.Refusal_DELETED, "machine %s is being deleted: create it again with a new id", m.spec.Id)
 	}
 	if m.broken != "" {
-		return nil, status.Errorf(codes.FailedPrecondition, "machine %s: %s", m.spec.Id, m.broken)
+		return nil, refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
-	if err := changed(m.spec, req.Spec); err != nil {
+	if err := admission.SameMachine(m.spec, req.Spec); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -146,7 +136,7 @@ func (ms *machines) get(id string) (*machine, error) {
 	if m := ms.byID[id]; m != nil {
 		return m, nil
 	}
-	return nil, status.Errorf(codes.NotFound, "no machine %q on this host", id)
+	return nil, admission.NoMachine(id)
 }
 
 // GetMachine returns one machine.
@@ -210,12 +200,6 @@ const deleteWait = 5 * time.Second
 
 // DeleteMachine removes a machine. It writes the tombstone first, so that the deletion continues after a crash.
 func (ms *machines) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
-	if !idForm.MatchString(req.Id) {
-		return nil, status.Errorf(codes.InvalidArgument, "machine id %q is not valid", req.Id)
-	}
-	if err := owner.Given("machine", req.Id, req); err != nil {
-		return nil, err
-	}
 	m, err := ms.bury(ctx, req)
 	if err != nil {
 		return nil, err
@@ -239,13 +223,11 @@ func (ms *machines) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachine
 func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) (*machine, error) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	ms.store.buryOld(time.Now())
 	m := ms.byID[req.Id]
-	if m != nil {
-		if err := owner.Delete("machine", req.Id, m.spec, req); err != nil {
-			return nil, err
-		}
+	if err := admission.Deletion("machine", req, m.owner()); err != nil {
+		return nil, err
 	}
+	ms.store.buryOld(time.Now())
 	if !ms.store.buried(req.Id, time.Now()) {
 		if err := ms.store.bury(req.Id); err != nil {
 			return nil, status.Errorf(codes.Internal, "deleting machine %s: %v", req.Id, err)
@@ -272,12 +254,13 @@ func (ms *machines) forget(ctx context.Context, m *machine) error {
 	return nil
 }
 
-// useOf returns an error that names a machine of the network, nil if there is none; mu is held.
-func (ms *machines) useOf(networkID string) error {
-	for _, m := range ms.byID {
-		if m.spec.Network.Id == networkID {
-			return status.Errorf(codes.FailedPrecondition, "network %s has machine %s/%s; delete its machines first", networkID, m.spec.Namespace, m.spec.Name)
+// specs iterates over the machines; mu is held.
+func (ms *machines) specs() iter.Seq[*hostpb.MachineSpec] {
+	return func(yield func(*hostpb.MachineSpec) bool) {
+		for _, m := range ms.byID {
+			if !yield(m.spec) {
+				return
+			}
 		}
 	}
-	return nil
 }

@@ -3,7 +3,7 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"os"
 
 	"google.golang.org/grpc/codes"
@@ -11,15 +11,16 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
-	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // networks is the registry of the cluster networks of this host.
 type networks struct {
 	*platform
-	// users returns an error that names a machine or a load balancer of the network, nil if there is none.
+	// users refuses the deletion of a network that has machines or a load balancer.
 	users func(networkID string) error
 	byID  map[string]*hostpb.Network
 }
@@ -38,7 +39,7 @@ func fillNetwork(n *hostpb.Network) *hostpb.Network {
 
 // EnsureNetwork creates a cluster's network on this host.
 func (ns *networks) EnsureNetwork(ctx context.Context, n *hostpb.Network) (*hostpb.Network, error) {
-	if err := checkNetwork(n); err != nil {
+	if err := admission.CheckNetwork(n); err != nil {
 		return nil, err
 	}
 	ns.mu.Lock()
@@ -54,7 +55,7 @@ const onDemand = "on-demand"
 
 // ensure creates and records a network; mu is held.
 func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool) error {
-	if err := ns.admit(n); err != nil {
+	if err := admission.Network(n, maps.Values(ns.byID)); err != nil {
 		return err
 	}
 	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
@@ -83,22 +84,6 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	return nil
 }
 
-// admit refuses a network whose id or whose cluster's name belongs to another network; mu is held.
-func (ns *networks) admit(n *hostpb.Network) error {
-	if have := ns.byID[n.Id]; have != nil {
-		if err := owner.Ensure("network", n.Id, have, n); err != nil {
-			return err
-		}
-	}
-	for _, other := range ns.byID {
-		if other.Id != n.Id && other.Namespace == n.Namespace && other.Name == n.Name {
-			return status.Errorf(codes.AlreadyExists, "cluster %s/%s has network %s on this host, not %s: it belongs to another cluster of that name, delete that first",
-				n.Namespace, n.Name, other.Id, n.Id)
-		}
-	}
-	return nil
-}
-
 func ignoreNotExist(err error) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -108,15 +93,10 @@ func ignoreNotExist(err error) error {
 
 // DeleteNetwork removes a cluster's network from this host. An unknown network is no error.
 func (ns *networks) DeleteNetwork(ctx context.Context, req *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
-	if err := owner.Given("network", req.Id, req); err != nil {
-		return nil, err
-	}
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	if n := ns.byID[req.Id]; n != nil {
-		if err := owner.Delete("network", req.Id, n, req); err != nil {
-			return nil, err
-		}
+	if err := admission.Deletion("network", req, ns.byID[req.Id]); err != nil {
+		return nil, err
 	}
 	if err := ns.users(req.Id); err != nil {
 		return nil, err
@@ -169,7 +149,7 @@ func (ns *networks) unleaseUnrecorded(ctx context.Context, machineID string) err
 func (ns *networks) served(spec *hostpb.LoadBalancer, listen []string) ([]string, error) {
 	n := ns.byID[spec.NetworkId]
 	if n == nil {
-		return nil, fmt.Errorf("no network %q on this host", spec.NetworkId)
+		return nil, admission.NoNetwork(spec)
 	}
 	return network.Served(n.Cidr, listen)
 }
@@ -187,11 +167,26 @@ func (ns *networks) serve(spec *hostpb.LoadBalancer, listen []string) error {
 func (ns *networks) listenAddresses(spec *hostpb.LoadBalancer) ([]string, error) {
 	n := ns.byID[spec.NetworkId]
 	if n == nil {
-		return nil, status.Errorf(codes.NotFound, "load balancer %s/%s: no network %q on this host; make it first", spec.Namespace, spec.Name, spec.NetworkId)
+		return nil, admission.NoNetwork(spec)
 	}
 	listen, err := listenAddresses(spec.Listen, fillNetwork(proto.CloneOf(n)).Gateway)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "load balancer %s/%s: %v", spec.Namespace, spec.Name, err)
+		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", spec.Namespace, spec.Name, err)
 	}
 	return listen, nil
+}
+
+// networkError returns the refusal for an error of package network.
+func networkError(err error) error {
+	var inUse network.InUseError
+	var conflict network.ConflictError
+	switch {
+	case errors.As(err, &inUse) && inUse.Address != "":
+		return refusal.About(hostpb.Refusal_ADDRESS_IN_USE, inUse.Address, "%v", err)
+	case errors.As(err, &inUse):
+		return refusal.Errorf(hostpb.Refusal_ID_IN_USE, "%v", err)
+	case errors.As(err, &conflict):
+		return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, conflict.CIDR, "%v", err)
+	}
+	return status.Error(codes.Internal, err.Error())
 }

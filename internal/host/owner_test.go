@@ -12,9 +12,18 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 )
+
+func goodSpec() *hostpb.MachineSpec {
+	return &hostpb.MachineSpec{
+		Id: "m-1", Namespace: "default", Name: "one", Cpus: 1, MemoryBytes: 1 << 30, Image: admission.HostImage, KubernetesVersion: "v1.36.3",
+		Network:   &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"},
+		Addresses: []*hostpb.Address{{Address: "10.1.0.10", Prefix: 24}},
+	}
+}
 
 // recorded returns a capstand that has a machine, its network and a load balancer, and looks after none of them.
 func recorded(t *testing.T) *Host {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -170,9 +171,9 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrap
 	m := metadata{
 		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
 		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
-		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: pidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
+		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
 	}
-	for _, a := range normal(spec).Addresses {
+	for _, a := range admission.Normalized(spec).Addresses {
 		m.Addresses = append(m.Addresses, metadataAddress{a.Address, a.Prefix, a.Gateway})
 	}
 	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {

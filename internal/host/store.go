@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 )
 
 // store is capstand's memory:
@@ -79,7 +80,7 @@ func (s store) hostID() (string, error) {
 		id = []byte(uuid.NewString() + "\n")
 		err = atomicfile.WriteFile(path, id, 0o644)
 	}
-	if err == nil && !idForm.MatchString(strings.TrimSpace(string(id))) {
+	if err == nil && !admission.ValidID(strings.TrimSpace(string(id))) {
 		err = fmt.Errorf("%s is damaged: it must hold the host's id, which status.hostID of its CapstanHost and the names below /sys/fs/cgroup/*/capstan have", path)
 	}
 	return strings.TrimSpace(string(id)), err

@@ -11,6 +11,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/runc"
@@ -47,7 +48,7 @@ func (ms *machines) strangers() []string {
 	found := append(folders(ms.runc.Root), ms.cgroup("").Children()...)
 	slices.Sort(found)
 	return slices.DeleteFunc(slices.Compact(found), func(id string) bool {
-		return ms.byID[id] != nil || !idForm.MatchString(id) || strings.HasPrefix(id, balancerCgroup)
+		return ms.byID[id] != nil || !admission.ValidID(id) || strings.HasPrefix(id, balancerCgroup)
 	})
 }
 

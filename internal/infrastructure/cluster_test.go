@@ -19,6 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // address is the n-th address of the cluster's network.
@@ -47,7 +48,7 @@ func TestClusterLife(t *testing.T) {
 	b.Expect(b.fake.Network(c.Spec.ID).GetName()).To(Equal(b.cluster.Name))
 	b.unchanged(c)
 
-	b.fake.Refuse("DeleteNetwork", status.Error(codes.FailedPrecondition, "in use"))
+	b.fake.Refuse("DeleteNetwork", refusal.Errorf(hostpb.Refusal_NETWORK_IN_USE, "in use"))
 	b.delete(c)
 	b.Expect(b.condition(c, "Deleting", metav1.ConditionTrue, "DeletionBlocked")).To(ContainSubstring("in use"))
 	b.Expect(c.Finalizers).To(ConsistOf(infrav1.ClusterFinalizer), "an error keeps the finalizer")

@@ -1,9 +1,10 @@
-// Package hollow is a capstand without a sandbox: a host whose machines are made of nothing. It speaks the same
-// protocol as the real one and keeps its promises: machines are recorded on disk, come up after a
-// while, register a Node with their providerID in the workload cluster, with the credentials that
-// their bootstrap data gives them, and keep it healthy until they are deleted or fail. How long that
-// takes and how often it fails can be set. It serves scale tests, and everybody who wants to
-// see a thousand machines on a laptop. It needs no privileges.
+// Package hollow is a capstand without a sandbox: a host whose machines contain nothing. It implements the same protocol
+// as the real capstand: machines are recorded on disk, run after a delay, register a Node with their providerID in the
+// workload cluster with the credentials of their bootstrap data, and keep it healthy until they are deleted or fail.
+// The delays and the probabilities of failures are configurable. It serves scale tests and demonstrations with a thousand
+// machines on one computer, and needs no privileges.
+//
+// It imports internal/node packages, because its machines read bootstrap data as capstan-init does.
 //
 // Layer: host.
 package hollow
@@ -11,9 +12,10 @@ package hollow
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
+	"maps"
 	"net/netip"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -24,9 +26,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/rest"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // Driver is what HostInfo says.
@@ -81,8 +85,6 @@ type Host struct {
 	mu       sync.Mutex
 	id       string
 	machines map[string]*machine
-	// holders are the ids of the machines that have a name or an address of a network.
-	holders  map[string]string
 	networks map[string]*hostpb.Network
 	used     int64
 }
@@ -98,7 +100,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	slices.Sort(config.Versions)
 	h := &Host{
 		config: config, log: log, store: store{root: config.Root}, hub: hub.New(), ctx: ctx,
-		machines: map[string]*machine{}, holders: map[string]string{}, networks: map[string]*hostpb.Network{},
+		machines: map[string]*machine{}, networks: map[string]*hostpb.Network{},
 	}
 	var err error
 	if h.id, err = h.store.hostID(); err != nil {
@@ -122,9 +124,6 @@ func (h *Host) add(m *machine) {
 	spec := m.record.GetSpec()
 	h.machines[spec.GetId()] = m
 	h.used += spec.GetMemoryBytes()
-	for _, key := range append(addressKeys(spec), nameKey(spec)) {
-		h.holders[key] = spec.GetId()
-	}
 	if n := spec.GetNetwork(); h.networks[n.GetId()] == nil {
 		h.networks[n.GetId()] = described(n)
 	}
@@ -136,20 +135,6 @@ func (h *Host) remove(m *machine) {
 	spec := m.record.GetSpec()
 	delete(h.machines, spec.GetId())
 	h.used -= spec.GetMemoryBytes()
-	for _, key := range append(addressKeys(spec), nameKey(spec)) {
-		delete(h.holders, key)
-	}
-}
-
-func nameKey(spec *hostpb.MachineSpec) string { return spec.GetNamespace() + "/" + spec.GetName() }
-
-// addressKeys are keys of the machine's addresses, which are those of its cluster's network.
-func addressKeys(spec *hostpb.MachineSpec) []string {
-	var out []string
-	for _, a := range spec.GetAddresses() {
-		out = append(out, spec.GetNetwork().GetId()+" "+a.GetAddress())
-	}
-	return out
 }
 
 // info describes the host; h.mu is held.
@@ -194,27 +179,24 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 
 // EnsureNetwork implements hostpb.HostServer. A hollow network is a note.
 func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Network, error) {
-	if _, err := netip.ParsePrefix(n.GetCidr()); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "cidr: %v", err)
+	if err := admission.CheckNetwork(n); err != nil {
+		return nil, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.ownNetwork(n); err != nil {
+	if err := h.admitNetwork(n); err != nil {
 		return nil, err
 	}
 	h.networks[n.GetId()] = described(n)
 	return h.networks[n.GetId()], nil
 }
 
-// ownNetwork refuses the network of another cluster, or of nobody; h.mu is held.
-func (h *Host) ownNetwork(n *hostpb.Network) error {
-	if err := owner.Given("network", n.GetId(), n); err != nil {
+// admitNetwork decides whether the host may have the network; h.mu is held.
+func (h *Host) admitNetwork(n *hostpb.Network) error {
+	if err := admission.Network(n, maps.Values(h.networks)); err != nil {
 		return err
 	}
-	if have := h.networks[n.GetId()]; have != nil {
-		return owner.Ensure("network", n.GetId(), have, n)
-	}
-	return nil
+	return admission.NoOverlap(n, maps.Values(h.networks))
 }
 
 func described(n *hostpb.Network) *hostpb.Network {
@@ -227,20 +209,13 @@ func described(n *hostpb.Network) *hostpb.Network {
 
 // DeleteNetwork implements hostpb.HostServer.
 func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
-	if err := owner.Given("network", r.GetId(), r); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n := h.networks[r.GetId()]; n != nil {
-		if err := owner.Delete("network", r.GetId(), n, r); err != nil {
-			return nil, err
-		}
+	if err := admission.Deletion("network", r, h.networks[r.GetId()]); err != nil {
+		return nil, err
 	}
-	for _, m := range h.machines {
-		if spec := m.record.GetSpec(); spec.GetNetwork().GetId() == r.GetId() {
-			return nil, status.Errorf(codes.FailedPrecondition, "network %s has machine %s/%s; delete its machines first", r.GetId(), spec.GetNamespace(), spec.GetName())
-		}
+	if err := admission.UnusedNetwork(r.GetId(), h.specs(), func(func(*hostpb.LoadBalancer) bool) {}); err != nil {
+		return nil, err
 	}
 	delete(h.networks, r.GetId())
 	return &hostpb.DeleteNetworkResponse{}, nil
@@ -248,22 +223,25 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 
 // EnsureLoadBalancer implements hostpb.HostServer. There is nothing to balance here.
 func (h *Host) EnsureLoadBalancer(context.Context, *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
-	return nil, status.Errorf(codes.FailedPrecondition,
+	return nil, refusal.Errorf(hostpb.Refusal_UNSUPPORTED,
 		"this host is hollow: its machines run nothing, so that it cannot serve a control plane. Set spec.controlPlane of its CapstanHost to false")
 }
 
 // DeleteLoadBalancer implements hostpb.HostServer.
-func (h *Host) DeleteLoadBalancer(context.Context, *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
-	return &hostpb.DeleteLoadBalancerResponse{}, nil
+func (h *Host) DeleteLoadBalancer(_ context.Context, r *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
+	return &hostpb.DeleteLoadBalancerResponse{}, admission.Deletion("load balancer", r, &hostpb.LoadBalancer{})
 }
 
 // EnsureMachine implements hostpb.HostServer.
 func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) (*hostpb.Machine, error) {
 	spec := r.GetSpec()
+	if err := admission.CheckMachine(spec); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if m := h.machines[spec.GetId()]; m != nil {
-		if err := owner.Ensure("machine", spec.GetId(), m.record.GetSpec(), spec); err != nil {
+		if err := admission.SameMachine(m.record.GetSpec(), spec); err != nil {
 			return nil, err
 		}
 		return m.snapshot(), nil
@@ -287,36 +265,45 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 
 // admit decides whether a new machine may be made; h.mu is held.
 func (h *Host) admit(spec *hostpb.MachineSpec) error {
-	if spec.GetId() == "" || filepath.Base(spec.GetId()) != spec.GetId() || spec.GetName() == "" {
-		return status.Errorf(codes.InvalidArgument, "id %q and name %q: both are needed, and the id must be a file's name", spec.GetId(), spec.GetName())
-	}
-	if err := owner.Given("machine", spec.GetId(), spec); err != nil {
+	if err := admission.NewMachine(spec, h.info(), h.store.buried(spec.GetId()), h.specs()); err != nil {
 		return err
 	}
-	if err := h.ownNetwork(spec.GetNetwork()); err != nil {
+	if err := h.admitNetwork(spec.GetNetwork()); err != nil {
 		return err
 	}
-	if h.store.buried(spec.GetId()) {
-		return status.Errorf(codes.FailedPrecondition, "machine %s was deleted; make one with a new id", spec.GetId())
-	}
-	if other := h.holders[nameKey(spec)]; other != "" {
-		return status.Errorf(codes.AlreadyExists, "machine %s is %s on this host, not %s; delete it first", nameKey(spec), other, spec.GetId())
-	}
-	for i, key := range addressKeys(spec) {
-		if other := h.holders[key]; other != "" {
-			return status.Errorf(codes.AlreadyExists, "address %s belongs to machine %s of this host", spec.GetAddresses()[i].GetAddress(), other)
-		}
+	if err := admission.FreeAddresses(spec, h.specs()); err != nil {
+		return err
 	}
 	if spec.GetControlPlane() {
-		return status.Errorf(codes.FailedPrecondition, "this host is hollow and runs no control planes: set spec.controlPlane of its CapstanHost to false")
-	}
-	if !slices.Contains(h.config.Versions, spec.GetKubernetesVersion()) {
-		return status.Errorf(codes.FailedPrecondition, "kubernetes %s is not here, only %v; choose one of these, or add it to --versions", spec.GetKubernetesVersion(), h.config.Versions)
-	}
-	if free := h.config.MemoryBytes - h.used; spec.GetMemoryBytes() > free {
-		return status.Errorf(codes.ResourceExhausted, "%d MiB of memory are wanted, %d MiB are left; delete machines, or raise --memory", spec.GetMemoryBytes()>>20, free>>20)
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow and runs no control planes: set spec.controlPlane of its CapstanHost to false")
 	}
 	return nil
+}
+
+// specs iterates over the machines; h.mu is held.
+func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
+	return func(yield func(*hostpb.MachineSpec) bool) {
+		for _, m := range h.machines {
+			if !yield(m.record.GetSpec()) {
+				return
+			}
+		}
+	}
+}
+
+// StartMachine implements hostpb.HostServer. A failed hollow machine stays failed, so that tests of remediation see it.
+func (h *Host) StartMachine(ctx context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	m, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: r.GetId()})
+	if err != nil {
+		return nil, err
+	}
+	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
+		return nil, err
+	}
+	if m.GetStatus().GetPhase() == hostpb.MachineStatus_FAILED {
+		return nil, refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its failed machines do not start again; delete the machine")
+	}
+	return m, nil
 }
 
 // GetMachine implements hostpb.HostServer.
@@ -326,7 +313,7 @@ func (h *Host) GetMachine(_ context.Context, r *hostpb.GetMachineRequest) (*host
 	if m := h.machines[r.GetId()]; m != nil {
 		return m.snapshot(), nil
 	}
-	return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+	return nil, admission.NoMachine(r.GetId())
 }
 
 // ListMachines implements hostpb.HostServer.
@@ -342,21 +329,15 @@ func (h *Host) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*host
 
 // DeleteMachine implements hostpb.HostServer. The tombstone comes first: whatever happens then, the machine goes.
 func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
-	if filepath.Base(r.GetId()) != r.GetId() {
-		return nil, status.Errorf(codes.InvalidArgument, "id %q is no machine's", r.GetId())
-	}
-	if err := owner.Given("machine", r.GetId(), r); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	m := h.machines[r.GetId()]
+	if err := admission.Deletion("machine", r, m.owner()); err != nil {
+		h.mu.Unlock()
+		return nil, err
+	}
 	if m == nil {
 		h.mu.Unlock()
 		return &hostpb.DeleteMachineResponse{Done: true}, h.store.bury(r.GetId())
-	}
-	if err := owner.Delete("machine", r.GetId(), m.record.GetSpec(), r); err != nil {
-		h.mu.Unlock()
-		return nil, err
 	}
 	m.cancel()
 	if err := h.store.bury(r.GetId()); err != nil {
@@ -378,17 +359,5 @@ func (h *Host) Logs(r *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error 
 
 // LoadImage implements hostpb.HostServer.
 func (h *Host) LoadImage(hostpb.Host_LoadImageServer) error {
-	return status.Errorf(codes.FailedPrecondition, "this host is hollow: its machines run nothing")
-}
-
-// FailMachine makes a machine fail now, for tests. It says whether the machine is there.
-func (h *Host) FailMachine(id, message string) bool {
-	h.mu.Lock()
-	m := h.machines[id]
-	h.mu.Unlock()
-	if m == nil {
-		return false
-	}
-	m.fail(message)
-	return true
+	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its machines run nothing")
 }

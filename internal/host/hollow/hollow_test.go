@@ -35,7 +35,7 @@ func start(t *testing.T, root string, b Behaviour) (*Host, func()) {
 
 func request(id, name string) *hostpb.EnsureMachineRequest {
 	return &hostpb.EnsureMachineRequest{BootstrapData: []byte("secret"), Spec: &hostpb.MachineSpec{
-		Id: id, Namespace: "n", Name: name, KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30, Network: network(),
+		Id: id, Namespace: "n", Name: name, Image: "host", KubernetesVersion: "v1.36.3", MemoryBytes: 1 << 30, Network: network(),
 		Addresses: []*hostpb.Address{{Address: "10.0.0." + strconv.Itoa(len(name)), Prefix: 24}},
 	}}
 }

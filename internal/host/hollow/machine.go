@@ -21,7 +21,6 @@ type machine struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	failed chan string
 
 	mu     sync.Mutex
 	record *hostpb.Machine // its spec never changes
@@ -31,7 +30,15 @@ type machine struct {
 
 func newMachine(h *Host, record *hostpb.Machine) *machine {
 	ctx, cancel := context.WithCancel(h.ctx)
-	return &machine{host: h, ctx: ctx, cancel: cancel, done: make(chan struct{}), failed: make(chan string, 1), record: record}
+	return &machine{host: h, ctx: ctx, cancel: cancel, done: make(chan struct{}), record: record}
+}
+
+// owner returns the spec, which has the namespace and name of the owner; empty without a machine.
+func (m *machine) owner() *hostpb.MachineSpec {
+	if m == nil {
+		return nil
+	}
+	return m.record.GetSpec()
 }
 
 func (m *machine) snapshot() *hostpb.Machine {
@@ -62,14 +69,6 @@ func (m *machine) update(change func(*hostpb.MachineStatus)) {
 func (m *machine) stop() {
 	m.cancel()
 	<-m.done
-}
-
-// fail makes the machine fail.
-func (m *machine) fail(message string) {
-	select {
-	case m.failed <- message:
-	default: // it fails already
-	}
 }
 
 // run is the machine's life: it starts, boots, registers its Node, and keeps that healthy. A host that was started
@@ -129,8 +128,6 @@ func (m *machine) live(b Behaviour) {
 	case <-m.ctx.Done():
 	case <-end:
 		m.end("it was set to fail, with --fail-after")
-	case message := <-m.failed:
-		m.end(message)
 	}
 }
 

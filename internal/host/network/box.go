@@ -35,14 +35,22 @@ import (
 // DefaultRunDir is shared by every capstand of the box.
 const DefaultRunDir = "/run/capstan"
 
-// InUseError says that an address belongs to another machine, or a network's id to another cluster.
-type InUseError string
+// InUseError reports that an address, or the id of a network or machine, belongs to another object of this box.
+type InUseError struct {
+	// Address that is in use; empty if an id is in use.
+	Address string
+	message string
+}
 
-// ConflictError says that a network cannot exist on this box as it is asked for.
-type ConflictError string
+// ConflictError reports that a network cannot exist on this box.
+type ConflictError struct {
+	// CIDR that conflicts; empty if the address family does.
+	CIDR    string
+	message string
+}
 
-func (e InUseError) Error() string    { return string(e) }
-func (e ConflictError) Error() string { return string(e) }
+func (e InUseError) Error() string    { return e.message }
+func (e ConflictError) Error() string { return e.message }
 
 // Box is the network of this box as one capstand sees it.
 type Box struct {
@@ -169,11 +177,11 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
 			}
 		case other.Cluster != n.Cluster:
-			return InUseError(fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which must be a copy of that: delete the copy, and make it again without an id",
-				n.ID, other.Cluster, n.Cluster))
+			return InUseError{message: fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which is a copy of it: delete the copy and create it again without an id",
+				n.ID, other.Cluster, n.Cluster)}
 		case !slices.Equal(others, subnets):
-			return ConflictError(fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
-				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR)))
+			return ConflictError{CIDR: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
+				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR))}
 		}
 	}
 	routes, err := hostRoutes(append(bridges, BridgeName(n.ID)))
@@ -182,7 +190,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	}
 	for _, subnet := range subnets {
 		if err := Overlap(subnet.Prefix, append(used, routes...)); err != nil {
-			return ConflictError(err.Error())
+			return ConflictError{CIDR: subnet.Prefix.String(), message: err.Error()}
 		}
 	}
 	return nil
@@ -309,8 +317,8 @@ func (b Box) elsewhere(machineID string) error {
 	for _, path := range leases {
 		var l Lease
 		if atomicfile.ReadJSON(path, &l) == nil && l.Machine == machineID && !l.Bridge && l.Host != b.HostID && !l.stale() {
-			return InUseError(fmt.Sprintf("machine id %s belongs to %s of the host in %s, of which this one must be a copy: delete the copy, and make it again without an id",
-				machineID, l.holder(), l.Root))
+			return InUseError{message: fmt.Sprintf("machine id %s belongs to %s of the host in %s, and the new machine is a copy of it: delete the copy and create it again without an id",
+				machineID, l.holder(), l.Root)}
 		}
 	}
 	return nil
@@ -341,13 +349,13 @@ func (b Box) take(networkID string, want Lease, addresses []string, recorded boo
 		var l Lease
 		err := atomicfile.ReadJSON(b.lease(networkID, address), &l)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !recorded {
-			return InUseError(fmt.Sprintf("the lease of address %s cannot be read (%v), so another machine may have the address: restart the capstands of this host, which write the leases of their machines again, or remove the file if no machine has the address", address, err))
+			return InUseError{Address: address, message: fmt.Sprintf("the lease of address %s cannot be read (%v), and another machine may have the address: restart the capstands of this host, which write the leases of their machines again, or remove the file if no machine has the address", address, err)}
 		}
 		if err != nil || l.Machine == want.Machine && l.Bridge == want.Bridge {
 			continue
 		}
 		if !l.stale() {
-			return InUseError(fmt.Sprintf("address %s belongs to %s (%s) of the host in %s", address, l.holder(), l.Machine, l.Root))
+			return InUseError{Address: address, message: fmt.Sprintf("address %s belongs to %s (%s) of the host in %s", address, l.holder(), l.Machine, l.Root)}
 		}
 		if err := b.drop(networkID, address, l); err != nil {
 			return err

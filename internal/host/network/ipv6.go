@@ -20,7 +20,7 @@ func forwardIPv6(proc string) error {
 	forwarding := filepath.Join(proc, "conf/all/forwarding")
 	now, err := os.ReadFile(forwarding)
 	if errors.Is(err, fs.ErrNotExist) {
-		return ConflictError("this box has no IPv6, which a dual stack network needs: boot it without ipv6.disable=1, or leave the IPv6 network out")
+		return ConflictError{message: "this box has no IPv6, which a dual-stack network needs: boot it without ipv6.disable=1, or omit the IPv6 network"}
 	}
 	if err != nil || strings.TrimSpace(string(now)) == "1" {
 		return err

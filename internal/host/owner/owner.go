@@ -1,49 +1,49 @@
-// Package owner keeps apart what belongs to different objects of one id. Ids are no secrets, for they are in the
-// providerIDs of Nodes, and a copy of an object in another namespace, whoever made it, has the id
-// of what it was copied from. So everything on a host belongs to a namespace and name as well.
+// Package owner compares the owners of objects with one id. Ids are public, because the providerIDs of Nodes contain
+// them, and a copy of an object in another namespace has the id of the original. Every object on a host therefore
+// also belongs to a namespace and name. The package imports hostpb and refusal only.
 //
 // Layer: contract.
 package owner
 
 import (
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
-// Object is what something on a host belongs to: a message of hostpb, or the Kubernetes object itself.
+// Object has the namespace and name of an owner: a message of hostpb, or the Kubernetes object itself.
 type Object interface {
 	GetNamespace() string
 	GetName() string
 }
 
-// Same says whether both are the same object.
+// Same returns whether both have the same namespace and name.
 func Same(a, b Object) bool {
 	return a.GetNamespace() == b.GetNamespace() && a.GetName() == b.GetName()
 }
 
-// Given refuses a request that does not say whose the thing is.
+// Given refuses a request without the owner's namespace or name (INVALID).
 func Given(what, id string, req Object) error {
 	if req.GetNamespace() != "" && req.GetName() != "" {
 		return nil
 	}
-	return status.Errorf(codes.InvalidArgument, "%s %s: wanted the namespace and name that it belongs to, got %q and %q; a client that does not send them is older than this host: upgrade it",
+	return refusal.Errorf(hostpb.Refusal_INVALID, "%s %s: expected the namespace and name of its owner, found %q and %q; a client that does not send them is older than this host: upgrade it",
 		what, id, req.GetNamespace(), req.GetName())
 }
 
-// Ensure refuses to make or change what another object has under the id.
+// Ensure refuses to create or change an object whose id belongs to another owner (ID_IN_USE).
 func Ensure(what, id string, have, want Object) error {
 	if Same(have, want) {
 		return nil
 	}
-	return status.Errorf(codes.AlreadyExists, "%s %s belongs to %s/%s on this host, not to %s/%s, which must be a copy of that: delete the copy, and make it again without an id",
+	return refusal.Errorf(hostpb.Refusal_ID_IN_USE, "%s %s belongs to %s/%s on this host, not to %s/%s, which is a copy of it: delete the copy and create it again without an id",
 		what, id, have.GetNamespace(), have.GetName(), want.GetNamespace(), want.GetName())
 }
 
-// Delete refuses to remove what another object has under the id.
+// Delete refuses to delete an object of another owner (NOT_OWNER).
 func Delete(what, id string, have, want Object) error {
 	if Same(have, want) {
 		return nil
 	}
-	return status.Errorf(codes.PermissionDenied, "%s %s belongs to %s/%s on this host, not to %s/%s, and stays",
+	return refusal.Errorf(hostpb.Refusal_NOT_OWNER, "%s %s belongs to %s/%s on this host, not to %s/%s, and is not deleted",
 		what, id, have.GetNamespace(), have.GetName(), want.GetNamespace(), want.GetName())
 }

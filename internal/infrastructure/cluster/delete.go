@@ -18,6 +18,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
@@ -135,7 +136,7 @@ func remove(ctx context.Context, host *connections.Host, s *scope) error {
 	switch {
 	case absent(err):
 		return nil
-	case connections.Code(err) == codes.FailedPrecondition:
+	case refusal.Of(err).Reason == hostpb.Refusal_NETWORK_IN_USE:
 		return fmt.Errorf("%w: %s", errNetworkInUse, connections.Message(err))
 	}
 	return fmt.Errorf("delete the network: %s", connections.Message(err))

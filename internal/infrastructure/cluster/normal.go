@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/google/uuid"
-	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -23,6 +21,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
@@ -246,17 +245,18 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	}
 	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
 		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.Message(err))
-	if connections.Code(err) == codes.FailedPrecondition && mayChooseAgain(s.capstan, connections.Message(err)) {
+	if mayChooseAgain(s.capstan, refusal.Of(err)) {
 		return r.chooseAgain(ctx, s)
 	}
 	return fmt.Errorf("network %s on host %s: %w", s.capstan.Spec.Network, host.Name(), err)
 }
 
-// mayChooseAgain says whether the refused network is the controller's own choice and no machine has it yet.
-// The IPv6 network is never its choice.
-func mayChooseAgain(c *infrav1.CapstanCluster, refusal string) bool {
+// mayChooseAgain returns whether a host refused the machine network for a conflict, the controller chose that network,
+// and no machine uses it yet. The controller never chooses the IPv6 network.
+func mayChooseAgain(c *infrav1.CapstanCluster, r *hostpb.Refusal) bool {
 	_, ours := c.Annotations[infrav1.MachineCIDRFromPoolAnnotation]
-	return ours && strings.Contains(refusal, c.Spec.Network.MachineCIDR) && !ptr.Deref(c.Status.Initialization.Provisioned, false)
+	return ours && r.Reason == hostpb.Refusal_NETWORK_CONFLICT && r.Subject == c.Spec.Network.MachineCIDR &&
+		!ptr.Deref(c.Status.Initialization.Provisioned, false)
 }
 
 // chooseAgain tries the network behind the one that a host refused.

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +15,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/reconciling"
 )
@@ -198,11 +197,12 @@ func showAddresses(m *infrav1.CapstanMachine) {
 	}
 }
 
-// addressTaken says whether a host refused the machine for its address: a machine of another management
-// plane has it, or one that is still being removed. Addresses of IPAM pools are never replaced.
+// addressTaken returns whether a host refused the machine because another machine has its IPv4 address: a machine of
+// another management cluster, or one that is being removed. Addresses of IPAM pools are never replaced.
 func addressTaken(err error, m *infrav1.CapstanMachine) bool {
+	r := refusal.Of(err)
 	return len(m.Spec.Network.AddressesFromPools) == 0 &&
-		strings.Contains(connections.Message(err), "address "+m.Spec.Network.Addresses[0].Address+" ")
+		r.Reason == hostpb.Refusal_ADDRESS_IN_USE && r.Subject == m.Spec.Network.Addresses[0].Address
 }
 
 // assignOtherAddress replaces an address that the machine cannot have. The change of spec is the event that

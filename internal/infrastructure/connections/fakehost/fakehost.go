@@ -4,6 +4,8 @@ package fakehost
 
 import (
 	"context"
+	"iter"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -12,10 +14,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
@@ -262,25 +263,17 @@ func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Netw
 }
 
 func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
-	cidr, err := netip.ParsePrefix(n.GetCidr())
-	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "network %q is no CIDR", n.GetCidr())
+	if err := admission.CheckNetwork(n); err != nil {
+		return nil, err
 	}
-	if have := h.networks[n.GetId()]; have != nil {
-		if err := owner.Ensure("network", n.GetId(), have, n); err != nil {
-			return nil, err
-		}
+	if err := admission.Network(n, maps.Values(h.networks)); err != nil {
+		return nil, err
 	}
-	for id, other := range h.networks {
-		if id != n.GetId() && other.GetNamespace() == n.GetNamespace() && other.GetName() == n.GetName() {
-			return nil, status.Errorf(codes.AlreadyExists, "cluster %s/%s has id %s here, not %s", n.GetNamespace(), n.GetName(), id, n.GetId())
-		}
-		if id != n.GetId() && netip.MustParsePrefix(other.GetCidr()).Overlaps(cidr) {
-			return nil, status.Errorf(codes.FailedPrecondition, "network %s overlaps %s", cidr, other.GetCidr())
-		}
+	if err := admission.NoOverlap(n, maps.Values(h.networks)); err != nil {
+		return nil, err
 	}
 	out := proto.CloneOf(n)
-	out.Gateway = cidr.Addr().Next().String()
+	out.Gateway = netip.MustParsePrefix(n.GetCidr()).Addr().Next().String()
 	out.Bridge = "cb-" + n.GetId()
 	h.networks[n.GetId()] = out
 	return proto.CloneOf(out), nil
@@ -290,13 +283,11 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := mayDelete("network", r, h.networks[r.GetId()]); err != nil {
+	if err := admission.Deletion("network", r, h.networks[r.GetId()]); err != nil {
 		return nil, err
 	}
-	for _, m := range h.machines {
-		if m.GetSpec().GetNetwork().GetId() == r.GetId() {
-			return nil, status.Errorf(codes.FailedPrecondition, "machine %s is attached to network %s", m.GetSpec().GetName(), r.GetId())
-		}
+	if err := admission.UnusedNetwork(r.GetId(), h.specs(), maps.Values(h.loadBalancers)); err != nil {
+		return nil, err
 	}
 	delete(h.networks, r.GetId())
 	return &hostpb.DeleteNetworkResponse{}, nil
@@ -306,13 +297,14 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.networks[lb.GetNetworkId()] == nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "network %s does not exist", lb.GetNetworkId())
+	if err := admission.CheckLoadBalancer(lb); err != nil {
+		return nil, err
 	}
-	if have := h.loadBalancers[lb.GetId()]; have != nil {
-		if err := owner.Ensure("load balancer", lb.GetId(), have, lb); err != nil {
-			return nil, err
-		}
+	if err := admission.LoadBalancer(lb, maps.Values(h.loadBalancers)); err != nil {
+		return nil, err
+	}
+	if h.networks[lb.GetNetworkId()] == nil {
+		return nil, admission.NoNetwork(lb)
 	}
 	out := proto.CloneOf(lb)
 	out.Serving = true
@@ -325,7 +317,7 @@ func (h *Host) EnsureLoadBalancer(_ context.Context, lb *hostpb.LoadBalancer) (*
 func (h *Host) DeleteLoadBalancer(_ context.Context, r *hostpb.DeleteLoadBalancerRequest) (*hostpb.DeleteLoadBalancerResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := mayDelete("load balancer", r, h.loadBalancers[r.GetId()]); err != nil {
+	if err := admission.Deletion("load balancer", r, h.loadBalancers[r.GetId()]); err != nil {
 		return nil, err
 	}
 	if lb := h.loadBalancers[r.GetId()]; lb != nil {
@@ -340,27 +332,20 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	spec := r.GetSpec()
+	if err := admission.CheckMachine(spec); err != nil {
+		return nil, err
+	}
 	if m := h.machines[spec.GetId()]; m != nil {
-		if err := owner.Ensure("machine", spec.GetId(), m.GetSpec(), spec); err != nil {
+		if err := admission.SameMachine(m.GetSpec(), spec); err != nil {
 			return nil, err
 		}
 		return proto.CloneOf(m), nil
 	}
-	if h.deleted[spec.GetId()] {
-		return nil, status.Errorf(codes.InvalidArgument, "machine %s was deleted and cannot be made again", spec.GetId())
+	if err := admission.NewMachine(spec, h.info, h.deleted[spec.GetId()], h.specs()); err != nil {
+		return nil, err
 	}
-	used := int64(0)
-	for id, m := range h.machines {
-		used += m.GetSpec().GetMemoryBytes()
-		if m.GetSpec().GetNamespace() == spec.GetNamespace() && m.GetSpec().GetName() == spec.GetName() {
-			return nil, status.Errorf(codes.AlreadyExists, "machine %s/%s has id %s here, not %s", spec.GetNamespace(), spec.GetName(), id, spec.GetId())
-		}
-		if m.GetSpec().GetNetwork().GetId() == spec.GetNetwork().GetId() && m.GetSpec().GetAddresses()[0].GetAddress() == spec.GetAddresses()[0].GetAddress() {
-			return nil, status.Errorf(codes.AlreadyExists, "address %s belongs to machine %s", spec.GetAddresses()[0].GetAddress(), id)
-		}
-	}
-	if used+spec.GetMemoryBytes() > h.info.GetMemoryBytes() {
-		return nil, status.Errorf(codes.ResourceExhausted, "%d bytes of memory wanted, %d left", spec.GetMemoryBytes(), h.info.GetMemoryBytes()-used)
+	if err := admission.FreeAddresses(spec, h.specs()); err != nil {
+		return nil, err
 	}
 	if _, err := h.ensureNetwork(spec.GetNetwork()); err != nil {
 		return nil, err
@@ -400,7 +385,7 @@ func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
 	if m == nil {
-		return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+		return nil, admission.NoMachine(r.GetId())
 	}
 	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
 		return nil, err
@@ -418,7 +403,7 @@ func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
 	if m == nil {
-		return nil, status.Errorf(codes.NotFound, "no machine %q on this host", r.GetId())
+		return nil, admission.NoMachine(r.GetId())
 	}
 	if err := owner.Ensure("machine", r.GetId(), m.GetSpec(), r); err != nil {
 		return nil, err
@@ -444,7 +429,7 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
-	if err := mayDelete("machine", r, m.GetSpec()); err != nil {
+	if err := admission.Deletion("machine", r, m.GetSpec()); err != nil {
 		return nil, err
 	}
 	h.deleted[r.GetId()] = true
@@ -462,15 +447,25 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 	return &hostpb.DeleteMachineResponse{Done: true}, nil
 }
 
-// mayDelete refuses what is another's; have is nil, or without a name, when there is nothing.
-func mayDelete(what string, req interface {
-	owner.Object
-	GetId() string
-}, have owner.Object) error {
-	if err := owner.Given(what, req.GetId(), req); err != nil || have.GetName() == "" {
-		return err
+// GetMachine implements hostpb.HostServer.
+func (h *Host) GetMachine(_ context.Context, r *hostpb.GetMachineRequest) (*hostpb.Machine, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[r.GetId()]; m != nil {
+		return proto.CloneOf(m), nil
 	}
-	return owner.Delete(what, req.GetId(), have, req)
+	return nil, admission.NoMachine(r.GetId())
+}
+
+// specs iterates over the machines; h.mu is held.
+func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
+	return func(yield func(*hostpb.MachineSpec) bool) {
+		for _, m := range h.machines {
+			if !yield(m.GetSpec()) {
+				return
+			}
+		}
+	}
 }
 
 // account brings the host's own account of its machines up to date.

@@ -1,4 +1,4 @@
-package host
+package admission
 
 import (
 	"strings"
@@ -67,7 +67,7 @@ func TestCheckMachine(t *testing.T) {
 	} {
 		spec := goodSpec()
 		test.change(spec)
-		err := checkMachine(spec)
+		err := CheckMachine(spec)
 		if test.says == "" {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -82,6 +82,7 @@ func TestCheckMachine(t *testing.T) {
 
 func TestFitsAndProvided(t *testing.T) {
 	info := &hostpb.HostInfo{
+		Cpus:        1,
 		MemoryBytes: 4 << 30, AllocatedMemoryBytes: 3 << 30, Images: []string{HostImage}, KubernetesVersions: []string{"v1.35.0", "v1.36.3"},
 	}
 	if err := fits(goodSpec(), info); err != nil {
@@ -90,6 +91,12 @@ func TestFitsAndProvided(t *testing.T) {
 	info.AllocatedMemoryBytes++
 	if err := fits(goodSpec(), info); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a byte too much: %v", err)
+	}
+	info.AllocatedMemoryBytes = 0
+	big := goodSpec()
+	big.Cpus = 2
+	if err := fits(big, info); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("more cpus than the host has: %v", err)
 	}
 	if err := provided(goodSpec(), info); err != nil {
 		t.Error(err)
@@ -102,15 +109,15 @@ func TestFitsAndProvided(t *testing.T) {
 }
 
 // What a machine is does not change; how it is spelled may.
-func TestChanged(t *testing.T) {
+func TestUnchanged(t *testing.T) {
 	have, want := goodSpec(), goodSpec()
 	want.Addresses[0].Gateway = "10.1.0.1"
 	want.Network.Bridge = "cap0"
-	if err := changed(have, want); err != nil {
+	if err := unchanged(have, want); err != nil {
 		t.Errorf("the same, spelled out: %v", err)
 	}
 	want.ProviderId = "capstan://other"
-	if err := changed(have, want); status.Code(err) != codes.InvalidArgument {
+	if err := unchanged(have, want); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("another provider id: %v", err)
 	}
 }

@@ -1,0 +1,41 @@
+package cluster
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
+)
+
+// The controller replaces only a network that it chose itself, that no machine uses, and that is the subject of the conflict.
+func TestMayChooseAgain(t *testing.T) {
+	const cidr, message = "10.200.8.0/21", "network 10.200.8.0/21 overlaps 10.0.0.0/8"
+	for name, test := range map[string]struct {
+		err         error
+		chosen      bool
+		provisioned bool
+		want        bool
+	}{
+		"its choice":               {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, cidr, "any text"), true, false, true},
+		"the user's network":       {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, cidr, message), false, false, false},
+		"machines use it":          {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, cidr, message), true, true, false},
+		"the IPv6 network":         {refusal.About(hostpb.Refusal_NETWORK_CONFLICT, "fd00::/64", message), true, false, false},
+		"another reason":           {refusal.About(hostpb.Refusal_ID_IN_USE, cidr, message), true, false, false},
+		"a message without reason": {status.Error(codes.FailedPrecondition, message), true, false, false},
+	} {
+		c := &infrav1.CapstanCluster{}
+		c.Spec.Network.MachineCIDR = cidr
+		if test.chosen {
+			c.Annotations = map[string]string{infrav1.MachineCIDRFromPoolAnnotation: ""}
+		}
+		c.Status.Initialization.Provisioned = ptr.To(test.provisioned)
+		if got := mayChooseAgain(c, refusal.Of(test.err)); got != test.want {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}
