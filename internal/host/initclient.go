@@ -15,30 +15,17 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
-// initStatus is what capstan-init tells, one document a line.
-type initStatus struct {
-	Bootstrap        string            `json:"bootstrap"`
-	BootstrapMessage string            `json:"bootstrapMessage"`
-	Services         []initService     `json:"services"`
-	Certificates     []initCertificate `json:"certificates"`
-}
-
-type initCertificate struct {
-	Name      string    `json:"name"`
-	NotBefore time.Time `json:"notBefore"`
-	NotAfter  time.Time `json:"notAfter"`
-}
-
 const (
-	// maxCertificates and maxCertificateName bound the claims of a machine, whose users may have replaced its PID 1's answers.
+	// maxCertificates and maxCertificateName bound the report of a machine, because its users may have replaced PID 1.
 	maxCertificates    = 64
 	maxCertificateName = 128
 )
 
-// certificates that the machine claims, without names that are too long for a label.
-func (s initStatus) certificates() []*hostpb.CertificateStatus {
+// certificateStatuses converts the certificates that a machine reports. It omits names that are too long for a label.
+func certificateStatuses(s machineapi.Status) []*hostpb.CertificateStatus {
 	var all []*hostpb.CertificateStatus
 	for _, c := range s.Certificates[:min(len(s.Certificates), maxCertificates)] {
 		if c.Name == "" || len(c.Name) > maxCertificateName || !utf8.ValidString(c.Name) {
@@ -49,27 +36,20 @@ func (s initStatus) certificates() []*hostpb.CertificateStatus {
 	return all
 }
 
-type initService struct {
-	Name     string `json:"name"`
-	State    string `json:"state"`
-	Restarts int32  `json:"restarts"`
-	Message  string `json:"message"`
-	PID      int32  `json:"pid"`
+// bootstrapStates maps the progress that a machine reports.
+var bootstrapStates = map[machineapi.Bootstrap]hostpb.MachineStatus_Bootstrap{
+	machineapi.Waiting:   hostpb.MachineStatus_WAITING,
+	machineapi.Started:   hostpb.MachineStatus_STARTED,
+	machineapi.Succeeded: hostpb.MachineStatus_SUCCEEDED,
+	machineapi.Failed:    hostpb.MachineStatus_BOOTSTRAP_FAILED,
 }
 
-// bootstrapStates by their names in initStatus.
-var bootstrapStates = map[string]hostpb.MachineStatus_Bootstrap{
-	"Waiting":   hostpb.MachineStatus_WAITING,
-	"Started":   hostpb.MachineStatus_STARTED,
-	"Succeeded": hostpb.MachineStatus_SUCCEEDED,
-	"Failed":    hostpb.MachineStatus_BOOTSTRAP_FAILED,
-}
-
-func (s initStatus) services() []*hostpb.ServiceStatus {
+// serviceStatuses converts the services that a machine reports.
+func serviceStatuses(s machineapi.Status) []*hostpb.ServiceStatus {
 	var all []*hostpb.ServiceStatus
 	for _, service := range s.Services {
 		all = append(all, &hostpb.ServiceStatus{
-			Name: service.Name, State: service.State, Restarts: service.Restarts,
+			Name: service.Name, State: string(service.State), Restarts: service.Restarts,
 			Message: service.Message, Pid: service.PID,
 		})
 	}
@@ -79,11 +59,11 @@ func (s initStatus) services() []*hostpb.ServiceStatus {
 // watchInit calls f with each state of the machine's init until ctx is done. The socket appears soon
 // after PID 1 starts, and a connection that ends is dialled again: inotify could tell when the socket's
 // file appears but not when it is listened on, so it is simply tried.
-func watchInit(ctx context.Context, runDir string, f func(initStatus)) {
+func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
 	const first, longest = 25 * time.Millisecond, time.Second
 	pause := first
 	for ctx.Err() == nil {
-		err := streamInit(ctx, runDir, func(s initStatus) { pause = first; f(s) })
+		err := streamInit(ctx, runDir, func(s machineapi.Status) { pause = first; f(s) })
 		if err != nil {
 			pause = min(pause*2, longest)
 		}
@@ -95,7 +75,7 @@ func watchInit(ctx context.Context, runDir string, f func(initStatus)) {
 }
 
 // streamInit follows one connection to its end.
-func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
+func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) error {
 	dir, err := os.Open(runDir)
 	if err != nil {
 		return err
@@ -118,7 +98,7 @@ func streamInit(ctx context.Context, runDir string, f func(initStatus)) error {
 	lines := bufio.NewScanner(res.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var s initStatus
+		var s machineapi.Status
 		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
 			return fmt.Errorf("init's status: %w", err)
 		}

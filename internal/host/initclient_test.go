@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // The folder is the machine's, too: a link in the place of its socket leads capstand nowhere.
@@ -28,7 +30,7 @@ func TestInitSocket(t *testing.T) {
 	}
 	for from, want := range map[string]int{dir: 1, other: 0} {
 		heard := 0
-		err := streamInit(context.Background(), from, func(initStatus) { heard++ })
+		err := streamInit(context.Background(), from, func(machineapi.Status) { heard++ })
 		if heard != want || (err == nil) != (want == 1) {
 			t.Errorf("%s: heard %d, want %d, %v", from, heard, want, err)
 		}
@@ -38,18 +40,18 @@ func TestInitSocket(t *testing.T) {
 // A machine's users can make its PID 1 claim anything: the number of certificates and the length of their names are bounded.
 func TestInitCertificates(t *testing.T) {
 	at := time.Unix(7, 0)
-	var claimed []initCertificate
+	var claimed []machineapi.Certificate
 	for _, name := range []string{"apiserver", "", strings.Repeat("a", maxCertificateName+1), "\xff", "clients/kube-proxy"} {
-		claimed = append(claimed, initCertificate{Name: name, NotBefore: at, NotAfter: at.Add(time.Hour)})
+		claimed = append(claimed, machineapi.Certificate{Name: name, NotBefore: at, NotAfter: at.Add(time.Hour)})
 	}
-	got := initStatus{Certificates: claimed}.certificates()
+	got := certificateStatuses(machineapi.Status{Certificates: claimed})
 	if len(got) != 2 || got[0].GetName() != "apiserver" || got[1].GetName() != "clients/kube-proxy" || !got[1].GetNotAfter().AsTime().Equal(at.Add(time.Hour)) {
 		t.Errorf("accepted %v", got)
 	}
 	for range 2 * maxCertificates {
-		claimed = append(claimed, initCertificate{Name: "more"})
+		claimed = append(claimed, machineapi.Certificate{Name: "more"})
 	}
-	if got := (initStatus{Certificates: claimed}).certificates(); len(got) > maxCertificates {
+	if got := certificateStatuses(machineapi.Status{Certificates: claimed}); len(got) > maxCertificates {
 		t.Errorf("accepted %d", len(got))
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // machine is a machine and the goroutine (run) that makes, watches, restarts and removes it. All
@@ -368,7 +369,7 @@ func (m *machine) fail(why string) error {
 func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	ctx, stop := context.WithCancel(life)
 	var all sync.WaitGroup
-	all.Go(func() { watchInit(ctx, m.runDir(), func(s initStatus) { m.heard(life, s) }) })
+	all.Go(func() { watchInit(ctx, m.runDir(), func(s machineapi.Status) { m.heard(life, s) }) })
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
 	all.Go(func() { m.keepConnected(ctx) })
 	all.Go(func() { m.restartOnDiskError(ctx, pid1) })
@@ -404,12 +405,12 @@ func (m *machine) died() time.Duration {
 }
 
 // heard takes a state of the machine's init. What it has to record goes on after PID 1, as long as life.
-func (m *machine) heard(life context.Context, s initStatus) {
+func (m *machine) heard(life context.Context, s machineapi.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	state := bootstrapStates[s.Bootstrap]
 	m.publish(func(status *hostpb.MachineStatus) {
-		status.Services, status.Certificates = s.services(), s.certificates()
+		status.Services, status.Certificates = serviceStatuses(s), certificateStatuses(s)
 		if !m.state.bootstrapped() { // later starts have no bootstrap data, and nothing to say about it
 			status.Bootstrap, status.BootstrapMessage = state, s.BootstrapMessage
 		}

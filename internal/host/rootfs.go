@@ -18,6 +18,7 @@ import (
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // makeDisk makes a machine's root folder, before anything ran there. Folders that the container mounts over are empty here.
@@ -137,30 +138,6 @@ func hostAlternatives() map[string]string {
 	return links
 }
 
-// metadata is /run/capstan/metadata.json in the machine.
-type metadata struct {
-	ID                string            `json:"id"`
-	Name              string            `json:"name"`
-	Hostname          string            `json:"hostname"`
-	Cluster           string            `json:"cluster"`
-	ProviderID        string            `json:"providerID"`
-	Addresses         []metadataAddress `json:"addresses"`
-	FailureDomain     string            `json:"failureDomain"`
-	KubernetesVersion string            `json:"kubernetesVersion"`
-	CPUs              int32             `json:"cpus"`
-	MemoryBytes       int64             `json:"memoryBytes"`
-	PidsLimit         int64             `json:"pidsLimit"`
-	// DiskBytes is the size of the machine's disk, 0 if it has no disk of its own.
-	DiskBytes    int64 `json:"diskBytes"`
-	ControlPlane bool  `json:"controlPlane"`
-}
-
-type metadataAddress struct {
-	Address string `json:"address"`
-	Prefix  int32  `json:"prefix"`
-	Gateway string `json:"gateway"`
-}
-
 // makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata (diskBytes is the size of its own
 // disk, 0 if it has none), the host's resolver configuration
 // of today if there is one, and, while it was not used, the bootstrap data.
@@ -168,13 +145,13 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrap
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
 	}
-	m := metadata{
+	m := machineapi.Metadata{
 		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
 		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
 		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
 	}
 	for _, a := range admission.Normalized(spec).Addresses {
-		m.Addresses = append(m.Addresses, metadataAddress{a.Address, a.Prefix, a.Gateway})
+		m.Addresses = append(m.Addresses, machineapi.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})
 	}
 	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package initapi is the interface of PID 1 on its unix socket: what capstand, `capstan-init node up`
-// and `capstan-init service` see of it.
+// Package initapi is the client of PID 1's unix socket for `capstan-init node up` and `capstan-init service`. Package
+// machineapi defines the documents.
 //
 // Layer: contract.
 package initapi
@@ -15,68 +15,40 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // Socket is where PID 1 listens, a folder that the machine shares with capstand.
 const Socket = "/run/capstan/init.sock"
 
-// Bootstrap is how far the bootstrap data has been applied.
-type Bootstrap string
-
-const (
-	// Waiting: no bootstrap data was given yet.
-	Waiting Bootstrap = "Waiting"
-	// Started: the bootstrap data is being applied.
-	Started Bootstrap = "Started"
-	// Succeeded: it was applied and wrote the sentinel file.
-	Succeeded Bootstrap = "Succeeded"
-	// Failed: a step failed; BootstrapMessage names it.
-	Failed Bootstrap = "Failed"
+// The state of a machine is defined in package machineapi, because capstand reads it too.
+type (
+	// Bootstrap is the progress of the bootstrap data.
+	Bootstrap = machineapi.Bootstrap
+	// State of a service.
+	State = machineapi.State
+	// Service is the state of one service.
+	Service = machineapi.Service
+	// Status is the state of a machine.
+	Status = machineapi.Status
+	// Certificate is a leaf certificate of the machine.
+	Certificate = machineapi.Certificate
 )
 
-// State of a service.
-type State string
-
+// Values of Bootstrap and State.
 const (
-	// StateWaiting for the services that it comes after.
-	StateWaiting State = "waiting"
-	// StateStarting: the process runs and was not ready yet.
-	StateStarting State = "starting"
-	// StateRunning: the process runs, was ready and does not answer its probe now.
-	StateRunning State = "running"
-	// StateReady: the process runs and answers its probe, if it has one.
-	StateReady State = "ready"
-	// StateBackoff: the process ended and is started again in a moment.
-	StateBackoff State = "backoff"
-	// StateStopped on request.
-	StateStopped State = "stopped"
+	Waiting       = machineapi.Waiting
+	Started       = machineapi.Started
+	Succeeded     = machineapi.Succeeded
+	Failed        = machineapi.Failed
+	StateWaiting  = machineapi.StateWaiting
+	StateStarting = machineapi.StateStarting
+	StateRunning  = machineapi.StateRunning
+	StateReady    = machineapi.StateReady
+	StateBackoff  = machineapi.StateBackoff
+	StateStopped  = machineapi.StateStopped
 )
-
-// Service is the state of one service.
-type Service struct {
-	Name     string `json:"name"`
-	State    State  `json:"state"`
-	Restarts int    `json:"restarts"`
-	Message  string `json:"message"`
-	PID      int    `json:"pid"`
-}
-
-// Status is what PID 1 says of its machine. One JSON document a line in the stream.
-type Status struct {
-	Bootstrap        Bootstrap `json:"bootstrap"`
-	BootstrapMessage string    `json:"bootstrapMessage"`
-	Services         []Service `json:"services"`
-	// Certificates in use, sorted by name.
-	Certificates []Certificate `json:"certificates,omitempty"`
-}
-
-// Certificate is a leaf certificate of the machine.
-type Certificate struct {
-	// Name of the file without its suffix, below its folder: apiserver, etcd/peer, clients/kube-proxy, kubelet-client.
-	Name      string    `json:"name"`
-	NotBefore time.Time `json:"notBefore"`
-	NotAfter  time.Time `json:"notAfter"`
-}
 
 // Client talks to PID 1.
 type Client struct{ http *http.Client }
@@ -148,21 +120,6 @@ func (c *Client) WaitReady(ctx context.Context, timeout time.Duration, names ...
 		return fmt.Errorf("services are not ready after %s: %s; see /var/log/capstan", timeout, strings.Join(missing, "; "))
 	}
 	return err
-}
-
-// NotReady describes those of the named services that are not ready.
-func (s Status) NotReady(names []string) []string {
-	states := map[string]Service{}
-	for _, service := range s.Services {
-		states[service.Name] = service
-	}
-	var missing []string
-	for _, name := range names {
-		if service := states[name]; service.State != StateReady {
-			missing = append(missing, strings.TrimSpace(fmt.Sprintf("%s: %s %s", name, service.State, service.Message)))
-		}
-	}
-	return missing
 }
 
 func (c *Client) post(ctx context.Context, path string) error {

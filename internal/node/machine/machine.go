@@ -1,4 +1,4 @@
-// Package machine knows what capstand tells a machine about itself.
+// Package machine reads the metadata that capstand writes for a machine, and names the paths that both use.
 //
 // Layer: node.
 package machine
@@ -8,8 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
+
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 // Paths in the folder that the machine shares with capstand.
@@ -26,30 +27,11 @@ const (
 	AssetsDir = "/opt/capstan"
 )
 
-// Metadata is what metadata.json says.
-type Metadata struct {
-	ID                string    `json:"id"`
-	Name              string    `json:"name"`
-	Hostname          string    `json:"hostname"`
-	Cluster           string    `json:"cluster"`
-	ProviderID        string    `json:"providerID"`
-	Addresses         []Address `json:"addresses"`
-	FailureDomain     string    `json:"failureDomain"`
-	KubernetesVersion string    `json:"kubernetesVersion"`
-	CPUs              int       `json:"cpus"`
-	MemoryBytes       int64     `json:"memoryBytes"`
-	PidsLimit         int64     `json:"pidsLimit"`
-	// DiskBytes is the size of the machine's disk, 0 if the machine shares the disk of its host.
-	DiskBytes    int64 `json:"diskBytes"`
-	ControlPlane bool  `json:"controlPlane"`
-}
+// Metadata is the machine's metadata, which capstand writes.
+type Metadata = machineapi.Metadata
 
 // Address of the machine.
-type Address struct {
-	Address string `json:"address"`
-	Prefix  int    `json:"prefix"`
-	Gateway string `json:"gateway"`
-}
+type Address = machineapi.Address
 
 // Load reads the metadata. A file that is not there gives fs.ErrNotExist.
 func Load(path string) (Metadata, error) {
@@ -71,36 +53,4 @@ func LoadOptional(path string) (Metadata, error) {
 		return m, nil
 	}
 	return m, err
-}
-
-// IPs are the machine's addresses in the order in which capstand gave them.
-func (m Metadata) IPs() ([]netip.Addr, error) {
-	var ips []netip.Addr
-	for _, a := range m.Addresses {
-		ip, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			return nil, fmt.Errorf("the machine's metadata: address %q: %w", a.Address, err)
-		}
-		ips = append(ips, ip)
-	}
-	if len(ips) == 0 {
-		return nil, errors.New("the machine's metadata has no address")
-	}
-	return ips, nil
-}
-
-// TemplateVariables are what `{{ ds.meta_data.* }}` in bootstrap data can name.
-func (m Metadata) TemplateVariables() map[string]string {
-	vars := map[string]string{
-		"instance_id":    m.ID,
-		"local_hostname": m.Hostname,
-		"hostname":       m.Hostname,
-		"provider_id":    m.ProviderID,
-		"cluster":        m.Cluster,
-		"failure_domain": m.FailureDomain,
-	}
-	if len(m.Addresses) > 0 {
-		vars["local_ipv4"] = m.Addresses[0].Address
-	}
-	return vars
 }

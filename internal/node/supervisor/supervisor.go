@@ -148,7 +148,7 @@ func (s *Supervisor) Reload(name string) error {
 	if u.state.PID == 0 {
 		return fmt.Errorf("service %s does not run", name)
 	}
-	return syscall.Kill(u.state.PID, syscall.SIGHUP)
+	return syscall.Kill(int(u.state.PID), syscall.SIGHUP)
 }
 
 // Shutdown stops all services, those first that others do not come after, and starts none any more.
@@ -292,7 +292,7 @@ func (s *Supervisor) runOnce(ctx context.Context, u *unit) error {
 	}
 	pid := cmd.Process.Pid
 	s.set(u, func(state *initapi.Service) {
-		state.State, state.PID, state.Message = initapi.StateStarting, pid, ""
+		state.State, state.PID, state.Message = initapi.StateStarting, int32(pid), ""
 	})
 	probing, cancel := context.WithCancel(ctx)
 	probed := make(chan struct{})

@@ -88,7 +88,7 @@ func TestKilledServiceIsBack(t *testing.T) {
 	f := newFixture(t)
 	f.apply(shell("a", "exec sleep 1000"))
 	first := f.untilState("a", initapi.StateReady)
-	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(int(first.PID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	second := f.until("a", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != first.PID })
@@ -139,7 +139,7 @@ func TestOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := f.untilState("b", initapi.StateReady)
-	_ = syscall.Kill(old.PID, syscall.SIGKILL)
+	_ = syscall.Kill(int(old.PID), syscall.SIGKILL)
 	f.until("b", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != old.PID })
 }
 
@@ -162,7 +162,7 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	if len(states) != 1 {
 		t.Errorf("left: %+v", states)
 	}
-	if syscall.Kill(oldB.PID, 0) == nil {
+	if syscall.Kill(int(oldB.PID), 0) == nil {
 		t.Error("b still runs")
 	}
 }

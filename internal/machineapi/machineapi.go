@@ -1,0 +1,142 @@
+// Package machineapi defines the documents that capstand and capstan-init exchange in the folder /run/capstan of a machine:
+// metadata.json, which capstand writes, and the status, which capstan-init serves on init.sock. A machine is not
+// trusted: capstand checks the values that it uses. The package imports the standard library only.
+package machineapi
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Metadata is the content of metadata.json.
+type Metadata struct {
+	ID                string    `json:"id"`
+	Name              string    `json:"name"`
+	Hostname          string    `json:"hostname"`
+	Cluster           string    `json:"cluster"`
+	ProviderID        string    `json:"providerID"`
+	Addresses         []Address `json:"addresses"`
+	FailureDomain     string    `json:"failureDomain"`
+	KubernetesVersion string    `json:"kubernetesVersion"`
+	CPUs              int32     `json:"cpus"`
+	MemoryBytes       int64     `json:"memoryBytes"`
+	PidsLimit         int64     `json:"pidsLimit"`
+	// DiskBytes is the size of the machine's own disk, 0 if it shares the disk of its host.
+	DiskBytes    int64 `json:"diskBytes"`
+	ControlPlane bool  `json:"controlPlane"`
+}
+
+// Address of the machine.
+type Address struct {
+	Address string `json:"address"`
+	Prefix  int32  `json:"prefix"`
+	Gateway string `json:"gateway"`
+}
+
+// IPs returns the machine's addresses in the order of the metadata.
+func (m Metadata) IPs() ([]netip.Addr, error) {
+	var ips []netip.Addr
+	for _, a := range m.Addresses {
+		ip, err := netip.ParseAddr(a.Address)
+		if err != nil {
+			return nil, fmt.Errorf("the machine's metadata: address %q: %w", a.Address, err)
+		}
+		ips = append(ips, ip)
+	}
+	if len(ips) == 0 {
+		return nil, errors.New("the machine's metadata has no address")
+	}
+	return ips, nil
+}
+
+// TemplateVariables returns the variables that `{{ ds.meta_data.* }}` in bootstrap data can name.
+func (m Metadata) TemplateVariables() map[string]string {
+	vars := map[string]string{
+		"instance_id":    m.ID,
+		"local_hostname": m.Hostname,
+		"hostname":       m.Hostname,
+		"provider_id":    m.ProviderID,
+		"cluster":        m.Cluster,
+		"failure_domain": m.FailureDomain,
+	}
+	if len(m.Addresses) > 0 {
+		vars["local_ipv4"] = m.Addresses[0].Address
+	}
+	return vars
+}
+
+// Bootstrap is the progress of the bootstrap data.
+type Bootstrap string
+
+const (
+	// Waiting: no bootstrap data was given yet.
+	Waiting Bootstrap = "Waiting"
+	// Started: the bootstrap data is being applied.
+	Started Bootstrap = "Started"
+	// Succeeded: it was applied and wrote the sentinel file.
+	Succeeded Bootstrap = "Succeeded"
+	// Failed: a step failed; BootstrapMessage names it.
+	Failed Bootstrap = "Failed"
+)
+
+// State of a service.
+type State string
+
+const (
+	// StateWaiting for the services that it comes after.
+	StateWaiting State = "waiting"
+	// StateStarting: the process runs and was not ready yet.
+	StateStarting State = "starting"
+	// StateRunning: the process runs, was ready and does not answer its probe now.
+	StateRunning State = "running"
+	// StateReady: the process runs and answers its probe, if it has one.
+	StateReady State = "ready"
+	// StateBackoff: the process ended and is started again in a moment.
+	StateBackoff State = "backoff"
+	// StateStopped on request.
+	StateStopped State = "stopped"
+)
+
+// Service is the state of one service.
+type Service struct {
+	Name     string `json:"name"`
+	State    State  `json:"state"`
+	Restarts int32  `json:"restarts"`
+	Message  string `json:"message"`
+	PID      int32  `json:"pid"`
+}
+
+// Status is the state of a machine, which PID 1 serves: one JSON document per line of the stream.
+type Status struct {
+	Bootstrap        Bootstrap `json:"bootstrap"`
+	BootstrapMessage string    `json:"bootstrapMessage"`
+	Services         []Service `json:"services"`
+	// Certificates in use, sorted by name.
+	Certificates []Certificate `json:"certificates,omitempty"`
+}
+
+// Certificate is a leaf certificate of the machine.
+type Certificate struct {
+	// Name of the file without its suffix, below its folder: apiserver, etcd/peer, clients/kube-proxy, kubelet-client.
+	Name      string    `json:"name"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+}
+
+// NotReady describes those of the named services that are not ready.
+func (s Status) NotReady(names []string) []string {
+	states := map[string]Service{}
+	for _, service := range s.Services {
+		states[service.Name] = service
+	}
+	var missing []string
+	for _, name := range names {
+		if service := states[name]; service.State != StateReady {
+			missing = append(missing, strings.TrimSpace(fmt.Sprintf("%s: %s %s", name, service.State, service.Message)))
+		}
+	}
+	return missing
+}
