@@ -280,7 +280,8 @@ func TestUnknownMachines(t *testing.T) {
 	ensure := func(id string, network *hostpb.Network, address netip.Addr, managementCluster string) {
 		_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{ManagementCluster: managementCluster, Spec: &hostpb.MachineSpec{
 			Id: id, Namespace: m.Namespace, Name: id, Cluster: network.GetName(), Network: network, MemoryBytes: 1 << 30,
-			Addresses: []*hostpb.Address{{Address: address.String(), Prefix: 24}},
+			Image: "host", KubernetesVersion: "v1.36.3",
+			Addresses: []*hostpb.Address{{Address: address.String(), Prefix: int32(netip.MustParsePrefix(network.Cidr).Bits())}},
 		}})
 		b.Expect(err).NotTo(HaveOccurred())
 	}

@@ -92,7 +92,7 @@ func TestHostIDIsLearned_CTL13(t *testing.T) {
 	b.Expect(b.capstan.Spec.LoadBalancer.HostID).NotTo(BeEmpty())
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
 		m.Spec.ID, m.Spec.HostName = "from-before-the-field", b.host.Name
-		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: "10.207.255.200", Prefix: 24}}
+		m.Spec.Network.Addresses = []infrav1.InterfaceAddress{{Address: b.address(200), Prefix: 21}}
 	})
 	b.running(m)
 	b.Expect(m.Spec.HostID).To(Equal(b.capstan.Spec.LoadBalancer.HostID))

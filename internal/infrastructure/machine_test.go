@@ -289,7 +289,7 @@ func TestKnownNameWithAnotherID(t *testing.T) {
 // stranger is a machine that another management plane made in the cluster's network.
 func stranger(b *box, name, address string) error {
 	_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
-		Id: "stranger-" + name, Namespace: b.namespace, Name: name, MemoryBytes: 1 << 20,
+		Id: "stranger-" + name, Namespace: b.namespace, Name: name, MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: "v1.36.3",
 		Network:   &hostpb.Network{Id: b.capstan.Spec.ID, Namespace: b.namespace, Name: b.cluster.Name, Cidr: b.capstan.Spec.Network.MachineCIDR},
 		Addresses: []*hostpb.Address{{Address: address, Prefix: 21}},
 	}})

@@ -57,7 +57,7 @@ func connect(t *testing.T, address string, setup ...func(*connections.Pool)) (*W
 
 func ensure(g *WithT, h *connections.Host, id, name, address string, memory int64) {
 	_, err := h.EnsureMachine(context.Background(), &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
-		Id: id, Namespace: "ns", Name: name, MemoryBytes: memory,
+		Id: id, Namespace: "ns", Name: name, MemoryBytes: memory, Image: "host", KubernetesVersion: "v1.36.3",
 		Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},
 		Addresses: []*hostpb.Address{{Address: address, Prefix: 21}},
 	}})

@@ -153,7 +153,7 @@ func TestBadLine(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			_, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
-				Id: fmt.Sprintf("id-%d", n), Namespace: "ns", Name: fmt.Sprintf("m-%d", n), MemoryBytes: gib,
+				Id: fmt.Sprintf("id-%d", n), Namespace: "ns", Name: fmt.Sprintf("m-%d", n), MemoryBytes: gib, Image: "host", KubernetesVersion: "v1.36.3",
 				Network:   &hostpb.Network{Id: "net", Namespace: "ns", Name: "c", Cidr: "10.200.0.0/21"},
 				Addresses: []*hostpb.Address{{Address: fmt.Sprintf("10.200.0.%d", n+2), Prefix: 21}},
 			}})
