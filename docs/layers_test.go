@@ -40,6 +40,7 @@ var layerOf = map[string]string{
 
 	// The two sides of a boundary share these: manager and host, manager and node, host and node.
 	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract",
+	"internal/host/refusal": "contract", "internal/machineapi": "contract",
 	"internal/node/nodeconfig": "contract", "internal/node/cloudconfig": "contract", "internal/node/initapi": "contract",
 	"internal/node/kube": "contract", "internal/node/provision/manifests": "contract",
 
@@ -49,7 +50,7 @@ var layerOf = map[string]string{
 	"internal/host":    "host", "internal/node": "node",
 	"internal/cli": "tool", "internal/doctor": "tool", "internal/embedded": "tool",
 
-	"internal/testenv": "test", "internal/bootstrap/testcluster": "test", "internal/host/network/ownnet": "test",
+	"internal/testenv": "test", "internal/host/conformance": "test", "internal/bootstrap/testcluster": "test", "internal/host/network/ownnet": "test",
 	"internal/infrastructure/connections/fakehost": "test", "internal/infrastructure/machinepool/integration": "test",
 	"internal/ipam/integration": "test",
 }

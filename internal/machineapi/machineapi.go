@@ -1,6 +1,8 @@
 // Package machineapi defines the documents that capstand and capstan-init exchange in the folder /run/capstan of a machine:
 // metadata.json, which capstand writes, and the status, which capstan-init serves on init.sock. A machine is not
 // trusted: capstand checks the values that it uses. The package imports the standard library only.
+//
+// Layer: contract.
 package machineapi
 
 import (

@@ -2,6 +2,8 @@
 // implementations (capstand, the hollow host, the fake host of the tests) share them; package conformance proves that.
 // The functions are pure: they get what the host has and return nil or a refusal. The package imports hostpb, owner,
 // refusal and the address arithmetic of package network.
+//
+// Layer: host.
 package admission
 
 import (

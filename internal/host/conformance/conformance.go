@@ -1,6 +1,8 @@
 // Package conformance tests that an implementation of the host service follows the admission rules that its clients
 // rely on: the same gRPC code and the same reason for each refused call. capstand, the hollow host and the fake host of
 // the tests run it. It is imported by tests only.
+//
+// Layer: test.
 package conformance
 
 import (

@@ -1,5 +1,7 @@
 // Package refusal creates and reads the errors of the gRPC service Host: a status whose details contain the reason
 // (hostpb.Refusal), so that clients never search messages for text. It imports hostpb and gRPC only.
+//
+// Layer: contract.
 package refusal
 
 import (
