@@ -19,10 +19,11 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// A backup tool brings objects back without their owner references: Velero restores none. So labels, and not
-// references, say which Machines belong to a control plane, as with KubeadmControlPlane; the references follow.
+// Backup tools such as Velero restore objects without their owner references. So labels determine the Machines of a control
+// plane, as with KubeadmControlPlane, and the references are written again.
 
-// ownMachines are the Machines of a control plane. s.mixed names those that have the labels and belong to something else.
+// ownMachines returns the Machines of a control plane. s.Ambiguous names those that have the labels and belong to another
+// owner.
 func (r *objects) ownMachines(ctx context.Context, c client.Reader, s *scope) (collections.Machines, error) {
 	list := &clusterv1.MachineList{}
 	if err := c.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
@@ -48,8 +49,8 @@ func (r *objects) ownMachines(ctx context.Context, c client.Reader, s *scope) (c
 // adoption is the step that restores owner references of Machines.
 type adoption struct{ *objects }
 
-// reconcile gives Machines that have lost their reference, or have an outdated one, the right one. s.mixed says
-// why nothing can be decided about Machines then.
+// reconcile writes the owner reference of Machines without one or with an outdated one. s.Ambiguous is the reason when the
+// Machines of the control plane cannot be determined.
 func (r *adoption) reconcile(ctx context.Context, s *scope) (result, error) {
 	if len(s.Machines) == 0 && s.Initialized() {
 		return result{}, r.findUnlabelled(ctx, s)
@@ -85,14 +86,15 @@ func (r *adoption) reconcile(ctx context.Context, s *scope) (result, error) {
 	return result{}, nil
 }
 
-// own writes a reference, in the place of an outdated one to the same owner, unless somebody else has written meanwhile.
+// own writes a reference. It replaces an outdated reference to the same owner, and fails when the object was changed
+// meanwhile.
 func (r *objects) own(ctx context.Context, obj client.Object, ref metav1.OwnerReference) error {
 	before := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy has the type of the original.
 	obj.SetOwnerReferences(util.EnsureOwnerRef(slices.Clone(obj.GetOwnerReferences()), ref))
 	return r.Client.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// everyMachine returns all Machines of the cluster from the API server, also those without labels and owners.
+// everyMachine returns all Machines of the cluster from the API server, including those without labels and owners.
 func (r *objects) everyMachine(ctx context.Context, s *scope) ([]clusterv1.Machine, error) {
 	list := &clusterv1.MachineList{}
 	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.Cluster.Namespace)); err != nil {
@@ -101,7 +103,7 @@ func (r *objects) everyMachine(ctx context.Context, s *scope) ([]clusterv1.Machi
 	return slices.DeleteFunc(list.Items, func(m clusterv1.Machine) bool { return m.Spec.ClusterName != s.Cluster.Name }), nil
 }
 
-// findUnlabelled looks for control plane Machines that have lost their labels, before it is said that all are gone.
+// findUnlabelled finds control plane Machines without their labels, before all Machines are reported as gone.
 func (r *objects) findUnlabelled(ctx context.Context, s *scope) error {
 	machines, err := r.everyMachine(ctx, s)
 	if err != nil {
@@ -115,9 +117,9 @@ func (r *objects) findUnlabelled(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// ownSecret makes the control plane the controller of a Secret of its cluster, so that it moves and goes with it. As with
-// KubeadmControlPlane the type tells whose a Secret is: Cluster API makes them with its own type, and what a user
-// provides has another one. A Secret with another controller stays as it is.
+// ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it. As
+// with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
+// one. A Secret with another controller does not change.
 func (r *objects) ownSecret(ctx context.Context, s *scope, existing *corev1.Secret) error {
 	ref := controllerRef(s.Object)
 	if existing.Type != clusterv1.ClusterSecretType || util.HasExactOwnerRef(existing.OwnerReferences, ref) {
@@ -132,7 +134,7 @@ func (r *objects) ownSecret(ctx context.Context, s *scope, existing *corev1.Secr
 	return nil
 }
 
-// ownSecrets is ownSecret for all that are there, before the control plane goes.
+// ownSecrets owns all existing Secrets before the control plane is deleted.
 func (r *objects) ownSecrets(ctx context.Context, s *scope) error {
 	names := []string{bootstrap.EncryptionSecretName(s.Cluster.Name), secret.Name(s.Cluster.Name, secret.Kubeconfig)}
 	for _, c := range bootstrap.Certificates(s.Object.Spec.Config.Cluster) {

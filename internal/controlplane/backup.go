@@ -28,17 +28,19 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// secretRetry is when Secrets that the user names are looked for again: those without the cluster's label are no events.
+// secretRetry is the interval at which Secrets of the user are read again: changes of Secrets without the label of the
+// cluster are no events.
 const secretRetry = 30 * time.Second
 
-// backups is the step that has etcd backed up.
+// backups is the step that makes backups of etcd.
 type backups struct {
 	*objects
 	workloads *workloads
 	stores    *stores
 }
 
-// reconcile sees to the backups. What goes wrong with them is told, and tried again: machines are repaired all the same.
+// reconcile makes the backups that are due. An error is reported and the attempt is repeated, because the remediation of
+// Machines must not wait for backups.
 func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 	again, err := r.backUp(ctx, s)
 	if err == nil {
@@ -49,8 +51,8 @@ func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 	return requeueAfter(secretRetry), nil
 }
 
-// backUp has the backups made that are due, and tells of those that there are. s.held says then why no other version
-// can be rolled out yet.
+// backUp starts the backups that are due and reports the existing ones. It sets s.UpgradeHeld to the reason why no other
+// version can be rolled out yet.
 func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, err error) {
 	spec := s.Object.Spec.Backup
 	if !spec.IsDefined() || !s.Stacked() {
@@ -68,7 +70,7 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	s.UpgradeHeld = model.UpgradeHold(w, model.BackupAttempts(s.Object.Status.Backups, nil), s.Now)
 	f := s.Fleet()
 	if f.Unknown != "" {
-		return 0, nil // What is known of backups stands.
+		return 0, nil // The last known state remains.
 	}
 	found, err := r.readBackups(ctx, s)
 	if err != nil || found == nil {
@@ -94,7 +96,7 @@ func (r *backups) backUp(ctx context.Context, s *scope) (again time.Duration, er
 	return again, nil
 }
 
-// tellBackups sets the condition, and tells when it changes.
+// tellBackups sets the condition, and records an event when a failure changes it.
 func (r *backups) tellBackups(s *scope, attempts []model.BackupAttempt, problem string) {
 	before := conditions.Get(s.Object, controlplanev1.BackupSucceededCondition)
 	c := model.BackupCondition(attempts, problem)
@@ -104,7 +106,8 @@ func (r *backups) tellBackups(s *scope, attempts []model.BackupAttempt, problem 
 	}
 }
 
-// readBackups lists what the workload cluster says of backups, and adds it to the status; nil when it does not know the kind.
+// readBackups lists the EtcdBackups of the workload cluster and adds them to the status; nil when the workload cluster does
+// not have the kind.
 func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBackup, error) {
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
@@ -136,7 +139,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 	return out, r.workloads.watchWorkload(ctx, s, "etcdbackups", &etcdv1.EtcdBackup{})
 }
 
-// clearBackups deletes the EtcdBackups that nobody needs any more, and returns the others.
+// clearBackups deletes the EtcdBackups that are not needed any more, and returns the others.
 func (r *backups) clearBackups(ctx context.Context, s *scope, f model.Fleet, found []etcdv1.EtcdBackup) ([]etcdv1.EtcdBackup, error) {
 	known := s.Object.Status.Backups
 	gone := model.SupersededBackups(known, found)
@@ -154,7 +157,7 @@ func (r *backups) clearBackups(ctx context.Context, s *scope, f model.Fleet, fou
 	return out, nil
 }
 
-// makeBackup has a machine make a backup; problem says why that is not possible now.
+// makeBackup asks a machine for a backup. problem is the reason why that is not possible now.
 func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want model.WantedBackup) (problem string, err error) {
 	spec := s.Object.Spec.Backup
 	members := model.BackupMembers(f, s.Workload.Members)
@@ -185,8 +188,8 @@ func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want 
 	return "", nil
 }
 
-// storeSecret is what the Secrets of a store hold; nil when it needs none. problem says what is missing, never anything of
-// their content.
+// storeSecret returns the content of the Secrets of a store; nil when it needs none. problem names what is missing, never any
+// content.
 func (r *stores) storeSecret(ctx context.Context, s *scope, store etcdv1.BackupStore) (data map[string][]byte, problem string, err error) {
 	if store.S3.Bucket == "" {
 		return nil, "", nil
@@ -219,7 +222,7 @@ func (r *stores) storeSecret(ctx context.Context, s *scope, store etcdv1.BackupS
 	return data, problem, take(store.S3.CASecretRef.Name, etcdv1.S3CA)
 }
 
-// bringSecret gives the machines the credentials of a store: in a Secret that their agents may read.
+// bringSecret copies the credentials of a store into a Secret of the workload cluster that the agents may read.
 func (r *stores) bringSecret(ctx context.Context, s *scope, name string, data map[string][]byte) error {
 	out := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: etcdv1.BackupSecretNamespace, Name: name}}
 	_, err := controllerutil.CreateOrPatch(ctx, s.client, out, func() error {
@@ -232,7 +235,7 @@ func (r *stores) bringSecret(ctx context.Context, s *scope, name string, data ma
 	return nil
 }
 
-// backupKeys tells the keys apart that what is in a backup needs.
+// backupKeys returns the fingerprints of the keys that are needed to read a backup.
 func (r *stores) backupKeys(ctx context.Context, s *scope) ([]etcdv1.BackupKey, error) {
 	var out []etcdv1.BackupKey
 	add := func(name string, content []byte) {

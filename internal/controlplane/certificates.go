@@ -33,10 +33,9 @@ const noCertificates = "certificates are not available"
 // authorities is the step that provides the certificate authorities and the encryption key of a cluster.
 type authorities struct{ *objects }
 
-// reconcile makes the certificate authorities and the encryption key that are not there,
-// and checks those that are (CP-15). What is there is never overwritten. Once the control plane is
-// initialized nothing is made any more: machines hold what is missing, and another one
-// would not fit.
+// reconcile creates the missing certificate authorities and the encryption key, and checks the existing ones (CP-15). It
+// never overwrites one. Once the control plane is initialized it creates none, because the machines use the missing key, and
+// a new one would not match.
 func (r *authorities) reconcile(ctx context.Context, s *scope) (result, error) {
 	problems, err := r.ensureCertificates(ctx, s)
 	if err != nil {
@@ -75,7 +74,7 @@ func (r *authorities) ensureCertificates(ctx context.Context, s *scope) (problem
 	return problems, nil
 }
 
-// ensureCertificate makes one certificate authority, or says what is wrong with the one that is there.
+// ensureCertificate creates one certificate authority, or describes the problem of the existing one.
 func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret.Certificate) (problem string, err error) {
 	name := secret.Name(s.Cluster.Name, c.Purpose)
 	existing, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name})
@@ -119,7 +118,7 @@ func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret
 	return "", one.SaveGenerated(ctx, r.Client, util.ObjectKey(s.Cluster), controllerRef(s.Object))
 }
 
-// checkCertificate says what is wrong with a certificate authority; never anything of its content.
+// checkCertificate describes the problem of a certificate authority, never any of its content.
 func checkCertificate(name string, c *secret.Certificate, now time.Time) string {
 	if c.Purpose == secret.ServiceAccount {
 		return checkServiceAccountKeys(name, c)
@@ -166,7 +165,7 @@ func equalKeys(a, b any) bool {
 	return err == nil && bytes.Equal(x, y)
 }
 
-// ensureEncryptionKey makes the key that secrets are encrypted with in etcd.
+// ensureEncryptionKey creates the key that encrypts Secrets in etcd.
 func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (problem string, err error) {
 	key := client.ObjectKey{Namespace: s.Cluster.Namespace, Name: bootstrap.EncryptionSecretName(s.Cluster.Name)}
 	existing, err := r.getSecret(ctx, key)
@@ -189,7 +188,7 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 	return "", r.Client.Create(ctx, ownedSecret(s, key.Name, value))
 }
 
-// ownedSecret is a secret of the cluster's that the control plane owns.
+// ownedSecret returns a Secret of the cluster that the control plane owns.
 func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
@@ -203,7 +202,7 @@ func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 	}
 }
 
-// getSecret reads a secret from the cache, and live when the cache has not got it; nil when there is none.
+// getSecret reads a Secret from the cache, and live when the cache does not contain it; nil when it does not exist.
 func (r *objects) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
 	out := &corev1.Secret{}
 	err := r.SecretClient.Get(ctx, key, out)

@@ -22,10 +22,10 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
-// Core comes to each Machine once a second, and needs a turn for its finalizer, one for pausing, one to
-// own the Machine's objects and one to see the bootstrap data. What follows does at once what those
-// turns do. Only speed rests on it (ALL-15): what is left undone here, core does, and releaseAbandoned covers the case that
-// core does not know its finalizer any more. With --strict-contract none of it happens.
+// Cluster API's core reconciles each Machine once a second, and needs one turn for its finalizer, one for pausing, one to own
+// the objects of the Machine and one to find the bootstrap data. The functions below do the same at once. They only save time
+// (ALL-15): core does whatever is not done here, and releaseAbandoned covers a core that does not know its finalizer any more.
+// With --strict-contract, core does all of it.
 
 // freshMachine is newMachine with core's finalizer.
 func (r *machines) freshMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
@@ -114,7 +114,7 @@ func (r *objects) partsGone(ctx context.Context, machine *clusterv1.Machine) (bo
 // bootstrapData is the step that names the bootstrap data in Machines.
 type bootstrapData struct{ *objects }
 
-// reconcile names the bootstrap data in Machines whose CapstanConfig has it ready.
+// reconcile writes the name of the bootstrap data into Machines whose CapstanConfig has it ready.
 func (r *bootstrapData) reconcile(ctx context.Context, s *scope) (result, error) {
 	if r.StrictContract {
 		return result{}, nil
@@ -145,7 +145,7 @@ func hasData(object client.Object) bool {
 	return ok && ptr.Deref(config.Status.Initialization.DataSecretCreated, false) && config.Status.DataSecretName != ""
 }
 
-// dataCreated passes the moment at which a CapstanConfig's data is there.
+// dataCreated passes the update that reports the bootstrap data of a CapstanConfig.
 func dataCreated() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc:  func(event.CreateEvent) bool { return false },

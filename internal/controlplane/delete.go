@@ -27,9 +27,8 @@ func (r *objects) dropFormerFinalizer(ctx context.Context, controlPlane *control
 // deletion is the step of a control plane that is being deleted.
 type deletion struct{ *objects }
 
-// reconcile waits until the workers are gone, because draining them needs the control plane,
-// deletes the control plane Machines, waits until those are gone, and lets the object go. Each
-// Machine's end is an event.
+// reconcile waits for the deletion of the workers, because draining them needs the control plane, then deletes the control
+// plane Machines, waits for their deletion and removes the finalizer. The deletion of each Machine is an event.
 func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
 	workers, err := r.workers(ctx, s)
 	if err != nil {
@@ -38,12 +37,12 @@ func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
 	if workers > 0 {
 		return deleting(controlplanev1.WaitingForWorkersReason, fmt.Sprintf("%d worker machines or machine pools have to be deleted first", workers)), nil
 	}
-	// Live, so that a Machine that was just made is not left behind.
+	// Live, so that a Machine that was just created is not left behind.
 	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil {
 		return result{}, err
 	}
 	if len(s.Machines) == 0 {
-		// The garbage collector takes those that are owned, and nothing else would.
+		// The garbage collector deletes owned Secrets only.
 		if err := r.ownSecrets(ctx, s); err != nil {
 			return result{}, err
 		}
@@ -54,7 +53,7 @@ func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
 	}
 	out := deleting(controlplanev1.WaitingForMachinesReason, fmt.Sprintf("%d control plane machines are being deleted", len(s.Machines)))
 	for _, machine := range s.Machines.SortedByCreationTimestamp() {
-		// Nobody needs a quorum any more.
+		// The quorum is not needed any more.
 		if err := r.dropHook(ctx, machine); err != nil {
 			return out, err
 		}

@@ -18,8 +18,8 @@ import (
 // departures is the step that lets Machines and etcd members go.
 type departures struct{ *objects }
 
-// reconcile lets the etcd members of Machines that go leave, one after the other, and then the
-// Machines go. Members that belong to no Machine leave, too.
+// reconcile asks the etcd members of Machines that are being deleted to leave, one after the other, and then releases the
+// Machines. Members without a Machine leave as well.
 func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	if out, err = r.clearOrphans(ctx, s); err != nil {
 		return out, err
@@ -64,7 +64,7 @@ func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err e
 	return out, nil
 }
 
-// clearOrphans lets members leave that no Machine can have, and removes what is left of those that have.
+// clearOrphans asks members to leave that cannot belong to a Machine, and deletes the EtcdMembers of members that have left.
 func (r *departures) clearOrphans(ctx context.Context, s *scope) (out result, err error) {
 	f := s.Fleet()
 	if f.Unknown != "" {
@@ -116,8 +116,7 @@ func (r *departures) foreignOwner(ctx context.Context, s *scope, member string, 
 	return fmt.Sprintf("the etcd member %s may run on Machine %s, which does not belong to this control plane: it stays as long as the Machine exists", member, name), nil
 }
 
-// askToLeave sets spec.leave of the member as we have read it: if anything about it has changed since, we
-// come again.
+// askToLeave sets spec.leave of the member. It fails when the member has changed since it was read.
 func (r *departures) askToLeave(ctx context.Context, s *scope, name string) error {
 	before := s.Workload.Members[name]
 	after := before.DeepCopy()
@@ -130,7 +129,7 @@ func (r *departures) askToLeave(ctx context.Context, s *scope, name string) erro
 	return nil
 }
 
-// dropHook lets Cluster API go on with the deletion of a Machine.
+// dropHook removes our hook, so that Cluster API continues the deletion of a Machine.
 func (r *objects) dropHook(ctx context.Context, machine *clusterv1.Machine) error {
 	if _, ok := machine.Annotations[controlplanev1.PreTerminateHookAnnotation]; !ok {
 		return nil

@@ -16,8 +16,8 @@ import (
 // defaultCertificateDays of the leaf certificates on control plane machines.
 const defaultCertificateDays = 365
 
-// reconcileExpiry shows when the certificates of a control plane expire. It returns when the condition may change by the
-// passing of time alone.
+// reconcileExpiry reports the expiry of the certificates of a control plane. Time alone changes the condition, so the step
+// runs again.
 func reconcileExpiry(_ context.Context, s *scope) (result, error) {
 	return requeueAfter(showExpiry(s, s.Fleet().Members())), nil
 }
@@ -30,8 +30,8 @@ func showExpiry(s *scope, members []model.Member) time.Duration {
 	return again
 }
 
-// expirations are those of the certificates that the provider sees: the authorities, the administrator's, and the first
-// leaf certificate of each control plane machine.
+// expirations returns the expiry of the known certificates: the authorities, the administrator's certificate, and the first
+// certificate of each control plane machine.
 func expirations(s *scope, members []model.Member) []certexpiry.Certificate {
 	var out []certexpiry.Certificate
 	add := func(name string, pem []byte) {

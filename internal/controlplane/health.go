@@ -21,9 +21,8 @@ type health struct {
 	answered  *sightings
 }
 
-// reconcile sets controlPlaneInitialized when the API server has answered through the endpoint,
-// once and for all (CP-09); from then on it asks how the control plane is. An annotation says so too: it
-// outlives a move, which loses the status.
+// reconcile sets controlPlaneInitialized when the API server has answered through the endpoint; it is never unset (CP-09).
+// After that it asks for the health of the control plane. An annotation records the same, because a move loses the status.
 func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 	if !s.Initialized() {
 		if len(s.Machines) == 0 || s.access == nil {
@@ -55,10 +54,10 @@ func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 	return result{}, nil
 }
 
-// healthTimeout limits the question how an initialized control plane is.
+// healthTimeout limits one health request to an initialized control plane.
 const healthTimeout = 3 * time.Second
 
-// askHealth asks the API server how it and its etcd are; see readyz.
+// askHealth asks the API server for its health and that of etcd; see readyz.
 func askHealth(ctx context.Context, config *rest.Config) (ready bool, failed []string, err error) {
 	c, err := kubeconfig.Client(config, healthTimeout)
 	if err != nil {

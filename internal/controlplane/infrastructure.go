@@ -42,8 +42,8 @@ func (r *infrastructure) reconcile(ctx context.Context, s *scope) (result, error
 	return result{}, nil
 }
 
-// findEndpoint finds the endpoint: on the Cluster, or, before core has copied it there, in the
-// contract's field of the infrastructure's own object (CP-02), unless core's order is kept strictly.
+// findEndpoint reads the endpoint from the Cluster or, before core has copied it there, from the field of the contract in the
+// infrastructure's object (CP-02).
 func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool, err error) {
 	s.endpoint = s.Cluster.Spec.ControlPlaneEndpoint
 	provisioned := ptr.Deref(s.Cluster.Status.Initialization.InfrastructureProvisioned, false)
@@ -64,7 +64,7 @@ func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool
 	return s.endpoint.IsValid(), nil
 }
 
-// ownTemplate links the infrastructure template to the Cluster, so that it moves and goes with it (ALL-11).
+// ownTemplate adds the Cluster as an owner of the infrastructure template, so that it is moved and deleted with it (ALL-11).
 func (r *infrastructure) ownTemplate(ctx context.Context, s *scope) (result, error) {
 	template, err := r.template(ctx, s)
 	missing := missingTemplateError("")
@@ -98,7 +98,7 @@ func (r *infrastructure) template(ctx context.Context, s *scope) (*unstructured.
 	return template, nil
 }
 
-// watchInfraCluster starts the watch on the infrastructure's kind of cluster, once.
+// watchInfraCluster starts the watch on the kind of the infrastructure cluster, once.
 func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructured.Unstructured) error {
 	if r.tracker.Controller == nil {
 		return nil // A test without a manager.
@@ -106,7 +106,7 @@ func (r *infrastructure) watchInfraCluster(ctx context.Context, obj *unstructure
 	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.infraClusterToControlPlane))
 }
 
-// infraClusterToControlPlane: an infrastructure's own object has its Cluster as owner.
+// infraClusterToControlPlane maps an infrastructure cluster to the control plane of its owner.
 func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
 	cluster, err := util.GetOwnerCluster(ctx, r.Client, metav1.ObjectMeta{Namespace: obj.GetNamespace(), OwnerReferences: obj.GetOwnerReferences()})
 	if err != nil || cluster == nil {
@@ -115,8 +115,7 @@ func (r *infrastructure) infraClusterToControlPlane(ctx context.Context, obj cli
 	return clusterToControlPlane(ctx, cluster)
 }
 
-// watchTemplates starts the watch on a kind of infrastructure template, once: one that a control plane
-// names may be made later.
+// watchTemplates starts the watch on a kind of infrastructure template, once: a missing template may be created later.
 func (r *infrastructure) watchTemplates(ctx context.Context, ref clusterv1.ContractVersionedObjectReference) error {
 	if r.tracker.Controller == nil {
 		return nil

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// installAfter is how long a cluster has been initialized when we begin to look after what its first machine applies.
+	// installAfter is the time after initialization during which the first machine applies the same objects.
 	installAfter   = 2 * time.Minute
 	installTimeout = 30 * time.Second
 )
 
-// reconcile keeps the kinds and roles current that the agents of machines need in the workload cluster: it has those
-// of the Capstan that made its first machine, or those that a backup has brought back. No machine is replaced for it. Each
-// manager does it once, and again when the cluster does not know a kind. What goes wrong holds nothing else up.
+// reconcile keeps the kinds and roles current that the agents of machines need in the workload cluster. A cluster has those
+// of the version of Capstan that created its first machine, or those from a restored backup. Each manager applies them once,
+// and again when the cluster does not have a kind. An error does not hold up other steps.
 func (r *workloads) reconcile(ctx context.Context, s *scope) (result, error) {
 	sum := sha256.Sum256([]byte("installed " + s.Object.Annotations[controlplanev1.RestoredAnnotation]))
 	if s.client == nil || !installDue(s.Object, s.Now) || r.installed.is(s.Object.UID, sum) && !s.Workload.Missing {
@@ -39,17 +39,17 @@ func (r *workloads) reconcile(ctx context.Context, s *scope) (result, error) {
 	return result{}, nil
 }
 
-// reinstall has what the agents need brought again: the cluster does not know a kind.
+// reinstall requests that the kinds and roles are applied again, because the cluster does not have a kind.
 func (r *workloads) reinstall(s *scope) { r.installed.set(s.Object.UID, [sha256.Size]byte{}) }
 
-// installDue: at first the first machine applies the same, and has enough to do.
+// installDue reports whether the first machine had the time to apply the same objects.
 func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time) bool {
 	c := conditions.Get(controlPlane, controlplanev1.InitializedCondition)
 	return c != nil && c.Status == metav1.ConditionTrue && now.Sub(c.LastTransitionTime.Time) >= installAfter
 }
 
-// install applies what the agents need, as the first machine does: what is current already is not written. It removes what
-// only a former version needed.
+// install applies the kinds and roles as the first machine does; unchanged objects are not written. It removes objects that
+// only former versions needed.
 func install(ctx context.Context, c client.Client, stackedEtcd bool) error {
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()

@@ -23,10 +23,9 @@ import (
 // kubeconfigs is the step that provides the kubeconfig Secret of a cluster.
 type kubeconfigs struct{ *objects }
 
-// reconcile makes the kubeconfig secret as soon as the endpoint is known, and makes it again
-// when its certificate nears its end, or when the endpoint or the certificate authority is another one
-// (CP-13, CP-14). One that somebody else made is left alone, and used if it is not refused. It returns when to look
-// again.
+// reconcile creates the kubeconfig Secret as soon as the endpoint is known. It renews the Secret before its certificate
+// expires, and when the endpoint or the certificate authority has changed (CP-13, CP-14). A kubeconfig of the user is used
+// and never changed.
 func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 	note, again, err := r.ensureKubeconfig(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
@@ -46,12 +45,12 @@ func (r *kubeconfigs) reconcile(ctx context.Context, s *scope) (result, error) {
 	return requeueAfter(again), nil
 }
 
-// uselessError is why a kubeconfig cannot be used or made, until somebody changes a Secret, which is an event.
+// uselessError is the reason why a kubeconfig cannot be used or created until a Secret changes, which is an event.
 type uselessError string
 
 func (e uselessError) Error() string { return string(e) }
 
-// userKubeconfig reports when the certificate in a kubeconfig ends that the user provides, and that nobody renews.
+// userKubeconfig reports the expiry of the certificate in a kubeconfig of the user, which Capstan does not renew.
 func userKubeconfig(access *rest.Config, name string, now time.Time) (note string, again time.Duration, err error) {
 	cert, err := certs.DecodeCertPEM(access.CertData)
 	if err != nil || cert == nil {
@@ -121,23 +120,22 @@ func kubeconfigTimes(spec controlplanev1.KubeconfigSpec) (validity, renewBefore 
 	return validity, renewBefore
 }
 
-// kubeconfigGoodFor is how long a kubeconfig needs no renewal; 0 when it has to be made again now, and so when it is
-// refused.
+// kubeconfigGoodFor returns the time until the renewal of a kubeconfig; 0 when it must be created again now.
 func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration, now time.Time) time.Duration {
 	if config == nil || !bytes.Equal(config.CAData, ca) {
 		return 0
 	}
 	cert, err := certs.DecodeCertPEM(config.CertData)
-	if err != nil || now.Before(cert.NotBefore) { // A clock that was ahead has made it: nobody accepts it yet.
+	if err != nil || now.Before(cert.NotBefore) { // It was created with a clock that was ahead, and is not valid yet.
 		return 0
 	}
 	if caCert, err := certs.DecodeCertPEM(ca); err == nil && !cert.NotAfter.Before(caCert.NotAfter) {
-		return max(model.Day, caCert.NotAfter.Sub(now)) // It ends with its authority: another one would, too.
+		return max(model.Day, caCert.NotAfter.Sub(now)) // It ends with its authority, and so would a new one.
 	}
 	return max(0, cert.NotAfter.Add(-renewBefore).Sub(now))
 }
 
-// newKubeconfig is a kubeconfig for an administrator of the cluster.
+// newKubeconfig returns a kubeconfig for an administrator of the cluster.
 func newKubeconfig(cluster, server string, ca *certs.KeyPair, validity time.Duration, now time.Time) ([]byte, error) {
 	authority, err := pki.ParseAuthority(ca.Cert, ca.Key)
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 // machineStatus is the step that writes the conditions of Machines.
 type machineStatus struct{ *objects }
 
-// reconcile says on each Machine whether it is up to date (CP-18), and how its API server
-// and its member of etcd are (CP-10): these are its readiness gates.
+// reconcile writes on each Machine whether it is up to date (CP-18), and the health of its API server and etcd member, which
+// are its readiness gates (CP-10).
 func (r *machineStatus) reconcile(ctx context.Context, s *scope) (result, error) {
 	f := s.CompleteFleet()
 	for n := range f.Instances {
 		i := &f.Instances[n]
 		wanted := []metav1.Condition{model.UpToDate(i.Outdated)}
-		// What was known a moment ago stands.
+		// The last known state remains.
 		if !s.Interrupted {
 			wanted = append(wanted, model.MachineHealth(i, f)...)
 		}
@@ -33,7 +33,7 @@ func (r *machineStatus) reconcile(ctx context.Context, s *scope) (result, error)
 	return result{}, nil
 }
 
-// setMachineConditions writes those conditions of a Machine that have changed.
+// setMachineConditions writes the changed conditions of a Machine.
 func (r *objects) setMachineConditions(ctx context.Context, machine *clusterv1.Machine, wanted ...metav1.Condition) error {
 	changed := false
 	for _, c := range wanted {
@@ -54,8 +54,8 @@ func (r *objects) removeMachineCondition(ctx context.Context, machine *clusterv1
 	return r.patchMachineStatus(ctx, machine, func(m *clusterv1.Machine) { conditions.Delete(m, kind) })
 }
 
-// patchMachineStatus changes the status of a Machine. It has other writers, so that the patch is tied to what
-// was read; and it is read live, because against a cache that lags the patch conflicts.
+// patchMachineStatus changes the status of a Machine. The patch requires the resource version that was read, because the
+// status has other writers. The Machine is read live, because an outdated cache would cause conflicts.
 func (r *objects) patchMachineStatus(ctx context.Context, machine *clusterv1.Machine, change func(*clusterv1.Machine)) error {
 	live := &clusterv1.Machine{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(machine), live); err != nil {
@@ -69,7 +69,7 @@ func (r *objects) patchMachineStatus(ctx context.Context, machine *clusterv1.Mac
 	change(machine)
 	err := r.Client.Status().Patch(ctx, live, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) {
-		return nil // Somebody else wrote at the same time; that is an event, and we come again.
+		return nil // Another writer was faster, which is an event.
 	}
 	return client.IgnoreNotFound(err)
 }

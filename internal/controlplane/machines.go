@@ -33,7 +33,7 @@ type machines struct {
 	trials trials
 }
 
-// reconcile does the next step towards the Machines that the spec wants, and says what keeps it from that.
+// reconcile does the next step towards the Machines of the spec, and reports the reason when it cannot.
 func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
 	out, err := r.createOrDelete(ctx, s)
 	if err != nil && !apierrors.IsConflict(err) {
@@ -42,7 +42,7 @@ func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
 	return out, err
 }
 
-// advise says what to do about an error, if it is the user who can do something.
+// advise adds a remedy to an error that a user can solve.
 func advise(err error) string {
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
 		return err.Error() + " (change the spec, or what refuses this: a quota, a webhook, or a feature gate of Cluster API)"
@@ -50,12 +50,12 @@ func advise(err error) string {
 	return err.Error()
 }
 
-// createOrDelete makes the Machines that are missing, or deletes one.
+// createOrDelete creates the missing Machines, or deletes one.
 func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error) {
 	if p := model.PlanMachines(s.Fleet(), s.Target()); !p.Acts() {
 		return blocked(p.Why), nil
 	}
-	// What we know may be old, and what follows cannot be taken back: what is stored decides.
+	// The cache may be outdated and the next steps are irreversible, so the decision is repeated on live objects.
 	if current, err := r.readLive(ctx, s); err != nil || !current {
 		return result{}, err
 	}
@@ -73,8 +73,7 @@ func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error)
 	return blocked(p.Why), nil
 }
 
-// readLive replaces what came from the cache by what is stored (the workload cluster is always read live).
-// current says that the spec has not changed since; if it has, an event follows.
+// readLive replaces objects from the cache by live ones. current is false when the spec has changed, which is an event.
 func (r *objects) readLive(ctx context.Context, s *scope) (current bool, err error) {
 	live := &controlplanev1.CapstanControlPlane{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
@@ -93,7 +92,7 @@ func (r *objects) readLive(ctx context.Context, s *scope) (current bool, err err
 	return true, r.findOutdated(ctx, s)
 }
 
-// createMachines makes Machines. All but the first of a cluster may be made at once.
+// createMachines creates Machines. All but the first one of a cluster may be created at once.
 func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (out result, err error) {
 	for range p.Create {
 		created, err := r.createMachine(ctx, s, p.First)
@@ -104,7 +103,8 @@ func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (
 	return out, nil
 }
 
-// deleteMachine deletes a Machine as we have read it. Its pre-terminate hook keeps it until it has left etcd.
+// deleteMachine deletes a Machine if it has not changed since it was read. Its pre-terminate hook keeps it until its member
+// has left etcd.
 func (r *objects) deleteMachine(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
 	err := r.Client.Delete(ctx, machine, client.Preconditions{UID: &machine.UID, ResourceVersion: &machine.ResourceVersion})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
@@ -119,7 +119,7 @@ func (r *objects) deleteMachine(ctx context.Context, s *scope, machine *clusterv
 	return nil
 }
 
-// createMachine makes a Machine, unless it could not be made a moment ago.
+// createMachine creates a Machine, unless a recent attempt failed.
 func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (result, error) {
 	if !s.DomainsKnown() {
 		return blocked("the infrastructure does not show failure domains yet, and is not provisioned"), nil // A change of the infrastructure's object is an event.
@@ -142,9 +142,9 @@ func (r *machines) createMachine(ctx context.Context, s *scope, first bool) (res
 	return result{}, err
 }
 
-// tryMachine makes a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig
-// comes first and the Machine last: if we end in between, the config that has no Machine is found
-// again and the rest is made under its name, so that nothing is left over or made twice.
+// tryMachine creates a Machine with its CapstanConfig and its infrastructure machine. The CapstanConfig is created first and
+// the Machine last. After a crash in between, the config without a Machine is found, and the other objects are created under
+// its name, so that none is left over or created twice.
 func (r *machines) tryMachine(ctx context.Context, s *scope, first bool, last *trial) error {
 	infraTemplate, err := r.infrastructure.template(ctx, s)
 	if err != nil {
@@ -174,7 +174,7 @@ func (r *machines) tryMachine(ctx context.Context, s *scope, first bool, last *t
 	return r.finishRemediation(ctx, s)
 }
 
-// createInfraMachine makes an infrastructure machine, or finds the one that was made before.
+// createInfraMachine creates an infrastructure machine, or finds the existing one.
 func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstructured.Unstructured) error {
 	err := r.Client.Create(ctx, infraMachine)
 	if !apierrors.IsAlreadyExists(err) {
@@ -189,7 +189,7 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 	return nil
 }
 
-// nextConfig is the CapstanConfig of the Machine that is made next: one that has no Machine yet, or a new one.
+// nextConfig returns the CapstanConfig of the next Machine: one without a Machine, or a new one.
 func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *trial) (*bootstrapv1.CapstanConfig, error) {
 	unfinished, err := r.unfinishedConfigs(ctx, s)
 	if err != nil {
@@ -230,8 +230,8 @@ func (r *machines) nextConfig(ctx context.Context, s *scope, first bool, last *t
 	return config, nil
 }
 
-// firstConfig is the unfinished config with the name that is reserved for the first Machine, if it is as the spec wants
-// it; nil when it has to be made, under last.name.
+// firstConfig returns the CapstanConfig with the name that is reserved for the first Machine, if it matches the spec; nil
+// when it has to be created under last.name.
 func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig, unfinished []*bootstrapv1.CapstanConfig, last *trial) (*bootstrapv1.CapstanConfig, error) {
 	otherwise := last.name
 	if config != nil {
@@ -253,7 +253,7 @@ func (r *machines) firstConfig(ctx context.Context, s *scope, config *bootstrapv
 	return nil, nil
 }
 
-// unfinishedConfigs are CapstanConfigs that were made for Machines which do not exist.
+// unfinishedConfigs returns the CapstanConfigs whose Machines do not exist.
 func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstrapv1.CapstanConfig, error) {
 	list := &bootstrapv1.CapstanConfigList{}
 	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
@@ -272,8 +272,8 @@ func (r *machines) unfinishedConfigs(ctx context.Context, s *scope) ([]*bootstra
 	return out, nil
 }
 
-// removeUnfinished removes a CapstanConfig that no Machine will have, with its infrastructure machine. If somebody has
-// made the Machine meanwhile, both have changed and stay.
+// removeUnfinished deletes a CapstanConfig without a Machine, and its infrastructure machine. If the Machine was created
+// meanwhile, both have changed and are kept.
 func (r *machines) removeUnfinished(ctx context.Context, s *scope, config *bootstrapv1.CapstanConfig) error {
 	infraTemplate, err := r.infrastructure.template(ctx, s)
 	if err != nil {
@@ -295,7 +295,7 @@ func (r *machines) removeUnfinished(ctx context.Context, s *scope, config *boots
 	return r.deleteAsRead(ctx, config)
 }
 
-// deleteAsRead deletes an object that no Machine has, if nobody has changed it since it was read.
+// deleteAsRead deletes an object without a Machine, if it has not changed since it was read.
 func (r *objects) deleteAsRead(ctx context.Context, obj client.Object) error {
 	if metav1.GetControllerOfNoCopy(obj) != nil {
 		return nil // A Machine has it.
@@ -304,8 +304,8 @@ func (r *objects) deleteAsRead(ctx context.Context, obj client.Object) error {
 	return client.IgnoreNotFound(r.Client.Delete(ctx, obj, client.Preconditions{UID: &uid, ResourceVersion: &version}))
 }
 
-// ownLabels are those that tell whose a Machine, a config or an infrastructure machine is (CP-19), and who
-// reconciles them: whoever reconciles the control plane (CP-22).
+// ownLabels identify the owner of a Machine, a config or an infrastructure machine (CP-19), and its manager, which is that of
+// the control plane (CP-22).
 func ownLabels(s *scope) map[string]string {
 	out := map[string]string{
 		clusterv1.ClusterNameLabel:             s.Cluster.Name,
@@ -318,14 +318,13 @@ func ownLabels(s *scope) map[string]string {
 	return out
 }
 
-// metadata of what is made for a Machine. What the template adds is applied afterwards, so that it can be
-// taken away again; see propagate.go.
+// metadata of a new object. Labels and annotations of the template are applied afterwards, so that they can be removed again;
+// see propagate.go.
 func metadata(s *scope, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: s.Cluster.Namespace, Name: name, Labels: ownLabels(s)}
 }
 
-// ownerRef is how the CapstanConfig and the infrastructure machine are owned until the Machine's
-// controller takes them over.
+// ownerRef owns the CapstanConfig and the infrastructure machine until the Machine's controller owns them.
 func ownerRef(s *scope) metav1.OwnerReference {
 	ref := controllerRef(s.Object)
 	ref.Controller, ref.BlockOwnerDeletion = nil, nil
@@ -359,7 +358,7 @@ func desiredInfraMachine(s *scope, from *unstructured.Unstructured, name string)
 	})
 }
 
-// newMachine is what of a Machine is decided when it is made, and never changes.
+// newMachine returns the fields of a Machine that never change.
 func newMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
 	out := &clusterv1.Machine{
 		ObjectMeta: metadata(s, infraMachine.GetName()),

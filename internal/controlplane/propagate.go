@@ -24,7 +24,8 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// fieldManager owns what we apply: a field that we do not apply any more goes, whoever else's stay.
+// fieldManager owns the fields that this provider applies. A field that it does not apply any more is removed; fields of
+// other managers stay.
 const fieldManager = "capstan-control-plane"
 
 // propagation is the step that brings changes of the template to existing Machines in place.
@@ -33,9 +34,8 @@ type propagation struct {
 	applied memory
 }
 
-// reconcile brings what may change without a new Machine to those that are there: labels,
-// annotations, timeouts, readiness gates, minReadySeconds, taints (CP-07, CP-17, CP-18). One that refuses them keeps
-// them from no other one.
+// reconcile applies changes that need no new Machine to the existing ones: labels, annotations, timeouts, readiness gates,
+// minReadySeconds, taints (CP-07, CP-17, CP-18). A Machine that refuses a change does not prevent it for the others.
 func (r *propagation) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	f := s.CompleteFleet()
 	var errs []error
@@ -80,8 +80,8 @@ func (r *propagation) propagateTo(ctx context.Context, s *scope, i *model.Instan
 	return nil
 }
 
-// desiredMachine is what we apply of a Machine: all that was decided when it was made, as it is stored, and
-// what the template says now.
+// desiredMachine returns the applied configuration of a Machine: its stored immutable fields, and the fields of the present
+// template.
 func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 	template := s.Object.Spec.MachineTemplate
 	out := &clusterv1.Machine{
@@ -125,7 +125,7 @@ func desiredMachine(s *scope, stored *clusterv1.Machine) *clusterv1.Machine {
 	return out
 }
 
-// readinessGates are ours and then the user's (CP-18): a Machine is Ready when what runs on it is.
+// readinessGates returns our gates and then those of the user (CP-18).
 func readinessGates(s *scope) []clusterv1.MachineReadinessGate {
 	out := []clusterv1.MachineReadinessGate{{ConditionType: controlplanev1.MachineAPIServerHealthyCondition}}
 	if s.Stacked() {
@@ -144,7 +144,7 @@ func readinessGates(s *scope) []clusterv1.MachineReadinessGate {
 	return out
 }
 
-// desiredMetadata is what we apply of a CapstanConfig or an infrastructure machine.
+// desiredMetadata returns the applied metadata of a CapstanConfig or an infrastructure machine.
 func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) client.Object {
 	template := s.Object.Spec.MachineTemplate.ObjectMeta
 	out := &unstructured.Unstructured{}
@@ -165,8 +165,7 @@ func desiredMetadata(s *scope, stored client.Object, apiVersion, kind string) cl
 	return out
 }
 
-// propagateToDeleting brings only what still matters to a Machine that is being deleted: how long its parts
-// may take.
+// propagateToDeleting changes the timeouts of a Machine that is being deleted. Other fields have no effect any more.
 func (r *propagation) propagateToDeleting(ctx context.Context, s *scope, i *model.Instance) error {
 	machine, after := i.Machine, i.Machine.DeepCopy()
 	template := s.Object.Spec.MachineTemplate.Spec
@@ -187,7 +186,7 @@ func (r *propagation) propagateToDeleting(ctx context.Context, s *scope, i *mode
 	return nil
 }
 
-// applyOnce applies an object, but not again while neither what is wanted nor what is stored has changed.
+// applyOnce applies an object, unless neither the desired nor the stored state has changed since the last time.
 func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Object) error {
 	want, err := json.Marshal(desired)
 	if err != nil {
@@ -224,7 +223,7 @@ func specOf(obj client.Object) any {
 	return nil
 }
 
-// apply applies an object by server-side apply, and fills it with the answer.
+// apply uses server-side apply and stores the answer in the object.
 func (r *objects) apply(ctx context.Context, obj client.Object) error {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {
@@ -245,8 +244,7 @@ func (r *objects) apply(ctx context.Context, obj client.Object) error {
 	return runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, obj)
 }
 
-// memory of what was applied. It is lost with the process: then everything is applied once more, which
-// changes nothing.
+// memory of applied objects. It is lost with the process; then everything is applied again without an effect.
 type memory struct {
 	mu   sync.Mutex
 	sums map[types.UID][sha256.Size]byte

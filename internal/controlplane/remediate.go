@@ -17,8 +17,7 @@ import (
 // remediations is the step that replaces unhealthy Machines.
 type remediations struct{ *objects }
 
-// reconcile deletes the Machine that needs it most. The next one is made as whenever one is
-// missing. acted says that nothing else is to be done now; again is when to look again.
+// reconcile deletes the unhealthy Machine whose replacement helps most. The replacement is created like any missing Machine.
 func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	if err := r.forgetHealed(ctx, s); err != nil {
 		return out, err
@@ -50,7 +49,7 @@ func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err
 	return out, nil
 }
 
-// remediate writes down what it does before it does it: its replacement has to know.
+// remediate records the remediation before it deletes the Machine, because the replacement needs the record.
 func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) error {
 	if err := r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, p.Record.String()); err != nil {
 		return err
@@ -75,7 +74,7 @@ func ownerRemediated(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
 
-// forgetHealed takes the wish for a repair back from Machines that have become healthy.
+// forgetHealed removes the request for a remediation from Machines that have become healthy.
 func (r *remediations) forgetHealed(ctx context.Context, s *scope) error {
 	for _, m := range s.Machines {
 		if !m.DeletionTimestamp.IsZero() || !conditions.IsTrue(m, clusterv1.MachineHealthCheckSucceededCondition) || !conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition) {
@@ -88,12 +87,12 @@ func (r *remediations) forgetHealed(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// finishRemediation: the replacement has been made, and knows what it replaces.
+// finishRemediation removes the record from the control plane: the replacement has it now.
 func (r *objects) finishRemediation(ctx context.Context, s *scope) error {
 	return r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, s.OpenRemediation().String())
 }
 
-// forgetReplaced ends repairs that need no replacement, or whose end was not written down.
+// forgetReplaced ends remediations that need no replacement any more.
 func (r *remediations) forgetReplaced(ctx context.Context, s *scope) error {
 	same := func() bool {
 		return s.OpenRemediation().String() == model.ReadRemediationRecord(s.Object, controlplanev1.RemediationInProgressAnnotation).String()

@@ -16,13 +16,12 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// The first Machine of a cluster begins its etcd: two of them are two clusters. Two managers may both believe to be the
-// leader for a while, and each may be stopped between any two of its steps. So the name of the first Machine is written on
-// the control plane before anything has it, unless somebody else has written meanwhile, and whoever makes the Machine
-// makes it under this name.
+// The first Machine of a cluster starts its etcd, so two of them would be two clusters. Two managers may both act as the
+// leader for a while, and each may be stopped between any two steps. So the name of the first Machine is recorded on the
+// control plane with compare-and-swap before any object has it, and every manager uses that name.
 
-// reserveFirst is the name under which the first Machine of the cluster, or of a restored one, is made. It is never
-// changed for the same cluster, also when the Machine is made again. otherwise is the name when there is none yet.
+// reserveFirst returns the name of the first Machine of the cluster, or of a restored one. It never changes for the same
+// cluster, even when the Machine is created again. otherwise is used when no name is recorded.
 func (r *machines) reserveFirst(ctx context.Context, s *scope, otherwise string) (string, error) {
 	live := &controlplanev1.CapstanControlPlane{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
@@ -48,7 +47,7 @@ func (r *machines) reserveFirst(ctx context.Context, s *scope, otherwise string)
 	return wanted.Name, nil
 }
 
-// checkName makes sure that no Machine of somebody else has a name: what we apply would change it.
+// checkName makes sure that the name does not belong to a Machine of another owner, which an apply would change.
 func (r *machines) checkName(ctx context.Context, s *scope, name string) error {
 	m := &clusterv1.Machine{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name}, m); err != nil {
@@ -62,15 +61,15 @@ func (r *machines) checkName(ctx context.Context, s *scope, name string) error {
 }
 
 const (
-	// firstPause and longestPause are how long a Machine that could not be made is not tried again.
+	// firstPause and longestPause limit the delay after a failed attempt to create a Machine.
 	firstPause, longestPause = 250 * time.Millisecond, 30 * time.Second
 )
 
-// trial is what is remembered of a Machine that could not be made. It is lost with the process.
+// trial is the memory of failed attempts to create a Machine. It is lost with the process.
 type trial struct {
-	// name of the Machine: the next attempt has the same, so that an error reads the same and is no change.
+	// name of the Machine. The next attempt uses the same name, so that the same error has the same text.
 	name string
-	// why it failed, how often, and when it is tried again. Another generation of the spec is tried at once.
+	// why is the last error. The next attempt follows at after, or at once for another generation of the spec.
 	why        string
 	failures   int
 	after      time.Time
@@ -108,7 +107,7 @@ func (a *trials) forget(key client.ObjectKey) {
 	delete(a.of, key)
 }
 
-// failed is the trial after it has failed once more.
+// failed returns the trial after one more failure.
 func (a trial) failed(why string, now time.Time) trial {
 	a.why, a.after = why, now.Add(min(longestPause, firstPause<<min(a.failures, 10)))
 	a.failures++

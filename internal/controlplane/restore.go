@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// restoredMarker is a ConfigMap in the restored cluster that says which restore made it. It is not needed as long as the
-// control plane's annotation is there; a management cluster that is itself restored may have lost that.
+// restoredMarker is a ConfigMap in the restored cluster with the restore that created it. It is read when the annotation of
+// the control plane is lost, for example because the management cluster was restored.
 const restoredMarker = "capstan-restored"
 
 // restores is the step that takes a cluster back to a backup.
@@ -33,8 +33,7 @@ type restores struct {
 	answered *sightings
 }
 
-// reconcile takes the cluster back to the backup that spec.restore names, once. busy says that nothing else is to be
-// done meanwhile.
+// reconcile takes the cluster back to the backup that spec.restore names, once. No other step may run meanwhile.
 func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	spec := s.Object.Spec.Restore
 	if !spec.IsDefined() || !s.Stacked() {
@@ -154,7 +153,7 @@ func (s *scope) tellRestored(status metav1.ConditionStatus, reason, message stri
 	setCondition(s.Object, controlplanev1.RestoredCondition, status, reason, message)
 }
 
-// readRestoring replaces what came from the cache by what is stored. current says that the spec has not changed since.
+// readRestoring replaces objects from the cache by live ones. current is false when the spec has changed.
 func (r *restores) readRestoring(ctx context.Context, s *scope) (current bool, err error) {
 	live := &controlplanev1.CapstanControlPlane{}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
@@ -168,8 +167,8 @@ func (r *restores) readRestoring(ctx context.Context, s *scope) (current bool, e
 	return r.readLive(ctx, s)
 }
 
-// prepareRestore finds out what the first machine needs, and what is wrong with it. blind says that nobody can look into the
-// backup before machines are removed.
+// prepareRestore collects the input of the first machine, and its problems. blind: no machine can examine the backup before
+// Machines are removed.
 func (r *restores) prepareRestore(ctx context.Context, s *scope, blind bool) (problems []string, err error) {
 	spec := s.Object.Spec.Restore
 	keys, err := r.stores.backupKeys(ctx, s)
@@ -193,7 +192,7 @@ func (r *restores) prepareRestore(ctx context.Context, s *scope, blind bool) (pr
 	return problems, nil
 }
 
-// discard deletes a Machine of before, whose etcd and Node are of no use any more: it is not drained, and leaves nothing.
+// discard deletes a former Machine, whose etcd and Node are not needed any more: it is not drained.
 func (r *restores) discard(ctx context.Context, s *scope, m *clusterv1.Machine) error {
 	before := m.DeepCopy()
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.ExcludeNodeDrainingAnnotation, "")
@@ -210,7 +209,7 @@ func (r *restores) discard(ctx context.Context, s *scope, m *clusterv1.Machine) 
 	return r.deleteMachine(ctx, s, m, "Restore")
 }
 
-// why is what a Machine tells about its start.
+// why returns the reason why the infrastructure of a Machine is not ready.
 func why(m *clusterv1.Machine) string {
 	if c := conditions.Get(m, clusterv1.InfrastructureReadyCondition); c != nil && c.Status == metav1.ConditionFalse {
 		return c.Message
@@ -218,7 +217,7 @@ func why(m *clusterv1.Machine) string {
 	return ""
 }
 
-// removeStaleNodes deletes the Nodes of Machines that are not there any more.
+// removeStaleNodes deletes the Nodes of Machines that do not exist.
 func (r *restores) removeStaleNodes(ctx context.Context, s *scope) error {
 	list := &corev1.NodeList{}
 	if err := s.client.List(ctx, list); err != nil {
@@ -247,7 +246,7 @@ func marker() *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: restoredMarker}}
 }
 
-// markRestored writes into the cluster which restore made it.
+// markRestored records in the cluster which restore created it.
 func (r *restores) markRestored(ctx context.Context, s *scope) error {
 	m := marker()
 	if _, err := controllerutil.CreateOrPatch(ctx, s.client, m, func() error {
@@ -259,7 +258,7 @@ func (r *restores) markRestored(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// readMarker is the restore that made the cluster, if it can be asked; "" when it was none, or nobody answers.
+// readMarker returns the restore that created the cluster; "" without a restore, or when the cluster does not answer.
 func (r *restores) readMarker(ctx context.Context, s *scope) (string, error) {
 	if s.client == nil || !s.Restoration().Serves {
 		return "", nil
@@ -271,7 +270,7 @@ func (r *restores) readMarker(ctx context.Context, s *scope) (string, error) {
 	return m.Data["restore"], nil
 }
 
-// finishRestore writes down that the restore is done, for good.
+// finishRestore records that the restore is complete.
 func (r *restores) finishRestore(ctx context.Context, s *scope, err error) error {
 	if err != nil {
 		return err

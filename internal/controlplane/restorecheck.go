@@ -18,8 +18,8 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// checkRestore finds out whether the restore can begin. As long as the cluster serves, one of its machines has to have looked
-// at the backup: the store is there, and the backup is, whole and of use. Nothing is remembered but the EtcdBackupCheck.
+// checkRestore decides whether the restore can start. While the cluster serves, one of its machines has to examine the backup
+// first. Only the EtcdBackupCheck is stored.
 func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWay, why string) (ready bool, unchecked string, again time.Duration, err error) {
 	spec := s.Object.Spec.Restore
 	switch {
@@ -58,7 +58,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 	return false, "", model.UnhealthyRetry, r.makeCheck(ctx, s, found)
 }
 
-// readCheck is the check of what spec.restore says now; nil when there is none. It removes those of before.
+// readCheck returns the check of the present spec.restore; nil when there is none. It deletes former checks.
 func (r *restores) readCheck(ctx context.Context, s *scope) (found *etcdv1.EtcdBackupCheck, err error) {
 	list := &etcdv1.EtcdBackupCheckList{}
 	if err := s.client.List(ctx, list); err != nil {
@@ -82,7 +82,7 @@ func (r *restores) removeCheck(ctx context.Context, s *scope, c *etcdv1.EtcdBack
 	return nil
 }
 
-// makeCheck asks a machine to look at the backup, or another one when the first does not begin.
+// makeCheck asks a machine to examine the backup, or another machine when the first one does not start.
 func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBackupCheck) error {
 	f, problem := s.Fleet(), ""
 	members := model.BackupMembers(f, s.Workload.Members)
@@ -122,7 +122,8 @@ func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBa
 	return nil
 }
 
-// clearChecks removes what checks have left in the cluster, if it can be asked. What stays is of no meaning.
+// clearChecks removes the objects of checks from the workload cluster, if it can be reached. Remaining objects have no
+// effect.
 func (r *restores) clearChecks(ctx context.Context, s *scope) {
 	if s.client == nil {
 		return
@@ -137,7 +138,7 @@ func (s *scope) tellChecking(found *etcdv1.EtcdBackupCheck, member, problem stri
 	s.tellRestored(metav1.ConditionFalse, controlplanev1.CheckingReason, model.CheckMessage(spec.Name, found, member, problem, controlplanev1.RestoreUncheckedAnnotation, spec.ID()))
 }
 
-// refuseRestore tells why a backup is not restored.
+// refuseRestore reports the reason why a backup is not restored.
 func (r *restores) refuseRestore(s *scope, problems []string) {
 	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
 	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or mend it and set spec.restore.attempt to something new",

@@ -37,10 +37,10 @@ const (
 	rotationRetry = 2 * time.Second
 )
 
-// caName is the secret of the cluster's certificate authority.
+// caName returns the name of the Secret of the cluster's certificate authority.
 func caName(s *scope) string { return secret.Name(s.Cluster.Name, secret.ClusterCA) }
 
-// readAuthority reads the certificate authority as it is stored.
+// readAuthority reads the Secret of the certificate authority live.
 func (r *objects) readAuthority(ctx context.Context, s *scope) error {
 	stored := &corev1.Secret{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: caName(s)}, stored); err != nil {
@@ -50,7 +50,7 @@ func (r *objects) readAuthority(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// authoritiesOf are those in the bootstrap data of a Machine.
+// authoritiesOf returns the fingerprints of the authorities in the bootstrap data of a Machine.
 func (r *objects) authoritiesOf(ctx context.Context, machine *clusterv1.Machine) (made bool, has []string, err error) {
 	name := ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "")
 	if name == "" {
@@ -63,7 +63,7 @@ func (r *objects) authoritiesOf(ctx context.Context, machine *clusterv1.Machine)
 	return true, model.SplitFingerprints(data.Annotations[bootstrapv1.AuthoritiesAnnotation]), nil
 }
 
-// findOtherAuthorities adds to what is outdated the Machines that have other certificate authorities.
+// findOtherAuthorities marks the Machines with other certificate authorities as outdated.
 func (r *objects) findOtherAuthorities(ctx context.Context, s *scope) error {
 	state := s.Rotation()
 	for _, machine := range s.Machines {
@@ -81,8 +81,7 @@ func (r *objects) findOtherAuthorities(ctx context.Context, s *scope) error {
 // rotations is the step that rotates the certificate authority of a cluster.
 type rotations struct{ *objects }
 
-// reconcile brings all of the cluster to the certificate authorities that the secret has, and
-// does the next step once it is there.
+// reconcile brings the whole cluster to the certificate authorities of the Secret, and then does the next step.
 func (r *rotations) reconcile(ctx context.Context, s *scope) (result, error) {
 	var again time.Duration
 	if !s.Initialized() || s.Authority == nil {
@@ -108,7 +107,7 @@ func (r *rotations) reconcile(ctx context.Context, s *scope) (result, error) {
 	return requeueAfter(again), nil
 }
 
-// setRotating says how far the rotation is, once there was one, and tells of each phase.
+// setRotating sets the condition CertificateAuthorityRotating, and records an event for each phase.
 func (r *rotations) setRotating(s *scope, state model.Rotation) {
 	kind := controlplanev1.CertificateAuthorityRotatingCondition
 	rotating, reason, message := state.Describe(s.Now)
@@ -134,7 +133,7 @@ func conditionReason(c *metav1.Condition) string {
 	return c.Reason
 }
 
-// rotate does one step. Each is one write, so that it is done or not done.
+// rotate does one step. Each step is one write, so that it is either done or not done.
 func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, step model.RotationStep) error {
 	switch step {
 	case model.RotationRecord:
@@ -154,7 +153,7 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 	return nil
 }
 
-// writeAuthority changes the secret, if it is still as it was read.
+// writeAuthority changes the Secret, if it has not changed since it was read.
 func (r *rotations) writeAuthority(ctx context.Context, s *scope, change func(data map[string][]byte) error) error {
 	after := s.Authority.DeepCopy()
 	if err := change(after.Data); err != nil {
@@ -170,8 +169,7 @@ func (r *rotations) writeAuthority(ctx context.Context, s *scope, change func(da
 	return err
 }
 
-// newAuthority makes the certificate authority of a cluster. Unlike Cluster API's, it may sign the one
-// that comes after it.
+// newAuthority creates the certificate authority of a cluster. Unlike that of Cluster API, it may sign its successor.
 func newAuthority(now time.Time) (*certs.KeyPair, error) {
 	signer, err := pki.NewKey()
 	if err != nil {
@@ -185,7 +183,7 @@ func newAuthority(now time.Time) (*certs.KeyPair, error) {
 	return &certs.KeyPair{Cert: pki.EncodeCert(made.Cert), Key: key}, err
 }
 
-// beginRotation makes a new authority. It is trusted from now on, and does not sign yet.
+// beginRotation creates a new authority. Machines trust it from now on; it does not sign yet.
 func beginRotation(data map[string][]byte, now time.Time) error {
 	next, err := newAuthority(now)
 	if err != nil {
@@ -196,8 +194,8 @@ func beginRotation(data map[string][]byte, now time.Time) error {
 	return nil
 }
 
-// signWithNext lets the new authority sign. The old one signs a last certificate, the new one's: who only knows
-// the old one can go on to verify servers.
+// signWithNext makes the new authority the signer. The old authority cross-signs the new one, so that clients that trust only
+// the old one can still verify servers.
 func signWithNext(data map[string][]byte) error {
 	old, err := certs.DecodeCertPEM(data[secret.TLSCrtDataName])
 	if err != nil {
@@ -218,7 +216,7 @@ func signWithNext(data map[string][]byte) error {
 	return nil
 }
 
-// mayHaveAuthorities says that an authority may sign another one.
+// mayHaveAuthorities reports whether an authority may sign another one.
 func mayHaveAuthorities(ca *x509.Certificate) bool { return ca.MaxPathLen != 0 || !ca.MaxPathLenZero }
 
 func crossSign(next, old, oldKey []byte) ([]byte, error) {
@@ -237,7 +235,7 @@ func crossSign(next, old, oldKey []byte) ([]byte, error) {
 	return pki.EncodeCert(cross), nil
 }
 
-// dropOld leaves only the authority that signs.
+// dropOld removes every authority except the signer.
 func dropOld(data map[string][]byte) error {
 	signer, err := certs.DecodeCertPEM(data[secret.TLSCrtDataName])
 	if err != nil {
@@ -251,8 +249,8 @@ func joinPEM(first, second []byte) []byte {
 	return []byte(strings.TrimSpace(string(first)) + "\n" + strings.TrimSpace(string(second)) + "\n")
 }
 
-// lacking brings the Nodes to what the secret says as soon as the control plane machines are there, and says who
-// is not there yet. What cannot be asked is not there.
+// lacking describes the machines that do not have the target yet. It sends the target to the Nodes once the control plane
+// machines have it. A machine that cannot be asked does not have it.
 func (r *rotations) lacking(ctx context.Context, s *scope, state model.Rotation) []string {
 	out, err := r.lackingControlPlane(ctx, s, state)
 	if err != nil {
@@ -286,7 +284,7 @@ func (r *rotations) lackingControlPlane(ctx context.Context, s *scope, state mod
 	return out, nil
 }
 
-// holders are Machines with what is in their bootstrap data, in the order of their names.
+// holders returns Machines and the authorities in their bootstrap data, sorted by name.
 func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) ([]model.TrustHolder, error) {
 	var out []model.TrustHolder
 	for _, m := range machines {
@@ -300,7 +298,8 @@ func (r *rotations) holders(ctx context.Context, machines []*clusterv1.Machine) 
 	return out, nil
 }
 
-// lackingNodes tells Nodes what to have, once kube-root-ca.crt, which pods get, is there, and looks what they say.
+// lackingNodes sends the target to the Nodes once kube-root-ca.crt, which pods use, has it, and reads the reports of the
+// Nodes.
 func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rotation) ([]string, error) {
 	published := &corev1.ConfigMap{}
 	if err := s.client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "kube-root-ca.crt"}, published); err != nil {
@@ -337,8 +336,8 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	return append(out, model.PendingNodes(state.Target, holders)...), nil
 }
 
-// removeOrphan deletes a Node whose Machine is gone. Cluster API does so itself, but only tries for ten seconds, and a
-// connection of before may just then be refused, because it has a certificate of the old authority.
+// removeOrphan deletes a Node whose Machine is gone. Cluster API tries the same for ten seconds only, and its connection may
+// be refused in that time, because it uses a certificate of the old authority.
 func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) (gone bool, err error) {
 	name := n.Annotations[clusterv1.MachineAnnotation]
 	if name == "" || n.Annotations[clusterv1.ClusterNameAnnotation] != s.Cluster.Name || n.Annotations[clusterv1.ClusterNamespaceAnnotation] != s.Cluster.Namespace {
@@ -351,7 +350,7 @@ func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) 
 	return true, client.IgnoreNotFound(s.client.Delete(ctx, n, client.Preconditions{UID: &n.UID}))
 }
 
-// tellNode writes on a Node what its machine is to have, and signs it for a machine that has said its challenge.
+// tellNode writes the target on a Node, and signs it for a machine that has published a challenge.
 func (r *rotations) tellNode(ctx context.Context, s *scope, n *corev1.Node) error {
 	bundle := s.Authority.Data[secret.TLSCrtDataName]
 	signature, err := answerTo(n.Annotations[nodeconfig.ChallengeAnnotation], bundle, s.Authority.Data[secret.TLSKeyDataName], n.Annotations[nodeconfig.SignatureAnnotation])
@@ -369,9 +368,8 @@ func (r *rotations) tellNode(ctx context.Context, s *scope, n *corev1.Node) erro
 	return client.IgnoreNotFound(s.client.Patch(ctx, n, client.MergeFrom(before)))
 }
 
-// answerTo a challenge is the signature of what its machine is to have; "" when it has none, because somebody else
-// has set it up, or because it has not looked yet. The signature that the Node has stays if it is right: no two are the
-// same, and each one written is an event for the machine.
+// answerTo returns the signature of the target for a challenge; "" without a challenge. A valid signature on the Node is
+// kept, because each new signature is an event for the machine.
 func answerTo(challenge string, bundle, key []byte, has string) (string, error) {
 	if challenge == "" {
 		return "", nil
@@ -390,7 +388,7 @@ func answerTo(challenge string, bundle, key []byte, has string) (string, error) 
 	return nodeconfig.SignAuthorities(signer, bundle, challenge)
 }
 
-// workersOnTheWay are the Machines that have bootstrap data and no Node.
+// workersOnTheWay returns the Machines with bootstrap data and without a Node.
 func (r *rotations) workersOnTheWay(ctx context.Context, s *scope) ([]model.TrustHolder, error) {
 	list := &clusterv1.MachineList{}
 	if err := r.Client.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Cluster.Name}); err != nil {
@@ -406,9 +404,9 @@ func (r *rotations) workersOnTheWay(ctx context.Context, s *scope) ([]model.Trus
 	return r.holders(ctx, out)
 }
 
-// finishRotation takes the old authority out of what API servers publish for other servers: they add theirs to
-// what is there, and never take any away. And Nodes forget what they were told: a backup may bring them back
-// when it is not true any more.
+// finishRotation removes the old authority from the ConfigMap that API servers publish for other servers: API servers add
+// authorities to it and never remove any. It also removes the target from the Nodes, because a restored backup would bring
+// back an outdated one.
 func (r *rotations) finishRotation(ctx context.Context, s *scope) error {
 	if s.client == nil {
 		return errors.New("there is no connection to the workload cluster")

@@ -18,7 +18,7 @@ import (
 	"capstan.dev/capstan/internal/manager"
 )
 
-// setHealth says how etcd and the API servers are, once somebody could be asked.
+// setHealth sets the conditions of etcd and of the API servers, once the API server was asked.
 func setHealth(s *scope) {
 	if s.Readiness == nil {
 		return
@@ -27,13 +27,13 @@ func setHealth(s *scope) {
 	for _, c := range []metav1.Condition{model.EtcdHealth(f, s.Readiness), model.ComponentsHealth(f, s.Readiness)} {
 		has := conditions.Get(s.Object, c.Type)
 		if c.Status == metav1.ConditionUnknown && s.Interrupted && has != nil {
-			continue // What was known a moment ago stands.
+			continue // The last known state remains.
 		}
 		conditions.Set(s.Object, c)
 	}
 }
 
-// setStatus sets all of the status that follows from the Machines and from what the steps have found.
+// setStatus sets the status from the Machines and the results of the steps.
 func setStatus(s *scope, found *result) {
 	cp := s.Object
 	cp.Status.ObservedGeneration = cp.Generation
@@ -60,7 +60,7 @@ func setStatus(s *scope, found *result) {
 	setRemediating(s, found)
 	setDeleting(s, found)
 	setAvailable(s, found)
-	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves, and is as the spec wants it.
+	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves and matches the spec.
 	if err := manager.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
 		setCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, err.Error())
 	}
@@ -99,7 +99,7 @@ func setScaling(s *scope, found *result) {
 	scaling(clusterv1.ScalingDownCondition, current > desired, clusterv1.ScalingDownReason, clusterv1.NotScalingDownReason, "down", append(obstacles(found), s.StuckMachines()...))
 }
 
-// obstacles are what has to happen before the next step.
+// obstacles returns the reasons why the next step waits.
 func obstacles(found *result) []string {
 	out := slices.Clone(found.departing)
 	if found.blocked != "" {
@@ -148,7 +148,7 @@ func setRemediating(s *scope, found *result) {
 	setCondition(s.Object, clusterv1.RemediatingCondition, metav1.ConditionTrue, clusterv1.RemediatingReason, "* "+strings.Join(messages, "\n* "))
 }
 
-// setMachines sums up a condition of the Machines.
+// setMachines aggregates a condition of the Machines.
 func setMachines(s *scope, target, source string) {
 	if len(s.Machines) == 0 {
 		setCondition(s.Object, target, metav1.ConditionTrue, "NoReplicas", "")
@@ -162,7 +162,7 @@ func setMachines(s *scope, target, source string) {
 	conditions.Set(s.Object, *aggregate)
 }
 
-// setRefused says what could not be brought to the Machines in place.
+// setRefused reports the in-place changes that Machines refused.
 func setRefused(s *scope, found *result) {
 	if len(found.refused) > 0 {
 		setCondition(s.Object, controlPlaneMachinesUpToDate, metav1.ConditionFalse, controlplanev1.CannotChangeMachinesReason, "* "+strings.Join(model.Shorten(found.refused), "\n* "))
@@ -177,8 +177,8 @@ func setDeleting(s *scope, found *result) {
 	setCondition(s.Object, clusterv1.DeletingCondition, metav1.ConditionTrue, found.deletingReason, found.deletingMessage)
 }
 
-// setAvailable says whether the control plane can serve: it did once, its certificates are there, and the
-// API server answers through the endpoint and can use etcd. One machine of three that is lost changes nothing.
+// setAvailable reports whether the control plane serves: it is initialized, its certificates exist, and the API server
+// answers through the endpoint and can use etcd. The loss of one machine of three does not change it.
 func setAvailable(s *scope, found *result) {
 	var problems []string
 	cp := s.Object

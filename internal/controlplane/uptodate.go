@@ -13,8 +13,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// findOutdated finds out which Machines are not what the spec would make now, and why; and since when the
-// infrastructure of those that are being deleted has been going.
+// findOutdated finds the outdated Machines and the reasons, and the deletion timestamps of infrastructure machines.
 func (r *objects) findOutdated(ctx context.Context, s *scope) error {
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
 	for _, machine := range s.Machines {
@@ -30,8 +29,8 @@ func (r *objects) findOutdated(ctx context.Context, s *scope) error {
 	return r.findOtherAuthorities(ctx, s)
 }
 
-// partsOf are the CapstanConfig and the infrastructure machine of a Machine; nil when they are not there,
-// because it is being deleted, or cannot be read now: that is no reason to call it outdated.
+// partsOf returns the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be
+// read. A missing object does not make a Machine outdated.
 func (r *objects) partsOf(ctx context.Context, machine *clusterv1.Machine) (*bootstrapv1.CapstanConfig, *unstructured.Unstructured, error) {
 	config := &bootstrapv1.CapstanConfig{}
 	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}

@@ -73,8 +73,8 @@ func (webhook) ValidateCreate(_ context.Context, obj *controlplanev1.CapstanCont
 	return nil, invalidError("CapstanControlPlane", obj.Name, validateSpec(obj))
 }
 
-// ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so
-// that it can go.
+// ValidateUpdate checks a changed control plane. One that is being deleted may always be changed, so that its deletion can
+// finish.
 func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.CapstanControlPlane) (admission.Warnings, error) {
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
@@ -141,8 +141,8 @@ func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.Error
 	return errs
 }
 
-// validateClusterChange refuses what a rollout cannot bring about: while it lasts, and for the workers also afterwards,
-// some machines would have it and others not; and a new API server would not read what an old one has encrypted.
+// validateClusterChange refuses changes that a rollout cannot apply to the whole cluster: some machines would have them and
+// others not.
 func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if cmp.Or(before.PodNetwork, bootstrapv1.PodNetworkRoutes) != cmp.Or(after.PodNetwork, bootstrapv1.PodNetworkRoutes) {
@@ -154,8 +154,8 @@ func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path 
 	return append(errs, validateEncryptionChange(before.Encryption, after.Encryption, path.Child("encryption"))...)
 }
 
-// validateEncryptionChange: more may be encrypted, nothing less and nothing otherwise, but with a configuration of the
-// user's own, whose author knows what it reads.
+// validateEncryptionChange allows more encrypted resources, and any change to a configuration of the user. Other changes
+// would make stored data unreadable.
 func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *field.Path) field.ErrorList {
 	const why = "what is in etcd could not be read any more. Give an encryption.configuration of your own that reads both; the present key is in the secret <cluster>-encryption"
 	if after.Configuration.Secret.Name != "" {
@@ -175,7 +175,7 @@ func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *fi
 	return nil
 }
 
-// validateVersionChange: one minor at a time, and never back by one: Kubernetes supports neither.
+// validateVersionChange allows one minor version up at a time, and none back, as Kubernetes does.
 func validateVersionChange(before, after string, path *field.Path) field.ErrorList {
 	from, errFrom := semver.ParseTolerant(before)
 	to, errTo := semver.ParseTolerant(after)
@@ -207,8 +207,7 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *controlplanev1.Cap
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, errs)
 }
 
-// ValidateUpdate refuses changes but in a dry run of the topology controller, which tries out what a
-// change of a ClusterClass would do.
+// ValidateUpdate refuses changes, except in a dry run of the topology controller, which tries a change of a ClusterClass.
 func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlplanev1.CapstanControlPlaneTemplate) (admission.Warnings, error) {
 	req, err := admission.RequestFromContext(ctx)
 	if err != nil {

@@ -42,8 +42,8 @@ type workloads struct {
 	installed memory
 }
 
-// look asks the workload cluster about its control plane. What goes wrong is part of the answer: most of
-// it is no reason to try again at once.
+// look reads the state of the control plane in its workload cluster. An error is part of the state, because most errors need
+// no immediate retry.
 func (r *workloads) look(ctx context.Context, s *scope) *model.Workload {
 	if !s.Initialized() {
 		return &model.Workload{Err: errors.New("its API server has not answered yet")}
@@ -129,7 +129,7 @@ func (r *workloads) readAPIServers(ctx context.Context, c client.Client, control
 	return out, nil
 }
 
-// watchWorkload makes changes of a kind in the cluster events of the control plane.
+// watchWorkload makes changes of a kind in the workload cluster events of the control plane.
 func (r *workloads) watchWorkload(ctx context.Context, s *scope, name string, kind client.Object) error {
 	if r.controller == nil {
 		return nil // A test without a manager.

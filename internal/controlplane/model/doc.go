@@ -4,8 +4,8 @@
 // All of it is data and functions of data. Nothing here has a connection, a lock on an object or a clock of its own:
 // ControlPlane.Now is the time of the reconciliation. So each decision has a table test beside it.
 //
-// The package may import API types, Cluster API's helpers without a client, and internal/node/nodeconfig. It must not import
-// internal/controlplane or a client.
+// The package may import API types, Cluster API's helpers without a client, internal/bootstrap/render, internal/pki and
+// internal/node/nodeconfig. It must not import internal/controlplane or a client.
 //
 // Layer: reconciler.
 package model
