@@ -59,7 +59,7 @@ func TestV1Beta1(t *testing.T) {
 	machine := hub.Spec.MachineTemplate.Spec
 	want := clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanMachineTemplate", Name: "demo"}
 	if machine.InfrastructureRef != want || ptr.Deref(machine.Deletion.NodeDrainTimeoutSeconds, 0) != 600 ||
-		ptr.Deref(hub.Spec.Replicas, 0) != 1 || hub.Spec.Version != "v1.36.3" {
+		ptr.Deref(hub.Spec.Replicas, 0) != 1 || hub.Spec.Version != "1.36.3" {
 		t.Errorf("CP-06: %+v", hub.Spec)
 	}
 	if err := env.Client.Get(ctx, client.ObjectKeyFromObject(old), old); err != nil {
