@@ -8,10 +8,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/collections"
 	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -82,6 +84,7 @@ func (r *adoption) reconcile(ctx context.Context, s *scope) (result, error) {
 			return result{}, fmt.Errorf("cannot adopt the Machine %s: %w", m.Name, err)
 		}
 		r.event(s, corev1.EventTypeNormal, "Adopted", "Adopt", "Adopted Machine %s", m.Name)
+		ctrl.LoggerFrom(ctx).Info("Adopted Machine", "Machine", klog.KObj(m))
 	}
 	return result{}, nil
 }

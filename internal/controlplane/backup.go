@@ -46,7 +46,7 @@ func (r *backups) reconcile(ctx context.Context, s *scope) (result, error) {
 	if err == nil {
 		return requeueAfter(again), nil
 	}
-	ctrl.LoggerFrom(ctx).Error(err, "The backups could not be seen to")
+	ctrl.LoggerFrom(ctx).Error(err, "Cannot make or read backups")
 	r.tellBackups(s, nil, err.Error())
 	return requeueAfter(secretRetry), nil
 }
@@ -185,6 +185,7 @@ func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want 
 	if err := s.client.Create(ctx, b); err != nil {
 		return "", fmt.Errorf("cannot make the EtcdBackup %s: %w", b.Name, err)
 	}
+	ctrl.LoggerFrom(ctx).Info("Requested backup", "EtcdBackup", b.Name, "trigger", want.Trigger, "member", b.Spec.Member)
 	return "", nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -125,6 +126,7 @@ func (r *departures) askToLeave(ctx context.Context, s *scope, name string) erro
 		return fmt.Errorf("cannot ask the etcd member %s to leave: %w", name, err)
 	}
 	s.Workload.Members[name] = *after
+	ctrl.LoggerFrom(ctx).Info("Removing etcd member", "EtcdMember", name)
 	r.event(s, corev1.EventTypeNormal, "EtcdMemberLeaves", "Leave", "The etcd member %s leaves", name)
 	return nil
 }
@@ -141,6 +143,6 @@ func (r *objects) dropHook(ctx context.Context, machine *clusterv1.Machine) erro
 		return fmt.Errorf("cannot remove the hook of the Machine %s: %w", machine.Name, err)
 	}
 	machine.Annotations = after.Annotations
-	ctrl.LoggerFrom(ctx).Info("Machine may go", "machine", machine.Name)
+	ctrl.LoggerFrom(ctx).Info("Released Machine", "Machine", klog.KObj(machine))
 	return nil
 }

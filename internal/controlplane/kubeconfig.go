@@ -10,8 +10,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -102,6 +104,7 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 	if existing == nil {
 		return "", validity - renewBefore, r.Client.Create(ctx, ownedSecret(s, key.Name, data))
 	}
+	ctrl.LoggerFrom(ctx).Info("Renewing kubeconfig", "Secret", klog.KObj(existing))
 	before := existing.DeepCopy()
 	existing.Data = map[string][]byte{secret.KubeconfigDataName: data}
 	return "", validity - renewBefore, r.Client.Patch(ctx, existing, client.MergeFrom(before))

@@ -13,10 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/labels/format"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -115,7 +117,8 @@ func (r *objects) deleteMachine(ctx context.Context, s *scope, machine *clusterv
 	}
 	machine.DeletionTimestamp = &metav1.Time{Time: s.Now}
 	deleted.WithLabelValues(s.Object.Namespace, s.Object.Name, why).Inc()
-	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deletes Machine %s", machine.Name)
+	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deleting Machine %s", machine.Name)
+	ctrl.LoggerFrom(ctx).Info("Deleting Machine", "Machine", klog.KObj(machine), "reason", why)
 	return nil
 }
 
@@ -170,7 +173,8 @@ func (r *machines) tryMachine(ctx context.Context, s *scope, first bool, last *t
 		return err
 	}
 	created.WithLabelValues(s.Object.Namespace, s.Object.Name).Inc()
-	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Made Machine %s", machine.Name)
+	r.event(s, corev1.EventTypeNormal, "Created", "Create", "Created Machine %s", machine.Name)
+	ctrl.LoggerFrom(ctx).Info("Created Machine", "Machine", klog.KObj(machine), "failureDomain", machine.Spec.FailureDomain)
 	return r.finishRemediation(ctx, s)
 }
 

@@ -6,8 +6,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
@@ -29,7 +31,7 @@ func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err
 	if p.Machine == nil {
 		return out, nil
 	}
-	out.remediating = append(out.remediating, cmp.Or(p.Message, "it is replaced"))
+	out.remediating = append(out.remediating, cmp.Or(p.Message, "it is being replaced"))
 	if !p.Act {
 		out.requeueAfter = p.Again
 		return out, r.setMachineConditions(ctx, p.Machine.Machine, ownerRemediated(p.Reason, p.Message))
@@ -55,6 +57,7 @@ func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) 
 		return err
 	}
 	machine := p.Machine.Machine
+	ctrl.LoggerFrom(ctx).Info("Remediating Machine", "Machine", klog.KObj(machine), "retries", p.Record.Retries)
 	if err := r.setMachineConditions(ctx, machine, ownerRemediated(controlplanev1.RemediationMachineDeletingReason, "Machine is deleting")); err != nil {
 		return err
 	}
@@ -66,7 +69,7 @@ func (r *remediations) remediate(ctx context.Context, s *scope, p model.Repair) 
 	if err := r.deleteMachine(ctx, s, machine, "Remediate"); err != nil {
 		return err
 	}
-	r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replaces the unhealthy Machine %s", machine.Name)
+	r.event(s, corev1.EventTypeWarning, "Remediated", "Remediate", "Replacing the unhealthy Machine %s", machine.Name)
 	return nil
 }
 

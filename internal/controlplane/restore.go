@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -106,7 +107,7 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 	switch step {
 	case model.RestoreNone:
 	case model.RestoreBegin:
-		tell("It begins")
+		tell("The restore starts")
 		if err := r.annotate(ctx, s, controlplanev1.RestoreAnnotation, spec.ID()); err != nil {
 			return result{}, err
 		}
@@ -117,23 +118,24 @@ func (r *restores) restoreOn(ctx context.Context, s *scope, step model.RestoreSt
 		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, note); err != nil {
 			return result{}, err
 		}
+		ctrl.LoggerFrom(ctx).Info("Starting restore", "backup", spec.Name)
 		r.event(s, corev1.EventTypeNormal, "RestoreBegins", "Restore", "The cluster goes back to the backup %s: every control plane machine is replaced%s", spec.Name, model.NotChecked(unchecked))
 		return requeueAfter(model.JoiningRetry), nil
 	case model.RestoreRemove:
-		tell("%d control plane machines of before are removed", len(machines))
+		tell("%d former control plane machines are being deleted", len(machines))
 		for _, m := range machines {
 			if err := r.discard(ctx, s, m); err != nil {
 				return result{}, err
 			}
 		}
 	case model.RestoreCreate:
-		tell("The first machine is made")
+		tell("The first machine is being created")
 		return r.machines.createMachine(ctx, s, true)
 	case model.RestoreWait:
 		tell("%s", model.FirstMachineMessage(machines, spec.Name, why(machines[0])))
 		return requeueAfter(model.UnhealthyRetry), nil
 	case model.RestoreFinish:
-		tell("The cluster serves again, and is put in order")
+		tell("The cluster serves again. Stale Nodes are being deleted")
 		if s.client == nil {
 			return requeueAfter(model.UnhealthyRetry), nil
 		}
@@ -279,6 +281,7 @@ func (r *restores) finishRestore(ctx context.Context, s *scope, err error) error
 		return err
 	}
 	s.tellRestored(metav1.ConditionTrue, controlplanev1.RestoredReason, "")
+	ctrl.LoggerFrom(ctx).Info("Restored cluster", "backup", s.Object.Spec.Restore.Name)
 	r.event(s, corev1.EventTypeNormal, "Restored", "Restore", "The cluster is back at the backup %s", s.Object.Spec.Restore.Name)
 	return nil
 }

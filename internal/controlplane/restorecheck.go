@@ -30,7 +30,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 			"A machine of the cluster has to check the backup %s before anything is removed, and %s. When that lasts %s, the cluster is restored without a check", spec.Name, why, model.Grace))
 		return false, "", model.UnhealthyRetry, nil
 	case s.Object.Annotations[controlplanev1.RestoreUncheckedAnnotation] == spec.ID():
-		return true, "it was not to be: the annotation " + controlplanev1.RestoreUncheckedAnnotation + " says so", 0, nil
+		return true, "the annotation " + controlplanev1.RestoreUncheckedAnnotation + " disables the check", 0, nil
 	case s.client == nil:
 		s.tellChecking(nil, "", "there is no connection to the cluster")
 		return false, "", model.UnhealthyRetry, nil
@@ -52,7 +52,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 		return true, "", 0, nil
 	}
 	if found != nil && found.Status.Phase == etcdv1.CheckFailed {
-		r.refuseRestore(s, []string{fmt.Sprintf("the machine of %s has looked at it: %s", found.Spec.Member, found.Status.Message)})
+		r.refuseRestore(s, []string{fmt.Sprintf("the machine of %s examined it: %s", found.Spec.Member, found.Status.Message)})
 		return false, "", 0, nil
 	}
 	return false, "", model.UnhealthyRetry, r.makeCheck(ctx, s, found)
@@ -141,7 +141,7 @@ func (s *scope) tellChecking(found *etcdv1.EtcdBackupCheck, member, problem stri
 // refuseRestore reports the reason why a backup is not restored.
 func (r *restores) refuseRestore(s *scope, problems []string) {
 	before := conditions.GetMessage(s.Object, controlplanev1.RestoredCondition)
-	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or mend it and set spec.restore.attempt to something new",
+	message := fmt.Sprintf("The backup %s cannot be restored: %s. Nothing was changed. Name another backup, or correct it and set spec.restore.attempt to another value",
 		s.Object.Spec.Restore.Name, strings.Join(problems, "; "))
 	s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, message)
 	if message != before {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
@@ -93,6 +94,9 @@ func (r *rotations) reconcile(ctx context.Context, s *scope) (result, error) {
 		again = rotationRetry
 	}
 	step := state.Step(s.Now)
+	if step != model.RotationIdle {
+		ctrl.LoggerFrom(ctx).Info("Rotating the certificate authority", "step", step, "Secret", klog.KObj(s.Authority))
+	}
 	if err := r.rotate(ctx, s, state, step); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "The next step of the certificate authority's rotation failed", "step", step)
 		state.Pending = append(state.Pending, err.Error()) // The rest of the control plane does not wait for it.

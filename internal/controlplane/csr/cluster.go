@@ -111,6 +111,9 @@ func (c Cluster) secret(name string) *corev1.Secret {
 	return &c.Secrets[i]
 }
 
+// bootstrapTokens finds bootstrap tokens; the first group is the id.
+var bootstrapTokens = regexp.MustCompile(`\b([a-z0-9]{6})\.[a-z0-9]{16}\b`)
+
 // holds says whether bootstrap data has a token of the id. Our own provider names the ids in an annotation; the data of
 // others, and of former versions, is searched.
 func holds(s *corev1.Secret, id string) bool {
@@ -120,8 +123,9 @@ func holds(s *corev1.Secret, id string) bool {
 	if ids, ok := s.Annotations[bootstrapv1.TokenIDsAnnotation]; ok {
 		return slices.Contains(strings.Split(ids, ","), id)
 	}
-	token, err := regexp.Compile(`\b` + regexp.QuoteMeta(id) + `\.[a-z0-9]{16}\b`)
-	return err == nil && token.Match(s.Data[secret.KubeconfigDataName])
+	return slices.ContainsFunc(bootstrapTokens.FindAllSubmatch(s.Data[secret.KubeconfigDataName], -1), func(found [][]byte) bool {
+		return string(found[1]) == id
+	})
 }
 
 // machineOf is the Machine whose node has the name.

@@ -103,17 +103,17 @@ func (r Rotation) Describe(now time.Time) (rotating bool, reason, message string
 	switch {
 	case !r.Underway() && !r.owned && r.due(now):
 		return false, controlplanev1.AuthorityNotOwnedReason,
-			"The certificate authority is yours, and is not replaced: put a new one into its secret in the three steps of docs/certificates.md, or take spec.certificates.rotateCAAfter away"
+			"The certificate authority is provided by the user and is not replaced: add a new one to its secret in the three steps of docs/certificates.md, or take spec.certificates.rotateCAAfter away"
 	case !r.Underway() && len(r.Target) > 1:
 		return false, controlplanev1.NotRotatingReason, fmt.Sprintf("All of the cluster trusts the %d certificate authorities in the secret, and is signed by the first", len(r.Target))
 	case !r.Underway():
 		return false, controlplanev1.NotRotatingReason, ""
 	case len(r.Target) == 1:
-		reason, message = controlplanev1.DroppingOldReason, "The old certificate authority ceases to be trusted"
+		reason, message = controlplanev1.DroppingOldReason, "The old certificate authority is being removed"
 	case r.next || len(r.Established) == 1:
-		reason, message = controlplanev1.TrustingNewReason, "Everything comes to trust the new certificate authority"
+		reason, message = controlplanev1.TrustingNewReason, "The machines are being configured to trust the new certificate authority"
 	default:
-		reason, message = controlplanev1.SigningNewReason, "Everything is signed by the new certificate authority"
+		reason, message = controlplanev1.SigningNewReason, "The certificates are being signed by the new certificate authority"
 	}
 	if len(r.Pending) > 0 {
 		message += ". The next step waits:\n* " + strings.Join(Shorten(r.Pending), "\n* ")
@@ -170,11 +170,11 @@ func PendingNodes(secret []string, nodes []TrustHolder) []string {
 	for _, n := range nodes {
 		switch {
 		case len(n.Trusted) == 0:
-			out = append(out, fmt.Sprintf("Node %s does not tell what its machine trusts", n.Name))
+			out = append(out, fmt.Sprintf("Node %s does not report the authorities that its machine trusts", n.Name))
 		case !slices.Equal(n.Trusted, secret):
-			out = append(out, fmt.Sprintf("Node %s trusts what it did before", n.Name))
+			out = append(out, fmt.Sprintf("Node %s trusts the former authorities", n.Name))
 		case n.Signer != secret[0]:
-			out = append(out, fmt.Sprintf("Node %s: its kubelet's certificates are signed by the other certificate authority", n.Name))
+			out = append(out, fmt.Sprintf("the kubelet certificates of Node %s are signed by the other certificate authority", n.Name))
 		}
 	}
 	return out

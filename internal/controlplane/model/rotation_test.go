@@ -124,7 +124,7 @@ func TestLackingNodes(t *testing.T) {
 		{Name: "former", Trusted: []string{"a", "b"}, Signer: "a"},
 		{Name: "signed", Trusted: []string{"b", "a"}, Signer: "a"},
 	})
-	want := []string{"foreign does not tell", "former trusts what it did", "signed: its kubelet's"}
+	want := []string{"foreign does not report", "former trusts the former authorities", "kubelet certificates of Node signed"}
 	if len(got) != len(want) {
 		t.Fatalf("%v", got)
 	}

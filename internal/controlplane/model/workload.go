@@ -43,13 +43,13 @@ func (w *Workload) unknown(stacked bool, now time.Time) string {
 	case w.Missing || len(w.Members) == 0:
 		return "the machines do not report their etcd members yet"
 	case w.Care.At.IsZero():
-		return "nobody looks after etcd yet"
+		return "no agent manages the etcd membership yet"
 	}
 	switch w.Care.Alive(now) {
 	case metav1.ConditionFalse:
-		return fmt.Sprintf("nobody has looked after etcd since %s", w.Care.At.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("no agent has managed the etcd membership since %s", w.Care.At.UTC().Format(time.RFC3339))
 	case metav1.ConditionUnknown:
-		return fmt.Sprintf("it is not known yet whether anybody looks after etcd: the Lease %s has not been renewed since it was read first", etcdv1.CareLeaseName)
+		return fmt.Sprintf("it is not known yet whether an agent manages the etcd membership: the Lease %s has not been renewed since it was first read", etcdv1.CareLeaseName)
 	}
 	return ""
 }

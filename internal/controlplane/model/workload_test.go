@@ -21,10 +21,10 @@ func TestUnknown(t *testing.T) {
 		want    string
 	}{
 		{"fresh", Workload{Members: some, Care: care(40 * time.Second)}, false, ""},
-		{"old", Workload{Members: some, Care: care(41 * time.Second)}, false, "nobody has looked after etcd since"},
+		{"old", Workload{Members: some, Care: care(41 * time.Second)}, false, "no agent has managed the etcd membership since"},
 		{"not seen yet", Workload{Members: some, Care: Renewal{At: now.Add(-40 * time.Second)}}, false, "it is not known yet"},
-		{"never seen", Workload{Members: some, Care: Renewal{At: now.Add(-41 * time.Second)}}, false, "nobody has looked after etcd since"},
-		{"nobody yet", Workload{Members: some}, false, "nobody looks after etcd yet"},
+		{"never seen", Workload{Members: some, Care: Renewal{At: now.Add(-41 * time.Second)}}, false, "no agent has managed the etcd membership since"},
+		{"nobody yet", Workload{Members: some}, false, "no agent manages the etcd membership yet"},
 		{"no kind", Workload{Missing: true}, false, "do not report"},
 		{"no members", Workload{Care: care(0)}, false, "do not report"},
 		{"no connection", Workload{Err: errors.New("there is none")}, false, "cannot be asked"},
