@@ -346,7 +346,8 @@ func movable(t *testing.T) {
 }
 
 // A released address rests, without holding up the claim's deletion, and also
-// after the manager has started again.
+// after the manager has started again. No stored version of a pool lacks both a copy of its rests (ALL-12) and the
+// annotation block-move (CTL-13).
 func TestRest(t *testing.T) {
 	movable(t)
 	stop := startManager(t, env.Config, options())

@@ -39,7 +39,7 @@ type subject struct {
 }
 
 // TestLife takes one control plane through its life, under a load of writes: 1, 3, 5, 3 and 1 machines (CP-03,
-// CP-04), a rollout of another template, a deleted Machine, one that is killed for good (CP-10).
+// CP-04), a rollout of another template, a deleted Machine, one that is killed for good (CP-10), lost owner references (ALL-11).
 func TestLife(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
