@@ -20,7 +20,7 @@ var columns = map[string][]string{
 	"CapstanConfigTemplate":       {"Age"},
 	"CapstanControlPlane":         {"Cluster", "Available", "Reason", "Initialized", "Desired", "Current", "Ready", "Up-to-date", "Paused", "Age", "Version"},
 	"CapstanControlPlaneTemplate": {"Age"},
-	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Versions", "Address", "Age"},
+	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Disk", "Versions", "Address", "Age"},
 	"CapstanIPPool":               {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
 	"CapstanMachine":              {"Cluster", "Machine", "Ready", "Reason", "Host", "Address", "ProviderID", "Restarts", "Paused", "Age"},
 	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "UpToDate", "ProviderID", "Paused", "Age"},

@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) int {
 	e, err := testenv.Start(testenv.Options{
 		AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme},
-		Webhooks:    []string{"config/ipam/webhook/manifests.yaml"},
+		Webhooks:    []string{"config/ipam/webhook"},
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
