@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
@@ -257,6 +258,9 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 			return nil, err
 		}
 		return r.adopt(ctx, s, created)
+	}
+	if err == nil {
+		ctrl.LoggerFrom(ctx).Info("Created the bootstrap data", "Secret", klog.KObj(created), "version", in.KubernetesVersion, "tokenID", tokenID(in.Token))
 	}
 	return data, err
 }

@@ -12,7 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/cluster-api/util/secret"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
@@ -123,6 +125,7 @@ func putToken(ctx context.Context, workload client.Client, token string, existin
 	if err != nil {
 		return fmt.Errorf("cannot write the bootstrap token to the workload cluster: %w", err)
 	}
+	ctrl.LoggerFrom(ctx).Info("Wrote the bootstrap token to the workload cluster", "tokenID", tokenID(token), "expires", expires)
 	return nil
 }
 
@@ -148,6 +151,7 @@ func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error 
 	if err := r.Client.Patch(ctx, stored, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("cannot write another bootstrap token into the bootstrap data: %w", err)
 	}
+	ctrl.LoggerFrom(ctx).Info("Rotated the bootstrap token", "Secret", klog.KObj(stored), "tokenID", tokenID(token), "formerTokenID", tokenID(former))
 	return nil
 }
 
@@ -166,5 +170,6 @@ func removeToken(ctx context.Context, workload client.Client, token string, owne
 	if err := workload.Delete(ctx, secret); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("cannot remove the bootstrap token from the workload cluster: %w", err)
 	}
+	ctrl.LoggerFrom(ctx).Info("Removed the bootstrap token from the workload cluster", "tokenID", tokenID(token))
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"sigs.k8s.io/cluster-api/util/finalizers"
 	"sigs.k8s.io/cluster-api/util/paused"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -38,8 +39,12 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 		return nil, client.IgnoreNotFound(err)
 	}
 	if f.Finalizer != "" {
-		if _, err := finalizers.EnsureFinalizer(ctx, f.Client, obj, f.Finalizer); err != nil {
+		added, err := finalizers.EnsureFinalizer(ctx, f.Client, obj, f.Finalizer)
+		if err != nil {
 			return nil, client.IgnoreNotFound(err)
+		}
+		if added {
+			ctrl.LoggerFrom(ctx).V(4).Info("Added the finalizer", "finalizer", f.Finalizer)
 		}
 	}
 	return NewPatch(obj, f.Live), nil

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -86,6 +87,7 @@ func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	if _, ok := status["conditions"]; !ok {
 		return p.patchStatus(ctx, obj, change)
 	}
+	logConditions(ctx, p.before, obj)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		status["conditions"] = mergeConditions(p.before, obj, p.latest)
 		change["metadata"] = map[string]any{"uid": obj.GetUID(), "resourceVersion": p.latest.GetResourceVersion()}
@@ -141,6 +143,16 @@ func (p *Patch) changes(obj Object) (map[string]any, error) {
 		}
 	}
 	return change, nil
+}
+
+// logConditions logs each condition that gets another status or reason.
+func logConditions(ctx context.Context, before, after Object) {
+	log := ctrl.LoggerFrom(ctx).V(4)
+	for _, c := range after.GetConditions() {
+		if old := conditions.Get(before, c.Type); old == nil || old.Status != c.Status || old.Reason != c.Reason {
+			log.Info("Condition changed", "condition", c.Type, "status", c.Status, "reason", c.Reason, "message", c.Message)
+		}
+	}
 }
 
 // mergeConditions returns the conditions of latest with the changes from before to after.

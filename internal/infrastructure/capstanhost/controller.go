@@ -273,6 +273,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 		}
 	}
 	r.Pool.Disconnect(host.Name)
+	ctrl.LoggerFrom(ctx).Info("Disconnected from the deleted host")
 	controllerutil.RemoveFinalizer(host, infrav1.HostFinalizer)
 	return nil
 }

@@ -50,6 +50,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, err // it is watched
 	}
 	controllerutil.RemoveFinalizer(s.capstan, infrav1.ClusterFinalizer)
+	ctrl.LoggerFrom(ctx).Info("Removed the network and the load balancer")
 	return ctrl.Result{}, nil
 }
 

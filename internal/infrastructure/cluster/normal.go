@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -179,6 +180,9 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 		return err
 	}
 	s.patch = patch
+	spec := &s.capstan.Spec
+	ctrl.LoggerFrom(ctx).Info("Recorded the network and the load balancer", "id", spec.ID, "network", spec.Network.MachineCIDR,
+		"CapstanHost", klog.KRef("", spec.LoadBalancer.HostName), "endpoint", spec.ControlPlaneEndpoint.String())
 	return nil
 }
 

@@ -55,6 +55,7 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 		}
 	}
 	s.capstan.Status.Initialization.Provisioned = ptr.To(true)
+	ctrl.LoggerFrom(ctx).Info("Cluster infrastructure is provisioned", "endpoint", s.capstan.Spec.ControlPlaneEndpoint.String())
 	r.recorder.Eventf(s.capstan, nil, corev1.EventTypeNormal, clusterv1.ProvisionedReason, "Provision",
 		"Machine network %s, control plane endpoint %s", s.capstan.Spec.Network.MachineCIDR, s.capstan.Spec.ControlPlaneEndpoint.String())
 	return ctrl.Result{}, nil

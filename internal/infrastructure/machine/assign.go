@@ -8,7 +8,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"sigs.k8s.io/cluster-api/util"
@@ -128,6 +130,8 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 		return err
 	}
 	s.patch = patch
+	ctrl.LoggerFrom(ctx).Info("Assigned a host and addresses", "CapstanHost", klog.KRef("", s.capstan.Spec.HostName),
+		"id", s.capstan.Spec.ID, "addresses", s.capstan.Spec.Network.Addresses)
 	r.wrote(s.capstan)
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -120,6 +122,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		return errWaiting
 	}
 	host.Release(spec.ID)
+	ctrl.LoggerFrom(ctx).Info("Host removed the machine", "CapstanHost", klog.KRef("", spec.HostName), "id", spec.ID)
 	return nil
 }
 

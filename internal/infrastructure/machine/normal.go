@@ -10,7 +10,9 @@ import (
 	"google.golang.org/grpc/codes"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -144,6 +146,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if s.capstan.Spec.ProviderID == "" && observed.GetStatus().GetPhase() == hostpb.MachineStatus_RUNNING {
 		s.capstan.Spec.ProviderID = infrav1.ProviderIDPrefix + s.capstan.Spec.ID
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())
+		ctrl.LoggerFrom(ctx).Info("Machine runs", "CapstanHost", klog.KRef("", host.Name()), "providerID", s.capstan.Spec.ProviderID)
 		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeNormal, clusterv1.ProvisionedReason, "Provision", "Runs on host %s", host.Name())
 	} else if s.capstan.Spec.ProviderID != "" {
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())

@@ -7,7 +7,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -49,6 +51,7 @@ func (r *Reconciler) createMembers(ctx context.Context, s *scope, domains []stri
 		if err := r.Client.Create(ctx, m); err != nil {
 			return err
 		}
+		ctrl.LoggerFrom(ctx).Info("Created a machine", "CapstanMachine", klog.KObj(m), "failureDomain", domain, "version", s.want.version)
 		r.WaitForCache(r.controller, s.pool, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
 		return nil
 	})
@@ -102,6 +105,7 @@ func (r *Reconciler) deleteMembers(ctx context.Context, s *scope, remove []strin
 	if len(remove) == 0 {
 		return nil
 	}
+	ctrl.LoggerFrom(ctx).Info("Deleting machines", "CapstanMachines", remove)
 	byName := map[string]member{}
 	for _, m := range s.members {
 		byName[m.capstan.Name] = m

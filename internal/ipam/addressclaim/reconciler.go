@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/annotations"
@@ -264,6 +265,7 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 	defer cancel()
 	err := r.Client.Create(create, ip)
 	if err == nil {
+		ctrl.LoggerFrom(ctx).Info("Allocated an address", "IPAddress", klog.KObj(ip), "address", res.Address, "pool", s.key.String())
 		s.ip = ip
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -100,6 +101,7 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("deleting IPAddress %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
+	ctrl.LoggerFrom(ctx).Info("Released an address", "IPAddress", klog.KObj(ip), "address", ip.Spec.Address)
 	if len(rest) == 0 {
 		r.Ledger.AddressGone(ip)
 	}

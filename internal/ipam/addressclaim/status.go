@@ -11,6 +11,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
@@ -56,6 +57,7 @@ func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string)
 		Message: message,
 	})
 	if changed && err == nil {
+		ctrl.LoggerFrom(ctx).Info("Claim has no address", "reason", reason, "message", message)
 		r.event(s.claim, corev1.EventTypeWarning, reason, message)
 	}
 	return client.IgnoreNotFound(err)

@@ -258,6 +258,7 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 		return err
 	}
 	for _, c := range changed {
+		ctrl.LoggerFrom(ctx).Info("Condition changed", "condition", c.Type, "status", c.Status, "reason", c.Reason, "message", c.Message)
 		r.event(pool, c)
 	}
 	return nil
@@ -382,6 +383,7 @@ func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.
 			return ctrl.Result{}, err
 		}
 	}
+	ctrl.LoggerFrom(ctx).Info("Releasing the deleted pool: no IPAddress refers to it")
 	return ctrl.Result{}, reconciling.Change(ctx, r.Client, pool, func() { controllerutil.RemoveFinalizer(pool, ipamv1.PoolFinalizer) })
 }
 
