@@ -108,6 +108,7 @@ func TestExpiry(t *testing.T) {
 	r := &run{t: t, life: life}
 	r.startHost()
 	r.Cluster = plane.CreateCluster(t, "default", "short", "--workers", "1")
+	t.Cleanup(r.dumpMachines) // before the cluster is deleted
 	r.began = time.Now()
 	r.prepare()
 
@@ -163,6 +164,19 @@ func (r *run) startHost() {
 	must(t, err)
 }
 
+// dumpMachines prints the end of each log of the machines if the test has failed.
+func (r *run) dumpMachines() {
+	if !r.t.Failed() {
+		return
+	}
+	files, err := filepath.Glob(filepath.Join(plane.Root, "hosts/*/machines/*/rootfs/var/log/capstan/*.log"))
+	must(r.t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		r.t.Logf("%s (%v):\n%s", file, err, text[max(0, len(text)-8000):])
+	}
+}
+
 // planeKubeconfig fetches the administrator's kubeconfig of the plane anew.
 func (r *run) planeKubeconfig() string {
 	path := filepath.Join(r.t.TempDir(), "plane")
@@ -209,7 +223,7 @@ func (r *run) keepUntil(what string, done func() error) {
 		}
 		r.gap = max(r.gap, time.Since(good))
 		if time.Since(good) > retries {
-			r.t.Fatalf("%s: a client with retries fails for %s: %v", what, retries, err)
+			r.t.Fatalf("%s: %s: a client with retries fails for %s: %v", time.Since(r.began).Round(time.Second), what, retries, err)
 		}
 		if time.Since(fresh) > r.life/8 {
 			must(r.t, plane.Connect()) // its certificate expires like the others
