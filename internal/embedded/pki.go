@@ -144,14 +144,30 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 		leaf.DNSNames = []string{"localhost"}
 		leaf.IPs = []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
-	made, key, err := a.Issue(leaf, leafValidity, now)
+	key, err := ensureLeafKey(keyPath, owner)
 	if err != nil {
 		return err
 	}
-	if err := writeKey(keyPath, key, owner); err != nil {
+	made, err := a.Sign(leaf, key.Public(), leafValidity, now)
+	if err != nil {
 		return err
 	}
 	return writeFileAs(certPath, pki.EncodeCert(made), 0o644, owner.uid, owner.gid)
+}
+
+// ensureLeafKey returns the key of a leaf, and creates one if there is none or it is damaged. A renewal keeps the key: components that
+// read the files while only one of two had changed would find a key that does not belong to the certificate.
+func ensureLeafKey(path string, owner user) (crypto.Signer, error) {
+	if data, err := os.ReadFile(path); err == nil {
+		if key, err := pki.ParseKey(data); err == nil {
+			return key, nil
+		}
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	return key, writeKey(path, key, owner)
 }
 
 // keeps tells whether a certificate and its key can stay.
@@ -161,7 +177,7 @@ func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) 
 		return false
 	}
 	cert := pair.Leaf
-	return cert.CheckSignatureFrom(a.Cert) == nil && cert.Subject.CommonName == id.cn && now.Before(pki.RenewAt(cert))
+	return cert.CheckSignatureFrom(a.Cert) == nil && cert.Subject.CommonName == id.cn && pki.ValidAt(cert, now) && now.Before(pki.RenewAt(cert))
 }
 
 func writeKey(path string, key crypto.Signer, owner user) error {

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	certutil "k8s.io/client-go/util/cert"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 func testPKI(t *testing.T) (Layout, State, user) {
@@ -86,7 +89,7 @@ func TestPKIRenewal(t *testing.T) {
 	l, s, owner := testPKI(t)
 	read := func() map[string]string {
 		content := map[string]string{}
-		for _, path := range []string{"ca.crt", "kube-apiserver/server.crt", "kube-apiserver/service-account.key", "kube-apiserver/encryption.yaml", "admin/client.crt"} {
+		for _, path := range []string{"ca.crt", "kube-apiserver/server.crt", "kube-apiserver/server.key", "kube-apiserver/service-account.key", "kube-apiserver/encryption.yaml", "admin/client.crt"} {
 			data, err := os.ReadFile(filepath.Join(l.PKI(), path))
 			if err != nil {
 				t.Fatal(err)
@@ -117,6 +120,23 @@ func TestPKIRenewal(t *testing.T) {
 		if (content != first[name]) != leaf {
 			t.Errorf("%s: renewed %v, wanted %v", name, content != first[name], leaf)
 		}
+	}
+	// A clock that was ahead made those: they are not valid yet.
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if c := loadCert(t, filepath.Join(l.Component(apiServer), "server.crt")); !pki.ValidAt(c, time.Now()) {
+		t.Errorf("after the clock was set back: valid from %s", c.NotBefore)
+	}
+	// A key that is damaged is made anew.
+	if err := os.WriteFile(filepath.Join(l.Component(apiServer), "server.key"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tls.LoadX509KeyPair(filepath.Join(l.Component(apiServer), "server.crt"), filepath.Join(l.Component(apiServer), "server.key")); err != nil {
+		t.Errorf("the damaged key: %v", err)
 	}
 	// A new port reaches the kubeconfigs.
 	s.PortBase = 20100
