@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -279,12 +280,15 @@ func destroy(t *testing.T, s *subject, name string) {
 	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: s.Namespace, Name: name}, infra); err != nil {
 		t.Fatal(err)
 	}
-	disks, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", infra.Spec.ID, "rootfs"))
-	if err != nil || len(disks) != 1 {
-		t.Fatalf("disks of %s: %v, %v", name, disks, err)
+	images, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", infra.Spec.ID, "disk.img"))
+	if err != nil || len(images) != 1 {
+		t.Fatalf("disks of %s: %v, %v", name, images, err)
 	}
 	inits := plane.Find(t, name, "capstan-init")
-	if err := os.Rename(disks[0], disks[0]+".lost"); err != nil {
+	if err := unix.Unmount(filepath.Join(filepath.Dir(images[0]), "rootfs"), unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(images[0], images[0]+".lost"); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range inits {
