@@ -303,7 +303,7 @@ func TestUnknownMachines(t *testing.T) {
 	foreign := netip.MustParseAddr("10.9.0.2")
 	ensure("foreign", &hostpb.Network{Id: "another-plane", Namespace: "x", Name: "y", Cidr: "10.9.0.0/24"}, foreign, "another")
 	ensure("old", &hostpb.Network{Id: "older-plane", Namespace: "x", Name: "z", Cidr: "10.10.0.0/24"}, netip.MustParseAddr("10.10.0.2"), "")
-	_, err := b.fake.EnsureLoadBalancer(ctx, &hostpb.LoadBalancer{Id: lost.Id, NetworkId: lost.Id, Namespace: lost.Namespace, Name: lost.Name})
+	_, err := b.fake.EnsureLoadBalancer(ctx, &hostpb.LoadBalancer{Id: lost.Id, NetworkId: lost.Id, Namespace: lost.Namespace, Name: lost.Name, Listen: []string{":6443"}})
 	b.Expect(err).NotTo(HaveOccurred())
 	b.Eventually(ids).Should(Equal([]string{"lost-1", "unknown-1", "unknown-2"}))
 	b.Expect(b.host.Status.UnknownMachines[0].Cluster).To(Equal("lost"))
