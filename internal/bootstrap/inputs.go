@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
-	bootstrapkubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	kubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/secret"
@@ -228,12 +228,12 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 // Certificates are the certificate authorities of a cluster, as the control plane provider makes them
 // (CP-15): ECDSA, because an RSA key takes longer than an API server to start.
 func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates {
-	config := &bootstrapkubeadmv1.ClusterConfiguration{
+	config := &kubeadmv1.ClusterConfiguration{
 		CertificatesDir:     nodeconfig.PKIDir,
-		EncryptionAlgorithm: bootstrapkubeadmv1.EncryptionAlgorithmECDSAP256,
+		EncryptionAlgorithm: kubeadmv1.EncryptionAlgorithmECDSAP256,
 	}
 	if len(cluster.Etcd.External.Endpoints) > 0 {
-		config.Etcd.External = bootstrapkubeadmv1.ExternalEtcd{
+		config.Etcd.External = kubeadmv1.ExternalEtcd{
 			Endpoints: cluster.Etcd.External.Endpoints,
 			CAFile:    path.Join(nodeconfig.PKIDir, "etcd", "ca.crt"),
 			CertFile:  path.Join(nodeconfig.PKIDir, "apiserver-etcd-client.crt"),

@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -113,7 +113,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 	defer cancel()
 	list := &etcdv1.EtcdBackupList{}
 	err := s.client.List(ctx, list)
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
 		r.tellBackups(s, nil, "the cluster does not know the kind EtcdBackup yet")
 		return nil, nil

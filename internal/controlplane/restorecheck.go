@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,7 +36,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 		return false, "", model.UnhealthyRetry, nil
 	}
 	found, err := r.readCheck(ctx, s)
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
 		s.tellChecking(nil, "", "the cluster does not know the kind EtcdBackupCheck yet")
 		return false, "", model.UnhealthyRetry, nil

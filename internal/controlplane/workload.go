@@ -9,7 +9,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util"
@@ -77,7 +77,7 @@ func (r *workloads) read(ctx context.Context, s *scope, w *model.Workload) (err 
 		etcdRead.WithLabelValues(s.Object.Namespace, s.Object.Name).Observe(time.Since(start).Seconds())
 	}
 	switch {
-	case meta.IsNoMatchError(err) || apierrors.IsNotFound(err):
+	case apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err):
 		w.Missing = true
 		return nil
 	case err != nil:

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -21,12 +21,12 @@ var pools = []infrav1.IPPoolReference{
 }
 
 // fulfil does what an IPAM provider does.
-func (b *box) fulfil(claim *ipamv1.IPAddressClaim, address string, prefix int32, gateway string) {
+func (b *box) fulfil(claim *capiipamv1.IPAddressClaim, address string, prefix int32, gateway string) {
 	b.t.Helper()
-	b.create(&ipamv1.IPAddress{
+	b.create(&capiipamv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name},
-		Spec: ipamv1.IPAddressSpec{
-			ClaimRef: ipamv1.IPAddressClaimReference{Name: claim.Name}, PoolRef: claim.Spec.PoolRef, Address: address, Prefix: ptr.To(prefix), Gateway: gateway,
+		Spec: capiipamv1.IPAddressSpec{
+			ClaimRef: capiipamv1.IPAddressClaimReference{Name: claim.Name}, PoolRef: claim.Spec.PoolRef, Address: address, Prefix: ptr.To(prefix), Gateway: gateway,
 		},
 	})
 	before := claim.DeepCopy()
@@ -35,18 +35,18 @@ func (b *box) fulfil(claim *ipamv1.IPAddressClaim, address string, prefix int32,
 }
 
 // exhausted says what an IPAM provider says of a pool that is used up.
-func (b *box) exhausted(claim *ipamv1.IPAddressClaim) {
+func (b *box) exhausted(claim *capiipamv1.IPAddressClaim) {
 	b.t.Helper()
 	before := claim.DeepCopy()
 	conditions.Set(claim, metav1.Condition{
-		Type: ipamv1.IPAddressClaimReadyCondition, Status: metav1.ConditionFalse, Reason: "PoolExhausted", Message: "3 of 3 are taken",
+		Type: capiipamv1.IPAddressClaimReadyCondition, Status: metav1.ConditionFalse, Reason: "PoolExhausted", Message: "3 of 3 are taken",
 	})
 	b.Expect(env.Client.Status().Patch(ctx, claim, client.MergeFrom(before))).To(Succeed())
 }
 
-func (b *box) claim(name string) *ipamv1.IPAddressClaim {
+func (b *box) claim(name string) *capiipamv1.IPAddressClaim {
 	b.t.Helper()
-	claim := &ipamv1.IPAddressClaim{}
+	claim := &capiipamv1.IPAddressClaim{}
 	b.Eventually(func() error {
 		return env.Client.Get(ctx, client.ObjectKey{Namespace: b.namespace, Name: name}, claim)
 	}).Should(Succeed())
@@ -88,7 +88,7 @@ func (b *box) restored(obj client.Object, outdated ...string) {
 var otherVersions = []string{infrav1.GroupVersion.Group + "/v1beta1", infrav1.GroupVersion.Group + "/v1beta3"}
 
 // deletedWithoutOwners deletes an object whose claim has no owner reference at that moment: the claim is found all the same.
-func (b *box) deletedWithoutOwners(obj client.Object, claim *ipamv1.IPAddressClaim) {
+func (b *box) deletedWithoutOwners(obj client.Object, claim *capiipamv1.IPAddressClaim) {
 	b.t.Helper()
 	pause := func(paused bool) {
 		update(b, obj, func(o client.Object) {
@@ -102,7 +102,7 @@ func (b *box) deletedWithoutOwners(obj client.Object, claim *ipamv1.IPAddressCla
 	}
 	pause(true)
 	b.condition(obj.(conditioned), clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
-	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.OwnerReferences = nil })
+	update(b, claim, func(c *capiipamv1.IPAddressClaim) { c.OwnerReferences = nil })
 	b.delete(obj)
 	pause(false)
 }
@@ -113,8 +113,8 @@ func TestAddressFromPool(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
 	four := b.claim(m.Name + "-0")
-	b.Expect(four.Spec).To(Equal(ipamv1.IPAddressClaimSpec{
-		ClusterName: b.cluster.Name, PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
+	b.Expect(four.Spec).To(Equal(capiipamv1.IPAddressClaimSpec{
+		ClusterName: b.cluster.Name, PoolRef: capiipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
 	}))
 	b.Expect(four.Labels).To(HaveKeyWithValue(clusterv1.ClusterNameLabel, b.cluster.Name))
 	owner := metav1.GetControllerOf(four)
@@ -132,13 +132,13 @@ func TestAddressFromPool(t *testing.T) {
 	b.restored(four, otherVersions...)
 	b.restored(m)
 
-	update(b, four, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
+	update(b, four, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
 	b.deletedWithoutOwners(m, four)
 	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring("IPAddressClaims"))
 	made, _ := b.fake.Machine(m.Spec.ID)
 	b.Expect(made).To(BeNil(), "the address is released after the machine is gone")
 	b.get(four)
-	update(b, four, func(c *ipamv1.IPAddressClaim) { c.Finalizers = nil })
+	update(b, four, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = nil })
 	b.gone(m)
 }
 
@@ -183,8 +183,8 @@ func fromPool(t *testing.T) *box {
 func TestEndpointFromPool(t *testing.T) {
 	b := fromPool(t)
 	claim := b.claim(b.capstan.Name + "-endpoint")
-	b.Expect(claim.Spec).To(Equal(ipamv1.IPAddressClaimSpec{
-		ClusterName: b.cluster.Name, PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
+	b.Expect(claim.Spec).To(Equal(capiipamv1.IPAddressClaimSpec{
+		ClusterName: b.cluster.Name, PoolRef: capiipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"},
 	}))
 	owner := metav1.GetControllerOf(claim)
 	b.Expect(owner.UID).To(Equal(b.capstan.UID))
@@ -209,12 +209,12 @@ func TestEndpointFromPool(t *testing.T) {
 	b.restored(claim, otherVersions...)
 	b.restored(b.capstan)
 
-	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
+	update(b, claim, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = []string{"example.com/slow"} })
 	b.deletedWithoutOwners(b.capstan, claim)
 	b.Expect(b.condition(b.capstan, "Deleting", metav1.ConditionTrue, "Deleting")).To(ContainSubstring(claim.Name))
 	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).To(BeNil(), "the address is released after the load balancer is gone")
 	b.get(claim)
-	update(b, claim, func(c *ipamv1.IPAddressClaim) { c.Finalizers = nil })
+	update(b, claim, func(c *capiipamv1.IPAddressClaim) { c.Finalizers = nil })
 	b.gone(b.capstan)
 }
 
@@ -245,7 +245,7 @@ func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 			b.Expect(b.condition(b.capstan, "LoadBalancerReady", metav1.ConditionFalse, "AddressInvalid")).
 				To(And(ContainSubstring(address), ContainSubstring(why)))
 			b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
-			b.delete(&ipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}})
+			b.delete(&capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}})
 			b.delete(claim)
 			b.Eventually(func() bool {
 				again := b.claim(claim.Name)
@@ -263,11 +263,11 @@ func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
-	var foreign *ipamv1.IPAddressClaim
+	var foreign *capiipamv1.IPAddressClaim
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
-		foreign = &ipamv1.IPAddressClaim{
+		foreign = &capiipamv1.IPAddressClaim{
 			ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: c.Name + "-endpoint"},
-			Spec:       ipamv1.IPAddressClaimSpec{PoolRef: ipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"}},
+			Spec:       capiipamv1.IPAddressClaimSpec{PoolRef: capiipamv1.IPPoolReference{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"}},
 		}
 		b.create(foreign)
 		c.Spec.LoadBalancer.AddressFromPool = &pools[0]

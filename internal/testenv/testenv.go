@@ -32,7 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	"capstan.dev/capstan/internal/testenv/ports"
 )
@@ -92,7 +92,7 @@ func Run(m *testing.M, opts Options, into **Env) int {
 func Start(opts Options) (*Env, error) {
 	ctrl.SetLogger(klog.Background())
 	scheme := k8sruntime.NewScheme()
-	add := append([]func(*k8sruntime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, ipamv1.AddToScheme}, opts.AddToScheme...)
+	add := append([]func(*k8sruntime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, capiipamv1.AddToScheme}, opts.AddToScheme...)
 	for _, f := range add {
 		utilruntime.Must(f(scheme))
 	}

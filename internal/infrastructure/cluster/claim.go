@@ -8,7 +8,7 @@ import (
 	"go4.org/netipx"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
@@ -29,7 +29,7 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 	if lb.Address != "" { // ALL-11
 		return addresses.Adopt(ctx, r.Client, r.LiveClient, s.capstan, s.cluster.Name, claimName(s.capstan))
 	}
-	pool := ipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
+	pool := capiipamv1.IPPoolReference{APIGroup: lb.AddressFromPool.APIGroup, Kind: lb.AddressFromPool.Kind, Name: lb.AddressFromPool.Name}
 	claim, err := addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, claimName(s.capstan))
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.WaitingForIPAddressReason, "%s", err)

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	ipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/annotations"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
@@ -101,7 +101,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
 	c, err := r.Controller(mgr, "CapstanCluster").
 		For(&infrav1.CapstanCluster{}, builder.WithPredicates(reconciling.OwnedOrDeleting(clusterGroupKind))).
-		Owns(&ipamv1.IPAddressClaim{}).
+		Owns(&capiipamv1.IPAddressClaim{}).
 		Watches(&clusterv1.Cluster{},
 			handler.EnqueueRequestsFromMapFunc(util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})),
 			// Of the Cluster its spec matters (pausing, networks, endpoint, control plane), and the moment

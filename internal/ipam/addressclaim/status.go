@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -31,7 +31,7 @@ func addressLabels(claim *capiipamv1.IPAddressClaim) map[string]string {
 
 // succeed reports the address (row IPAM-04f).
 func (r *Reconciler) succeed(ctx context.Context, s *state) error {
-	before := meta.FindStatusCondition(s.claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
+	before := apimeta.FindStatusCondition(s.claim.Status.Conditions, capiipamv1.IPAddressClaimReadyCondition)
 	waited := before != nil && before.Status == metav1.ConditionFalse
 	changed, err := r.report(ctx, s.claim, s.ip.Name, metav1.Condition{
 		Type:   capiipamv1.IPAddressClaimReadyCondition,
@@ -68,7 +68,7 @@ func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string)
 func (r *Reconciler) report(ctx context.Context, claim *capiipamv1.IPAddressClaim, address string, ready metav1.Condition) (bool, error) {
 	ready.ObservedGeneration = claim.Generation
 	conditions := slices.Clone(claim.Status.Conditions)
-	if !meta.SetStatusCondition(&conditions, ready) && claim.Status.AddressRef.Name == address {
+	if !apimeta.SetStatusCondition(&conditions, ready) && claim.Status.AddressRef.Name == address {
 		return false, nil
 	}
 	return true, reconciling.ChangeStatus(ctx, r.Client, claim, func() {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -254,7 +254,7 @@ func follow(t *testing.T, list client.ObjectList, note func(watch.EventType, run
 	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
 	must(t, err)
 	must(t, c.List(ctx, list))
-	must(t, meta.EachListItem(list, func(o runtime.Object) error { note(watch.Added, o); return nil }))
+	must(t, apimeta.EachListItem(list, func(o runtime.Object) error { note(watch.Added, o); return nil }))
 	run, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	t.Cleanup(func() { cancel(); <-done })

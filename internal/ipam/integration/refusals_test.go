@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -16,7 +16,7 @@ import (
 // withoutWebhooks runs f with the provider's admission switched off.
 func withoutWebhooks(t *testing.T, f func()) {
 	t.Helper()
-	list := &admissionv1.ValidatingWebhookConfigurationList{}
+	list := &admissionregistrationv1.ValidatingWebhookConfigurationList{}
 	must(t, env.Client.List(ctx, list))
 	for i := range list.Items {
 		must(t, env.Client.Delete(ctx, &list.Items[i]))

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -144,7 +144,7 @@ func (p *Pool) notReady(r *Request) (Result, bool) {
 // concerned, or nothing. A spec that has not been compared with theirs may overlap
 // one that refuses that.
 func (p *Pool) unjudged() string {
-	c := meta.FindStatusCondition(p.doc.GetConditions(), ipamv1.NotOverlappingCondition)
+	c := apimeta.FindStatusCondition(p.doc.GetConditions(), ipamv1.NotOverlappingCondition)
 	switch {
 	case c == nil, c.ObservedGeneration < p.doc.GetGeneration():
 		return "is not ready yet: it is being compared with other pools"

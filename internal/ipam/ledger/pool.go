@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -138,8 +138,8 @@ func sameIntent(a, b ipamv1.Pool) bool {
 // SameComparison returns true if two versions of a pool show the same result of its comparison with other pools. The
 // manager that watches the pool writes it; others read it before they allocate.
 func SameComparison(a, b ipamv1.Pool) bool {
-	before := meta.FindStatusCondition(a.GetConditions(), ipamv1.NotOverlappingCondition)
-	after := meta.FindStatusCondition(b.GetConditions(), ipamv1.NotOverlappingCondition)
+	before := apimeta.FindStatusCondition(a.GetConditions(), ipamv1.NotOverlappingCondition)
+	after := apimeta.FindStatusCondition(b.GetConditions(), ipamv1.NotOverlappingCondition)
 	if before == nil || after == nil {
 		return before == after
 	}

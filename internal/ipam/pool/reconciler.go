@@ -15,7 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -269,7 +269,7 @@ func setPaused(doc ipamv1.Pool) bool {
 	conditions := slices.Clone(doc.GetConditions())
 	c := pausedCondition(true)
 	c.ObservedGeneration = doc.GetGeneration()
-	changed := meta.SetStatusCondition(&conditions, c)
+	changed := apimeta.SetStatusCondition(&conditions, c)
 	doc.SetConditions(conditions)
 	return changed
 }
@@ -279,11 +279,11 @@ func setConditions(doc ipamv1.Pool, wanted []metav1.Condition) []metav1.Conditio
 	conditions := slices.Clone(doc.GetConditions())
 	for _, c := range wanted {
 		c.ObservedGeneration = doc.GetGeneration()
-		before := meta.FindStatusCondition(conditions, c.Type)
+		before := apimeta.FindStatusCondition(conditions, c.Type)
 		if before != nil && before.Status != c.Status || before == nil && c.Status == metav1.ConditionFalse {
 			changed = append(changed, c)
 		}
-		meta.SetStatusCondition(&conditions, c)
+		apimeta.SetStatusCondition(&conditions, c)
 	}
 	doc.SetConditions(conditions)
 	return changed
@@ -300,7 +300,7 @@ func upToDate(seen, wanted ipamv1.Pool, view ledger.View) bool {
 		return false
 	}
 	for _, c := range w.Conditions {
-		old := meta.FindStatusCondition(s.Conditions, c.Type)
+		old := apimeta.FindStatusCondition(s.Conditions, c.Type)
 		if old == nil || old.Status != c.Status || old.Reason != c.Reason || old.Message != c.Message || old.ObservedGeneration != c.ObservedGeneration {
 			return false
 		}

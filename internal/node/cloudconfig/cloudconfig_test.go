@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	bootstrapv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
+	kubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	"sigs.k8s.io/cluster-api/bootstrap/kubeadm/pkg/cloudinit"
 )
 
@@ -183,11 +183,11 @@ func TestKubeadmConfig(t *testing.T) {
 			BootCommands:        []string{"echo boot"},
 			PreKubeadmCommands:  []string{`echo "{{ ds.meta_data.local_hostname }}"`},
 			PostKubeadmCommands: []string{"echo post"},
-			AdditionalFiles: []bootstrapv1.File{
+			AdditionalFiles: []kubeadmv1.File{
 				{Path: "/etc/a", Owner: "root:root", Permissions: "0600", Content: "a: b\n", Append: new(true)},
-				{Path: "/etc/b", Encoding: bootstrapv1.GzipBase64, Content: b64(zipped("b"))},
+				{Path: "/etc/b", Encoding: kubeadmv1.GzipBase64, Content: b64(zipped("b"))},
 			},
-			Users: []bootstrapv1.User{{
+			Users: []kubeadmv1.User{{
 				Name: "ann", Gecos: "Ann", Groups: "wheel", Shell: "/bin/sh", HomeDir: "/home/ann", PrimaryGroup: "users",
 				Sudo: "ALL=(ALL) NOPASSWD:ALL", LockPassword: new(true), SSHAuthorizedKeys: []string{"ssh-ed25519 AAAA"},
 			}},
