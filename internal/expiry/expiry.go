@@ -20,9 +20,9 @@ import (
 const (
 	// ConditionType is true when a certificate of the object should have been renewed by now.
 	ConditionType = "CertificatesExpiring"
-	// ExpiringReason: the message names the certificates, and when they expire.
+	// ExpiringReason means that the message names the certificates, and when they expire.
 	ExpiringReason = "CertificatesExpiring"
-	// NotExpiringReason: each certificate has more than a third of its life before it.
+	// NotExpiringReason means that each certificate has more than a third of its life before it.
 	NotExpiringReason = "CertificatesNotExpiring"
 )
 

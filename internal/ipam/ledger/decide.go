@@ -22,13 +22,13 @@ const LongestArrival = 10 * time.Minute
 type Outcome int
 
 const (
-	// Granted: the claim has the address of the result.
+	// Granted means that the claim has the address of the result.
 	Granted Outcome = iota
-	// NotReady: the pool cannot serve claims now.
+	// NotReady means that the pool cannot serve claims now.
 	NotReady
-	// Exhausted: nothing is free for this claim. It will be woken.
+	// Exhausted means that no address is free for this claim. It waits until one is released.
 	Exhausted
-	// Failed: the claim cannot get what it asks for. It will be woken when
+	// Failed means that the claim cannot get the address that it asks for. It waits until
 	// that may have changed.
 	Failed
 )
