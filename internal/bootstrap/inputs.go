@@ -30,7 +30,7 @@ func EncryptionSecretName(cluster string) string { return cluster + "-encryption
 // notYet is why bootstrap data cannot be made yet; it becomes the DataSecretAvailable condition.
 type notYet struct {
 	reason, message string
-	// unseen says that no event tells when this has changed.
+	// unseen is true if no event tells when this has changed.
 	unseen bool
 }
 

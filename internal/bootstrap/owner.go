@@ -17,7 +17,7 @@ type owner struct {
 	clusterName  string
 	version      string
 	controlPlane bool
-	// joined says that the machine has its node: nothing more is needed from us. Never for pools,
+	// joined is true if the machine has its node: nothing more is needed from us. Never for pools,
 	// whose machines come and go.
 	joined bool
 	// started is true if the machine has used its bootstrap data, or uses it now. Never for pools.

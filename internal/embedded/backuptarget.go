@@ -118,7 +118,7 @@ func (s S3) credentials() (credentials.Value, error) {
 	return value, nil
 }
 
-// Check says what is wrong with a target, as far as that is known without its store.
+// Check returns what is wrong with a target, as far as that is known without its store.
 func (t BackupTarget) Check(l Layout) error {
 	if t.Keep < 0 {
 		return fmt.Errorf("wanted a number of backups to keep, found %d", t.Keep)

@@ -108,7 +108,7 @@ func makeAuthority(certPath, keyPath, commonName string) error {
 	return writeFile(certPath, pki.EncodeCert(made.Cert), 0o644)
 }
 
-// missing says whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
+// missing reports whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
 // is an error then, because a new one would make the Secrets unreadable, or cut off everyone who trusts the old one.
 func missing(l Layout, path string) (bool, error) {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +123,7 @@ func missing(l Layout, path string) (bool, error) {
 	return true, nil
 }
 
-// hasData says whether etcd has ever run.
+// hasData reports whether etcd has ever run.
 func hasData(l Layout) (bool, error) {
 	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -170,7 +170,7 @@ func ensureLeafKey(path string, owner user) (crypto.Signer, error) {
 	return key, writeKey(path, key, owner)
 }
 
-// keeps tells whether a certificate and its key can stay.
+// keeps reports whether a certificate and its key can stay.
 func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) bool {
 	pair, err := tls.LoadX509KeyPair(certPath, keyPath)
 	if err != nil {

@@ -82,7 +82,7 @@ func claimPorts(base int) (release func(), ok bool) {
 	return func() { _ = l.Close() }, true
 }
 
-// portFree tells whether nothing listens on the port, on loopback or on all addresses.
+// portFree reports whether nothing listens on the port, on loopback or on all addresses.
 func portFree(port int) bool {
 	for _, host := range []string{"127.0.0.1", ""} {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))

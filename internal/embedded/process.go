@@ -51,7 +51,7 @@ type ProcessStatus struct {
 	State    ProcessState `json:"state"`
 	PID      int          `json:"pid,omitempty"`
 	Restarts int          `json:"restarts"`
-	// Message says why it is not ready.
+	// Message is the reason why it is not ready.
 	Message string `json:"message,omitempty"`
 }
 

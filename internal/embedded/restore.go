@@ -151,7 +151,7 @@ func finishSame(l Layout, m archive.Manifest) (bool, error) {
 	return false, os.RemoveAll(l.restoreReady())
 }
 
-// mayRestore says why a backup cannot be restored here.
+// mayRestore returns the reason why a backup cannot be restored here.
 func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error {
 	for _, name := range []string{snapshotName, stateName} {
 		if !m.Has(name) {

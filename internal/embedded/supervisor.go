@@ -20,7 +20,7 @@ type Supervisor struct {
 	Unit string
 }
 
-// notify says that the status is served. The file is closed, so that no child keeps it open.
+// notify reports whether the status is served. The file is closed, so that no child keeps it open.
 func (s Supervisor) notify() error {
 	if s.NotifyFD > 0 {
 		f := os.NewFile(uintptr(s.NotifyFD), "notify")

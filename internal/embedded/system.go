@@ -86,7 +86,7 @@ func planeProcess(l Layout) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(data)))
 }
 
-// Enterable tells whether the system user gets to a folder, which is an absolute path: each one above it must let
+// Enterable reports whether the system user gets to a folder, which is an absolute path: each one above it must let
 // others in.
 func Enterable(dir string) error {
 	for d := filepath.Dir(dir); ; d = filepath.Dir(d) {

@@ -83,7 +83,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	return awaitReady(ctx, l, progress)
 }
 
-// served says whether a plane is what was asked for, and of this build.
+// served reports whether a plane is what was asked for, and of this build.
 func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)

@@ -20,7 +20,7 @@ func (b *box) moveTo(host *infrav1.CapstanHost) {
 	})
 }
 
-// has says whether the cluster's load balancer and network are on a host.
+// has reports whether the cluster's load balancer and network are on a host.
 func (b *box) has(fake *fakehost.Host) func() []bool {
 	return func() []bool {
 		return []bool{fake.LoadBalancer(b.capstan.Spec.ID) != nil, fake.Network(b.capstan.Spec.ID) != nil}

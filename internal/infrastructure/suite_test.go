@@ -186,7 +186,7 @@ func (w *writeCounter) fail(name, text string, n int) {
 	w.faults[name] = fault{text, n}
 }
 
-// failed says whether all of these writes have failed by now.
+// failed reports whether all of these writes have failed by now.
 func (w *writeCounter) failed(name string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -269,7 +269,7 @@ func claimChanged() predicate.Funcs {
 	}}
 }
 
-// onlyAdds says whether labels were only added, as our mark does.
+// onlyAdds reports whether labels were only added, as our mark does.
 func onlyAdds(before, after map[string]string) bool {
 	for k, v := range before {
 		if after[k] != v {
@@ -296,7 +296,7 @@ func (e *claimEvents) addressChanged() predicate.Funcs {
 	}
 }
 
-// echo says whether an IPAddress belongs to a claim that exists, and did not come
+// echo reports whether an IPAddress belongs to a claim that exists, and did not come
 // after it from another management cluster.
 func (e *claimEvents) echo(obj client.Object) bool {
 	owner := metav1.GetControllerOf(obj)

@@ -17,7 +17,7 @@ type Provider struct {
 	// Kinds that the provider reconciles; each gets a flag --<kind>-concurrency.
 	Kinds []string
 
-	// NeedsClusterCache says that the provider talks to workload clusters.
+	// NeedsClusterCache is true if the provider talks to workload clusters.
 	NeedsClusterCache bool
 
 	// ClusterIndexes are what the provider looks up in the cache of each workload cluster.

@@ -12,7 +12,7 @@ import (
 // EncryptionKeySize is the length of the encryption key in bytes, for every mode.
 const EncryptionKeySize = 32
 
-// NeedsEncryptionKey says whether the encryption takes the key of the secret <cluster>-encryption.
+// NeedsEncryptionKey reports whether the encryption takes the key of the secret <cluster>-encryption.
 func NeedsEncryptionKey(spec bootstrapv1.EncryptionSpec) bool {
 	return spec.Mode != bootstrapv1.EncryptionNone && spec.Configuration.Secret.Name == ""
 }

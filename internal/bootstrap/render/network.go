@@ -78,7 +78,7 @@ func Foreign() bootstrapv1.ClusterConfiguration {
 	}
 }
 
-// CheckEndpoint says what is wrong with an endpoint: it must lie outside of the cluster's own networks.
+// CheckEndpoint returns what is wrong with an endpoint: it must lie outside of the cluster's own networks.
 func CheckEndpoint(host string, network nodeconfig.Network) error {
 	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	if err != nil {

@@ -22,7 +22,7 @@ type Object interface {
 	conditions.Setter
 }
 
-// SetPaused sets the Paused condition and says whether the object is paused (ALL-08).
+// SetPaused sets the Paused condition and reports whether the object is paused (ALL-08).
 func SetPaused(cluster *clusterv1.Cluster, obj Object) bool {
 	condition := metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason}
 	paused := annotations.IsPaused(cluster, obj)

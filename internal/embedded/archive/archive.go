@@ -243,7 +243,7 @@ func (m Manifest) SizeBytes() (total int64) {
 	return total
 }
 
-// Has says whether a file is in the backup.
+// Has reports whether a file is in the backup.
 func (m Manifest) Has(name string) bool {
 	return slices.ContainsFunc(m.Files, func(f File) bool { return f.Name == name })
 }

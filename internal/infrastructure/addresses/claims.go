@@ -172,7 +172,7 @@ func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddr
 	return address, "", nil
 }
 
-// ClaimsGone deletes the claims of an owner and says whether they are all gone.
+// ClaimsGone deletes the claims of an owner and reports whether they are all gone.
 // The owner keeps its finalizer until then, so that no address is free while
 // the machine still has it. A claim without owner reference counts if it is of the owner's Cluster. Pass a client whose reads are not older than the
 // owner's last EnsureClaim, or the names of all claims that may exist.

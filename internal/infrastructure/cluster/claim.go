@@ -54,7 +54,7 @@ func (r *Reconciler) claimAddress(ctx context.Context, s *scope, _ []infrav1.Cap
 	return r.record(ctx, s, before)
 }
 
-// checkClaimed says why no host would accept an address for the load balancer.
+// checkClaimed returns the reason why no host would accept an address for the load balancer.
 func checkClaimed(machineCIDR, address string) error {
 	cidr, err := netip.ParsePrefix(machineCIDR)
 	if err != nil {
@@ -70,7 +70,7 @@ func checkClaimed(machineCIDR, address string) error {
 	return nil
 }
 
-// claimGone deletes the claim and says whether it is gone. It is watched.
+// claimGone deletes the claim and reports whether it is gone. It is watched.
 func (r *Reconciler) claimGone(ctx context.Context, s *scope) (bool, error) {
 	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.clusterName(), claimName(s.capstan))
 }

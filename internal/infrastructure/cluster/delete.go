@@ -110,7 +110,7 @@ func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
 	return out
 }
 
-// unreachable says why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
+// unreachable returns the reason why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
 func unreachable(name, id string, conn *connections.Host) string {
 	if conn == nil {
 		return fmt.Sprintf("Host %s, which has or had the cluster's load balancer, is not connected. If it is permanently lost, annotate the CapstanHost with %s",
@@ -119,7 +119,7 @@ func unreachable(name, id string, conn *connections.Host) string {
 	return hostaccess.Mismatch(name, id, conn.ID())
 }
 
-// errNetworkInUse says that a host keeps the network, because machines are attached to it.
+// errNetworkInUse means that a host keeps the network, because machines are attached to it.
 var errNetworkInUse = errors.New("the network is in use")
 
 // remove takes what is the cluster's from a host. What another cluster has there under its id is not: this one is a
@@ -143,7 +143,7 @@ func remove(ctx context.Context, host *connections.Host, s *scope) error {
 	return fmt.Errorf("delete the network: %s", connections.Message(err))
 }
 
-// absent says that a deletion left nothing of the cluster.
+// absent reports whether a deletion left nothing of the cluster.
 func absent(err error) bool {
 	return slices.Contains([]codes.Code{codes.OK, codes.NotFound, codes.PermissionDenied}, connections.Code(err))
 }

@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
-// noteHost writes down that the load balancer is made on a host, and says whether that is news.
+// noteHost writes down that the load balancer is made on a host, and reports whether that is news.
 func noteHost(c *infrav1.CapstanCluster, name, id string) bool {
 	want := infrav1.LoadBalancerHost{Name: name, ID: id}
 	list := c.Spec.LoadBalancerHosts
@@ -63,7 +63,7 @@ func (r *Reconciler) leaveFormerHosts(ctx context.Context, s *scope) error {
 	return errors.Join(errs...)
 }
 
-// leave says whether nothing of the cluster's load balancer and its network is on a former host any more. The network stays
+// leave reports whether nothing of the cluster's load balancer and its network is on a former host any more. The network stays
 // as long as machines are attached to it.
 func (r *Reconciler) leave(ctx context.Context, s *scope, former infrav1.LoadBalancerHost) (gone bool, err error) {
 	h := &infrav1.CapstanHost{}

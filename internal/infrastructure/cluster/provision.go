@@ -30,7 +30,7 @@ const (
 	turnWait = 2 * time.Minute
 )
 
-// provision says that the infrastructure is there (IC-02).
+// provision reports whether the infrastructure is there (IC-02).
 func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(s.capstan)
 	if ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false) {
@@ -71,7 +71,7 @@ func holdForPreparation(controlPlane clusterv1.ContractVersionedObjectReference,
 	return max(0, prepareWait-waited)
 }
 
-// prepared says whether the cluster's first machine could boot now: there is a kubeconfig, and a control
+// prepared reports whether the cluster's first machine could boot now: there is a kubeconfig, and a control
 // plane Machine with bootstrap data.
 func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 	err := r.SecretCachingClient.Get(ctx, client.ObjectKey{

@@ -27,11 +27,11 @@ type Event struct {
 	Machine *hostpb.Machine
 	// LoadBalancer that changed, or as it last was when it is gone.
 	LoadBalancer *hostpb.LoadBalancer
-	// Connection says that the host was connected or disconnected.
+	// Connection is true if the host was connected or disconnected.
 	Connection bool
-	// Capacity says that what the host has, or has left, changed.
+	// Capacity is true if what the host has, or has left, changed.
 	Capacity bool
-	// Claimed says that a machine has another management cluster.
+	// Claimed is true if a machine has another management cluster.
 	Claimed bool
 }
 

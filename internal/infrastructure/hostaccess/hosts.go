@@ -84,7 +84,7 @@ func OnBox(list []infrav1.CapstanHost, pool *connections.Pool, box string) []inf
 	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return !placement.SameBox(Box(&h, pool), box) })
 }
 
-// Abandoned says whether one of the objects carries the annotation that says that what is on
+// Abandoned reports whether one of the objects carries the annotation that says that what is on
 // its host counts as gone.
 func Abandoned(objs ...client.Object) bool {
 	return slices.ContainsFunc(objs, func(o client.Object) bool {
@@ -93,7 +93,7 @@ func Abandoned(objs ...client.Object) bool {
 	})
 }
 
-// Mismatch says that a CapstanHost is another host than the one of the recorded id, and what to do; nothing when
+// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and what to do; nothing when
 // it is that host, or when no id was recorded. Two management clusters may have given one name to two hosts:
 // after a move what is on the one must not be looked for, made anew or counted as removed on the other.
 func Mismatch(name, recorded, actual string) string {

@@ -184,7 +184,7 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// confirmed says that status has the address of spec.
+// confirmed reports whether status has the address of spec.
 func confirmed(m *infrav1.CapstanMachine) bool {
 	return slices.Contains(m.Status.Addresses, clusterv1.MachineAddress{Type: clusterv1.MachineInternalIP, Address: m.Spec.Network.Addresses[0].Address})
 }

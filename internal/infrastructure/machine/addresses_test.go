@@ -125,7 +125,7 @@ func (p *process) Get(_ context.Context, _ client.ObjectKey, obj client.Object, 
 }
 
 // reconcile does what the reconciler does with addresses: choose one, or confirm and use the one that is there. It
-// says whether a machine was made.
+// reports whether a machine was made.
 func (p *process) reconcile(name string) bool {
 	p.plane.t.Helper()
 	ctx := p.plane.t.Context()
@@ -153,7 +153,7 @@ func (p *process) harmless(err error) {
 	}
 }
 
-// check says whether two machines were made with one address, or one with another address than its spec has.
+// check reports whether two machines were made with one address, or one with another address than its spec has.
 func (p *plane) check() {
 	p.t.Helper()
 	holder := map[string]string{}

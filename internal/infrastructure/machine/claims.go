@@ -78,7 +78,7 @@ func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []inf
 	return nil
 }
 
-// fit says why the addresses that pools gave, IPv4 first, do not fit the cluster's networks.
+// fit returns the reason why the addresses that pools gave, IPv4 first, do not fit the cluster's networks.
 func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
 	if family(addresses[0]) == "IPv6" {
 		return fmt.Errorf("the pools gave %s and no IPv4 address: machines with IPv6 only are not supported; use an IPv4 pool as well", addresses[0].Address)
@@ -107,7 +107,7 @@ func (r *Reconciler) adoptClaims(ctx context.Context, s *scope) error {
 	return addresses.Adopt(ctx, r.Client, r.LiveClient, s.capstan, s.cluster.Name, claimNames(s.capstan)...)
 }
 
-// claimsGone deletes the machine's claims and says whether they are gone. They are watched.
+// claimsGone deletes the machine's claims and reports whether they are gone. They are watched.
 func (r *Reconciler) claimsGone(ctx context.Context, s *scope) (bool, error) {
 	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.capstan.Labels[clusterv1.ClusterNameLabel], claimNames(s.capstan)...)
 }

@@ -69,7 +69,7 @@ type scope struct {
 	capstan *infrav1.CapstanMachine
 	// patch writes what changed since the object was read or last recorded.
 	patch *reconciling.Patch
-	// recorded says that all that was decided is written: the reconcile that follows from that writes the rest.
+	// recorded is true if all that was decided is written: the reconcile that follows from that writes the rest.
 	recorded bool
 	// again is after how long the object changes without an event; zero: never.
 	again time.Duration
@@ -152,7 +152,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	return ctrl.Result{RequeueAfter: s.again}, nil
 }
 
-// findOwners looks for the Machine and the Cluster. It says whether both are there.
+// findOwners looks for the Machine and the Cluster. It reports whether both are there.
 func (r *Reconciler) findOwners(ctx context.Context, s *scope) (bool, error) {
 	var err error
 	if s.machine, err = util.GetOwnerMachine(ctx, r.Client, s.capstan.ObjectMeta); client.IgnoreNotFound(err) != nil {

@@ -100,7 +100,7 @@ func versions(usable []infrav1.CapstanHost) []string {
 	return slices.Compact(out)
 }
 
-// checkData says whether the bootstrap data is for another version: after a change of the MachinePool's version
+// checkData reports whether the bootstrap data is for another version: after a change of the MachinePool's version
 // the bootstrap provider makes new data first, or machines would be made twice. Data of other
 // providers does not tell.
 func (r *Reconciler) checkData(ctx context.Context, s *scope) (*invalid, error) {

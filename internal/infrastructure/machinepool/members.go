@@ -69,7 +69,7 @@ func match(mp *clusterv1.MachinePool, capstans []infrav1.CapstanMachine, machine
 	return members, orphans
 }
 
-// leaving says that the machine, or its Machine, is being deleted.
+// leaving reports whether the machine, or its Machine, is being deleted.
 func (m member) leaving() bool {
 	return !m.capstan.DeletionTimestamp.IsZero() || m.machine != nil && !m.machine.DeletionTimestamp.IsZero()
 }
@@ -78,7 +78,7 @@ func (m member) leaving() bool {
 // that is restarted is back long before.
 const stuckAfter = 30 * time.Second
 
-// blocked says that the machine is to be deleted and that this is not possible now.
+// blocked reports whether the machine is to be deleted and that this is not possible now.
 func blocked(m *infrav1.CapstanMachine) bool {
 	return !m.DeletionTimestamp.IsZero() && conditions.GetReason(m, clusterv1.DeletingCondition) == infrav1.DeletionBlockedReason
 }
@@ -118,13 +118,13 @@ func failure(m *infrav1.CapstanMachine) string {
 	return ""
 }
 
-// wantsRemediation says that a MachineHealthCheck waits for the Machine's owner to replace it. Core's
+// wantsRemediation reports whether a MachineHealthCheck waits for the Machine's owner to replace it. Core's
 // MachinePool controller does nothing about it.
 func wantsRemediation(m *clusterv1.Machine) bool {
 	return m != nil && conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition)
 }
 
-// marked says that someone, an autoscaler for instance, wants the machine to be deleted first.
+// marked reports whether someone, an autoscaler for instance, wants the machine to be deleted first.
 func (m member) marked() bool {
 	_, ok := m.capstan.Annotations[clusterv1.DeleteMachineAnnotation]
 	if !ok && m.machine != nil {
@@ -145,7 +145,7 @@ func nodeVersion(m *clusterv1.Machine) string {
 	return m.Status.NodeInfo.KubeletVersion
 }
 
-// provisioned says that the machine has run.
+// provisioned reports whether the machine has run.
 func (m member) provisioned() bool {
 	return m.capstan.Spec.ProviderID != "" && ptr.Deref(m.capstan.Status.Initialization.Provisioned, false)
 }
@@ -176,7 +176,7 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 	return out, next
 }
 
-// outdated says that the machine is not what the pool would make now, or not where.
+// outdated reports whether the machine is not what the pool would make now, or not where.
 func (d desired) outdated(m member) bool {
 	return m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash ||
 		len(d.domains) > 0 && !slices.Contains(d.domains, m.domain())

@@ -15,25 +15,25 @@ type instance struct {
 	name string
 	// created is when it was made.
 	created time.Time
-	// leaving says that it, or its Machine, is being deleted already.
+	// leaving is true if it, or its Machine, is being deleted already.
 	leaving bool
-	// stuck says that it cannot leave: its host does not answer, perhaps for good.
+	// stuck is true if it cannot leave: its host does not answer, perhaps for good.
 	stuck bool
-	// available says that its Node has been ready for long enough.
+	// available is true if its Node has been ready for long enough.
 	available bool
-	// failed says that it will not come back by itself.
+	// failed is true if it will not come back by itself.
 	failed bool
-	// remediate says that a MachineHealthCheck wants it replaced.
+	// remediate is true if a MachineHealthCheck wants it replaced.
 	remediate bool
-	// outdated says that it is not what the pool's spec says now.
+	// outdated is true if it is not what the pool's spec says now.
 	outdated bool
-	// marked says that someone wants it to be deleted first.
+	// marked is true if someone wants it to be deleted first.
 	marked bool
 	// domain is its failure domain.
 	domain string
 }
 
-// unhealthy says that the machine is of no use as it is.
+// unhealthy reports whether the machine is of no use as it is.
 func (i instance) unhealthy() bool { return i.failed || i.remediate }
 
 // desired is what the pool should be.
@@ -44,7 +44,7 @@ type desired struct {
 	// domains are the failure domains to spread over; none leaves the choice to placement.
 	domains []string
 	budget  budget
-	// frozen says that no machine can be made as it should be: nothing is created or replaced, but
+	// frozen is true if no machine can be made as it should be: nothing is created or replaced, but
 	// the pool may shrink.
 	frozen bool
 

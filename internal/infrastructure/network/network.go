@@ -115,7 +115,7 @@ func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Validate says what is wrong with a cluster's networks: each must be a CIDR, and none may overlap
+// Validate returns what is wrong with a cluster's networks: each must be a CIDR, and none may overlap
 // another one. An empty machine network is not looked at.
 func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) error {
 	type named struct {
@@ -155,7 +155,7 @@ func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) erro
 	return add("Service network", services...)
 }
 
-// usable says why machines cannot have the network.
+// usable returns the reason why machines cannot have the network.
 func usable(n netip.Prefix, ipv6 bool) error {
 	switch {
 	case ipv6 && (!n.Addr().Is6() || n.Bits() > 125 || n != n.Masked()):

@@ -25,9 +25,9 @@ type Host struct {
 	Versions []string
 	// Images that it has.
 	Images []string
-	// ControlPlane says that control plane machines may be placed on it.
+	// ControlPlane is true if control plane machines may be placed on it.
 	ControlPlane bool
-	// Unavailable says why nothing can be placed on it now; empty when it can.
+	// Unavailable is the reason why nothing can be placed on it now; empty when it can.
 	Unavailable string
 	// CPUs of the host.
 	CPUs int32
@@ -81,7 +81,7 @@ func Choose(hosts []Host, req Request) (string, error) {
 	return "", fmt.Errorf("no host accepts the machine: %s", strings.Join(refusals, "; "))
 }
 
-// refusal says why a host does not take a machine, in the order in which an operator would look.
+// refusal returns the reason why a host does not take a machine, in the order in which an operator would look.
 func refusal(h *Host, req Request) string {
 	switch {
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
@@ -107,7 +107,7 @@ func refusal(h *Host, req Request) string {
 	return ""
 }
 
-// SameBox says whether two hosts can have machines of one cluster. A host that does not tell its box can.
+// SameBox reports whether two hosts can have machines of one cluster. A host that does not tell its box can.
 func SameBox(a, b string) bool { return a == "" || b == "" || a == b }
 
 func list(s []string) string {
@@ -129,12 +129,12 @@ func FailureDomain(h *infrav1.CapstanHost) string {
 	return h.Name
 }
 
-// Admits says whether clusters of a namespace may use a host (ALL-18). An invalid selector admits nothing.
+// Admits reports whether clusters of a namespace may use a host (ALL-18). An invalid selector admits nothing.
 func Admits(h *infrav1.CapstanHost, namespace string, namespaceLabels map[string]string) bool {
 	allowed := h.Spec.AllowedNamespaces
 	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
 }
 
-// AllowsControlPlane says whether control plane machines may be placed on a host; they may unless
+// AllowsControlPlane reports whether control plane machines may be placed on a host; they may unless
 // it says otherwise.
 func AllowsControlPlane(h *infrav1.CapstanHost) bool { return ptr.Deref(h.Spec.ControlPlane, true) }

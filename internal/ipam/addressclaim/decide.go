@@ -23,7 +23,7 @@ func ClusterNameOf(claim *capiipamv1.IPAddressClaim) string {
 	return claim.Labels[clusterv1.ClusterNameLabel]
 }
 
-// gate says whether a claim may be worked on (rows IPAM-04b and IPAM-05a).
+// gate reports whether a claim may be worked on (rows IPAM-04b and IPAM-05a).
 type gate int
 
 const (
@@ -85,12 +85,12 @@ func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) rela
 	}
 }
 
-// isClaim says whether an owner is an IPAddressClaim.
+// isClaim reports whether an owner is an IPAddressClaim.
 func isClaim(owner *metav1.OwnerReference) bool {
 	return owner.Kind == "IPAddressClaim" && groupOf(owner.APIVersion) == capiipamv1.GroupVersion.Group
 }
 
-// inTheWay says why a foreign IPAddress of the claim's name is not the claim's.
+// inTheWay returns the reason why a foreign IPAddress of the claim's name is not the claim's.
 func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string {
 	if ip.Spec.PoolRef != claim.Spec.PoolRef {
 		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or use another name for this claim", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
@@ -99,13 +99,13 @@ func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string
 	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: remove that controlling owner, delete the IPAddress, or use another name for this claim", ip.Name, owner.Kind, owner.Name)
 }
 
-// isOut says whether the claim's address was handed out before: the pool chose it
+// isOut reports whether the claim's address was handed out before: the pool chose it
 // for the claim, here or on the management cluster that both came from.
 func isOut(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
 	return claim.Status.AddressRef.Name != "" || ip != nil && metav1.GetControllerOf(ip) != nil
 }
 
-// marked says whether the claim carries what marks it as served by us: the
+// marked reports whether the claim carries what marks it as served by us: the
 // finalizer (row IPAM-04c) and the UID that tells a copy from the original.
 func marked(claim *capiipamv1.IPAddressClaim) bool {
 	return controllerutil.ContainsFinalizer(claim, ipamv1.ClaimFinalizer) &&
@@ -161,7 +161,7 @@ func groupOf(apiVersion string) string {
 	return ""
 }
 
-// complete says whether an IPAddress has all that row IPAM-04e asks for.
+// complete reports whether an IPAddress has all that row IPAM-04e asks for.
 func complete(ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) bool {
 	if !controllerutil.ContainsFinalizer(ip, ipamv1.AddressFinalizer) && ip.DeletionTimestamp.IsZero() {
 		return false

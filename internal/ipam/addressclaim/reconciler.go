@@ -34,7 +34,7 @@ type Reconciler struct {
 	Live     client.Reader
 	Ledger   *ledger.Registry
 	Recorder events.EventRecorder
-	// Serves says whether a claim is for this provider (rows IPAM-03 and
+	// Serves reports whether a claim is for this provider (rows IPAM-03 and
 	// IPAM-04a): an event of another object may have led to it.
 	Serves func(client.Object) bool
 	// Watches returns true if a pool passes the watch filter of this manager (ALL-07).

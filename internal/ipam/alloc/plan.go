@@ -63,10 +63,10 @@ func (p *Plan) Total() U128 { return p.Pool.Blocks(p.Bits) }
 // Addr returns the number as an address of the pool's family.
 func (p *Plan) Addr(a U128) netip.Addr { return a.Addr(p.V6) }
 
-// Aligned says whether a block can begin at this address.
+// Aligned reports whether a block can begin at this address.
 func (p *Plan) Aligned(a U128) bool { return a.And(p.Block().Sub(One)).IsZero() }
 
-// IsBlock says whether a range is just what one claim gets.
+// IsBlock reports whether a range is just what one claim gets.
 func (p *Plan) IsBlock(r Range) bool {
 	return p.Aligned(r.First) && r.Last.Sub(r.First) == p.Block().Sub(One)
 }
@@ -91,7 +91,7 @@ func (p *Plan) subnet(a U128) int {
 	return -1
 }
 
-// Draining says whether the address is in a subnet that hands out nothing new.
+// Draining reports whether the address is in a subnet that hands out nothing new.
 func (p *Plan) Draining(a U128) bool {
 	i := p.subnet(a)
 	return i >= 0 && p.subnets[i].drain
@@ -148,7 +148,7 @@ func (p *Plan) Span(address string, prefix *int32) (Range, bool) {
 	return Range{first, first.Add(One.Shl(host).Sub(One))}, true
 }
 
-// Contains says whether the spec contains all of an address or prefix.
+// Contains reports whether the spec contains all of an address or prefix.
 func (p *Plan) Contains(r Range) bool { return p.Pool.ContainsRange(r) }
 
 func (p *Plan) index() {

@@ -13,10 +13,10 @@ import (
 // Range is the addresses from First to Last, both included.
 type Range struct{ First, Last U128 }
 
-// Contains says whether the range has the address.
+// Contains reports whether the range has the address.
 func (r Range) Contains(a U128) bool { return !a.Less(r.First) && !r.Last.Less(a) }
 
-// Overlaps says whether the ranges have an address in common.
+// Overlaps reports whether the ranges have an address in common.
 func (r Range) Overlaps(o Range) bool { return !o.Last.Less(r.First) && !r.Last.Less(o.First) }
 
 // Ranges are sorted, disjoint and not adjacent.
@@ -39,10 +39,10 @@ func (rs Ranges) find(a U128) int {
 	return -1
 }
 
-// Contains says whether one of the ranges has the address. It takes O(log n).
+// Contains reports whether one of the ranges has the address. It takes O(log n).
 func (rs Ranges) Contains(a U128) bool { return rs.find(a) >= 0 }
 
-// ContainsRange says whether one of the ranges has all of r.
+// ContainsRange reports whether one of the ranges has all of r.
 func (rs Ranges) ContainsRange(r Range) bool {
 	i := rs.find(r.First)
 	return i >= 0 && rs[i].Contains(r.Last)

@@ -62,7 +62,7 @@ func (s *Set) OutOfRange() int { return s.outOfRange }
 // Resting is the number of blocks that rest.
 func (s *Set) Resting() int { return len(s.resting) }
 
-// InUse says how many holders the block has that begins here.
+// InUse returns how many holders the block has that begins here.
 func (s *Set) InUse(a U128) int {
 	n := s.used[a]
 	block := Range{a, a.Add(s.plan.Block().Sub(One))}
@@ -274,7 +274,7 @@ func (s *Set) Pick() (U128, bool) {
 	return r.First, ok
 }
 
-// IsFree says whether a claim without a reservation can get the address.
+// IsFree reports whether a claim without a reservation can get the address.
 func (s *Set) IsFree(a U128) bool {
 	r, ok := s.free.Floor(Range{First: a})
 	return ok && r.Contains(a)

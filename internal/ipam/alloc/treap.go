@@ -72,7 +72,7 @@ func (t *Tree[T]) Set(item T) {
 	t.root = merge(merge(below, node), rest)
 }
 
-// Delete removes the item that compares equal and says whether there was one.
+// Delete removes the item that compares equal and reports whether there was one.
 func (t *Tree[T]) Delete(item T) bool {
 	var removed bool
 	t.root = t.remove(t.root, item, &removed)

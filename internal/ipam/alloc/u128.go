@@ -50,7 +50,7 @@ func (u U128) Cmp(v U128) int {
 	}
 }
 
-// Less says whether u < v.
+// Less reports whether u < v.
 func (u U128) Less(v U128) bool { return u.Hi < v.Hi || u.Hi == v.Hi && u.Lo < v.Lo }
 
 // Add returns u+v, modulo 2^128.
@@ -86,7 +86,7 @@ func (u U128) Shr(n uint) U128 {
 // And returns the bits that both have.
 func (u U128) And(v U128) U128 { return U128{u.Hi & v.Hi, u.Lo & v.Lo} }
 
-// IsZero says whether u is 0.
+// IsZero reports whether u is 0.
 func (u U128) IsZero() bool { return u.Hi == 0 && u.Lo == 0 }
 
 // Big returns u as a big integer.
@@ -101,5 +101,5 @@ func (u U128) String() string { return u.Big().String() }
 // Float returns u as a floating-point number, for gauges.
 func (u U128) Float() float64 { return float64(u.Hi)*(1<<64) + float64(u.Lo) }
 
-// AtLeast says whether u >= n.
+// AtLeast reports whether u >= n.
 func (u U128) AtLeast(n uint64) bool { return u.Hi > 0 || u.Lo >= n }

@@ -140,7 +140,7 @@ func (p *Pool) notReady(r *Request) (Result, bool) {
 	return Result{}, false
 }
 
-// unjudged says why the pool may not hand out anything as far as other pools are
+// unjudged returns the reason why the pool may not hand out anything as far as other pools are
 // concerned, or nothing. A spec that has not been compared with theirs may overlap
 // one that refuses that.
 func (p *Pool) unjudged() string {
@@ -154,7 +154,7 @@ func (p *Pool) unjudged() string {
 	return ""
 }
 
-// admits says whether a pool serves claims of a namespace (row ALL-18). An invalid
+// admits reports whether a pool serves claims of a namespace (row ALL-18). An invalid
 // selector admits nothing.
 func admits(allowed *ipamv1.AllowedNamespaces, namespace string, namespaceLabels map[string]string) bool {
 	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
@@ -192,7 +192,7 @@ func (p *Pool) decideExisting(r *Request, line *entry, e *addressEntry) (Result,
 	return e.result(), true
 }
 
-// unfit says why an IPAddress that was made beforehand cannot be taken over, or
+// unfit returns the reason why an IPAddress that was made beforehand cannot be taken over, or
 // nothing.
 func (p *Pool) unfit(r *Request, e *addressEntry) string {
 	switch {
@@ -220,7 +220,7 @@ func spell(e *addressEntry) string {
 	return fmt.Sprintf("%s/%d", e.spec.Address, *e.spec.Prefix)
 }
 
-// arriving says whether new addresses must wait because older ones may still
+// arriving reports whether new addresses must wait because older ones may still
 // arrive from another management cluster.
 func (p *Pool) arriving(r *Request) (bool, time.Duration) {
 	now := p.now()

@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
 
-// ErrPoolGone says that the pool object does not exist.
+// ErrPoolGone means that the pool object does not exist.
 var ErrPoolGone = errors.New("the pool does not exist")
 
 // writeTimeout bounds a write of the record.
@@ -33,7 +33,7 @@ const conflicts = 10
 
 // request is one thing that wants to be part of the next write.
 type request struct {
-	// apply changes the state and says whether that has to be written. It is
+	// apply changes the state and reports whether that has to be written. It is
 	// called again, after undo, when the write fails.
 	apply func(p *Pool) bool
 	undo  func(p *Pool)
@@ -345,7 +345,7 @@ func NewObject(kind string) ipamv1.Pool {
 	return &ipamv1.CapstanIPPool{}
 }
 
-// stillOurs says whether the record is as we wrote it last, so that only other
+// stillOurs reports whether the record is as we wrote it last, so that only other
 // parts of the object have changed.
 func (p *Pool) stillOurs(doc ipamv1.Pool) bool {
 	p.mu.Lock()
@@ -477,7 +477,7 @@ func (p *Pool) settleAndWake(e *pendingEntry) {
 	}
 }
 
-// prune forgets what happened long ago and says whether nothing is left to know.
+// prune forgets what happened long ago and reports whether nothing is left to know.
 func (p *Pool) prune(now time.Time) (empty bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -125,7 +125,7 @@ func (p *Pool) Changed(seen ipamv1.Pool) {
 	}
 }
 
-// sameIntent says whether two versions of a pool differ in nothing that the
+// sameIntent reports whether two versions of a pool differ in nothing that the
 // ledger's decisions rest on.
 func sameIntent(a, b ipamv1.Pool) bool {
 	return a.GetUID() == b.GetUID() &&

@@ -129,7 +129,7 @@ func (q *queue) setWaiting(e *entry, waiting bool) {
 	}
 }
 
-// turn says whether a claim is among the first n in line.
+// turn reports whether a claim is among the first n in line.
 func (q *queue) turn(e *entry, n alloc.U128) bool {
 	return n.AtLeast(uint64(q.order.Len())) || n.AtLeast(uint64(q.order.Rank(e.Ticket))+1)
 }

@@ -67,7 +67,7 @@ func KeyOf(ref capiipamv1.IPPoolReference, namespace string) (Key, bool) {
 // KeyOfPool returns the key of a pool.
 func KeyOfPool(p ipamv1.Pool) Key { return Key{p.PoolKind(), p.GetNamespace(), p.GetName()} }
 
-// Copied says whether a claim or pool came from another management cluster, where
+// Copied reports whether a claim or pool came from another management cluster, where
 // the provider had marked it.
 func Copied(obj metav1.Object) bool {
 	origin := obj.GetAnnotations()[ipamv1.OriginUIDAnnotation]

@@ -116,7 +116,7 @@ func readyCondition(f facts, valid, available, overlapping metav1.Condition) met
 	return c
 }
 
-// arrivalLeft says how long a pool that came from another management cluster
+// arrivalLeft returns how long a pool that came from another management cluster
 // must still wait before it may hand out new addresses. clusterctl makes the
 // pool first and its addresses last, and keeps every Cluster paused until the
 // end; but a Cluster may be paused for other reasons, for ever.

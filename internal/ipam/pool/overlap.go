@@ -29,7 +29,7 @@ func (o overlap) String() string {
 	return s
 }
 
-// Sees says whether a pool is compared with another one. A CapstanIPPool sees those
+// Sees reports whether a pool is compared with another one. A CapstanIPPool sees those
 // of its namespace and the global ones; a GlobalCapstanIPPool sees global ones only.
 // So a namespace can neither stop the pools of others nor learn of them.
 func Sees(p, other ipamv1.Pool) bool {
@@ -83,7 +83,7 @@ func compareKeys(a, b ledger.Key) int {
 	return 0
 }
 
-// yields says which of two pools that do not go together is refused: the
+// yields returns which of two pools that do not go together is refused: the
 // namespaced one before the global one, so that a namespace cannot stop a global
 // pool; of two of a kind the younger, so that a new pool cannot stop an old one.
 func yields(p, other ipamv1.Pool) bool {
@@ -93,7 +93,7 @@ func yields(p, other ipamv1.Pool) bool {
 	return younger(p, other)
 }
 
-// younger says which of two pools was made later. A pool that is not stored
+// younger returns which of two pools was made later. A pool that is not stored
 // yet has no time and is the younger.
 func younger(a, b ipamv1.Pool) bool {
 	ta, tb := a.GetCreationTimestamp(), b.GetCreationTimestamp()

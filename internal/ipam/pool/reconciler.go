@@ -43,7 +43,7 @@ type Reconciler struct {
 	Live     client.Reader
 	Ledger   *ledger.Registry
 	Recorder events.EventRecorder
-	// Exists says whether a claim still exists.
+	// Exists reports whether a claim still exists.
 	Exists func(context.Context, types.NamespacedName, types.UID) (bool, error)
 	// MoveSettle is how long a moved pool must have been quiet.
 	MoveSettle time.Duration
@@ -264,7 +264,7 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	return nil
 }
 
-// setPaused says that the pool is paused, and nothing else: the rest is as it was. It returns whether that is new.
+// setPaused reports whether the pool is paused, and nothing else: the rest is as it was. It returns whether that is new.
 func setPaused(doc ipamv1.Pool) bool {
 	conditions := slices.Clone(doc.GetConditions())
 	c := pausedCondition(true)
@@ -289,7 +289,7 @@ func setConditions(doc ipamv1.Pool, wanted []metav1.Condition) []metav1.Conditio
 	return changed
 }
 
-// upToDate says whether the pool as the watch shows it needs no write: another
+// upToDate reports whether the pool as the watch shows it needs no write: another
 // manager may have written it already.
 func upToDate(seen, wanted ipamv1.Pool, view ledger.View) bool {
 	s, w := seen.PoolStatus(), wanted.PoolStatus()
@@ -387,7 +387,7 @@ func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	return ctrl.Result{}, reconciling.Change(ctx, r.Client, pool, func() { controllerutil.RemoveFinalizer(pool, ipamv1.PoolFinalizer) })
 }
 
-// chosen says whether an IPAddress may still be made from a pool that is being
+// chosen reports whether an IPAddress may still be made from a pool that is being
 // deleted, by this process or by one that has written the pool's record since.
 func chosen(pool ipamv1.Pool, v ledger.View) bool {
 	record := pool.PoolStatus().Allocator

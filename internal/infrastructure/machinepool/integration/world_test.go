@@ -299,7 +299,7 @@ func (w *world) condition(name string, status metav1.ConditionStatus, reason str
 	return conditions.GetMessage(w.pool, name)
 }
 
-// describe says how the Machines are, for a test that fails.
+// describe returns how the Machines are, for a test that fails.
 func (w *world) describe() string {
 	out := ""
 	for _, m := range w.machines() {
