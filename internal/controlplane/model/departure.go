@@ -48,7 +48,7 @@ func PlanDeparture(f Fleet, i *Instance, initialized bool) Departure {
 	case f.Unknown != "":
 		return keep(f.Unknown)
 	case i.Member == nil && i.unidentified():
-		return f.departUnidentified(i)
+		return f.departUnidentified()
 	case i.Member == nil || i.Member.Left:
 		return Departure{Step: ReleaseMachine}
 	}
@@ -58,7 +58,7 @@ func PlanDeparture(f Fleet, i *Instance, initialized bool) Departure {
 // departUnidentified decides about a Machine whose name in the cluster is not known. Each member without a Machine may be its
 // member, and a member must leave before its Machine goes. So all of them leave first, unless one may belong to a Machine that
 // stays.
-func (f Fleet) departUnidentified(i *Instance) Departure {
+func (f Fleet) departUnidentified() Departure {
 	for _, m := range f.Unassigned {
 		if m.Left {
 			continue

@@ -7,15 +7,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// votes in etcd. A member of unknown health counts as unhealthy.
-type votes struct{ Voting, Healthy int }
+// Votes in etcd. A member of unknown health counts as unhealthy.
+type Votes struct{ Voting, Healthy int }
 
 // quorum reports whether a majority of the voting members works.
-func (v votes) quorum() bool { return v.Voting > 0 && v.Healthy >= v.Voting/2+1 }
+func (v Votes) quorum() bool { return v.Voting > 0 && v.Healthy >= v.Voting/2+1 }
 
 // Votes counts the present members, except the named ones.
-func (f Fleet) Votes(without ...string) votes {
-	var out votes
+func (f Fleet) Votes(without ...string) Votes {
+	var out Votes
 	for _, m := range f.Members() {
 		if !m.voting || slices.Contains(without, m.Name) {
 			continue
