@@ -95,7 +95,7 @@ func TestRestoreSameCluster(t *testing.T) {
 	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
 	untouched("checks the backup " + b.Name)
 	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckFailed, Message: "there is no backup at s3://x"})
-	untouched("the machine of " + check.Spec.Member + " has looked at it: there is no backup at s3://x. Nothing was changed")
+	untouched("the machine of " + check.Spec.Member + " examined it: there is no backup at s3://x. Nothing was changed")
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "2" })
 	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: wrong})
 	untouched("it needs the key encryption")

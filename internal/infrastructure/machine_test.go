@@ -282,7 +282,7 @@ func TestKnownNameWithAnotherID(t *testing.T) {
 	b.Expect(stranger(b, name, b.address(9))).To(Succeed())
 	_, m := b.addMachine(nil, nil)
 	b.Expect(m.Name).To(Equal(name))
-	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("has id stranger-" + name))
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("is stranger-" + name + " on this host"))
 	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(2)), "another address would not help")
 }
 
