@@ -56,7 +56,7 @@ func TestInfrastructureHelper(t *testing.T) {
 		t.Errorf("the pool was changed: %v", err)
 	}
 	eventually(t, "the claims to go", func() error {
-		gone, err := addresses.ClaimsGone(ctx, env.Client, owner, name, "never-made")
+		gone, err := addresses.ClaimsGone(ctx, env.Client, owner, "m", name, "never-made")
 		if err != nil || !gone {
 			return errOr(err, "not yet")
 		}
