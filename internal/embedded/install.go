@@ -38,7 +38,7 @@ type installation struct {
 }
 
 func newInstallation(l Layout, s State) (*installation, error) {
-	restConfig, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig(installer))
+	restConfig, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig(installer)) //nolint:forbidigo // the plane has written this kubeconfig itself.
 	if err != nil {
 		return nil, err
 	}

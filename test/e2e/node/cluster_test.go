@@ -11,13 +11,13 @@ import (
 	"encoding/pem"
 	"fmt"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/yaml"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki"
-	"time"
 )
 
 const (

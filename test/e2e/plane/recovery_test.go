@@ -123,11 +123,11 @@ func TestRecovery(t *testing.T) {
 	}
 	archive := filepath.Join(t.TempDir(), "plane.tar.gz")
 	lost.capstan("backup", "--file", archive)
-	machines, objects := rack.machines(), lost.identities()
+	objects := lost.identities()
 	lost.kubectl("create", "configmap", "after-the-backup")
 	lost.capstan("create", "cluster", "two", "--workers", "0")
 	network := lost.kubectl("get", "capstancluster", "two", "-o", "jsonpath={.spec.network.machineCIDR}")
-	machines = rack.machines()
+	machines := rack.machines()
 
 	lost.destroy()
 	rack.sameMachines(machines, "without a plane")
