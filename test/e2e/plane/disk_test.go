@@ -39,7 +39,7 @@ func TestEtcdDiskFails(t *testing.T) {
 			fail()
 			written := i.writeUntilItFails()
 			t.Logf("%d writes were acknowledged before the first one failed", len(written))
-			eventually(t, "the status shows that etcd or the API server is not well", time.Minute, func() bool {
+			eventually(t, "the status shows that etcd or the API server is not well", 3*time.Minute, func() bool {
 				for _, c := range i.status().Components {
 					if (c.Name == "etcd" || c.Name == "kube-apiserver") && c.State != embedded.ProcessReady {
 						return true
@@ -48,7 +48,7 @@ func TestEtcdDiskFails(t *testing.T) {
 				return false
 			})
 			mend()
-			eventually(t, "the plane takes writes again", time.Minute, func() bool {
+			eventually(t, "the plane takes writes again", 3*time.Minute, func() bool {
 				_, err := i.tryKubectl("create", "configmap", "after")
 				return err == nil || strings.Contains(err.Error(), "AlreadyExists")
 			})
