@@ -112,14 +112,14 @@ func TestExpiry(t *testing.T) {
 	r.began = time.Now()
 	r.prepare()
 
-	r.keepUntil("half a life", func() error { return r.after(r.life / 2) })
+	r.keepUntil("half a life", r.life, func() error { return r.after(r.life / 2) })
 	r.setPaused(true)
-	r.keepUntil("the worker's certificates have expired", r.workersExpired)
+	r.keepUntil("the worker's certificates have expired", 2*r.life, r.workersExpired)
 	r.setPaused(false)
-	r.keepUntil("the worker's certificates are valid again", r.workersValid)
+	r.keepUntil("the worker's certificates are valid again", limit, r.workersValid)
 	t.Logf("kube-proxy and agent renewed %s after the start", time.Since(r.began).Round(time.Second))
 	r.programs("recovered", 30081)
-	r.keepUntil("two lives", func() error { return r.after(2*r.life + pki.Backdate) })
+	r.keepUntil("two lives", 3*r.life, func() error { return r.after(2*r.life + pki.Backdate) })
 
 	r.check()
 	t.Logf("%s: %d writes, %d answers, longest time without either %s", time.Since(r.began).Round(time.Second), r.writes, r.answers, r.gap.Round(time.Millisecond))
@@ -210,13 +210,14 @@ func (r *run) loadImage() {
 	plane.Must(r.t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", r.Name, "--namespace", r.Namespace)
 }
 
-// keepUntil writes and asks the workload every second until done returns nil. Both may fail for the time of retries.
-func (r *run) keepUntil(what string, done func() error) {
+// keepUntil writes and asks the workload every second until done returns nil, which it must within a time. Both may fail for the
+// time of retries.
+func (r *run) keepUntil(what string, within time.Duration, done func() error) {
 	r.t.Helper()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	good, fresh := time.Now(), time.Now()
-	for end := time.Now().Add(3*r.life + limit); ; <-tick.C {
+	for end := time.Now().Add(within); ; <-tick.C {
 		err := errors.Join(r.write(r.t.Context()), r.answer(r.t.Context(), r.worker, 30080))
 		if err == nil {
 			good = time.Now()
@@ -322,14 +323,7 @@ func (r *run) programs(name string, port int) {
 	}}
 	service.Spec.Ports[0].TargetPort.IntVal = 8080
 	must(r.t, r.writer.Create(r.t.Context(), service))
-	made := time.Now()
-	r.keepUntil("kube-proxy serves the Service "+name, func() error {
-		err := r.answer(r.t.Context(), r.worker, port)
-		if err != nil && time.Since(made) > reread {
-			r.t.Fatalf("kube-proxy does not serve the Service %s after %s: %v", name, reread, err)
-		}
-		return err
-	})
+	r.keepUntil("kube-proxy serves the Service "+name, reread, func() error { return r.answer(r.t.Context(), r.worker, port) })
 }
 
 // check proves that each part still works with certificates that have replaced others, and that none in use has expired.
