@@ -35,6 +35,7 @@ func prepare(m machine.Metadata) iter.Seq2[string, error] {
 		{"PATH", func() error { return os.Setenv("PATH", programPath) }},
 		{"folders", makeFolders},
 		{"mount propagation", shareMounts},
+		{"mounts for user namespaces", mountForUserNamespaces},
 		{"cgroup", func() error { return leaveRootCgroup("/sys/fs/cgroup") }},
 		{"loopback", loopbackUp},
 		{"host name", func() error { return restoreHostname(m) }},
@@ -69,6 +70,19 @@ func makeFolders() error {
 
 // shareMounts lets mounts made in pods with bidirectional propagation reach the kubelet's.
 func shareMounts() error { return unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, "") }
+
+// mountForUserNamespaces makes pods with "hostUsers: false" possible. A process in a user namespace may mount proc and sysfs only
+// if one mount of each is visible in full, and read-only paths cover parts of /proc and other mounts parts of /sys. The folders are
+// not below /dev: containerd copies devices from there. PID 1 may mount proc anyway, so the mounts give it no new rights.
+func mountForUserNamespaces() error {
+	var errs []error
+	for _, fs := range []string{"proc", "sysfs"} {
+		dir := filepath.Join("/run/visible", fs)
+		errs = append(errs, os.MkdirAll(dir, 0o700))
+		errs = append(errs, unix.Mount(fs, dir, fs, unix.MS_NOSUID|unix.MS_NOEXEC|unix.MS_NODEV, ""))
+	}
+	return errors.Join(errs...)
+}
 
 func loopbackUp() error {
 	lo, err := netlink.LinkByName("lo")

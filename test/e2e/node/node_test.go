@@ -158,6 +158,14 @@ spec:
   containers: [{name: echo, image: "registry.capstan.dev/echo:v1", imagePullPolicy: Never}]
 ---
 apiVersion: v1
+kind: Pod
+metadata: {name: mapped, labels: {app: mapped}}
+spec:
+  nodeName: worker
+  hostUsers: false
+  containers: [{name: echo, image: "registry.capstan.dev/echo:v1", imagePullPolicy: Never}]
+---
+apiVersion: v1
 kind: Service
 metadata: {name: front}
 spec: {selector: {app: server}, ports: [{port: 80, targetPort: 8080}]}
@@ -171,9 +179,20 @@ func testWorkload(t *testing.T, cp, worker *host) {
 	}
 	start := time.Now()
 	cp.apply(workload)
-	cp.mustKubectl("wait", "--for=condition=Ready", "pod/server", "pod/other", "--timeout=3m")
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/server", "pod/other", "pod/mapped", "--timeout=3m")
 	t.Logf("pods Ready after %s", time.Since(start))
 	pods(t, cp)
+	testUserNamespace(t, worker)
+}
+
+// testUserNamespace: of the two pods on the worker, root of the one with "hostUsers: false" is not root of the machine.
+func testUserNamespace(t *testing.T, worker *host) {
+	out, err := worker.exec("/bin/sh", "-c", `for pid in $(pgrep -x echo); do read -r inside outside count < /proc/$pid/uid_map; echo "$inside=$outside"; done | sort`)
+	must(t, err)
+	mappings := strings.Fields(out)
+	if len(mappings) != 2 || mappings[0] != "0=0" || mappings[1] == "0=0" || !strings.HasPrefix(mappings[1], "0=") {
+		t.Errorf("ids of root in the pods of the worker: %v, want 0 in one and another id in the pod with its own user namespace", mappings)
+	}
 }
 
 func pods(t *testing.T, cp *host) {
