@@ -14,14 +14,15 @@ import (
 // Level of a finding.
 type Level string
 
+// Levels of findings. Only Fail changes the exit code of `capstan doctor`.
 const (
-	// OK: as wanted.
+	// OK: the box meets the requirement.
 	OK Level = "ok"
-	// Info: good to know.
+	// Info: a fact that needs no action.
 	Info Level = "info"
-	// Warn: works, with limits.
+	// Warn: Capstan works, with the limits that the finding names.
 	Warn Level = "warn"
-	// Fail: does not work until it is mended.
+	// Fail: Capstan does not work until the finding is fixed.
 	Fail Level = "fail"
 )
 

@@ -29,19 +29,20 @@ const (
 	stopGrace = 15 * time.Second
 )
 
-// ProcessState says how a component is.
+// ProcessState is the state of a component's process.
 type ProcessState string
 
+// States of a component's process.
 const (
-	// ProcessWaiting: what it needs is not there yet.
+	// ProcessWaiting: the process was not started, because a component that it needs does not serve yet.
 	ProcessWaiting ProcessState = "Waiting"
-	// ProcessStarting: it runs and does not serve yet, or not any more.
+	// ProcessStarting: the process runs and does not answer its probe. It may have answered before.
 	ProcessStarting ProcessState = "Starting"
-	// ProcessReady: it serves.
+	// ProcessReady: the process runs and answers its probe.
 	ProcessReady ProcessState = "Ready"
-	// ProcessBackoff: it ended and will be started again.
+	// ProcessBackoff: the process ended and will be started again.
 	ProcessBackoff ProcessState = "Backoff"
-	// ProcessStopped: it was told to end, and did.
+	// ProcessStopped: the process ended because the management plane stopped it.
 	ProcessStopped ProcessState = "Stopped"
 )
 

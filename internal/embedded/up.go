@@ -34,7 +34,8 @@ type Options struct {
 	Backup BackupSchedule
 }
 
-// ErrNotRoot: capstand makes namespaces, and the plane gives up root for its components.
+// ErrNotRoot is the error for users other than root. capstand needs root to create namespaces, and the management plane needs
+// root to run its components as other users.
 var ErrNotRoot = errors.New("wanted to run as root, found another user: use sudo")
 
 // Up starts the management plane, or waits for the one that runs, and returns when it is ready. It

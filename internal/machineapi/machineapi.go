@@ -73,32 +73,34 @@ func (m Metadata) TemplateVariables() map[string]string {
 // Bootstrap is the progress of the bootstrap data.
 type Bootstrap string
 
+// Phases of the bootstrap data, in their order. Succeeded and Failed are final.
 const (
-	// Waiting: no bootstrap data was given yet.
+	// Waiting: the machine has no bootstrap data yet.
 	Waiting Bootstrap = "Waiting"
 	// Started: the bootstrap data is being applied.
 	Started Bootstrap = "Started"
-	// Succeeded: it was applied and wrote the sentinel file.
+	// Succeeded: the bootstrap data was applied, and the sentinel file of the bootstrap contract exists.
 	Succeeded Bootstrap = "Succeeded"
-	// Failed: a step failed; BootstrapMessage names it.
+	// Failed: a step of the bootstrap data failed. BootstrapMessage names it.
 	Failed Bootstrap = "Failed"
 )
 
 // State of a service.
 type State string
 
+// States of a service.
 const (
-	// StateWaiting for the services that it comes after.
+	// StateWaiting: the service starts after other services, and they are not ready yet.
 	StateWaiting State = "waiting"
-	// StateStarting: the process runs and was not ready yet.
+	// StateStarting: the process runs and has never been ready.
 	StateStarting State = "starting"
-	// StateRunning: the process runs, was ready and does not answer its probe now.
+	// StateRunning: the process runs and was ready, and its last probe failed.
 	StateRunning State = "running"
-	// StateReady: the process runs and answers its probe, if it has one.
+	// StateReady: the process runs, and its last probe succeeded. A service without a probe is ready when it runs.
 	StateReady State = "ready"
-	// StateBackoff: the process ended and is started again in a moment.
+	// StateBackoff: the process ended and will be started again after a delay.
 	StateBackoff State = "backoff"
-	// StateStopped on request.
+	// StateStopped: the supervisor has stopped the service, and does not start it again on its own.
 	StateStopped State = "stopped"
 )
 

@@ -47,12 +47,12 @@ const (
 	EncodingGzipBase64 Encoding = "gzip+base64"
 )
 
+// Conditions of a CapstanConfig and their reasons. Ready summarizes the conditions.
 const (
 	// DataSecretAvailableCondition is true when the Secret with the bootstrap data exists.
 	DataSecretAvailableCondition = "DataSecretAvailable"
 	// DataSecretAvailableReason: the Secret exists.
 	DataSecretAvailableReason = "Available"
-
 	// DataSecretUsedReason: the Secret was deleted after its machine had used it. It is not created again, because its
 	// content would be that of the current specification, and not that of the machine.
 	DataSecretUsedReason = "Used"
@@ -77,7 +77,8 @@ const (
 	BootstrapTokenAvailableReason = "Available"
 	// BootstrapTokenWaitingReason: the workload cluster is not reachable yet.
 	BootstrapTokenWaitingReason = "WaitingForConnection"
-	// BootstrapTokenRemovedReason: the machine has joined or needs no token. The token was removed.
+	// BootstrapTokenRemovedReason: the machine has joined or needs no token. The token was removed. The condition is
+	// False with this reason, and that is the final state: nothing is wrong.
 	BootstrapTokenRemovedReason = "NoLongerNeeded"
 )
 

@@ -6,14 +6,16 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
+// Annotations and defaults of backups and restores.
 const (
 	// BackupAnnotation requests a backup. Each new value requests one backup. status.backups contains the value.
 	BackupAnnotation = "controlplane.capstan.dev/backup"
 
-	// RestoreAnnotation is on a control plane during a restore, and on the Machine that starts from the backup.
-	// RestoredAnnotation is on a control plane that was restored. Both identify the restore. They survive a move,
-	// which loses the status, so a backup is never restored twice.
-	RestoreAnnotation  = "controlplane.capstan.dev/restore"
+	// RestoreAnnotation is on a control plane during a restore, and on the Machine that starts from the backup. Its
+	// value identifies the restore. It survives a move, which loses the status.
+	RestoreAnnotation = "controlplane.capstan.dev/restore"
+	// RestoredAnnotation is on a control plane that was restored. Its value is that of RestoreAnnotation, so that a
+	// backup is never restored twice.
 	RestoredAnnotation = "controlplane.capstan.dev/restored"
 
 	// RestoreUncheckedAnnotation identifies a restore whose backup no machine has checked before the restore
@@ -23,24 +25,33 @@ const (
 
 	// DefaultBackupRetention is the default number of backups that are kept.
 	DefaultBackupRetention = 7
+)
 
+// Conditions of a CapstanControlPlane about backups and restores, and their reasons.
+const (
 	// BackupSucceededCondition: the store contains the last backup that was due. It exists only with spec.backup.
 	BackupSucceededCondition = "BackupSucceeded"
-	// BackupSucceededReason, BackupFailedReason, NoBackupReason and BackupImpossibleReason are its reasons.
-	BackupSucceededReason  = "Succeeded"
-	BackupFailedReason     = "Failed"
-	NoBackupReason         = "NoBackupYet"
+	// BackupSucceededReason: the last backup that was due is in the store.
+	BackupSucceededReason = "Succeeded"
+	// BackupFailedReason: the last backup failed. The message contains the cause.
+	BackupFailedReason = "Failed"
+	// NoBackupReason: no backup has ended yet.
+	NoBackupReason = "NoBackupYet"
+	// BackupImpossibleReason: no backup can start. The message contains the cause.
 	BackupImpossibleReason = "NotPossible"
 
 	// RestoredCondition: the restore of spec.restore is complete. It exists only with spec.restore.
 	RestoredCondition = "Restored"
-	// RestoredReason, CheckingReason (a machine examines the backup before anything is removed), RestoringReason,
-	// RestoringUncheckedReason (no machine could examine the backup) and RestoreImpossibleReason are its reasons.
-	RestoredReason           = "Restored"
-	CheckingReason           = "Checking"
-	RestoringReason          = "Restoring"
+	// RestoredReason: the cluster has the data of the backup and answers.
+	RestoredReason = "Restored"
+	// CheckingReason: a machine examines the backup. Nothing was removed yet.
+	CheckingReason = "Checking"
+	// RestoringReason: a machine has checked the backup, and the restore is in progress.
+	RestoringReason = "Restoring"
+	// RestoringUncheckedReason: no machine could examine the backup, and the restore is in progress.
 	RestoringUncheckedReason = "RestoringUnchecked"
-	RestoreImpossibleReason  = "NotPossible"
+	// RestoreImpossibleReason: the backup cannot be restored. The message contains the cause.
+	RestoreImpossibleReason = "NotPossible"
 )
 
 // BackupSpec configures backups of etcd and their store.

@@ -25,10 +25,10 @@ const (
 	InitializedAnnotation = "controlplane.capstan.dev/initialized"
 
 	// RemediationInProgressAnnotation is on a control plane from the deletion of an unhealthy Machine until its
-	// replacement is created. RemediationForAnnotation is on the replacement. Both contain the history that limits
-	// retries.
+	// replacement is created. It contains the history that limits retries.
 	RemediationInProgressAnnotation = "controlplane.capstan.dev/remediation-in-progress"
-	RemediationForAnnotation        = "controlplane.capstan.dev/remediation-for"
+	// RemediationForAnnotation is on the replacement of an unhealthy Machine. It contains the same history.
+	RemediationForAnnotation = "controlplane.capstan.dev/remediation-for"
 
 	// DefaultMinHealthyPeriodSeconds is the default period in seconds after which a failure is unrelated to the
 	// previous one.

@@ -6,6 +6,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // have. The Secret <cluster>-ca can be one phase ahead.
 const AuthoritiesAnnotation = "controlplane.capstan.dev/certificate-authorities"
 
+// Condition of a CapstanControlPlane about the rotation of its certificate authority, and its reasons.
 const (
 	// CertificateAuthorityRotatingCondition: the cluster's certificate authority is being replaced. The reason is
 	// the phase. The message lists the missing steps. The condition does not exist before the first rotation.

@@ -15,6 +15,7 @@ const (
 // +kubebuilder:validation:Enum=Succeeded;Failed
 type BackupPhase string
 
+// Results of a backup. A backup that has not ended has none.
 const (
 	// BackupSucceeded: the store contains the complete backup.
 	BackupSucceeded BackupPhase = "Succeeded"

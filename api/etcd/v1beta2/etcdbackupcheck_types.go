@@ -12,6 +12,7 @@ const RestoreSecretName = "capstan-etcd-restore"
 // +kubebuilder:validation:Enum=Checking;Succeeded;Failed
 type CheckPhase string
 
+// Phases of a check. A check that no machine has started has none.
 const (
 	// CheckBegun: a machine has started the check.
 	CheckBegun CheckPhase = "Checking"

@@ -150,6 +150,7 @@ type CapstanHostStatus struct {
 // +kubebuilder:validation:Enum=Image;None
 type DiskBackend string
 
+// Backends of a host for the disks of its machines.
 const (
 	// DiskBackendImage: each disk is an ext4 file system in a sparse file, on a loop device.
 	DiskBackendImage DiskBackend = "Image"

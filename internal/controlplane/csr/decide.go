@@ -28,20 +28,22 @@ const (
 
 	kubeProxyUser = "system:kube-proxy"
 
-	// NodeAgentUserPrefix and NodeAgentGroup are the identity of a machine's node agent.
+	// NodeAgentUserPrefix, with the name of the Node behind it, is the user of a machine's node agent.
 	NodeAgentUserPrefix = "capstan:node-agent:"
-	NodeAgentGroup      = "capstan:node-agents"
+	// NodeAgentGroup is the group of all node agents. RBAC of the workload cluster names it.
+	NodeAgentGroup = "capstan:node-agents"
 )
 
 // Verdict on a request.
 type Verdict string
 
+// Verdicts on a request.
 const (
-	// Untouched: not ours to decide, or not yet.
+	// Untouched: the request is not Capstan's to decide, or cannot be decided yet.
 	Untouched Verdict = "Untouched"
-	// Approved.
+	// Approved: the request is what the named machine would ask for.
 	Approved Verdict = "Approved"
-	// Denied: it claims to be ours but is not what our machines ask for.
+	// Denied: the request comes with the identity of a machine, and asks for what the machine may not have.
 	Denied Verdict = "Denied"
 )
 

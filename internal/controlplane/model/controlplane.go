@@ -129,6 +129,7 @@ func SilentRetry(controlPlane *controlplanev1.CapstanControlPlane, now time.Time
 	return min(max(age/4, 500*time.Millisecond), 10*time.Second)
 }
 
+// LowestVersion returns the oldest Kubernetes version among the Machines; without Machines, the version of the spec.
 func (cp *ControlPlane) LowestVersion() string {
 	if all := Versions(cp.Machines); len(all) > 0 {
 		return all[0].Version
@@ -160,8 +161,10 @@ func Versions(machines collections.Machines) []clusterv1.StatusVersion {
 	return out
 }
 
+// Count returns the number of Machines whose condition of this type is True.
 func Count(machines collections.Machines, condition string) *int32 {
 	return ptr.To(int32(len(machines.Filter(func(m *clusterv1.Machine) bool { return conditions.IsTrue(m, condition) }))))
 }
 
+// Day is the unit of periods that the API gives in days, such as certificatesExpiryDays.
 const Day = 24 * time.Hour

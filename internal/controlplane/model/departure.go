@@ -13,6 +13,7 @@ import (
 // DepartureStep is the next step for a Machine that is being deleted.
 type DepartureStep string
 
+// Steps for a Machine that is being deleted. Its pre-terminate hook keeps it until ReleaseMachine.
 const (
 	// KeepMachine: something else has to happen first.
 	KeepMachine DepartureStep = "KeepMachine"

@@ -124,8 +124,10 @@ func newFleet(machines collections.Machines, outdated map[string][]string, stack
 	return f
 }
 
+// Name returns the name of the Machine. Its Node and its etcd member can have another one.
 func (i *Instance) Name() string { return i.Machine.Name }
 
+// Deleting reports whether the deletion of the Machine was requested. It can still run and have a vote in etcd.
 func (i *Instance) Deleting() bool { return !i.Machine.DeletionTimestamp.IsZero() }
 
 // joined reports whether the Machine has a vote in etcd; with an external etcd, whether its API server has served.
@@ -177,6 +179,8 @@ func (f Fleet) problem(i *Instance) string {
 // active returns the Machines that are not being deleted.
 func (f Fleet) active() []*Instance { return f.Filter(func(i *Instance) bool { return !i.Deleting() }) }
 
+// Filter returns the Machines for which keep is true, in the order of the fleet: the oldest first. They are pointers into the
+// fleet.
 func (f Fleet) Filter(keep func(*Instance) bool) []*Instance {
 	var out []*Instance
 	for n := range f.Instances {
@@ -187,6 +191,7 @@ func (f Fleet) Filter(keep func(*Instance) bool) []*Instance {
 	return out
 }
 
+// Find returns the Machine with this name; nil when the fleet has none.
 func (f Fleet) Find(name string) *Instance {
 	for n := range f.Instances {
 		if f.Instances[n].Name() == name {
@@ -223,4 +228,5 @@ func (f Fleet) Orphans() []Member {
 	return f.Unassigned
 }
 
+// JoinReasons joins reasons to one message, separated by semicolons.
 func JoinReasons(parts []string) string { return strings.Join(parts, "; ") }

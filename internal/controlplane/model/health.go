@@ -121,6 +121,8 @@ func MachineHealth(i *Instance, f Fleet) []metav1.Condition {
 	return out
 }
 
+// UpToDate returns the condition UpToDate of a Machine (CP-18). reasons are the differences from the spec, one a line of the
+// message; without any the Machine is up to date.
 func UpToDate(reasons []string) metav1.Condition {
 	if len(reasons) == 0 {
 		return metav1.Condition{Type: clusterv1.MachineUpToDateCondition, Status: metav1.ConditionTrue, Reason: clusterv1.MachineUpToDateReason}

@@ -73,9 +73,12 @@ type LeaseSetKey struct {
 	Set          string
 }
 
+// Sets of Leases of a workload cluster.
 const (
+	// LeasesOfAPIServers are the Leases that each API server renews while it works.
 	LeasesOfAPIServers = "API servers"
-	LeaseOfEtcdCare    = "care"
+	// LeaseOfEtcdCare is the Lease of the node agent that reports the states of etcd's members.
+	LeaseOfEtcdCare = "care"
 )
 
 type leaseSet struct {

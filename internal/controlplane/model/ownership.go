@@ -77,6 +77,7 @@ func MachineOfMember(machines []clusterv1.Machine, member string) string {
 	return ""
 }
 
+// JoinNonEmpty is JoinReasons without the empty parts; "" when all are empty.
 func JoinNonEmpty(parts ...string) string {
 	return JoinReasons(slices.DeleteFunc(parts, func(part string) bool { return part == "" }))
 }

@@ -27,6 +27,7 @@ type Plan struct {
 	Why    string
 }
 
+// Acts reports whether the plan creates or removes a Machine.
 func (p Plan) Acts() bool { return p.Create > 0 || p.Remove != nil }
 
 func waitFor(why string) Plan { return Plan{Why: why} }

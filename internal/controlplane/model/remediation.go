@@ -40,6 +40,8 @@ func (r *RemediationRecord) String() string {
 	return string(data)
 }
 
+// ReadRemediationRecord returns the record in an annotation of a control plane or Machine; nil when there is none or when it
+// cannot be read.
 func ReadRemediationRecord(obj client.Object, annotation string) *RemediationRecord {
 	out := &RemediationRecord{}
 	if err := json.Unmarshal([]byte(obj.GetAnnotations()[annotation]), out); err != nil || out.Machine == "" {
@@ -60,7 +62,7 @@ type Repair struct {
 	Record RemediationRecord
 }
 
-// PlanRemediation selects the unhealthy Machine to replace and decides whether it can be deleted (CP-10). open is the
+// planRemediation is PlanRemediation without the objects. open is the
 // remediation without a replacement; nil when there is none.
 func planRemediation(f Fleet, spec controlplanev1.RemediationSpec, initialized bool, open *RemediationRecord, now time.Time) Repair {
 	machine := f.mostUnhealthy()
@@ -196,6 +198,7 @@ func (f Fleet) isOver(repair *RemediationRecord, replicas int) bool {
 	}
 }
 
+// PlanRemediation selects the unhealthy Machine to replace and decides whether it can be deleted now (CP-10).
 func (cp *ControlPlane) PlanRemediation() Repair {
 	return planRemediation(cp.Fleet(), cp.Object.Spec.Remediation, cp.Initialized(), cp.OpenRemediation(), cp.Now)
 }

@@ -18,12 +18,13 @@ import (
 // RestoreStep is the next step of a restore.
 type RestoreStep string
 
+// Steps of a restore, in their order.
 const (
 	// RestoreNone: there is nothing to restore, or the restore is complete.
 	RestoreNone RestoreStep = "None"
 	// RestoreBegin: the restore has not started.
 	RestoreBegin RestoreStep = "Begin"
-	// restoreRemove: former Machines have to be deleted first. Two etcd clusters of one cluster must never serve at the same
+	// RestoreRemove: former Machines have to be deleted first. Two etcd clusters of one cluster must never serve at the same
 	// time.
 	RestoreRemove RestoreStep = "Remove"
 	// RestoreCreate: the first Machine of the restored cluster has to be created.
@@ -128,6 +129,8 @@ func RestoringCondition(message string, unchecked bool, why string) (reason, tex
 	return controlplanev1.RestoringReason, message
 }
 
+// NotChecked returns the sentence that a restore's message ends with when no machine could check the backup. why is the
+// reason; "" gives no sentence.
 func NotChecked(why string) string {
 	if why == "" {
 		return ""
@@ -221,6 +224,7 @@ func (cp *ControlPlane) MustBeGiven(purpose secret.Purpose) bool {
 // EncryptionPurpose is the purpose of the encryption key. Cluster API has none for it.
 const EncryptionPurpose = secret.Purpose("encryption")
 
+// NotGiven returns the message about a Secret with a key that MustBeGiven and does not exist.
 func NotGiven(name string) string {
 	return fmt.Sprintf("the secret %s does not exist: spec.restore needs the one of the cluster that was backed up", name)
 }

@@ -16,8 +16,9 @@ import (
 // CheckWay determines who examines a backup before Machines are removed for it.
 type CheckWay string
 
+// Ways to check a backup.
 const (
-	// CheckByMachine: the cluster serves and has data, so that one of its machines has to examine the backup.
+	// checkByMachine: the cluster serves and has data, so that one of its machines has to examine the backup.
 	checkByMachine CheckWay = "Machine"
 	// CheckByNobody: there is no data, or no machine can be asked any more.
 	CheckByNobody CheckWay = "Nobody"

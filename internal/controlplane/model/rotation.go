@@ -47,6 +47,7 @@ type Rotation struct {
 // RotationStep is the next step about the certificate authority.
 type RotationStep string
 
+// Steps of a rotation, in their order.
 const (
 	// RotationIdle: nothing to do, or something else has to happen first.
 	RotationIdle RotationStep = ""
@@ -208,6 +209,7 @@ func (cp *ControlPlane) Rotation() Rotation {
 	return out
 }
 
+// SplitFingerprints reads the value of AuthoritiesAnnotation: fingerprints separated by commas. An empty value has none.
 func SplitFingerprints(list string) []string {
 	if list == "" {
 		return nil
@@ -215,6 +217,8 @@ func SplitFingerprints(list string) []string {
 	return strings.Split(list, ",")
 }
 
+// WithPending returns the rotation with the descriptions of the machines that lack the target. They are ignored once the
+// whole cluster has it.
 func (r Rotation) WithPending(lacking []string) Rotation {
 	if !r.Settled() {
 		r.Pending = lacking

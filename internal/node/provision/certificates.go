@@ -31,10 +31,12 @@ const (
 	// clientDir below PKIDir holds the client certificates of kubeconfigs.
 	clientDir = "clients"
 
-	// AgentGroup may read Nodes; control plane machines' agents also write EndpointSlices of DNS.
-	AgentGroup             = "capstan:node-agents"
+	// AgentGroup is the group of all node agents. Its members may read Nodes.
+	AgentGroup = "capstan:node-agents"
+	// AgentControlPlaneGroup is the additional group of the node agents on control plane machines. Its members write the
+	// EndpointSlices of DNS.
 	AgentControlPlaneGroup = "capstan:control-plane-agents"
-	// AgentUserPrefix is followed by the node's name.
+	// AgentUserPrefix, with the name of the Node behind it, is the user of a node agent.
 	AgentUserPrefix = "capstan:node-agent:"
 	proxyUser       = "system:kube-proxy"
 
