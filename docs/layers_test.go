@@ -35,7 +35,7 @@ var layerOf = map[string]string{
 	"cmd": "main",
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/conversion": "library", "internal/manager/replace": "library",
-	"internal/naming": "library", "internal/selection": "library", "internal/thread": "library",
+	"internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/thread": "library",
 	"internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/pki": "library",
 
 	// The two sides of a boundary share these: manager and host, manager and node, host and node.

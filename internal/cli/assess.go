@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"capstan.dev/capstan/internal/polarity"
 )
 
 // view is a Cluster and everything that belongs to it, of whichever providers.
@@ -108,10 +110,7 @@ func conditionStatus(o *unstructured.Unstructured, kind string) string {
 	return ""
 }
 
-// Conditions for which False is the good answer.
-var negative = []string{"Paused", "Deleting", "ScalingUp", "ScalingDown", "RollingOut", "Remediating", "Updating", "HasRemediateMachineAnnotation", "ClassVersionOutdated"}
-
-// Conditions that only sum up others.
+// summaries lists the conditions that summarize others.
 var summaries = []string{"Ready", "Available"}
 
 // blockers names, per object, the first condition that is not as it should be. Objects that are
@@ -124,7 +123,7 @@ func blockers(v view) []string {
 	var out []string
 	seen := map[string]bool{}
 	for _, o := range objects {
-		c, found := firstFalse(conditionsOf(o))
+		c, found := blocking(conditionsOf(o))
 		if !found || seen[c.message] {
 			continue // the same message, told by an object that only repeats it
 		}
@@ -147,15 +146,15 @@ func (c condition) String() string {
 	return text
 }
 
-// firstFalse finds the first condition that is not as it should be; a summary only when nothing more
-// precise is there.
-func firstFalse(all []condition) (condition, bool) {
+// blocking returns the first condition that describes a problem, if there is one. A summary comes last: it repeats other
+// conditions. A condition that is False is no problem if it normally is False, or if its purpose is fulfilled.
+func blocking(all []condition) (condition, bool) {
 	var summary *condition
 	for _, c := range all {
 		switch {
 		case c.kind == "Paused" && c.status == "True":
 			return c, true
-		case slices.Contains(negative, c.kind) || c.status != "False":
+		case c.status != "False" || polarity.FalseIsGood(c.kind, c.reason):
 		case slices.Contains(summaries, c.kind):
 			summary = &c
 		default:

@@ -174,8 +174,41 @@ func TestAssess(t *testing.T) {
 	}
 }
 
-// A message that is only repeated by an owner is told once.
-func TestBlockersAreToldOnce(t *testing.T) {
+// TestBlocking uses the conditions of real objects while a cluster is created.
+func TestBlocking(t *testing.T) {
+	notExpiring := condition{kind: "CertificatesExpiring", status: "False", reason: "CertificatesNotExpiring"}
+	notRotating := condition{kind: "CertificateAuthorityRotating", status: "False", reason: "NotRotating"}
+	noHost := condition{kind: "HostAssigned", status: "False", reason: "NoHost", message: "no host has 2Gi free"}
+	notReady := condition{kind: "Ready", status: "False", reason: "NotReady"}
+	paused := condition{kind: "Paused", status: "True", reason: "Paused"}
+	noToken := condition{kind: "BootstrapTokenAvailable", status: "False", reason: "WaitingForConnection"}
+	for name, test := range map[string]struct {
+		all  []condition
+		want string // the type; "" for none
+	}{
+		"no conditions":                     {},
+		"all is well":                       {all: []condition{{kind: "Ready", status: "True"}, {kind: "Paused", status: "False"}}},
+		"unknown is no problem yet":         {all: []condition{{kind: "EtcdClusterHealthy", status: "Unknown"}}},
+		"certificates that are valid":       {all: []condition{notExpiring}},
+		"no rotation":                       {all: []condition{notRotating}},
+		"a token that is not needed longer": {all: []condition{{kind: "BootstrapTokenAvailable", status: "False", reason: "NoLongerNeeded"}}},
+		"a token that waits":                {all: []condition{noToken}, want: "BootstrapTokenAvailable"},
+		"the cause behind good conditions":  {all: []condition{notExpiring, notRotating, noHost}, want: "HostAssigned"},
+		"the cause behind a summary":        {all: []condition{notReady, notExpiring, noHost}, want: "HostAssigned"},
+		"a summary without a cause":         {all: []condition{notReady, notExpiring}, want: "Ready"},
+		"paused":                            {all: []condition{notReady, paused}, want: "Paused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, found := blocking(test.all)
+			if got.kind != test.want || found != (test.want != "") {
+				t.Errorf("blocked by %q (%v), want %q", got.kind, found, test.want)
+			}
+		})
+	}
+}
+
+// TestBlockersOnce checks that a message that an owner repeats is shown once.
+func TestBlockersOnce(t *testing.T) {
 	v := view{cluster: parseObject(t, "kind: Cluster\napiVersion: cluster.x-k8s.io/v1beta2\nmetadata: {name: a}\nstatus: {conditions: [{type: InfrastructureReady, status: 'False', message: port 6443 is taken}]}"), objects: []*unstructured.Unstructured{
 		parseObject(t, "kind: CapstanCluster\napiVersion: infrastructure.capstan.dev/v1beta2\nmetadata: {name: a}\nstatus: {conditions: [{type: LoadBalancerReady, status: 'False', message: port 6443 is taken}]}"),
 	}}

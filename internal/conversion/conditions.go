@@ -11,18 +11,12 @@ import (
 	clusterv1beta1 "sigs.k8s.io/cluster-api/api/core/v1beta1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/polarity"
 )
 
 // maxMessage is the maximum length of a message in v1beta1, in characters.
 const maxMessage = 10240
-
-// normallyFalse lists the conditions that describe an activity: False is not a problem.
-var normallyFalse = []string{
-	clusterv1.DeletingCondition, clusterv1.PausedCondition, clusterv1.RollingOutCondition, clusterv1.ScalingUpCondition,
-	clusterv1.ScalingDownCondition, clusterv1.RemediatingCondition, controlplanev1.CertificateAuthorityRotatingCondition,
-}
 
 // underWay lists the reasons of conditions that become true without help.
 var underWay = []string{
@@ -56,14 +50,14 @@ func rank(t clusterv1beta1.ConditionType) int {
 }
 
 // severity classifies a condition that is False: Error for a failure that only a replacement ends, Info for a condition
-// that waits, that is under way or that describes an activity, and Warning for everything else.
+// that waits, that is under way or for which False is no problem, and Warning for everything else.
 func severity(c metav1.Condition) clusterv1beta1.ConditionSeverity {
 	switch {
 	case c.Status != metav1.ConditionFalse:
 		return clusterv1beta1.ConditionSeverityNone
 	case slices.Contains(terminal, c.Reason):
 		return clusterv1beta1.ConditionSeverityError
-	case slices.Contains(normallyFalse, c.Type), slices.Contains(underWay, c.Reason), strings.HasPrefix(c.Reason, "Waiting"):
+	case polarity.FalseIsGood(c.Type, c.Reason), slices.Contains(underWay, c.Reason), strings.HasPrefix(c.Reason, "Waiting"):
 		return clusterv1beta1.ConditionSeverityInfo
 	}
 	return clusterv1beta1.ConditionSeverityWarning

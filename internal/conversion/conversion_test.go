@@ -170,6 +170,8 @@ func TestConditions(t *testing.T) {
 	got := legacy([]metav1.Condition{
 		{Type: "ServicesHealthy", Status: "Unknown", Reason: "HostUnreachable", LastTransitionTime: now},
 		{Type: "Paused", Status: "False", Reason: "NotPaused", LastTransitionTime: now},
+		{Type: "CertificatesExpiring", Status: "False", Reason: "CertificatesNotExpiring", LastTransitionTime: now},
+		{Type: "BootstrapTokenAvailable", Status: "False", Reason: "NoLongerNeeded", LastTransitionTime: now},
 		{Type: "MachineRunning", Status: "False", Reason: "MachineLost", Message: "gone", LastTransitionTime: now},
 		{Type: "HostAssigned", Status: "False", Reason: "NoHost", LastTransitionTime: now},
 		{Type: "BootstrapSucceeded", Status: "False", Reason: "WaitingForBootstrapData", LastTransitionTime: now},
@@ -178,6 +180,8 @@ func TestConditions(t *testing.T) {
 	want := clusterv1beta1.Conditions{
 		{Type: "Ready", Status: "True", Reason: "Ready", Message: strings.Repeat("ä", maxMessage), LastTransitionTime: now},
 		{Type: "BootstrapSucceeded", Status: "False", Severity: "Info", Reason: "WaitingForBootstrapData", LastTransitionTime: now},
+		{Type: "BootstrapTokenAvailable", Status: "False", Severity: "Info", Reason: "NoLongerNeeded", LastTransitionTime: now},
+		{Type: "CertificatesExpiring", Status: "False", Severity: "Info", Reason: "CertificatesNotExpiring", LastTransitionTime: now},
 		{Type: "HostAssigned", Status: "False", Severity: "Warning", Reason: "NoHost", LastTransitionTime: now},
 		{Type: "MachineRunning", Status: "False", Severity: "Error", Reason: "MachineLost", Message: "gone", LastTransitionTime: now},
 		{Type: "Paused", Status: "False", Severity: "Info", Reason: "NotPaused", LastTransitionTime: now},

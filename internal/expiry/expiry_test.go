@@ -13,6 +13,7 @@ import (
 
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/polarity"
 )
 
 // TestCondition: a certificate that was not renewed after two thirds of its life is reported. The time at which that
@@ -41,6 +42,13 @@ func TestCondition(t *testing.T) {
 				t.Errorf("got %v again in %s", got, again)
 			}
 		})
+	}
+}
+
+// TestPolarity: a condition that is False in a healthy object is never shown as a problem.
+func TestPolarity(t *testing.T) {
+	if !polarity.FalseIsGood(ConditionType, NotExpiringReason) {
+		t.Errorf("internal/polarity does not list %s", ConditionType)
 	}
 }
 
