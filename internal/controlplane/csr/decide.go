@@ -28,7 +28,7 @@ const (
 
 	kubeProxyUser = "system:kube-proxy"
 
-	// NodeAgentUserPrefix, with the name of the Node behind it, is the user of a machine's node agent.
+	// NodeAgentUserPrefix begins the user name of a machine's node agent. The name of the Node follows.
 	NodeAgentUserPrefix = "capstan:node-agent:"
 	// NodeAgentGroup is the group of all node agents. RBAC of the workload cluster names it.
 	NodeAgentGroup = "capstan:node-agents"

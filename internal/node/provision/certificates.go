@@ -36,7 +36,7 @@ const (
 	// AgentControlPlaneGroup is the additional group of the node agents on control plane machines. Its members write the
 	// EndpointSlices of DNS.
 	AgentControlPlaneGroup = "capstan:control-plane-agents"
-	// AgentUserPrefix, with the name of the Node behind it, is the user of a node agent.
+	// AgentUserPrefix begins the user name of a node agent. The name of the Node follows.
 	AgentUserPrefix = "capstan:node-agent:"
 	proxyUser       = "system:kube-proxy"
 
