@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/version"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/yamlprocessor"
 	"sigs.k8s.io/cluster-api/util/contract"
@@ -216,7 +217,8 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// CTL-03: the series of the release says the contract that the CRDs are labelled with.
+// CTL-03: the series of the release has the newest contract that all CRDs are labelled with. clusterctl reads only the first
+// entry of a series.
 func TestMetadata(t *testing.T) {
 	metadata := clusterctlv1.Metadata{}
 	if err := yaml.UnmarshalStrict(asset(t, "metadata.yaml"), &metadata); err != nil {
@@ -225,17 +227,34 @@ func TestMetadata(t *testing.T) {
 	if metadata.GroupVersionKind() != clusterctlv1.GroupVersion.WithKind("Metadata") {
 		t.Errorf("metadata.yaml is a %s", metadata.GroupVersionKind())
 	}
-	series := metadata.GetReleaseSeriesForVersion(version.MustParseSemantic(releaseVersion))
-	if series == nil {
-		t.Fatalf("no series for %s", releaseVersion)
+	contracts := map[string]string{}
+	for _, series := range metadata.ReleaseSeries {
+		name := fmt.Sprintf("%d.%d", series.Major, series.Minor)
+		if contracts[name] != "" {
+			t.Errorf("the series %s has a second entry, which clusterctl does not read", name)
+		}
+		contracts[name] = series.Contract
 	}
+	release := version.MustParseSemantic(releaseVersion)
+	got := contracts[fmt.Sprintf("%d.%d", release.Major(), release.Minor())]
 	for _, objects := range providers(t) {
 		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
-			if crd.Labels["cluster.x-k8s.io/"+series.Contract] == "" {
-				t.Errorf("%s has no label for the contract %s", crd.Name, series.Contract)
+			if want := newestContract(crd.Labels); got != want {
+				t.Errorf("metadata.yaml assigns the contract %q to %s, and %s is labelled for %q", got, releaseVersion, crd.Name, want)
 			}
 		}
 	}
+}
+
+// newestContract returns the newest version of the contract in the labels of a CRD.
+func newestContract(labels map[string]string) (newest string) {
+	for label := range labels {
+		v, ok := strings.CutPrefix(label, "cluster.x-k8s.io/")
+		if ok && strings.HasPrefix(v, "v1") && (newest == "" || apiversion.CompareKubeAwareVersionStrings(v, newest) > 0) {
+			newest = v
+		}
+	}
+	return newest
 }
 
 // ALL-03, ALL-04: names and labels of the CRDs are those that Cluster API computes and reads.

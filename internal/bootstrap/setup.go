@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +20,11 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
+// The migration of stored objects (ALL-14):
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions;customresourcedefinitions/status,verbs=patch,resourceNames=capstanconfigs.bootstrap.capstan.dev;capstanconfigtemplates.bootstrap.capstan.dev
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigtemplates,verbs=get;list;patch
+
 // Provider runs the bootstrap provider in a manager. It knows the types of the control plane provider,
 // which need not be installed.
 var Provider = reconciling.Provider{
@@ -27,6 +33,10 @@ var Provider = reconciling.Provider{
 	NeedsClusterCache: true,
 	AddToScheme: func(s *runtime.Scheme) error {
 		return errors.Join(bootstrapv1.AddToScheme(s), bootstrapv1beta1.AddToScheme(s), controlplanev1.AddToScheme(s))
+	},
+	Versioned: map[client.Object]crdmigrator.ByObjectConfig{
+		&bootstrapv1.CapstanConfig{}:         reconciling.StoredByStatus,
+		&bootstrapv1.CapstanConfigTemplate{}: reconciling.StoredByObject,
 	},
 	Setup:         SetupWithManager,
 	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },

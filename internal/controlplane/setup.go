@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -25,10 +26,16 @@ import (
 	"capstan.dev/capstan/internal/controlplane/csr"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // probeFailure is the duration without an answer after which a workload cluster's silence is an event.
 const probeFailure = 20 * time.Second
+
+// The migration of stored objects (ALL-14):
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions;customresourcedefinitions/status,verbs=patch,resourceNames=capstancontrolplanes.controlplane.capstan.dev;capstancontrolplanetemplates.controlplane.capstan.dev
+// +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanetemplates,verbs=get;list;patch
 
 // Provider runs the control plane provider in a manager.
 var Provider = manager.Provider{
@@ -38,6 +45,10 @@ var Provider = manager.Provider{
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	AddToScheme: func(s *runtime.Scheme) error {
 		return errors.Join(controlplanev1.AddToScheme(s), controlplanev1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
+	},
+	Versioned: map[client.Object]crdmigrator.ByObjectConfig{
+		&controlplanev1.CapstanControlPlane{}:         reconciling.StoredByStatus,
+		&controlplanev1.CapstanControlPlaneTemplate{}: reconciling.StoredByObject,
 	},
 	Setup:         SetupWithManager,
 	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },

@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -27,6 +29,11 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
+// The migration of stored objects (ALL-14):
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions,verbs=get;list;watch
+// +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions;customresourcedefinitions/status,verbs=patch,resourceNames=capstanclusters.infrastructure.capstan.dev;capstanclustertemplates.infrastructure.capstan.dev;capstanmachines.infrastructure.capstan.dev;capstanmachinetemplates.infrastructure.capstan.dev;capstanmachinepools.infrastructure.capstan.dev;capstanmachinepooltemplates.infrastructure.capstan.dev
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclustertemplates;capstanmachinetemplates;capstanmachinepooltemplates,verbs=get;list;patch
+
 // Provider returns the infrastructure provider.
 func Provider() reconciling.Provider {
 	f := &flags{}
@@ -34,8 +41,16 @@ func Provider() reconciling.Provider {
 		Name:        "infrastructure",
 		Kinds:       []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
 		AddToScheme: func(s *runtime.Scheme) error { return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s)) },
-		AddFlags:    f.add,
-		Setup:       f.setup,
+		Versioned: map[client.Object]crdmigrator.ByObjectConfig{
+			&infrav1.CapstanCluster{}:             reconciling.StoredByStatus,
+			&infrav1.CapstanClusterTemplate{}:     reconciling.StoredByObject,
+			&infrav1.CapstanMachine{}:             reconciling.StoredByStatus,
+			&infrav1.CapstanMachineTemplate{}:     reconciling.StoredByStatus,
+			&infrav1.CapstanMachinePool{}:         reconciling.StoredByStatus,
+			&infrav1.CapstanMachinePoolTemplate{}: reconciling.StoredByStatus,
+		},
+		AddFlags: f.add,
+		Setup:    f.setup,
 		SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error {
 			return webhook.SetupWithManager(mgr)
 		},

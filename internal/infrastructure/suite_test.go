@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -53,7 +54,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	var err error
 	env, err = testenv.Start(testenv.Options{
-		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme},
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, apiextensionsv1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"},
 	})
 	if err != nil {

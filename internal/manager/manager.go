@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
@@ -42,6 +43,7 @@ func Scheme(providers []reconciling.Provider) *runtime.Scheme {
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
 	utilruntime.Must(clusterv1.AddToScheme(scheme))
 	utilruntime.Must(capiipamv1.AddToScheme(scheme))
+	utilruntime.Must(apiextensionsv1.AddToScheme(scheme))
 	for _, p := range providers {
 		utilruntime.Must(p.AddToScheme(scheme))
 	}
@@ -90,7 +92,7 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 	if err != nil {
 		return nil, err
 	}
-	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), addChecks(mgr, flags))
+	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), migrateStorage(ctx, mgr, flags, providers), addChecks(mgr, flags))
 }
 
 // reportCertificates that this process serves with, and those of folders that flags name.

@@ -6,7 +6,18 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// How the migration stores an unchanged object again. A write to the status is preferred, because no webhook that validates the
+// spec can refuse it.
+var (
+	// StoredByStatus is for kinds with a status subresource.
+	StoredByStatus = crdmigrator.ByObjectConfig{UseStatusForStorageVersionMigration: true}
+	// StoredByObject is for the others.
+	StoredByObject = crdmigrator.ByObjectConfig{}
 )
 
 // Provider is one of the providers that a manager process can run.
@@ -25,6 +36,10 @@ type Provider struct {
 
 	// AddToScheme adds the provider's own API types. Cluster API's and Kubernetes' are always there.
 	AddToScheme func(*runtime.Scheme) error
+
+	// Versioned are the kinds with several API versions. The manager keeps their objects in the storage version of the CRD
+	// (ALL-14), see StoredByStatus.
+	Versioned map[client.Object]crdmigrator.ByObjectConfig
 
 	// AddFlags adds flags of the provider's own; may be nil.
 	AddFlags func(*pflag.FlagSet)

@@ -61,6 +61,9 @@ type Env struct {
 	env *envtest.Environment
 }
 
+// Etcd returns the address of the etcd of the API server, to read objects as they are stored.
+func (e *Env) Etcd() string { return e.env.ControlPlane.Etcd.URL.String() }
+
 // Options of Start.
 type Options struct {
 	// AddToScheme adds the types of the tests.
