@@ -21,7 +21,9 @@ func rules(bridge string, mac net.HardwareAddr, subnets []Subnet) map[string][]s
 		if subnet.Prefix.Addr().Is6() {
 			ip = "ip6"
 		}
-		masquerade = append(masquerade, fmt.Sprintf("%s saddr %s oifname != %s masquerade", ip, subnet.Prefix, bridge))
+		// Connections of the box to its own load balancer have a source in the subnet, too, and leave by lo. Masquerading would
+		// give them the address of another link, and the kernel drops them when that address goes.
+		masquerade = append(masquerade, fmt.Sprintf("%s saddr %s oifname != { %s, lo } masquerade", ip, subnet.Prefix, bridge))
 	}
 	return map[string][]string{
 		// Frames between machines are not the box's to track: two clusters may have equal Pod networks,
