@@ -1,4 +1,4 @@
-# Builds Capstan and everything it runs, from pinned Go modules and nothing else.
+# Builds Capstan and every program that it runs, from pinned Go modules only.
 # "make help" lists the targets.
 
 SHELL := /bin/bash
@@ -7,25 +7,25 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # ---------------------------------------------------------------------------
-# What to extend when something is added.
+# Lists to extend when a version, a program, an API group or a module is added.
 
 # Kubernetes minors: a folder kube/vX.Y each. The first one's etcd and API server
 # are what envtest and the embedded management plane use.
 KUBE_MINORS := v1.36 v1.35
 # The project's own binaries: cmd/NAME -> bin/NAME.
 COMMANDS := capstan manager capstand capstan-init
-# API groups: from the types in api/GROUP and the markers in internal/GROUP,
-# config/PROVIDER/{crd/bases,rbac,webhook} are generated. A provider whose name
-# is not its group's has a line of its own.
+# API groups: config/PROVIDER/{crd/bases,rbac,webhook} are generated from the types
+# in api/GROUP and the markers in internal/GROUP. A provider whose name differs from
+# the name of its group has its own line.
 API_GROUPS := infrastructure controlplane bootstrap ipam
 PROVIDER_controlplane := control-plane
-# Protocol buffers: the generated code lies beside them.
+# Protocol buffers: the generated code is in the same folder.
 PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one that have tests.
 TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns
 
 # ---------------------------------------------------------------------------
-# Nothing may depend on the machine that builds.
+# The environment of the user does not change the result of a build.
 
 export GOFLAGS := -buildvcs=false
 export GOWORK := off
@@ -35,8 +35,8 @@ export GOARCH :=
 export CGO_ENABLED := 0
 export LC_ALL := C.UTF-8
 
-# The binaries of others are built with -trimpath; ours are not, so that "go test"
-# by hand and "make" share one build cache.
+# Third-party binaries are built with -trimpath. Our own are not, so that a manual
+# "go test" and "make" share one build cache.
 THIRD_PARTY := GOFLAGS='-buildvcs=false -trimpath'
 
 BIN := bin
@@ -44,7 +44,7 @@ TOOLS := $(BIN)/tools
 CACHED := hack/cached.sh
 kube_version = $(shell sed -n 's/^GIT_VERSION=//p' kube/$(1)/version.env)
 KUBERNETES := $(BIN)/kubernetes/$(call kube_version,$(firstword $(KUBE_MINORS)))
-# What controller-runtime's envtest starts.
+# The folder of the etcd and the API server that controller-runtime's envtest starts.
 export KUBEBUILDER_ASSETS := $(CURDIR)/$(KUBERNETES)
 
 ##@ General
@@ -56,20 +56,20 @@ help: ## Show this help.
 		/^[a-z][a-zA-Z0-9_-]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## Install the Debian packages that are missing (as root).
+setup: ## Install missing Debian packages (as root).
 	@hack/setup.sh
 
 .PHONY: clean
-clean: ## Remove everything that was built, unless machines of this box run from it.
+clean: ## Remove all build results. Fails while machines of this box use them.
 	@hack/unused.sh $(BIN)
 	rm -rf $(BIN) dist
 
-##@ Build (each part is skipped when nothing it is made of has changed)
+##@ Build (a part is skipped while its sources are unchanged)
 
 .PHONY: build
 build: build-kube build-first-cluster ## Build everything into bin/.
 
-# What a management plane and a cluster of the newest minor need. The other minors take six minutes each.
+# The programs of a management plane and of a cluster of the newest Kubernetes minor. Each other minor takes six minutes.
 .PHONY: build-first-cluster
 build-first-cluster: $(firstword $(KUBE_MINORS:%=build-kube-%)) build-node build-images build-capi build-coredns build-capstan
 
@@ -109,10 +109,10 @@ build-coredns: ## CoreDNS: bin/node/bin/coredns.
 	@$(THIRD_PARTY) $(CACHED) coredns $(BIN)/node/bin/coredns \
 		'coredns hack/go-install.sh' hack/go-install.sh coredns $(BIN)/node/bin .
 
-# A release says its version; any other build keeps what the source says. Only the link depends on it.
+# A release sets its version. Other builds keep the version in the source. Only the linker uses it.
 STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/embedded.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
 
-# No stamp file: Go itself knows best what has changed, and links only then.
+# No stamp file: Go's build cache detects changes, and links only then.
 .PHONY: build-capstan
 build-capstan: ## The project's own binaries: bin/{capstan,manager,capstand,capstan-init}.
 	@mkdir -p $(BIN)
@@ -149,7 +149,7 @@ provider = $(or $(PROVIDER_$(1)),$(1))
 GROUPS_WITH_CODE := $(patsubst internal/%,%,$(wildcard $(API_GROUPS:%=internal/%)))
 
 .PHONY: generate
-generate: setup generate-api generate-proto ## Everything that is generated from types, markers and protocol buffers.
+generate: setup generate-api generate-proto ## Generate code, CRDs and roles from types, markers and protocol buffers.
 
 .PHONY: generate-api
 generate-api: tools
@@ -170,7 +170,7 @@ generate-proto: tools
 	done
 
 .PHONY: lint
-lint: golangci-lint ## golangci-lint over every module with code of ours.
+lint: golangci-lint ## Run golangci-lint in each of our modules.
 	@for m in $(TEST_MODULES); do \
 		(cd $$m && $(THIRD_PARTY) $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml ./...); \
 	done
@@ -189,33 +189,36 @@ gotestsum:
 	@$(CACHED) gotestsum $(TOOLS)/gotestsum 'tools/gotestsum hack/go-install.sh' \
 		hack/go-install.sh tools/gotestsum $(TOOLS) gotest.tools/gotestsum
 
-# The S3-compatible server that backups are tested against.
+# The S3-compatible server for tests of backups.
 .PHONY: versitygw
 versitygw:
 	@$(THIRD_PARTY) $(CACHED) versitygw $(TOOLS)/versitygw 'tools/versitygw hack/go-install.sh' \
 		hack/go-install.sh tools/versitygw $(TOOLS) github.com/versity/versitygw/cmd/versitygw
 
+# lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
-test: setup build ## Set up, build and run all tests.
+test: setup ## Set up, lint, verify, build and run all tests.
+	@$(MAKE) lint verify
+	@$(MAKE) build
 	@$(MAKE) test-unit test-fuzz run-e2e
 
 .PHONY: test-e2e
-test-e2e: setup build build-capi-kubeadm run-e2e ## Only the tests with real machines, clusterctl and everything.
+test-e2e: setup build build-capi-kubeadm run-e2e ## End-to-end tests only: real machines and the clusterctl program.
 
 .PHONY: run-e2e
 run-e2e: gotestsum versitygw
 	$(call gotest,./test/...) -tags e2e -count=1 -p 1 -timeout 60m
 	$(call gotest,./internal/ipam/integration) -tags e2e -count=1 -run Heavy -timeout 30m
 
-# The life of certificates in this test; kube-controller-manager signs with it, too. All are backdated by five minutes, so
-# their whole life is EXPIRY_LIFE + 5m, and a third of that must be more than the five minutes after which clients of
-# client-go read certificate files again. The kubelet renews between 70 % and 90 % of the whole life and closes its
-# connections itself. Less than 10m therefore breaks clients that work well with certificates of a year.
+# The validity of all certificates in this test, those of kube-controller-manager included. All are backdated by five
+# minutes, so their whole life is EXPIRY_LIFE + 5m. A third of that must be more than five minutes: after this time
+# client-go reads certificate files again. The kubelet renews its certificates between 70 % and 90 % of the whole life
+# and closes its own connections. A value below 10m breaks clients that work with certificates of a year.
 EXPIRY_LIFE := 12m
 EXPIRY_BIN := $(BIN)/expiry
 
 .PHONY: test-expiry
-test-expiry: setup build ## A cluster past the expiry of all its certificates, which live for minutes (not part of test).
+test-expiry: setup build ## Run a cluster past the expiry of all its certificates, 40 minutes (not part of test).
 	@hack/unused.sh $(EXPIRY_BIN)
 	@rm -rf $(EXPIRY_BIN); mkdir -p $(EXPIRY_BIN)
 	@cp -al $(addprefix $(BIN)/,kubernetes node images capi clusterctl) $(EXPIRY_BIN)/
@@ -229,7 +232,7 @@ test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests o
 	$(call gotest,$(foreach d,api cmd config docs internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
 
 .PHONY: test-times
-test-times: gotestsum ## The slowest tests and packages of the last run.
+test-times: gotestsum ## Show the slowest tests and packages of the last run.
 	@for events in $(BIN)/test-events/*.json; do \
 		echo "== $$(basename $$events .json)"; \
 		$(TOOLS)/gotestsum tool slowest --jsonfile $$events --threshold 5s | head -40; \
@@ -237,51 +240,51 @@ test-times: gotestsum ## The slowest tests and packages of the last run.
 		sed -nE 's/.*"Action":"(pass|fail)","Package":"([^"]*)","Elapsed":([0-9.]+).*/\3 \2/p' $$events | sort -rn | head -20; \
 	done
 
-# Each fuzz test as PACKAGE:NAME; go fuzzes one at a time. FUZZTIME=10m looks longer. A number of tries and not of
-# seconds: on a busy machine a deadline can end a try, which then counts as a failure.
+# Fuzz tests as PACKAGE:NAME. Go runs one fuzz test at a time. FUZZTIME is a number of inputs by default, because a time
+# limit can end an input on a busy machine, and Go counts that as a failure. FUZZTIME=10m runs each test for ten minutes.
 FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse
 FUZZTIME := 10000x
 
 .PHONY: test-fuzz
-test-fuzz: ## Fuzz the address allocator and the parsers of user input, for a few seconds each.
+test-fuzz: ## Fuzz the address allocator and the parsers of user input. FUZZTIME=10m for longer.
 	@for t in $(FUZZ_TESTS); do \
 		go test -run '^$$' -fuzz "^$${t#*:}\$$" -fuzztime $(FUZZTIME) ./internal/$${t%:*}; \
 	done
 
 .PHONY: soak
-soak: setup build ## Random operations under random faults for ten minutes; SOAK=8h for longer, SEED=7 for the same decisions.
+soak: setup build ## Random operations and faults for ten minutes. SOAK=8h for longer, SEED=7 to repeat a run.
 	go run -tags e2e ./test/soak $(if $(SOAK),-duration $(SOAK)) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
-bench: setup build ## Measure how long clusters take, next to the floor of the same machine.
+bench: setup build ## Measure the creation of clusters, and the lower bound of this machine.
 	go run ./test/bench/clusters
 
 .PHONY: bench-controlplane
-bench-controlplane: setup build ## Measure control planes: from 1 to 3, rollout, upgrade, and what a writing client notices.
+bench-controlplane: setup build ## Measure control planes: from 1 to 3, rollout, upgrade, interruption of writes.
 	go run ./test/bench/controlplane
 
 .PHONY: bench-pools
-bench-pools: setup build ## Measure machine pools: real machines, and hollow ones by the thousand.
+bench-pools: setup build ## Measure machine pools: real machines, and thousands of hollow (simulated) ones.
 	go run ./test/bench/pools
 
 .PHONY: bench-ipam
-bench-ipam: build-kube build-capi ## Measure the IPAM provider next to the floor: 100 to 50 000 claims, 20 minutes; CLAIMS=100,1000 for fewer.
+bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 claims, 20 minutes. CLAIMS=100,1000 for fewer.
 	go run ./test/bench/ipam $(if $(CLAIMS),-claims $(CLAIMS))
 
 ##@ Release
 
 .PHONY: release
-release: build ## Make the release VERSION (v0.1.0): what clusterctl reads, images, checksums, in dist/.
-	@for what in programs manifests images host checksums; do \
-		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$what '$(VERSION)'; \
+release: build ## Build a release into dist/: files for clusterctl, images, checksums. VERSION=v0.1.0 is required.
+	@for part in programs manifests images host checksums; do \
+		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$part '$(VERSION)'; \
 	done
 
 ##@ Use
 
 .PHONY: quickstart
-quickstart: setup build-first-cluster ## Build one Kubernetes minor, then make a management plane and a first cluster on this box.
+quickstart: setup build-first-cluster ## Build one Kubernetes minor, then create a management plane and a first cluster.
 	$(BIN)/capstan quickstart
 
 .PHONY: down
-down: ## Take down what quickstart made.
+down: ## Remove the management plane and all clusters of this box.
 	$(BIN)/capstan down

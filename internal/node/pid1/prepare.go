@@ -78,8 +78,7 @@ func mountForUserNamespaces() error {
 	var errs []error
 	for _, fs := range []string{"proc", "sysfs"} {
 		dir := filepath.Join("/run/visible", fs)
-		errs = append(errs, os.MkdirAll(dir, 0o700))
-		errs = append(errs, unix.Mount(fs, dir, fs, unix.MS_NOSUID|unix.MS_NOEXEC|unix.MS_NODEV, ""))
+		errs = append(errs, os.MkdirAll(dir, 0o700), unix.Mount(fs, dir, fs, unix.MS_NOSUID|unix.MS_NOEXEC|unix.MS_NODEV, ""))
 	}
 	return errors.Join(errs...)
 }
