@@ -114,10 +114,6 @@ func TestLayers(t *testing.T) {
 		}
 		for _, imported := range p.Imports {
 			path, ours := strings.CutPrefix(imported, module)
-			// TODO: the control plane provider still uses the names in internal/manager/aliases.go.
-			if path == "internal/manager" && strings.HasPrefix(p.ImportPath, "internal/controlplane") {
-				continue
-			}
 			if other := layer(path); ours && other != own && !slices.Contains(layers[own], other) {
 				t.Errorf("%s (layer %s) imports %s (layer %s): layer %s can import %v", p.ImportPath, own, path, other, own, layers[own])
 			}

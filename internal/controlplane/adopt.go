@@ -19,6 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Backup tools such as Velero restore objects without their owner references. So labels determine the Machines of a control
@@ -92,9 +93,9 @@ func (r *adoption) reconcile(ctx context.Context, s *scope) (result, error) {
 // own writes a reference. It replaces an outdated reference to the same owner, and fails when the object was changed
 // meanwhile.
 func (r *objects) own(ctx context.Context, obj client.Object, ref metav1.OwnerReference) error {
-	before := obj.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy has the type of the original.
-	obj.SetOwnerReferences(util.EnsureOwnerRef(slices.Clone(obj.GetOwnerReferences()), ref))
-	return r.Client.Patch(ctx, obj, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return reconciling.Change(ctx, r.Client, obj, func() {
+		obj.SetOwnerReferences(util.EnsureOwnerRef(slices.Clone(obj.GetOwnerReferences()), ref))
+	})
 }
 
 // everyMachine returns all Machines of the cluster from the API server, including those without labels and owners.

@@ -16,7 +16,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // ALL-15: if core does not remove its finalizer, because it does not know it any more, the Machine goes all the same,
@@ -83,7 +83,7 @@ type untouched struct{ client.Client }
 // CP-02, ALL-15: with --strict-contract the endpoint is the Cluster's and no other, and core's turns are left to core.
 // Without it the endpoint of the infrastructure's object is used too, which TestPreparesBeforeProvisioned proves.
 func TestStrictContract_CP02_ALL15(t *testing.T) {
-	r := newReconciler(&objects{Client: untouched{}, LiveClient: untouched{}, StrictContract: true}, nil, manager.Options{})
+	r := newReconciler(&objects{Client: untouched{}, LiveClient: untouched{}, StrictContract: true}, nil, reconciling.Options{})
 	s := &scope{ControlPlane: &model.ControlPlane{Cluster: &clusterv1.Cluster{}, Object: &controlplanev1.CapstanControlPlane{}, Workload: model.NotAsked(), Now: time.Now()}}
 	s.Cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
 	if done, err := r.infrastructure.findEndpoint(context.Background(), s); done || err != nil {

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // formerFinalizer is the finalizer of earlier builds. It has no path, about which the API server warns.
@@ -17,11 +18,10 @@ const formerFinalizer = "capstancontrolplane.controlplane.capstan.dev"
 
 // dropFormerFinalizer removes the former finalizer from a control plane that has the present one.
 func (r *objects) dropFormerFinalizer(ctx context.Context, controlPlane *controlplanev1.CapstanControlPlane) error {
-	before := controlPlane.DeepCopy()
-	if !controllerutil.ContainsFinalizer(controlPlane, controlplanev1.ControlPlaneFinalizer) || !controllerutil.RemoveFinalizer(controlPlane, formerFinalizer) {
+	if !controllerutil.ContainsFinalizer(controlPlane, controlplanev1.ControlPlaneFinalizer) {
 		return nil
 	}
-	return r.Client.Patch(ctx, controlPlane, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	return reconciling.Change(ctx, r.Client, controlPlane, func() { controllerutil.RemoveFinalizer(controlPlane, formerFinalizer) })
 }
 
 // deletion is the step of a control plane that is being deleted.
@@ -46,10 +46,11 @@ func (r *deletion) reconcile(ctx context.Context, s *scope) (result, error) {
 		if err := r.ownSecrets(ctx, s); err != nil {
 			return result{}, err
 		}
-		before := s.Object.DeepCopy()
-		controllerutil.RemoveFinalizer(s.Object, controlplanev1.ControlPlaneFinalizer)
-		controllerutil.RemoveFinalizer(s.Object, formerFinalizer)
-		return deleting(clusterv1.DeletionCompletedReason, ""), client.IgnoreNotFound(r.Client.Patch(ctx, s.Object, client.MergeFrom(before)))
+		err := reconciling.Change(ctx, r.Client, s.Object, func() {
+			controllerutil.RemoveFinalizer(s.Object, controlplanev1.ControlPlaneFinalizer)
+			controllerutil.RemoveFinalizer(s.Object, formerFinalizer)
+		})
+		return deleting(clusterv1.DeletionCompletedReason, ""), client.IgnoreNotFound(err)
 	}
 	out := deleting(controlplanev1.WaitingForMachinesReason, fmt.Sprintf("%d control plane machines are being deleted", len(s.Machines)))
 	for _, machine := range s.Machines.SortedByCreationTimestamp() {

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // infrastructure reads the infrastructure provider's objects, and watches their kinds.
@@ -78,9 +79,9 @@ func (r *infrastructure) ownTemplate(ctx context.Context, s *scope) (result, err
 	if util.HasExactOwnerRef(template.GetOwnerReferences(), ref) {
 		return result{}, nil
 	}
-	before := template.DeepCopy()
-	template.SetOwnerReferences(util.EnsureOwnerRef(template.GetOwnerReferences(), ref))
-	return result{}, r.Client.Patch(ctx, template, client.MergeFrom(before))
+	return result{}, reconciling.Change(ctx, r.Client, template, func() {
+		template.SetOwnerReferences(util.EnsureOwnerRef(template.GetOwnerReferences(), ref))
+	})
 }
 
 // template returns the template of the infrastructure machines. The error is a missingTemplateError when it does not exist;

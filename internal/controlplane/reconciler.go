@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
-	"sigs.k8s.io/cluster-api/util/finalizers"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,17 +25,17 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
-	"capstan.dev/capstan/internal/bootstrap/status"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // Reconciler reconciles CapstanControlPlanes.
 type Reconciler struct {
 	*objects
 	// Options hold the watch filter (ALL-07).
-	Options manager.Options
+	Options reconciling.Options
 
+	controller     capicontroller.Controller
 	prober         *prober
 	workloads      *workloads
 	infrastructure *infrastructure
@@ -57,7 +57,7 @@ type Reconciler struct {
 }
 
 // newReconciler connects the steps.
-func newReconciler(o *objects, cache clustercache.ClusterCache, opts manager.Options) *Reconciler {
+func newReconciler(o *objects, cache clustercache.ClusterCache, opts reconciling.Options) *Reconciler {
 	prober, answered := newProber(), &sightings{}
 	workloads, infrastructure, stores := &workloads{ClusterCache: cache}, &infrastructure{objects: o}, &stores{o}
 	machines := &machines{objects: o, infrastructure: infrastructure}
@@ -126,8 +126,18 @@ func runSteps(ctx context.Context, s *scope, found *result, steps ...step) error
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;patch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-// Reconcile finds the Cluster, honours pausing, runs the steps, and patches the status once.
-func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
+// Reconcile implements reconcile.Reconciler. The next event is served at once after a success: each step of a rollout waits
+// for the one before it, and with ReconcilerRateLimiting each would take a second longer.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.reconcile(ctx, req)
+	if err == nil && r.controller != nil {
+		r.controller.DeferNextReconcile(req, time.Now())
+	}
+	return result, err
+}
+
+// reconcile finds the Cluster, honours pausing, runs the steps, and patches the status once.
+func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Result, reterr error) {
 	controlPlane := &controlplanev1.CapstanControlPlane{}
 	if err := r.Client.Get(ctx, req.NamespacedName, controlPlane); err != nil {
 		r.forget(req.NamespacedName)
@@ -142,15 +152,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}
 	s := &scope{ControlPlane: &model.ControlPlane{Object: controlPlane, Cluster: cluster, Workload: model.NotAsked(), Now: time.Now()}}
 
-	before := controlPlane.DeepCopy()
-	if status.SetPaused(cluster, controlPlane) {
-		return ctrl.Result{}, status.Patch(ctx, r.Client, before, controlPlane)
-	}
-	if added, err := finalizers.EnsureFinalizer(ctx, r.Client, controlPlane, controlplanev1.ControlPlaneFinalizer); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	} else if added {
-		before = controlPlane.DeepCopy()
-		status.SetPaused(cluster, controlPlane)
+	frame := reconciling.Frame{Client: r.Client, Live: r.LiveClient, Finalizer: controlplanev1.ControlPlaneFinalizer}
+	patch, err := frame.Begin(ctx, cluster, controlPlane)
+	if err != nil || patch == nil {
+		return ctrl.Result{}, err
 	}
 	if controllerutil.ContainsFinalizer(controlPlane, formerFinalizer) && controlPlane.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.dropFormerFinalizer(ctx, controlPlane) // The change is an event.
@@ -158,13 +163,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if s.Machines, err = r.ownMachines(ctx, r.Client, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	found := &result{}
+	found, before := &result{}, controlPlane.DeepCopy()
 	defer func() {
 		setStatus(s, found)
 		r.recordQuorum(s, before)
-		if err := status.Patch(ctx, r.Client, before, controlPlane); err != nil && reterr == nil {
-			reterr = err
-		}
+		reterr = errors.Join(reterr, patch.WriteStatus(ctx, controlPlane)) // The steps have written the metadata.
 	}()
 	if !controlPlane.DeletionTimestamp.IsZero() {
 		r.prober.forget(req.NamespacedName)

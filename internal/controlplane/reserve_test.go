@@ -19,7 +19,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // stoppable is a client whose user is stopped at one of its writes, before it or right behind it, until it may go on.
@@ -78,7 +78,7 @@ type leader struct {
 
 func newLeader(stopAt int, behind bool) *leader {
 	c := newStoppable(stopAt, behind)
-	return &leader{c, newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, manager.Options{})}
+	return &leader{c, newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})}
 }
 
 // acts lets a leader act until there is a Machine and nothing more to do. What fails is tried again, as a manager does.
@@ -221,7 +221,7 @@ func (r *refusals) Create(ctx context.Context, obj client.Object, opts ...client
 func TestRefusedConfig(t *testing.T) {
 	cluster := unled(t, false)
 	c := &refusals{Client: &unpaused{env.Client}}
-	r := newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, manager.Options{})
+	r := newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
 	reconcile := func(times int) {

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/cluster-api/controllers/external"
 	"sigs.k8s.io/cluster-api/util"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -25,7 +24,6 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/csr"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/manager"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -38,7 +36,7 @@ const probeFailure = 20 * time.Second
 // +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanetemplates,verbs=get;list;patch
 
 // Provider runs the control plane provider in a manager.
-var Provider = manager.Provider{
+var Provider = reconciling.Provider{
 	Name:              "control-plane",
 	Kinds:             []string{model.Kind},
 	NeedsClusterCache: true,
@@ -51,11 +49,11 @@ var Provider = manager.Provider{
 		&controlplanev1.CapstanControlPlaneTemplate{}: reconciling.StoredByObject,
 	},
 	Setup:         SetupWithManager,
-	SetupWebhooks: func(mgr ctrl.Manager, _ manager.Options) error { return SetupWebhooksWithManager(mgr) },
+	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
 }
 
 // SetupWithManager adds the control plane provider's reconcilers (ALL-13).
-func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options) error {
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
 	r := newReconciler(&objects{
 		Client:         mgr.GetClient(),
 		LiveClient:     opts.LiveClient,
@@ -67,30 +65,29 @@ func SetupWithManager(_ context.Context, mgr ctrl.Manager, opts manager.Options)
 		return err
 	}
 	log := mgr.GetLogger().WithValues("controller", "capstancontrolplane")
-	b := ctrl.NewControllerManagedBy(mgr).
-		Named("capstancontrolplane").
+	b := opts.Controller(mgr, model.Kind).
 		For(&controlplanev1.CapstanControlPlane{}).
-		WithOptions(opts.For(model.Kind)).
 		Owns(&clusterv1.Machine{}).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(clusterToControlPlane)).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.machineToControlPlane)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.workerToControlPlane)).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToControlPlane)).
-		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), builder.WithPredicates(dataCreated())).
+		Watches(&bootstrapv1.CapstanConfig{}, handler.EnqueueRequestsFromMapFunc(r.labelledToControlPlane), dataCreated()).
 		WatchesRawSource(source.Channel(r.prober.events, &handler.EnqueueRequestForObject{}))
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstancontrolplane", clusterToControlPlane, clustercache.WatchForProbeFailure(probeFailure)))
 	}
-	c, err := b.Build(r)
+	c, err := b.Build(ctx, r)
 	if err != nil {
 		return err
 	}
+	r.controller = c
 	r.workloads.controller = c
 	r.infrastructure.tracker = external.ObjectTracker{Controller: c, Cache: mgr.GetCache(), Scheme: mgr.GetScheme(), PredicateLogger: &log}
 	if opts.ClusterCache == nil {
 		return nil
 	}
-	return csr.SetupWithManager(mgr, opts.SecretCachingClient, opts.ClusterCache, opts.For(model.Kind))
+	return csr.SetupWithManager(ctx, mgr, opts, opts.For(model.Kind))
 }
 
 func clusterToControlPlane(_ context.Context, obj client.Object) []ctrl.Request {

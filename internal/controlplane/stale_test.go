@@ -19,7 +19,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // delayed is a cache that has stood still: reads give what was there when it was frozen, writes go through.
@@ -106,7 +106,7 @@ func newStale(t *testing.T) *stale {
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
 	s := &stale{world: w, cp: cp, cache: &delayed{Client: env.Client}, workload: &straight{Client: env.Client}}
-	s.reconciler = newReconciler(&objects{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, s.workload, manager.Options{})
+	s.reconciler = newReconciler(&objects{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, s.workload, reconciling.Options{})
 	s.frozen(1)
 	s.run(1)
 	s.beat() // It has met all Leases just now.

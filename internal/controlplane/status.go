@@ -15,7 +15,7 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // setHealth sets the conditions of etcd and of the API servers, once the API server was asked.
@@ -36,7 +36,6 @@ func setHealth(s *scope) {
 // setStatus sets the status from the Machines and the results of the steps.
 func setStatus(s *scope, found *result) {
 	cp := s.Object
-	cp.Status.ObservedGeneration = cp.Generation
 	cp.Status.Selector = collections.ControlPlaneSelectorForCluster(s.Cluster.Name).String()
 	cp.Status.Versions = model.Versions(s.Machines)
 	cp.Status.Version = "" // deprecated, and still read (CP-05)
@@ -61,7 +60,7 @@ func setStatus(s *scope, found *result) {
 	setDeleting(s, found)
 	setAvailable(s, found)
 	// Flux, Argo CD and the contract v1beta1 wait for Ready: the control plane serves and matches the spec.
-	if err := manager.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
+	if err := reconciling.SetReady(cp, clusterv1.AvailableCondition, controlPlaneMachinesReady, controlPlaneMachinesUpToDate); err != nil {
 		setCondition(cp, clusterv1.ReadyCondition, metav1.ConditionUnknown, clusterv1.InternalErrorReason, err.Error())
 	}
 }

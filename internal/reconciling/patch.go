@@ -36,6 +36,12 @@ func (p *Patch) Write(ctx context.Context, obj Object) error {
 	if err := p.writeSpec(ctx, obj); err != nil {
 		return client.IgnoreNotFound(err)
 	}
+	return p.WriteStatus(ctx, obj)
+}
+
+// WriteStatus writes the changes of the status, and nothing else. It is for a reconciler whose steps have written their
+// changes of metadata and spec. An object that does not exist any more is not an error.
+func (p *Patch) WriteStatus(ctx context.Context, obj Object) error {
 	return client.IgnoreNotFound(p.writeStatus(ctx, obj))
 }
 

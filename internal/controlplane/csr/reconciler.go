@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -14,8 +15,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util/annotations"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -23,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
-	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // reason of the conditions Approved and Denied.
@@ -38,27 +39,28 @@ type Reconciler struct {
 	// SecretClient reads Secrets with the cluster-name label from the cache.
 	SecretClient client.Reader
 	ClusterCache clustercache.ClusterCache
+	// Options hold the watch filter (ALL-07).
+	Options reconciling.Options
 
-	controller controller.Controller
+	controller capicontroller.Controller
 }
 
 // SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and goes over all its
 // requests that are not decided: there are few, and a Machine that changes may decide several.
-func SetupWithManager(mgr ctrl.Manager, secrets client.Reader, clusterCache clustercache.ClusterCache, opts controller.Options) error {
-	r := &Reconciler{Client: mgr.GetClient(), SecretClient: secrets, ClusterCache: clusterCache}
-	c, err := ctrl.NewControllerManagedBy(mgr).
-		Named("capstan-csr").
-		WithOptions(opts).
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, concurrency controller.Options) error {
+	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
+	c, err := opts.Controller(mgr, "capstan-csr").
+		WithOptions(concurrency).
 		// A connection is made: the moment from which requests can be watched.
-		WatchesRawSource(clusterCache.GetClusterSource("capstan-csr", func(_ context.Context, obj client.Object) []ctrl.Request {
+		WatchesRawSource(opts.ClusterCache.GetClusterSource("capstan-csr", func(_ context.Context, obj client.Object) []ctrl.Request {
 			return []ctrl.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 		})).
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster), builder.WithPredicates(machineChanged())).
-		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(poolToCluster), builder.WithPredicates(manager.IgnoreStatus())).
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToCluster), machineChanged()).
+		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(poolToCluster), reconciling.IgnoreStatus()).
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
-		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(resumed())).
-		Build(r)
+		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
+		Build(ctx, r)
 	r.controller = c
 	return err
 }
@@ -128,12 +130,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	ref := cluster.Spec.ControlPlaneRef
-	if ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
+	if !r.Options.Watches(cluster) || ref.APIGroup != controlplanev1.GroupVersion.Group || ref.Kind != "CapstanControlPlane" || annotations.IsPaused(cluster, cluster) {
 		return ctrl.Result{}, nil
 	}
 	err := r.reconcile(ctx, req.NamespacedName)
 	if errors.Is(err, clustercache.ErrClusterNotConnected) {
 		return ctrl.Result{}, nil // The connection is an event.
+	}
+	if err == nil && r.controller != nil {
+		r.controller.DeferNextReconcile(req, time.Now()) // A machine that joins waits for each answer.
 	}
 	return ctrl.Result{}, err
 }
