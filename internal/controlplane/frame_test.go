@@ -5,12 +5,16 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
 // TestLateWrite writes a status late, as a reconcile does whose API server answers after a pause. The reconcile that
@@ -29,15 +33,32 @@ func TestLateWrite(t *testing.T) {
 	becomes(t, cluster, cp, "the late write is corrected", func() bool { return has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, noEndpoint) })
 }
 
-// TestForeignCondition checks that a condition of another writer survives the status of a reconcile.
+// TestForeignCondition checks that a condition of another writer survives the status of a reconcile whose cache is behind.
 func TestForeignCondition(t *testing.T) {
-	cluster := testcluster.New(t, env, nil)
-	cp := cluster.ControlPlane(nil)
+	cluster := unled(t, false)
+	cache := &delayed{Client: &unpaused{env.Client}}
+	r := newReconciler(&objects{Client: cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
+	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}
+	reconcile := func() {
+		t.Helper()
+		if _, err := r.Reconcile(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reconcile()
+	cluster.Change(cp, func() { cp.Spec.Replicas = ptr.To[int32](3) })
+	behind := cp.DeepCopy()
+	delete(behind.Annotations, clusterv1.PausedAnnotation)
+	conditions.Set(behind, metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason})
+	cache.objects = map[client.ObjectKey]client.Object{request.NamespacedName: behind}
 	cluster.ChangeStatus(cp, func() {
 		conditions.Set(cp, metav1.Condition{Type: "ExampleChecked", Status: metav1.ConditionTrue, Reason: "Checked"})
 	})
-	cluster.SetInfraEndpoint(somewhere)
-	becomes(t, cluster, cp, "the first Machine exists", func() bool { return cp.Status.Replicas != nil && *cp.Status.Replicas == 1 })
+	reconcile()
+	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "to 3 replicas") {
+		t.Fatalf("the status was not written: %v, %v", cp.Status.Conditions, err)
+	}
 	if !has(cp, "ExampleChecked", metav1.ConditionTrue, "") {
 		t.Errorf("the condition of another writer is lost: %v", cp.Status.Conditions)
 	}
@@ -56,7 +77,7 @@ func TestReconcilerRateLimiting(t *testing.T) {
 
 func limitedReconciles(t *testing.T, controller string) (n float64) {
 	t.Helper()
-	families, err := metrics.Registry.Gather()
+	families, err := ctrlmetrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
