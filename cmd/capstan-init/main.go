@@ -16,7 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/agent"
+	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/pid1"
 	"capstan.dev/capstan/internal/node/provision"
@@ -61,7 +63,7 @@ func command(log *slog.Logger) *cobra.Command {
 			return agent.Run(cmd.Context(), log)
 		},
 	})
-	root.AddCommand(node, serviceCommand(), statusCommand())
+	root.AddCommand(node, serviceCommand(), statusCommand(), imagesCommand())
 	return root
 }
 
@@ -111,4 +113,21 @@ func statusCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "print each change")
 	return cmd
+}
+
+// imagesCommand has the subcommand that capstand runs for `capstan load image`.
+func imagesCommand() *cobra.Command {
+	c := &cobra.Command{Use: "images", Short: "Manage the images of this machine"}
+	c.AddCommand(&cobra.Command{
+		Use: "import", Short: "Import an image archive from standard input into containerd; print the names as JSON",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := images.Import(cmd.Context(), images.Socket, os.Stdin)
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(os.Stdout).Encode(machineapi.ImportedImages{Names: names})
+		},
+	})
+	return c
 }

@@ -2,10 +2,13 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
-	"strings"
+	"regexp"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
@@ -13,17 +16,25 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
-// ctr imports an archive from its standard input into the machine's containerd, where the kubelet
-// sees it.
-var ctr = []string{
-	"/opt/capstan/node/bin/ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io",
-	"images", "import", "-",
-}
+const (
+	// importTimeout bounds the import in one machine, because a machine can stop to read the archive.
+	importTimeout = 15 * time.Minute
+	// maxImportedNames and maxImageName bound the answer of a machine.
+	maxImportedNames = 256
+	maxImageName     = 512
+)
 
-// LoadImage imports an OCI archive into machines. It is kept on disk meanwhile, for it may be large
-// and is read once per machine.
+// importCommand reads an archive from its standard input and imports it into the machine's containerd, where the kubelet finds
+// the images. The client of containerd runs in the machine: the machine's users control containerd, so capstand does not
+// connect to it, and does not contain the client and its dependencies.
+var importCommand = []string{runc.Init, "images", "import"}
+
+// LoadImage imports an OCI archive into machines. The archive is kept in a file until then, because it can be large and is read
+// once per machine.
 func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -41,7 +52,7 @@ func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 		machines = append(machines, m)
 	}
 	if len(machines) == 0 {
-		return refusal.Errorf(hostpb.Refusal_INVALID, "the first message names no machine")
+		return refusal.Errorf(hostpb.Refusal_INVALID, "the first message of LoadImage names no machine: send the ids of the machines in it")
 	}
 	archive, err := ms.receive(first.Chunk, stream)
 	if err != nil {
@@ -81,39 +92,56 @@ func (ms *machines) receive(first []byte, stream hostpb.Host_LoadImageServer) (p
 	}
 }
 
-// importAll imports into every machine, two at a time, and returns the names that ctr printed.
+// importAll imports the archive into every machine, two at a time. It returns the names that the first machine reports.
 func (ms *machines) importAll(ctx context.Context, machines []*machine, archive string) ([]string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(2)
-	outputs := make([]string, len(machines))
+	names := make([][]string, len(machines))
 	for i, m := range machines {
-		group.Go(func() error {
-			file, err := os.Open(archive)
-			if err != nil {
-				return err
+		group.Go(func() (err error) {
+			if names[i], err = ms.importInto(ctx, m, archive); err != nil {
+				return status.Errorf(codes.Internal, "machine %s/%s: importing the image archive: %v", m.spec.Namespace, m.spec.Name, err)
 			}
-			defer func() { _ = file.Close() }()
-			out, err := ms.runc.Exec(ctx, m.spec.Id, file, ctr...)
-			if err != nil {
-				return status.Errorf(codes.Internal, "machine %s/%s: %v", m.spec.Namespace, m.spec.Name, err)
-			}
-			outputs[i] = string(out)
 			return nil
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return imageNames(outputs[0]), nil
+	return names[0], nil
 }
 
-// imageNames reads what ctr prints, a line of name and progress per image.
-func imageNames(output string) []string {
-	var names []string
-	for line := range strings.Lines(output) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.Contains(fields[0], "/") {
-			names = append(names, fields[0])
+func (ms *machines) importInto(ctx context.Context, m *machine, archive string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, importTimeout)
+	defer cancel()
+	file, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	answer, err := ms.runc.Exec(ctx, m.spec.Id, file, importCommand...)
+	if err != nil {
+		return nil, err
+	}
+	return importedNames(answer)
+}
+
+// imageName matches the characters of image references. Others could control the terminal of the person who loads the image.
+var imageName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
+
+// importedNames reads the output of importCommand.
+func importedNames(output []byte) ([]string, error) {
+	var imported machineapi.ImportedImages
+	if err := json.Unmarshal(output, &imported); err != nil {
+		return nil, fmt.Errorf("expected a JSON object with the names of the images, found %.100q: %w", output, err)
+	}
+	if n := len(imported.Names); n == 0 || n > maxImportedNames {
+		return nil, fmt.Errorf("the machine reported %d images, expected 1 to %d", n, maxImportedNames)
+	}
+	for _, name := range imported.Names {
+		if len(name) > maxImageName || !imageName.MatchString(name) {
+			return nil, fmt.Errorf("the machine reported %.100q, which is not the name of an image", name)
 		}
 	}
-	return names
+	return imported.Names, nil
 }

@@ -89,14 +89,6 @@ func TestFollowAndCut(t *testing.T) {
 	}
 }
 
-func TestImageNames(t *testing.T) {
-	out := "registry.example.com/pause:3.10\tsaved\t\napplication/vnd.oci... \nImporting\telapsed: 0.1 s\ttotal: 0.0 B\n"
-	names := imageNames(out)
-	if len(names) == 0 || names[0] != "registry.example.com/pause:3.10" {
-		t.Errorf("got %v", names)
-	}
-}
-
 // A service's log is a file of the machine's: not one of the host's, and nothing that capstand would wait for.
 func TestOpenServiceLog(t *testing.T) {
 	m := onDisk(t, recorded(t))

@@ -1,6 +1,7 @@
-// Package machineapi defines the documents that capstand and capstan-init exchange in the folder /run/capstan of a machine:
-// metadata.json, which capstand writes, and the status, which capstan-init serves on init.sock. A machine is not
-// trusted: capstand checks the values that it uses. The package imports the standard library only.
+// Package machineapi defines the documents that capstand and capstan-init exchange: metadata.json, which capstand writes into
+// the folder /run/capstan of a machine; the status, which capstan-init serves on init.sock in that folder; and the output
+// of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package imports the
+// standard library only.
 //
 // Layer: contract.
 package machineapi
@@ -128,6 +129,12 @@ type Certificate struct {
 	Name      string    `json:"name"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
+}
+
+// ImportedImages is the output of `capstan-init images import`.
+type ImportedImages struct {
+	// Names of the images in the archive, sorted.
+	Names []string `json:"names"`
 }
 
 // NotReady describes those of the named services that are not ready.

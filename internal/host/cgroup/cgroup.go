@@ -4,7 +4,6 @@
 package cgroup
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,20 +33,14 @@ type Group string
 
 // dirs lists the group's folder in each hierarchy of the host.
 func (g Group) dirs() ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("looking for the cgroup hierarchies: %w", err)
 	}
-	defer func() { _ = f.Close() }()
 	var dirs []string
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		mount, super, ok := strings.Cut(lines.Text(), " - ")
-		fields := strings.Fields(mount)
-		if !ok || len(fields) < 5 || !strings.HasPrefix(fields[4], "/sys/fs/cgroup") {
-			continue
-		}
-		if fsType, _, _ := strings.Cut(super, " "); fsType == "cgroup" || fsType == "cgroup2" {
-			dirs = append(dirs, filepath.Join(fields[4], string(g)))
+	for _, mount := range mounts {
+		if strings.HasPrefix(mount.Mountpoint, "/sys/fs/cgroup") {
+			dirs = append(dirs, filepath.Join(mount.Mountpoint, string(g)))
 		}
 	}
 	slices.Sort(dirs)

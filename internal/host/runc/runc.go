@@ -1,7 +1,6 @@
 package runc
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
 )
 
 // Runc runs the runc of the assets with a state folder of its own.
@@ -66,7 +67,8 @@ func (r Runc) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// Exec runs a program in a running container with stdin, and returns its output.
+// Exec runs a program in a running container with stdin, and returns its output. The users of the container can replace the
+// program: an output above maxOutput is an error, and a program that outlives ctx does not keep Exec waiting.
 func (r Runc) Exec(ctx context.Context, id string, stdin *os.File, args ...string) ([]byte, error) {
 	return r.run(ctx, stdin, append([]string{"exec", id}, args...)...)
 }
@@ -75,20 +77,59 @@ func (r Runc) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.Binary, append([]string{"--root", r.Root}, args...)...)
 	// A session of its own: a terminal's interrupt of capstand does not reach the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// A program of the machine can hold the pipes open after runc was killed.
+	cmd.WaitDelay = time.Second
 	return cmd
 }
 
 func (r Runc) run(ctx context.Context, stdin *os.File, args ...string) ([]byte, error) {
 	cmd := r.command(ctx, args...)
-	var out, errs bytes.Buffer
+	var out, errs limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if stdin != nil {
 		cmd.Stdin = stdin
 	}
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("runc %s: %w: %s", args[0], err, strings.TrimSpace(errs.String()))
+	err := cmd.Run()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("runc %s: %w", args[0], ctx.Err())
+	case err != nil:
+		return nil, fmt.Errorf("runc %s: %w: %s", args[0], err, errs.message())
+	case out.overflow:
+		return nil, fmt.Errorf("runc %s: the output is longer than %d bytes", args[0], maxOutput)
 	}
-	return out.Bytes(), nil
+	return out.data, nil
+}
+
+const (
+	// maxOutput is the largest output of a command. runc's own documents have a few kilobytes.
+	maxOutput = 256 << 10
+	// maxMessage is the largest part of the error output that becomes part of an error.
+	maxMessage = 2 << 10
+)
+
+// limitedBuffer keeps the first maxOutput bytes and drops the others. It never fails, so that the command can end.
+type limitedBuffer struct {
+	data     []byte
+	overflow bool
+}
+
+func (b *limitedBuffer) Write(p []byte) (int, error) {
+	n := min(len(p), maxOutput-len(b.data))
+	b.data = append(b.data, p[:n]...)
+	b.overflow = b.overflow || n < len(p)
+	return len(p), nil
+}
+
+// message returns the end of the output as one line of printable text.
+func (b *limitedBuffer) message() string {
+	tail := b.data[max(0, len(b.data)-maxMessage):]
+	return strings.TrimSpace(strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(string(tail), " ")))
 }
 
 // lastLine returns the last line that was written to log after start, for an error message.

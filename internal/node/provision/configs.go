@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
@@ -140,7 +141,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		CgroupDriver:             "cgroupfs",
 		ClusterDNS:               []string{n.Network.DNSServiceIP},
 		ClusterDomain:            n.Network.ServiceDomain,
-		ContainerRuntimeEndpoint: "unix://" + containerdSocket,
+		ContainerRuntimeEndpoint: "unix://" + images.Socket,
 		FailCgroupV1:             ptr.To(false),
 		FailSwapOn:               ptr.To(false),
 		PodPidsLimit:             ptr.To(podPidsLimit(n.machine.PidsLimit)),
@@ -304,7 +305,7 @@ func (n *node) containerdConfig() []byte {
 	}
 	var b bytes.Buffer
 	err := containerdTemplate.Execute(&b, map[string]any{
-		"Socket": containerdSocket, "Pause": pauseImage, "RegistryDir": registryDir, "Credentials": credentials,
+		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir, "Credentials": credentials,
 		"Assets": "/opt/capstan",
 	})
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 
 	"k8s.io/utils/ptr"
 
+	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
 const (
-	etcdMetrics      = "http://127.0.0.1:2381"
-	containerdSocket = "/run/containerd/containerd.sock"
+	etcdMetrics = "http://127.0.0.1:2381"
 	// coreDNSReady is where CoreDNS says that it has seen the cluster's Services.
 	coreDNSReady = "127.0.0.1:8181"
 )
@@ -89,7 +89,7 @@ func (n *node) nodeServices() []supervisor.Service {
 		Name:    "containerd",
 		Command: []string{runtimeProgram("containerd"), "--config", containerdConfigFile},
 		After:   first,
-		Ready:   &supervisor.Probe{Unix: containerdSocket},
+		Ready:   &supervisor.Probe{Unix: images.Socket},
 		// Its shims, and so the pods, outlive it.
 		KillProcessGroup: ptr.To(false),
 		OOMScoreAdj:      ptr.To(-999),

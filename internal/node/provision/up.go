@@ -13,13 +13,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/machine"
@@ -263,11 +263,13 @@ func (n *node) loadPause(ctx context.Context) error {
 	if err := n.init.WaitReady(ctx, readyTimeout, "containerd"); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, runtimeProgram("ctr"), "--address", containerdSocket, "--namespace", "k8s.io",
-		"images", "import", filepath.Join(machine.AssetsDir, "images/pause.tar"))
-	out, err := cmd.CombinedOutput()
+	archive, err := os.Open(filepath.Join(machine.AssetsDir, "images/pause.tar"))
 	if err != nil {
-		return fmt.Errorf("importing the pause image: %w: %s", err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("the pause image: %w", err)
+	}
+	defer func() { _ = archive.Close() }()
+	if _, err := images.Import(ctx, images.Socket, archive); err != nil {
+		return fmt.Errorf("the pause image: %w", err)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,10 +45,22 @@ func TestKubeletAndImages(t *testing.T) {
 		return err
 	})
 
-	images := c.loadImage("../../../bin/images/pause.tar", m.Spec.Id)
-	listed := inside(t, address, "/opt/capstan/node/bin/ctr -n k8s.io images ls -q")
-	if len(images) == 0 || !strings.Contains(listed, images[0]) {
-		t.Errorf("loaded %v, containerd has %q", images, listed)
+	// PID 1 stays testinit. capstand starts the real capstan-init for the import.
+	host(t, "cp ../../../bin/capstan-init "+c.assets+"/real && mv "+c.assets+"/real "+c.assets+"/capstan-init")
+	for _, name := range []string{"pause", "pause", "echo"} { // The second import of an archive finds the image already there.
+		loaded, err := c.loadImage("../../../bin/images/"+name+".tar", m.Spec.Id)
+		check(t, err)
+		if want := []string{"registry.capstan.dev/" + name + ":v1"}; !slices.Equal(loaded, want) {
+			t.Errorf("loading %s.tar returned %q, want %q", name, loaded, want)
+		}
+	}
+	listed := strings.Fields(inside(t, address, "/opt/capstan/node/bin/ctr -n k8s.io images ls -q"))
+	slices.Sort(listed)
+	if want := []string{"registry.capstan.dev/echo:v1", "registry.capstan.dev/pause:v1"}; !slices.Equal(listed, want) {
+		t.Errorf("containerd has %q, want %q", listed, want)
+	}
+	if names, err := c.loadImage("node_test.go", m.Spec.Id); err == nil || !strings.Contains(err.Error(), "importing the archive into containerd") {
+		t.Errorf("loading a file that is no archive: %q, %v", names, err)
 	}
 
 	inside(t, address, "setsid /opt/capstan/kubernetes/"+version+"/kubelet --config /etc/kubelet.json > /var/log/capstan/kubelet.log 2>&1 &")
@@ -72,7 +85,7 @@ func TestKubeletAndImages(t *testing.T) {
 }
 
 // loadImage sends an archive to machines.
-func (c *capstand) loadImage(path string, machines ...string) []string {
+func (c *capstand) loadImage(path string, machines ...string) ([]string, error) {
 	c.t.Helper()
 	file, err := os.Open(path)
 	check(c.t, err)
@@ -90,6 +103,5 @@ func (c *capstand) loadImage(path string, machines ...string) []string {
 		check(c.t, stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]}))
 	}
 	res, err := stream.CloseAndRecv()
-	check(c.t, err)
-	return res.Images
+	return res.GetImages(), err
 }

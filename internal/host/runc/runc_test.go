@@ -1,0 +1,60 @@
+package runc_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// script returns a Runc whose binary is a shell script: a program of the machine that its users have replaced.
+func script(t *testing.T, text string) runc.Runc {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runc")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return runc.Runc{Binary: path, Root: t.TempDir()}
+}
+
+func TestExecReturnsOutput(t *testing.T) {
+	stdin, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stdin.Close() }()
+	out, err := script(t, `echo "$3 $4 $5"; echo ignored >&2`).Exec(t.Context(), "id", stdin, "program")
+	if err != nil || string(out) != "exec id program\n" {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
+func TestExecRefusesLongOutput(t *testing.T) {
+	_, err := script(t, `head -c 1000000 /dev/zero`).Exec(t.Context(), "id", nil, "program")
+	if err == nil || !strings.Contains(err.Error(), "longer than 262144 bytes") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestExecErrorIsShortPrintableLine(t *testing.T) {
+	_, err := script(t, `head -c 1000000 /dev/zero | tr '\0' x >&2; printf 'a\033[2J\nb' >&2; exit 3`).Exec(t.Context(), "id", nil, "program")
+	if err == nil || len(err.Error()) > 3000 || !strings.Contains(err.Error(), "exit status 3") || strings.ContainsAny(err.Error(), "\x1b\n") {
+		t.Errorf("got %.200q", err)
+	}
+}
+
+// A program of the machine keeps the output open when runc is killed.
+func TestExecEndsAtDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := script(t, `sleep 30 & sleep 30`).Exec(ctx, "id", nil, "program")
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 15*time.Second {
+		t.Errorf("got %v after %s", err, time.Since(start))
+	}
+}
