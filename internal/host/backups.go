@@ -17,15 +17,16 @@ const (
 	backupsIn = "/var/lib/capstan/backups"
 )
 
-// backups is the folder of the host that a control plane machine keeps backups of its cluster's etcd in; "" for other
-// machines. A machine sees nothing of other clusters. Nobody removes the folder: a backup is there to outlive its cluster.
+// backups returns the folder of the host where a control plane machine keeps the backups of its cluster's etcd, or "" for
+// other machines. A machine cannot see the backups of other clusters. capstand never removes the folder, because backups
+// must outlive their cluster.
 func (p *platform) backups(spec *hostpb.MachineSpec) (string, error) {
 	if !spec.ControlPlane || spec.Cluster == "" || spec.Namespace == "" {
 		return "", nil
 	}
 	for _, name := range []string{spec.Namespace, spec.Cluster} {
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-			return "", fmt.Errorf("the namespace or the cluster %q of the machine %s is no name: %s", name, spec.Id, problems[0])
+			return "", fmt.Errorf("machine %[2]s: expected a DNS label as the namespace and the cluster name, found %[1]q: %[3]s", name, spec.Id, problems[0])
 		}
 	}
 	root := cmp.Or(p.config.Backups, p.store.path(backupsDir))

@@ -37,7 +37,7 @@ func hostMemory() (int64, error) {
 	}
 	found := memTotal.FindSubmatch(data)
 	if found == nil {
-		return 0, fmt.Errorf("no MemTotal in /proc/meminfo")
+		return 0, fmt.Errorf("expected a MemTotal line in /proc/meminfo, found none")
 	}
 	kb, err := strconv.ParseInt(string(found[1]), 10, 64)
 	return kb << 10, err
@@ -59,8 +59,8 @@ func kubernetesVersions(assets string) []string {
 	return versions
 }
 
-// boxID tells boxes apart, by machine-id(5), which is not to be shown as it is, or else by what the kernel calls this
-// boot; empty when neither can be read. Hosts on one box have the same.
+// boxID identifies the box, so that hosts on one box report the same value. It is a hash of machine-id(5), which must not be
+// published, or else of the kernel's boot id. It is empty if neither can be read.
 func boxID(root string) string {
 	for _, file := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id"} {
 		if id, err := os.ReadFile(filepath.Join(root, file)); err == nil && len(bytes.TrimSpace(id)) >= 32 {
@@ -72,8 +72,7 @@ func boxID(root string) string {
 	return ""
 }
 
-// info describes the host; mu is held. The assets are looked at each time: a version that was added
-// needs no restart.
+// info describes the host; mu is held. It reads the assets at each call, so a new Kubernetes version needs no restart.
 func (ms *machines) info() *hostpb.HostInfo {
 	info := &hostpb.HostInfo{
 		Id: ms.id, Hostname: ms.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",

@@ -56,9 +56,9 @@ func serviceStatuses(s machineapi.Status) []*hostpb.ServiceStatus {
 	return all
 }
 
-// watchInit calls f with each state of the machine's init until ctx is done. The socket appears soon
-// after PID 1 starts, and a connection that ends is dialled again: inotify could tell when the socket's
-// file appears but not when it is listened on, so it is simply tried.
+// watchInit calls f with each status of the machine's init until ctx is done. The socket appears soon after PID 1 starts,
+// and a broken connection is opened again. watchInit retries in a loop, because inotify reports when the socket's file
+// appears, but not when a process listens on it.
 func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
 	const first, longest = 25 * time.Millisecond, time.Second
 	pause := first
@@ -74,7 +74,7 @@ func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
 	}
 }
 
-// streamInit follows one connection to its end.
+// streamInit reads one connection to its end.
 func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) error {
 	dir, err := os.Open(runDir)
 	if err != nil {
@@ -100,19 +100,19 @@ func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) e
 	for lines.Scan() {
 		var s machineapi.Status
 		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-			return fmt.Errorf("init's status: %w", err)
+			return fmt.Errorf("reading the status of capstan-init: %w", err)
 		}
 		f(s)
 	}
 	return lines.Err()
 }
 
-// dialInit connects to init's socket. It goes through a descriptor, for a socket's path has at most 107 characters and folders have
-// more, and for one of the socket itself: the machine may have put a link there, to a socket of the host's.
+// dialInit connects to init's socket. It opens the socket's file first, and connects through the descriptor: the path of a
+// socket is limited to 107 characters, and the machine may have replaced the file by a link to a socket of the host.
 func dialInit(ctx context.Context, dir *os.File) (net.Conn, error) {
 	fd, err := unix.Openat(int(dir.Fd()), "init.sock", unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("init's socket: %w", err)
+		return nil, fmt.Errorf("opening the socket of capstan-init: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	var d net.Dialer

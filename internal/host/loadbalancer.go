@@ -27,8 +27,8 @@ import (
 	"capstan.dev/capstan/internal/host/proc"
 )
 
-// loadBalancer is a cluster's load balancer: the process, which outlives capstand, and the goroutine
-// (run) that starts it, listens to it and starts it again.
+// loadBalancer is a cluster's load balancer: its process, which outlives capstand, and the goroutine (run) that starts,
+// watches and restarts the process.
 type loadBalancer struct {
 	host *balancers
 	id   string
@@ -39,17 +39,17 @@ type loadBalancer struct {
 	delete  context.CancelFunc
 	gone    chan struct{}
 
-	// described is closed when the owner of a load balancer without a readable record has described it; nil otherwise. The
-	// host's mu guards it.
+	// described is closed when the owner of a load balancer without a readable record has described it. It is nil for other
+	// load balancers. The host's mu guards it.
 	described chan struct{}
 
-	// mu guards what follows; spec and listen change only with the host's mu held too.
+	// mu guards the fields below. spec and listen change only while the host's mu is held too.
 	mu   sync.Mutex
 	spec *hostpb.LoadBalancer
 	// listen holds the spec's listen addresses with the gateway filled in.
 	listen []string
 	status balancer.Status
-	// message says why there is no process.
+	// message explains why no process runs.
 	message string
 }
 
@@ -66,7 +66,7 @@ func newLoadBalancer(h *balancers, spec *hostpb.LoadBalancer, listen []string) *
 	return lb
 }
 
-// balancerCgroup begins the names of balancers' cgroups.
+// balancerCgroup is the prefix of the names of balancers' cgroups.
 const balancerCgroup = "balancer-"
 
 // shared is the only folder that the balancer's process can write to.
@@ -74,7 +74,7 @@ func (lb *loadBalancer) shared() string       { return filepath.Join(lb.dir, "sh
 func (lb *loadBalancer) logPath() string      { return filepath.Join(lb.dir, "balancer.log") }
 func (lb *loadBalancer) cgroup() cgroup.Group { return lb.host.cgroup(balancerCgroup + lb.id) }
 
-// configure writes the process's configuration. It notices by itself.
+// configure writes the process's configuration, which the process watches.
 func (lb *loadBalancer) configure() error {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()
@@ -106,14 +106,14 @@ func (lb *loadBalancer) run(ctx context.Context) {
 		if time.Since(started) > maxRestartDelay {
 			attempt = 0
 		}
-		pause = pauseAfter(attempt - 1) // the first time at once: it was killed
-		lb.log.Warn("balancer ended", "error", err, "restart in", pause)
+		pause = pauseAfter(attempt - 1) // The first restart is immediate: the process was probably killed.
+		lb.log.Warn("Balancer process ended", "error", err, "restartIn", pause)
 		lb.setMessage(fmt.Sprintf("the balancer's process ended (%v); started again after %s", err, pause))
 	}
 	pause = 0
 	for attempt := 0; lb.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
 		if err := lb.remove(ctx); err != nil {
-			lb.log.Error("removal", "error", err)
+			lb.log.Error("Cannot remove the load balancer; capstand tries again", "error", err)
 			lb.setMessage("removal: " + err.Error())
 			pause = pauseAfter(attempt)
 			continue
@@ -123,7 +123,7 @@ func (lb *loadBalancer) run(ctx context.Context) {
 	}
 }
 
-// live adopts or starts the process and listens to it until it ends.
+// live adopts or starts the process, and watches it until it ends.
 func (lb *loadBalancer) live(life context.Context) error {
 	if err := lb.serve(); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (lb *loadBalancer) live(life context.Context) error {
 	if err != nil {
 		return err
 	}
-	_ = log.Close() // it is there to be watched
+	_ = log.Close() // It was only created for the watch.
 	go capLog(ctx, lb.logPath(), lb.log)
 	process, err := lb.find()
 	if err == nil {
@@ -164,8 +164,8 @@ func (lb *loadBalancer) live(life context.Context) error {
 	}
 }
 
-// find returns the process that runs, ErrGone when there is none. The status names it; it is believed
-// only if that process really is the balancer's user, so that nothing else is ever killed by mistake.
+// find returns the running process, or ErrGone if there is none. The status file contains its process id. The id is used
+// only if the process runs as the balancer's user, because the balancer can write any id and capstand may kill the process.
 func (lb *loadBalancer) find() (*proc.Handle, error) {
 	var status balancer.Status
 	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil || !status.Process.Alive() {
@@ -178,48 +178,48 @@ func (lb *loadBalancer) find() (*proc.Handle, error) {
 	return status.Process.Open()
 }
 
-// renewTime is how long a new process may take to follow the one before.
+// renewTime is the longest time until a new process takes over.
 const renewTime = 20 * time.Second
 
-// renew has a process of another program than capstand's own, from before an upgrade, followed by a new one. The two
-// settle it between them (package balancer), so capstand may die at any time: the status names the one that serves.
-// The process before goes on with its connections for a while; it is in the same cgroup and is removed with it. If the
-// new process does not take over, the one before is kept.
+// renew replaces a process whose program is not capstand's own, after an upgrade of capstand, by a new process. The two
+// processes hand over by themselves (package balancer), so capstand may die at any time: the status names the process that
+// serves. The old process finishes its connections; it is in the same cgroup and is removed with it. If the new process does
+// not take over, the old one continues.
 func (lb *loadBalancer) renew(life context.Context, old *proc.Handle, changed <-chan struct{}) *proc.Handle {
 	if !lb.outdated(old) {
 		return old
 	}
 	next, err := lb.start()
 	if err != nil {
-		lb.log.Warn("the balancer keeps its program of before", "error", err)
+		lb.log.Warn("The balancer keeps its old program", "error", err)
 		return old
 	}
 	ctx, cancel := context.WithTimeout(life, renewTime)
 	defer cancel()
 	if err := lb.awaitFollowed(ctx, next, changed); err != nil {
-		lb.log.Warn("the balancer keeps its program of before; stop it when its connections may end", "pid", old.PID, "error", err)
+		lb.log.Warn("The balancer keeps its old program; stop the process when its connections may end", "pid", old.PID, "error", err)
 		_, _ = next.Signal(unix.SIGKILL), next.Close()
 		return old
 	}
-	lb.log.Info("balancer renewed", "pid", next.PID, "before", old.PID)
+	lb.log.Info("Balancer process replaced", "pid", next.PID, "oldPID", old.PID)
 	_ = old.Close()
 	return next
 }
 
-// outdated says whether a process runs another program than capstand does.
+// outdated returns whether a process runs another program than capstand.
 func (lb *loadBalancer) outdated(process *proc.Handle) bool {
 	theirs, err1 := os.Stat(fmt.Sprintf("/proc/%d/exe", process.PID))
 	own, err2 := os.Stat("/proc/self/exe")
 	return err1 == nil && err2 == nil && !os.SameFile(theirs, own)
 }
 
-// awaitFollowed returns when the status is that of the process, or with an error when the process has ended.
+// awaitFollowed returns when the process has written the status, or with an error when the process has ended.
 func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, changed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	var waited error
 	go func() { defer close(ended); waited = next.Wait(ctx) }()
-	defer func() { cancel(); <-ended }() // a handle is waited for by one at a time
+	defer func() { cancel(); <-ended }() // Only one goroutine at a time can wait for a handle.
 	for {
 		var status balancer.Status
 		if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err == nil && status.Process == next.Ref {
@@ -227,14 +227,14 @@ func (lb *loadBalancer) awaitFollowed(ctx context.Context, next *proc.Handle, ch
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("the new process did not take over, see balancer.log: %w", cmp.Or(waited, proc.ErrGone))
+			return fmt.Errorf("the new balancer process did not take over; balancer.log in the load balancer's folder has the cause: %w", cmp.Or(waited, proc.ErrGone))
 		case <-changed:
 		}
 	}
 }
 
-// start starts the process: unprivileged but for ports below 1024, in a session and cgroup of its own,
-// with nothing of capstand's but its folder, as descriptor 3.
+// start starts the process without privileges, except for ports below 1024, in its own session and cgroup. Descriptor 3 is
+// its folder; it inherits nothing else from capstand.
 func (lb *loadBalancer) start() (*proc.Handle, error) {
 	shared, err := os.Open(lb.shared())
 	if err != nil {
@@ -256,21 +256,21 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting the balancer: %w", err)
+		return nil, fmt.Errorf("starting the balancer process: %w", err)
 	}
 	ref, err := proc.Find(cmd.Process.Pid)
-	go func() { _ = cmd.Wait() }() // reaps it; pidfds tell the rest
+	go func() { _ = cmd.Wait() }() // Wait only reaps the process; a pidfd reports its end.
 	if err != nil {
 		return nil, err
 	}
 	if err := lb.cgroup().Add(ref.PID); err != nil {
-		lb.log.Warn("balancer has no cgroup of its own", "error", err)
+		lb.log.Warn("The balancer process has no cgroup of its own", "error", err)
 	}
-	lb.log.Info("balancer started", "pid", ref.PID)
+	lb.log.Info("Balancer process started", "pid", ref.PID)
 	return ref.Open()
 }
 
-// serve makes sure that the network's bridge has the addresses that the balancer listens on.
+// serve gives the network's bridge the addresses that the balancer listens on.
 func (lb *loadBalancer) serve() error {
 	lb.host.mu.Lock()
 	defer lb.host.mu.Unlock()
@@ -313,12 +313,12 @@ func (lb *loadBalancer) readStatus() {
 	var status balancer.Status
 	if err := atomicfile.ReadJSON(filepath.Join(lb.shared(), balancer.StatusFile), &status); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			lb.log.Error("balancer's status", "error", err)
+			lb.log.Error("Cannot read the status of the balancer", "error", err)
 		}
 		return
 	}
 	if !status.Process.Alive() {
-		return // of the one before
+		return // The status is from the previous process.
 	}
 	lb.change(func() { lb.status = status })
 }
@@ -330,7 +330,7 @@ func (lb *loadBalancer) currentSpec() *hostpb.LoadBalancer {
 	return proto.CloneOf(lb.spec)
 }
 
-// change changes what is known of the load balancer and tells watchers.
+// change changes the state of the load balancer and informs watchers.
 func (lb *loadBalancer) change(f func()) {
 	lb.mu.Lock()
 	defer lb.mu.Unlock()

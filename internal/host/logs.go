@@ -23,20 +23,20 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
-// maxInitLog is how much of an init log is kept, twice: the current file and the one before.
+// maxInitLog is the largest size of an init log. Twice as much is kept: the current file and the previous one.
 const maxInitLog = 8 << 20
 
-// openLog opens an init log for its writers: appended to, so that it can be cut while they write.
+// openLog opens an init log for writing. Writers append, so that capstand can truncate the file while they write.
 func openLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 }
 
-// capLog keeps a log from growing beyond maxInitLog until ctx is done. The writer holds the file
-// itself open, so its content is moved and not the file; a line written meanwhile may be lost.
+// capLog keeps a log smaller than maxInitLog until ctx is done. The writer keeps the file open, so capLog copies and
+// truncates the file instead of renaming it. A line that is written in between can be lost.
 func capLog(ctx context.Context, path string, log *slog.Logger) {
 	for changed := changes.Of(ctx, path); ; {
 		if err := cutLog(path, maxInitLog); err != nil {
-			log.Error("init log cannot be cut", "error", err)
+			log.Error("Cannot truncate the init log", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,15 +84,15 @@ func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer)
 	})
 }
 
-// openServiceLog opens the log of a service, or of init. The machine's own files are opened as seen
-// from its root folder: a link in it must not lead to a file of the host's, nor a pipe hold capstand up.
+// openServiceLog opens the log of a service, or of init. It resolves the path below the machine's root folder, because the
+// machine could place a link to a file of the host there, or a pipe that blocks capstand.
 func (m *machine) openServiceLog(service string) (*os.File, error) {
 	if service == "init" {
 		file, err := os.Open(m.initLog())
 		return file, noLog(err, "init", m.spec)
 	}
 	if !serviceForm.MatchString(service) {
-		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "service name %q is not valid", service)
+		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "expected a service name such as kubelet, found %q", service)
 	}
 	root, err := os.OpenRoot(m.rootfs())
 	if err != nil {
@@ -105,7 +105,7 @@ func (m *machine) openServiceLog(service string) (*os.File, error) {
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		_ = file.Close()
-		return nil, noLog(cmp.Or(err, errors.New("it is no regular file")), service, m.spec)
+		return nil, noLog(cmp.Or(err, errors.New("the log is not a regular file")), service, m.spec)
 	}
 	return file, nil
 }
@@ -115,15 +115,15 @@ func noLog(err error, service string, spec *hostpb.MachineSpec) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
-		return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "machine %s/%s has no log of service %q (yet)", spec.Namespace, spec.Name, service)
+		return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "machine %s/%s has no log of service %q yet", spec.Namespace, spec.Name, service)
 	}
-	return status.Errorf(codes.Internal, "log of service %q: %v", service, err)
+	return status.Errorf(codes.Internal, "reading the log of service %q: %v", service, err)
 }
 
-// follow sends what the file holds and, if so asked, what is added to it, until ctx is done. A file
-// that was cut is read from its start.
+// follow sends the content of the file and, on request, what is added until ctx is done. It reads a truncated file from the
+// start.
 func follow(ctx context.Context, file *os.File, on bool, send func([]byte) error) error {
-	// The folder of the open file itself, wherever its path leads by now.
+	// Watch the folder of the open file, because the path can lead to another folder by now.
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func seekTail(file *os.File, n int) error {
 		for i := len(block) - 1; i >= 0; i-- {
 			end := last
 			last = false
-			if block[i] != '\n' || end { // the newline that ends the last line starts none
+			if block[i] != '\n' || end { // The newline at the end of the last line starts no further line.
 				continue
 			}
 			if lines++; lines == n {

@@ -25,8 +25,8 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// machine is a machine and the goroutine (run) that makes, watches, restarts and removes it. All
-// that run does can be done again from the start: it is what happens after a crash of capstand.
+// machine is a machine and the goroutine (run) that creates, watches, restarts and removes it. run can repeat each of its
+// steps from the start, as it does after a crash of capstand.
 type machine struct {
 	host *platform
 	// forget removes the machine from the registry.
@@ -35,41 +35,41 @@ type machine struct {
 	dir    string
 	log    *slog.Logger
 
-	// deleted is done once the machine is to go.
+	// deleted is done when the machine must be removed.
 	deleted context.Context
 	delete  context.CancelFunc
-	// wake makes run look again at what to do.
+	// wake makes run check again what it must do.
 	wake chan struct{}
-	// gone is closed when nothing of the machine is left.
+	// gone is closed when the machine is completely removed.
 	gone chan struct{}
 
-	// broken says why the record of the machine cannot be read.
+	// broken explains why the record of the machine cannot be read.
 	broken string
 
 	mu    sync.Mutex
 	state machineState
-	// unsynced says that the bootstrap has ended and what it made may not be on disk yet.
+	// unsynced is true while the bootstrap has ended and its result may not be on disk yet.
 	unsynced bool
 	status   *hostpb.MachineStatus
 }
 
-// machineState is what must be remembered beside the spec, in state.json.
+// machineState is the state of a machine that must survive capstand, in state.json.
 type machineState struct {
-	// Bootstrap is SUCCEEDED or BOOTSTRAP_FAILED once that is known; the bootstrap data is not passed
-	// again then.
+	// Bootstrap is SUCCEEDED or BOOTSTRAP_FAILED after the end of the bootstrap. The machine gets its bootstrap data only
+	// before that.
 	Bootstrap        hostpb.MachineStatus_Bootstrap `json:"bootstrap,omitempty"`
 	BootstrapMessage string                         `json:"bootstrapMessage,omitempty"`
-	// StartedAt is when PID 1 was started last. From the first start on the disk is the machine's own: capstand does not write
-	// there any more, and if it is not there it is lost.
+	// StartedAt is the time of the last start of PID 1. From the first start on, the disk belongs to the machine: capstand
+	// does not write to it any more, and a missing disk is lost.
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	Restarts  int32     `json:"restarts,omitempty"`
 	// Deaths of PID 1 that count against the restart budget.
 	Deaths []time.Time `json:"deaths,omitempty"`
-	// Failed says why the machine is not started.
+	// Failed explains why the machine is not started.
 	Failed string `json:"failed,omitempty"`
-	// ManagementCluster is that of MachineStatus.
+	// ManagementCluster is the field of MachineStatus.
 	ManagementCluster string `json:"managementCluster,omitempty"`
-	// RestartAt is when a failed machine is started again; zero: only on request.
+	// RestartAt is the time when a failed machine is started again; zero means only on request.
 	RestartAt time.Time `json:"restartAt,omitzero"`
 }
 
@@ -102,12 +102,12 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 	return m
 }
 
-// forever is a pause that only wake ends.
+// forever is a pause that only wake can end.
 const forever = time.Duration(-1)
 
 // run looks after the machine until it is gone or capstand ends.
 func (m *machine) run(ctx context.Context) {
-	life, end := context.WithCancel(ctx) // of the machine, as far as this capstand sees it
+	life, end := context.WithCancel(ctx) // life ends when the machine is removed or capstand stops watching it.
 	defer end()
 	defer context.AfterFunc(m.deleted, end)()
 	var pause time.Duration
@@ -117,18 +117,18 @@ func (m *machine) run(ctx context.Context) {
 	pause = 0
 	for attempt := 0; m.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
 		if err := m.remove(ctx); err != nil {
-			m.log.Error("removal", "error", err)
+			m.log.Error("Cannot remove the machine; capstand tries again", "error", err)
 			m.setStatus(func(s *hostpb.MachineStatus) { s.Message = "removal: " + err.Error() })
 			pause = pauseAfter(attempt)
 			continue
 		}
-		m.log.Info("machine is gone")
+		m.log.Info("Machine removed")
 		close(m.gone)
 		return
 	}
 }
 
-// rest waits, for at most pause, until woken. It returns false when ctx is done.
+// rest waits until woken, at most for pause. It returns false when ctx is done.
 func rest(ctx context.Context, wake <-chan struct{}, pause time.Duration) bool {
 	var over <-chan time.Time
 	if pause != forever {
@@ -142,8 +142,8 @@ func rest(ctx context.Context, wake <-chan struct{}, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// live adopts or starts the machine, if it is to run, and watches it until PID 1 ends or life does. It
-// returns for how long to wait before the next call; attempt counts starts that failed in a row.
+// live adopts or starts the machine if it must run, and watches it until PID 1 or life ends. It returns the pause before the
+// next call; attempt counts consecutive failed starts.
 func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	if run, pause := m.toRun(); !run {
 		return pause
@@ -153,7 +153,7 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 		if life.Err() != nil || m.failed() {
 			return forever
 		}
-		m.log.Error("start", "error", err)
+		m.log.Error("Cannot start the machine", "error", err)
 		m.setStatus(func(s *hostpb.MachineStatus) { s.Message = err.Error() })
 		*attempt++
 		return pauseAfter(*attempt - 1)
@@ -167,7 +167,7 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	return m.died()
 }
 
-// toRun says whether PID 1 is to run now, and otherwise when to ask again.
+// toRun returns whether PID 1 must run now, or else when to ask again.
 func (m *machine) toRun() (run bool, pause time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,27 +181,27 @@ func (m *machine) toRun() (run bool, pause time.Duration) {
 	}
 	if m.state.Failed != "" {
 		if err := m.absolve(); err != nil {
-			m.log.Error("state cannot be saved", "error", err)
+			m.log.Error("Cannot save the state of the machine", "error", err)
 			return false, maxRestartDelay
 		}
 	}
 	if !m.state.bootstrapped() && !atomicfile.Exists(m.bootstrapFile()) {
-		m.publish(func(s *hostpb.MachineStatus) { s.Message = "waits for its bootstrap data" })
+		m.publish(func(s *hostpb.MachineStatus) { s.Message = "the machine waits for its bootstrap data" })
 		return false, forever
 	}
 	return true, 0
 }
 
-// absolve gives the machine all of its restarts again; m.mu is held.
+// absolve resets the restart budget of the machine; m.mu is held.
 func (m *machine) absolve() error {
 	m.state.Failed, m.state.RestartAt, m.state.Deaths = "", time.Time{}, nil
 	m.publish(func(s *hostpb.MachineStatus) {
-		s.Phase, s.Message = hostpb.MachineStatus_RESTARTING, "is started again"
+		s.Phase, s.Message = hostpb.MachineStatus_RESTARTING, "the machine is being started again"
 	})
 	return m.save()
 }
 
-// startAgain starts a machine that has failed, or that waits to be started again.
+// startAgain starts a machine that has failed, or that waits for its restart.
 func (m *machine) startAgain() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -215,7 +215,7 @@ func (m *machine) startAgain() error {
 		return nil
 	}
 	if err := m.absolve(); err != nil {
-		return status.Errorf(codes.Internal, "recording that machine %s is to start: %v", m.spec.Id, err)
+		return status.Errorf(codes.Internal, "recording the start of machine %s: %v", m.spec.Id, err)
 	}
 	m.wakeUp()
 	return nil
@@ -241,7 +241,7 @@ func (m *machine) claim(managementCluster string) error {
 	return nil
 }
 
-// owner returns the spec, which has the namespace and name of the owner; empty without a machine.
+// owner returns the spec, which contains the owner's namespace and name. It is empty if there is no machine.
 func (m *machine) owner() *hostpb.MachineSpec {
 	if m == nil {
 		return nil
@@ -257,7 +257,7 @@ func (m *machine) failed() bool {
 
 func (m *machine) cgroup() cgroup.Group { return m.host.cgroup(m.spec.Id) }
 
-// adoptOrStart returns the PID 1 that runs, or that of a new start.
+// adoptOrStart returns the running PID 1, or starts a new one.
 func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 	pid1, err := m.find(life)
 	if err != nil {
@@ -269,7 +269,7 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 		}
 	} else {
 		m.attachAdoptedDisk(life)
-		m.log.Info("adopted", "pid", pid1.PID)
+		m.log.Info("Running machine adopted", "pid", pid1.PID)
 	}
 	m.setStatus(func(s *hostpb.MachineStatus) {
 		s.Phase, s.Message, s.Pid = hostpb.MachineStatus_RUNNING, "", int32(pid1.PID)
@@ -278,7 +278,7 @@ func (m *machine) adoptOrStart(life context.Context) (*proc.Handle, error) {
 	return pid1, nil
 }
 
-// find returns the PID 1 that runs, nil when there is none.
+// find returns the running PID 1, or nil.
 func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
 	state, err := m.host.runc.State(ctx, m.spec.Id)
 	if err != nil || state.Status != "running" {
@@ -298,12 +298,12 @@ func (m *machine) find(ctx context.Context) (*proc.Handle, error) {
 	return pid1, err
 }
 
-// startTimeout bounds a start: runc takes some tens of milliseconds.
+// startTimeout bounds a start. runc takes some tens of milliseconds.
 const startTimeout = time.Minute
 
-// start makes all that the machine needs, whatever of it is there already, and starts PID 1.
+// start creates the missing parts of the machine and starts PID 1.
 func (m *machine) start(life context.Context) (*proc.Handle, error) {
-	// A start that has begun is not interrupted when capstand ends.
+	// The end of capstand does not interrupt a start.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
 	defer cancel()
 	if err := m.clear(ctx); err != nil {
@@ -332,15 +332,15 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	}
 	pid1, err := m.find(ctx)
 	if err == nil && pid1 == nil {
-		err = errors.New("PID 1 ended at once; see the machine's init log")
+		err = errors.New("PID 1 ended right after its start; read the log `init` of the machine")
 	}
 	if err == nil {
-		m.log.Info("started", "pid", pid1.PID)
+		m.log.Info("Machine started", "pid", pid1.PID)
 	}
 	return pid1, err
 }
 
-// clear removes what is left of an earlier PID 1.
+// clear removes the remains of an earlier PID 1.
 func (m *machine) clear(ctx context.Context) error {
 	if err := m.cgroup().Remove(ctx); err != nil {
 		return err
@@ -350,22 +350,22 @@ func (m *machine) clear(ctx context.Context) error {
 		return nil
 	}
 	if err := m.host.runc.Delete(ctx, m.spec.Id); err != nil {
-		// A state that runc cannot read, from a runc that was killed: no process is left to care for.
-		m.log.Warn("runc's state is dropped", "error", err)
+		// runc cannot read this state, because an earlier runc was killed. No process can be left.
+		m.log.Warn("runc cannot read its state of the container; capstand removes the state", "error", err)
 		return os.RemoveAll(state)
 	}
 	return nil
 }
 
-// fail gives the machine up; m.mu is held.
+// fail marks the machine as failed; m.mu is held.
 func (m *machine) fail(why string) error {
-	m.log.Error("machine failed", "why", why)
+	m.log.Error("Machine failed", "reason", why)
 	m.state.Failed = why
 	m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message, s.Pid = hostpb.MachineStatus_FAILED, why, 0 })
 	return errors.Join(errors.New(why), m.save())
 }
 
-// watch follows PID 1 and what it tells until it ends or life does.
+// watch follows PID 1 and the status of its init until PID 1 or life ends.
 func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	ctx, stop := context.WithCancel(life)
 	var all sync.WaitGroup
@@ -374,13 +374,13 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	all.Go(func() { m.keepConnected(ctx) })
 	all.Go(func() { m.restartOnDiskError(ctx, pid1) })
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
-		m.log.Error("waiting for PID 1", "error", err)
+		m.log.Error("Cannot watch PID 1", "error", err)
 	}
 	stop()
 	all.Wait()
 }
 
-// died notes that PID 1 ended, and returns for how long to wait before the next start.
+// died records that PID 1 ended, and returns the pause before the next start.
 func (m *machine) died() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -391,11 +391,11 @@ func (m *machine) died() time.Duration {
 		m.state.RestartAt = time.Now().Add(failedDelay)
 		_ = m.fail(fmt.Sprintf("PID 1 ended %d times within %s; its init log has the cause. The machine is started again at %s",
 			len(m.state.Deaths), restartWindow, m.state.RestartAt.UTC().Format(time.RFC3339)))
-		return 0 // toRun has the pause
+		return 0 // toRun returns the pause.
 	}
-	m.log.Warn("PID 1 ended", "deaths", len(m.state.Deaths), "restart in", delay)
+	m.log.Warn("PID 1 ended", "deaths", len(m.state.Deaths), "restartIn", delay)
 	if err := m.save(); err != nil {
-		m.log.Error("state cannot be saved", "error", err)
+		m.log.Error("Cannot save the state of the machine", "error", err)
 	}
 	m.publish(func(s *hostpb.MachineStatus) {
 		s.Phase, s.Pid, s.Services = hostpb.MachineStatus_RESTARTING, 0, nil
@@ -404,14 +404,15 @@ func (m *machine) died() time.Duration {
 	return delay
 }
 
-// heard takes a state of the machine's init. What it has to record goes on after PID 1, as long as life.
+// heard processes a status of the machine's init. Recording the end of the bootstrap continues after PID 1 has ended, as
+// long as life.
 func (m *machine) heard(life context.Context, s machineapi.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	state := bootstrapStates[s.Bootstrap]
 	m.publish(func(status *hostpb.MachineStatus) {
 		status.Services, status.Certificates = serviceStatuses(s), certificateStatuses(s)
-		if !m.state.bootstrapped() { // later starts have no bootstrap data, and nothing to say about it
+		if !m.state.bootstrapped() { // Later starts have no bootstrap data and report no bootstrap.
 			status.Bootstrap, status.BootstrapMessage = state, s.BootstrapMessage
 		}
 	})
@@ -422,7 +423,7 @@ func (m *machine) heard(life context.Context, s machineapi.Status) {
 	}
 }
 
-// remove removes all of the machine. It can be called again after an error or a crash.
+// remove removes the machine completely. It can be repeated after an error or a crash.
 func (m *machine) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -444,7 +445,7 @@ func (m *machine) remove(ctx context.Context) error {
 	return m.forget(ctx, m)
 }
 
-// setStatus changes the status and tells watchers.
+// setStatus changes the status and informs watchers.
 func (m *machine) setStatus(change func(*hostpb.MachineStatus)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -463,7 +464,7 @@ func (m *machine) publish(change func(*hostpb.MachineStatus)) {
 	}
 }
 
-// snapshot is the machine as clients see it.
+// snapshot returns the machine as clients see it.
 func (m *machine) snapshot() *hostpb.Machine {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -476,7 +477,7 @@ func (m *machine) snapshotLocked() *hostpb.Machine {
 	return &hostpb.Machine{Spec: spec, Status: proto.CloneOf(m.status)}
 }
 
-// wakeUp makes run look again.
+// wakeUp makes run check again what it must do.
 func (m *machine) wakeUp() {
 	select {
 	case m.wake <- struct{}{}:

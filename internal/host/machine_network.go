@@ -10,7 +10,7 @@ import (
 	"capstan.dev/capstan/internal/host/network"
 )
 
-// ensureNetwork makes the machine's network again, after a reboot all of it.
+// ensureNetwork creates the missing parts of the machine's network. After a reboot, that is all of it.
 func (m *machine) ensureNetwork(ctx context.Context) error {
 	n := m.spec.Network
 	if err := m.host.box.Ensure(ctx, boxNetwork(n)); err != nil {
@@ -22,7 +22,7 @@ func (m *machine) ensureNetwork(ctx context.Context) error {
 	return m.host.box.Plug(n.Id, m.spec.Id, addresses(m.spec))
 }
 
-// addresses as package network wants them.
+// addresses converts the machine's addresses for package network.
 func addresses(spec *hostpb.MachineSpec) []network.Address {
 	var all []network.Address
 	for _, a := range admission.Normalized(spec).Addresses {
@@ -33,18 +33,18 @@ func addresses(spec *hostpb.MachineSpec) []network.Address {
 	return all
 }
 
-// keepConnected makes the machine's network again whenever something else on the box has removed its cable or its bridge.
+// keepConnected restores the machine's network when another program on the box has removed its cable or its bridge.
 func (m *machine) keepConnected(ctx context.Context) {
 	for range network.LostLinks(ctx, m.log, m.spec.Network.Id, m.spec.Id) {
 		for attempt := 0; ctx.Err() == nil; attempt++ {
 			err := m.ensureNetwork(ctx)
 			if err == nil {
-				m.log.Warn("something on this host removed a link of the machine; it is back")
+				m.log.Warn("Another program on this host removed a network link of the machine; capstand restored it")
 				break
 			}
-			m.log.Error("network", "error", err)
+			m.log.Error("Cannot restore the network of the machine", "error", err)
 			rest(ctx, nil, pauseAfter(attempt))
 		}
-		rest(ctx, nil, time.Second) // something that removes it again at once does not keep the box busy
+		rest(ctx, nil, time.Second) // The pause limits the load if the other program removes the link again at once.
 	}
 }

@@ -49,15 +49,15 @@ func (m *machine) disk() machinedisk.Disk {
 	return machinedisk.Disk{Image: filepath.Join(m.dir, "disk.img"), Dir: m.rootfs(), Preallocate: m.host.config.PreallocateDisks}
 }
 
-// ensureDisk makes the machine's disk before its first start, and attaches it before each start. A disk that was there and is
-// lost fails the machine, for starting it from an empty one would make it another machine.
+// ensureDisk creates the machine's disk before its first start and attaches it before each start. If an existing disk is
+// lost, the machine fails: with an empty disk it would be another machine.
 func (m *machine) ensureDisk(ctx context.Context) error {
 	m.mu.Lock()
 	fresh := m.state.StartedAt.IsZero()
 	m.mu.Unlock()
 	if fresh && m.host.diskBackend == diskImage {
 		if err := m.disk().Create(ctx, admission.DiskBytes(m.spec)); err != nil {
-			return fmt.Errorf("making the machine's disk: %w", err)
+			return fmt.Errorf("creating the machine's disk: %w", err)
 		}
 	}
 	if err := m.attachDisk(ctx); err != nil {
@@ -65,19 +65,19 @@ func (m *machine) ensureDisk(ctx context.Context) error {
 	}
 	if fresh {
 		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
-			return fmt.Errorf("making the machine's disk: %w", err)
+			return fmt.Errorf("creating the machine's disk: %w", err)
 		}
-		return m.syncDisk() // before noteStart says that it is there
+		return m.syncDisk() // The disk must be durable before noteStart records that it exists.
 	}
 	if atomicfile.Exists(filepath.Join(m.rootfs(), "etc")) {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s is not there", m.rootfs()))
+	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s does not exist", m.rootfs()))
 }
 
-// attachDisk mounts the machine's disk if it has one.
+// attachDisk mounts the machine's disk, if it has one.
 func (m *machine) attachDisk(ctx context.Context) error {
 	if d := m.disk(); d.Exists() {
 		return d.Attach(ctx)
@@ -85,8 +85,8 @@ func (m *machine) attachDisk(ctx context.Context) error {
 	return nil
 }
 
-// attachAdoptedDisk mounts the disk of a machine that runs, if this process cannot see it: the machine may have been started
-// from another mount namespace.
+// attachAdoptedDisk mounts the disk of a running machine if this process cannot see it, because the machine may have been
+// started from another mount namespace.
 func (m *machine) attachAdoptedDisk(ctx context.Context) {
 	if mounted, err := m.disk().Mounted(); mounted || err == nil && m.attachDisk(ctx) == nil {
 		return
@@ -112,7 +112,7 @@ func (m *machine) restartOnDiskError(ctx context.Context, pid1 *proc.Handle) {
 	}
 }
 
-// syncDisk makes durable what is on the machine's disk.
+// syncDisk flushes the machine's disk.
 func (m *machine) syncDisk() error {
 	root, err := os.Open(m.rootfs())
 	if err != nil {
@@ -125,7 +125,7 @@ func (m *machine) syncDisk() error {
 	return nil
 }
 
-// prepare writes what PID 1 finds at its start.
+// prepare writes the files that PID 1 reads at its start.
 func (m *machine) prepare() (bundle string, err error) {
 	var data []byte
 	m.mu.Lock()
@@ -158,7 +158,7 @@ func (m *machine) prepare() (bundle string, err error) {
 	})
 }
 
-// noteStart counts the start before it happens.
+// noteStart records the start before it happens.
 func (m *machine) noteStart() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -169,23 +169,22 @@ func (m *machine) noteStart() error {
 	return m.save()
 }
 
-// recordBootstrap makes it durable that the bootstrap data was used, and erases it (IM-08). It tries until it can:
-// when life ends before, the machine's init says it again to the next capstand.
+// recordBootstrap records on disk that the bootstrap data was used, and erases the data (IM-08). It retries until it
+// succeeds. If life ends before, the machine's init reports the end of the bootstrap again to the next capstand.
 func (m *machine) recordBootstrap(life context.Context) {
 	for attempt := 0; ; attempt++ {
 		err := m.tryRecordBootstrap()
 		if err == nil {
 			return
 		}
-		m.log.Error("the end of the bootstrap cannot be recorded", "error", err)
+		m.log.Error("Cannot record the end of the bootstrap", "error", err)
 		if !rest(life, nil, pauseAfter(attempt)) {
 			return
 		}
 	}
 }
 
-// tryRecordBootstrap syncs the disk first: after a power failure a machine must not be left with neither what the data made
-// nor the data.
+// tryRecordBootstrap syncs the disk first: after a power failure, a machine must still have the data or its complete result.
 func (m *machine) tryRecordBootstrap() error {
 	if err := m.syncDisk(); err != nil {
 		return err
@@ -200,17 +199,17 @@ func (m *machine) tryRecordBootstrap() error {
 	return nil
 }
 
-// eraseBootstrapData removes both copies, if the data was used.
+// eraseBootstrapData removes both copies of the data if it was used.
 func (m *machine) eraseBootstrapData() {
 	for _, path := range []string{m.bootstrapFile(), filepath.Join(m.runDir(), "bootstrap-data")} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			m.log.Error("bootstrap data cannot be erased", "error", err)
+			m.log.Error("Cannot erase the bootstrap data", "error", err)
 		}
 	}
 }
 
-// save writes state.json, without a bootstrap whose result is not safe yet; m.mu is held. A machine on its way out has no
-// folder any more.
+// save writes state.json, without the end of a bootstrap whose result is not on disk yet; m.mu is held. A machine that is
+// being removed has no folder any more.
 func (m *machine) save() error {
 	if m.deleted.Err() != nil || m.broken != "" {
 		return nil

@@ -6,9 +6,9 @@ import (
 	"capstan.dev/capstan/internal/backoff"
 )
 
-// A machine whose PID 1 ends is started again at once, then after longer and longer pauses. It has failed when PID 1 ended more
-// than restartBudget times within restartWindow. A failed machine is tried again after failedDelay, with all of its restarts: what
-// it lacked, memory say, may be there again by then.
+// A machine whose PID 1 ends is started again at once, and later after growing pauses. It has failed when PID 1 ended more
+// than restartBudget times within restartWindow. After failedDelay, a failed machine is tried again with a full budget,
+// because the cause, such as missing memory, may be gone.
 const (
 	restartBudget   = 10
 	restartWindow   = 10 * time.Minute
@@ -16,11 +16,11 @@ const (
 	failedDelay     = 15 * time.Minute
 )
 
-// afterDeath takes the earlier deaths of a machine and the newest, and returns those that still count,
-// for how long to wait before it is started again, and whether its restarts are used up.
+// afterDeath takes the earlier deaths of a machine and the newest one. It returns the deaths that still count, the pause
+// before the next start, and whether the restart budget is used up.
 func afterDeath(deaths []time.Time, now time.Time) (counted []time.Time, delay time.Duration, usedUp bool) {
 	for _, death := range deaths {
-		// One in the future is of a clock that was ahead: it says nothing.
+		// A time in the future comes from a clock that was ahead, so it does not count.
 		if !death.After(now) && now.Sub(death) < restartWindow {
 			counted = append(counted, death)
 		}
@@ -40,7 +40,7 @@ func pauseAfter(n int) time.Duration {
 	return backoff.After(n, time.Second, maxRestartDelay)
 }
 
-// stillFailed returns for how long a failed machine is to rest: forever if it cannot be started, 0 when it is to be started.
+// stillFailed returns how long a failed machine must wait: forever if it cannot be started, 0 if it must be started now.
 func stillFailed(failed string, restartAt, now time.Time) time.Duration {
 	switch {
 	case failed == "":
@@ -48,6 +48,6 @@ func stillFailed(failed string, restartAt, now time.Time) time.Duration {
 	case restartAt.IsZero():
 		return forever
 	}
-	// A clock that was set back must not prolong the pause.
+	// A clock that was set back must not lengthen the pause.
 	return max(0, min(restartAt.Sub(now), failedDelay))
 }

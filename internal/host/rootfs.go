@@ -21,8 +21,8 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// makeDisk makes a machine's root folder, before anything ran there. Folders that the container mounts over are empty here.
-// Done again over a half-made one it gives the same. A link that leads out of the folder is an error.
+// makeDisk creates a machine's root folder before the machine's first start. Folders that the container mounts over stay
+// empty. It completes a partly created folder. A link that leads out of the folder is an error.
 func makeDisk(rootfs string, spec *hostpb.MachineSpec, system runc.System) error {
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return err
@@ -56,10 +56,10 @@ func makeDisk(rootfs string, spec *hostpb.MachineSpec, system runc.System) error
 	return errors.Join(root.Chmod("root", 0o700), root.Chmod("var/tmp", 0o1777), root.Chmod("etc/shadow", 0o600))
 }
 
-// inRoot is a path of a machine as os.Root wants it.
+// inRoot returns a path of a machine in the form that os.Root expects.
 func inRoot(path string) string { return strings.TrimPrefix(path, "/") }
 
-// makeLinks makes links, targets by path; what is there already stays.
+// makeLinks creates links from a map of path to target. It keeps existing files.
 func makeLinks(root *os.Root, links map[string]string) error {
 	for path, target := range links {
 		if err := root.Symlink(target, inRoot(path)); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -69,7 +69,7 @@ func makeLinks(root *os.Root, links map[string]string) error {
 	return nil
 }
 
-// etc is a machine's own configuration, by path.
+// etc returns the machine's own files in /etc, by path.
 func etc(spec *hostpb.MachineSpec) map[string]string {
 	address := ""
 	if len(spec.Addresses) > 0 {
@@ -78,7 +78,7 @@ func etc(spec *hostpb.MachineSpec) map[string]string {
 	return map[string]string{
 		"etc/hostname": spec.Name + "\n",
 		"etc/hosts":    "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + address,
-		// Always the same for the same machine, and never that of another.
+		// The id is the same at each start of a machine and differs between machines.
 		"etc/machine-id":    strings.ReplaceAll(uuid.NewSHA1(uuid.NameSpaceOID, []byte(spec.Id)).String(), "-", "") + "\n",
 		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 		"etc/group":         "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
@@ -87,11 +87,11 @@ func etc(spec *hostpb.MachineSpec) map[string]string {
 	}
 }
 
-// hostResolvConf are the files that may hold the host's resolver configuration.
+// hostResolvConf lists the files that can contain the host's resolver configuration.
 var hostResolvConf = []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
 
-// resolvConf takes the first of the files that names a server which machines can reach: a resolver on the host's loopback is not
-// among them. It is nil when none does.
+// resolvConf returns the first of the files that names a server which machines can reach, or nil. Machines cannot reach a
+// resolver on the host's loopback address.
 func resolvConf(files []string) []byte {
 	for _, file := range files {
 		data, err := os.ReadFile(file)
@@ -111,8 +111,8 @@ func resolvConf(files []string) []byte {
 	return nil
 }
 
-// hostTables are the host's files that programs in /usr expect: the certificates of public authorities (images are pulled with
-// them), and a few tables. What the host does not have the machine does without.
+// hostTables returns the host's files that programs in /usr expect: the certificates of public authorities, for image pulls,
+// and a few tables. Files that the host does not have are omitted.
 func hostTables() map[string]string {
 	files := map[string]string{}
 	for _, path := range []string{
@@ -126,7 +126,7 @@ func hostTables() map[string]string {
 	return files
 }
 
-// hostAlternatives are the names of the host's alternatives, iptables is one, and where they lead.
+// hostAlternatives returns the host's alternatives, for example iptables, with their targets.
 func hostAlternatives() map[string]string {
 	links := map[string]string{}
 	paths, _ := filepath.Glob("/etc/alternatives/*")
@@ -138,9 +138,9 @@ func hostAlternatives() map[string]string {
 	return links
 }
 
-// makeRunDir makes the folder that capstand shares with the machine, with the machine's metadata (diskBytes is the size of its own
-// disk, 0 if it has none), the host's resolver configuration
-// of today if there is one, and, while it was not used, the bootstrap data.
+// makeRunDir creates the folder that capstand shares with the machine. It contains the machine's metadata (diskBytes is the
+// size of its own disk, 0 if it has none), the host's current resolver configuration if there is one, and the bootstrap data
+// until the machine has used it.
 func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrapData, resolvConf []byte) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
@@ -167,14 +167,14 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrap
 	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
 }
 
-// writeBundle writes what runc needs beside the machine's disk.
+// writeBundle writes the files that runc needs in addition to the machine's disk.
 func writeBundle(bundle string, p runc.Params) error {
 	cpuinfo, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return err
 	}
 	if err := runc.WriteViews(p.Views, p.CPUs, p.MemoryBytes, string(cpuinfo)); err != nil {
-		return fmt.Errorf("views of the machine's size: %w", err)
+		return fmt.Errorf("writing the files with the machine's size: %w", err)
 	}
 	var config bytes.Buffer
 	if err := json.NewEncoder(&config).Encode(runc.Spec(p)); err != nil {

@@ -17,15 +17,15 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Socket is where capstand listens. Whoever can connect is trusted: it can make privileged machines,
-// so it is as good as root.
+// Socket is the path where capstand listens. Any client that can connect has root access to the host, because capstand
+// creates privileged machines.
 type Socket struct {
 	Path string
 	// UID and GID own the socket; mode 0600, and 0660 when a group is given. -1 leaves root's.
 	UID, GID int
 }
 
-// Listen listens on the socket, in place of one that a killed capstand left behind.
+// Listen listens on the socket. It replaces the file that a killed capstand left behind.
 func (s Socket) Listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(s.Path), 0o755); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (s Socket) Listen() (net.Listener, error) {
 	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	old := unix.Umask(0o177) // never connectable before it is owned
+	old := unix.Umask(0o177) // No other user can connect before the owner is set.
 	listener, err := net.Listen("unix", s.Path)
 	unix.Umask(old)
 	if err != nil {
@@ -50,14 +50,14 @@ func (s Socket) Listen() (net.Listener, error) {
 	return listener, nil
 }
 
-// Lock makes sure that a state folder has one capstand. The lock lasts as long as the process.
+// Lock prevents a second capstand with the same state folder. The lock lasts as long as the process.
 func Lock(root string) error {
 	if err := os.MkdirAll(root, 0o711); err != nil {
 		return err
 	}
 	fd, err := unix.Open(filepath.Join(root, "lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return fmt.Errorf("lock of %s: %w", root, err)
+		return fmt.Errorf("locking the state folder %s: %w", root, err)
 	}
 	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("another capstand runs with --root %s: %w", root, err)
@@ -65,8 +65,8 @@ func Lock(root string) error {
 	return nil
 }
 
-// Serve answers on listener until ctx is done. Options carry the credentials of a listener that needs
-// them (TCP); a unix socket needs none, the kernel checks who may connect.
+// Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,
+// because the kernel checks who can connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
 	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)))
 	server := grpc.NewServer(options...)
@@ -75,7 +75,7 @@ func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc
 		hostpb.RegisterCredentialsServer(server, h.config.Credentials)
 	}
 	stop := context.AfterFunc(ctx, func() {
-		// Streams follow logs and changes for as long as anyone likes; they are cut.
+		// Streams of logs and changes can last forever, so they are cut.
 		force := time.AfterFunc(2*time.Second, server.Stop)
 		server.GracefulStop()
 		force.Stop()
@@ -84,12 +84,12 @@ func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc
 	return server.Serve(listener)
 }
 
-// logErrors logs failed calls: the method and the error, never the request, which may carry secrets.
+// logErrors logs failed calls: the method and the error, but never the request, which can contain secrets.
 func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		res, err := handler(ctx, req)
 		if err != nil {
-			log.Warn("refused", "method", info.FullMethod, "error", err)
+			log.Warn("Call failed", "method", info.FullMethod, "error", err)
 		}
 		return res, err
 	}

@@ -47,15 +47,15 @@ const (
 	runDir        = "run"
 )
 
-// tombstoneLife is for how long a deleted id cannot be made again: a controller that acts on an old
-// cache must not bring a machine back.
+// tombstoneLife is the time during which a deleted id cannot be created again, because a controller with an outdated cache
+// must not bring a machine back.
 const tombstoneLife = 24 * time.Hour
 
 func (s store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.root}, parts...)...)
 }
 
-// open makes the folders, and finishes what a crash left half done.
+// open creates the folders and completes what a crash interrupted.
 func (s store) open() (hostID string, err error) {
 	if err := os.MkdirAll(s.root, 0o711); err != nil {
 		return "", err
@@ -65,7 +65,7 @@ func (s store) open() (hostID string, err error) {
 			return "", err
 		}
 	}
-	// What never became an object.
+	// Remove the folders that never became objects.
 	if err := s.discardAll(newDir); err != nil {
 		return "", err
 	}
@@ -81,18 +81,18 @@ func (s store) hostID() (string, error) {
 		err = atomicfile.WriteFile(path, id, 0o644)
 	}
 	if err == nil && !admission.ValidID(strings.TrimSpace(string(id))) {
-		err = fmt.Errorf("%s is damaged: it must hold the host's id, which status.hostID of its CapstanHost and the names below /sys/fs/cgroup/*/capstan have", path)
+		err = fmt.Errorf("%s is damaged: it must contain the host's id; write the id again, as it is in status.hostID of the CapstanHost and in the folder names in /sys/fs/cgroup/*/capstan", path)
 	}
 	return strings.TrimSpace(string(id)), err
 }
 
-// create makes an object's folder with its spec and other secret files, at once or not at all.
+// create creates an object's folder with its spec and secret files, completely or not at all.
 func (s store) create(kind, id string, spec proto.Message, files map[string][]byte) error {
 	tmp := s.path(newDir, kind+"-"+id)
 	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }() // of a failure: otherwise it has another name
+	defer func() { _ = os.RemoveAll(tmp) }() // After a success the folder has another name.
 	for name, data := range files {
 		if err := atomicfile.WriteFile(filepath.Join(tmp, name), data, 0o600); err != nil {
 			return err
@@ -112,7 +112,7 @@ func writeSpec(path string, spec proto.Message) error {
 	return atomicfile.WriteFile(path, data, 0o600)
 }
 
-// load reads every object of a kind. Those that cannot be read, or that check refuses, are returned by their ids.
+// load reads all objects of a kind. It returns those that cannot be read, or that check refuses, by id.
 func load[T proto.Message](s store, kind string, empty func() T, check func(folder string, spec T) error) (all []T, unreadable map[string]error, err error) {
 	entries, err := os.ReadDir(s.path(kind))
 	if err != nil {
@@ -137,7 +137,7 @@ func load[T proto.Message](s store, kind string, empty func() T, check func(fold
 	return all, unreadable, nil
 }
 
-// discard makes a folder disappear at once, and removes its content in its own time.
+// discard removes a folder from the store at once. Its content is deleted later.
 func (s store) discard(path string) error {
 	to := s.path(trashDir, uuid.NewString())
 	if err := atomicfile.Rename(path, to); err != nil {
@@ -162,7 +162,7 @@ func (s store) discardAll(dir string) error {
 	return nil
 }
 
-// emptyTrash removes what was discarded. Errors leave it for the next time.
+// emptyTrash deletes the discarded folders. Errors leave a folder for the next call.
 func (s store) emptyTrash() error {
 	entries, err := os.ReadDir(s.path(trashDir))
 	for _, entry := range entries {
@@ -171,8 +171,7 @@ func (s store) emptyTrash() error {
 	return err
 }
 
-// bury notes that an id is to be gone. Written before anything is removed, it is also what makes an
-// interrupted deletion go on.
+// bury writes the tombstone of an id. It is written before anything is removed, so an interrupted deletion continues.
 func (s store) bury(id string) error {
 	return atomicfile.WriteFile(s.path(tombstonesDir, id), nil, 0o600)
 }
@@ -182,7 +181,7 @@ func (s store) buried(id string, now time.Time) bool {
 	return err == nil && now.Sub(info.ModTime()) < tombstoneLife
 }
 
-// buryOld forgets the tombstones that have served their time.
+// buryOld removes tombstones older than tombstoneLife.
 func (s store) buryOld(now time.Time) {
 	entries, _ := os.ReadDir(s.path(tombstonesDir))
 	for _, entry := range entries {

@@ -13,13 +13,13 @@ import (
 type sysctl struct {
 	name  string
 	value int64
-	// atLeast leaves a greater value alone.
+	// atLeast keeps a greater value.
 	atLeast bool
 	why     string
 }
 
-// sysctls that machines need and cannot set themselves: /proc/sys/{kernel,vm} is read-only in them.
-// The first six are those that the kubelet insists on (setupKernelTunables).
+// sysctls lists the settings that machines need and cannot change, because /proc/sys/{kernel,vm} is read-only for them. The
+// kubelet requires the first six (setupKernelTunables).
 var sysctls = []sysctl{
 	{"vm.overcommit_memory", 1, false, "kubelet"},
 	{"vm.panic_on_oom", 0, false, "kubelet"},
@@ -28,30 +28,30 @@ var sysctls = []sysctl{
 	{"kernel.keys.root_maxkeys", 1_000_000, true, "kubelet"},
 	{"kernel.keys.root_maxbytes", 25_000_000, true, "kubelet"},
 	{"net.ipv4.ip_forward", 1, false, "machines reach the outside through the host"},
-	// Every machine's processes count as the host's root. One machine can use these budgets up: capstand and its balancers go on
-	// without inotify then (package changes).
+	// The processes of all machines count as the host's root, so one machine can use up these budgets. capstand and its
+	// balancers then continue without inotify (package changes).
 	{"fs.inotify.max_user_instances", 8192, true, "containerd and kubelet of each machine"},
 	{"fs.inotify.max_user_watches", 524_288, true, "containerd and kubelet of each machine"},
-	// Machines have process ids of the host's, 16384 each by default: they must not use them up.
+	// Machines use process ids of the host, 16384 each by default. They must not use them up.
 	{"kernel.pid_max", 4_194_304, true, "the processes of all machines"},
 	{"net.ipv4.neigh.default.gc_thresh3", 8192, true, "one neighbour per machine"},
 }
 
-// setSysctls sets them and says so. What cannot be set is logged as an error and otherwise left to
-// `capstan doctor`: some of it may be forbidden where capstand itself runs in a container.
+// setSysctls applies and logs the settings. If one cannot be set, for example because capstand runs in a container, it logs
+// an error and `capstan doctor` reports it.
 func setSysctls(proc string, log *slog.Logger) {
 	for _, s := range sysctls {
 		was, err := s.set(proc)
 		switch {
 		case err != nil:
-			log.Error("sysctl cannot be set", "name", s.name, "want", s.value, "have", was, "needed by", s.why, "error", err)
+			log.Error("Cannot set the sysctl", "name", s.name, "want", s.value, "have", was, "neededBy", s.why, "error", err)
 		case was != s.value:
-			log.Info("sysctl set", "name", s.name, "value", s.value, "was", was, "needed by", s.why)
+			log.Info("Sysctl set", "name", s.name, "value", s.value, "oldValue", was, "neededBy", s.why)
 		}
 	}
 }
 
-// set returns the value before, or the wanted one when there was nothing to do.
+// set returns the previous value.
 func (s sysctl) set(proc string) (was int64, err error) {
 	path := filepath.Join(proc, strings.ReplaceAll(s.name, ".", "/"))
 	data, err := os.ReadFile(path)

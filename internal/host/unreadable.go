@@ -17,22 +17,23 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// What a capstand finds and cannot read, because a disk or a person has damaged it, must stay visible and removable. A machine
-// without a readable record is failed: it is neither watched nor started, and its deletion removes its container, cgroup, network
-// and files like those of any other. Networks are written again from what machines and the box have of them. A load balancer is
-// left as it is until its owner describes it anew.
+// Objects whose records are damaged must stay visible and removable. A machine without a readable record is failed: capstand
+// neither watches nor starts it, and its deletion removes its container, cgroup, network and files as usual. The record of a
+// network is written again from the machines and the leases of the box. A load balancer stays as it is until its owner
+// describes it again.
 
-// nobody is the namespace of a machine whose owner is not known; its name is its id. No object of Kubernetes has such a namespace.
+// nobody is the namespace of a machine whose owner is unknown; its name is its id. No Kubernetes namespace can have this
+// name.
 const nobody = "-"
 
-// loadUnreadable takes over the machines whose record cannot be read, and those that have a container or a cgroup and no
-// record at all; mu is held.
+// loadUnreadable registers the machines whose record cannot be read, and those that have a container or a cgroup but no
+// record; mu is held.
 func (ms *machines) loadUnreadable(unreadable map[string]error) {
 	for id, err := range unreadable {
 		ms.addUnreadable(id, fmt.Sprintf("capstand cannot read the record of the machine: %v", err))
 	}
 	for _, id := range ms.strangers() {
-		ms.addUnreadable(id, "the machine has a container or a cgroup on the host and no record")
+		ms.addUnreadable(id, "the machine has a container or a cgroup on the host, but no record")
 	}
 }
 
@@ -40,10 +41,10 @@ func (ms *machines) loadUnreadable(unreadable map[string]error) {
 func (ms *machines) addUnreadable(id, why string) {
 	m := ms.add(ms.identify(id))
 	m.broken = why + ". It is neither watched nor started, and its processes may run: delete it, or repair its record and restart capstand"
-	m.log.Error("machine cannot be taken over", "why", why)
+	m.log.Error("Cannot take over the machine", "reason", why)
 }
 
-// strangers are the ids of containers and cgroups of this host that belong to no machine that was read; mu is held.
+// strangers returns the ids of containers and cgroups of this host that belong to no readable machine; mu is held.
 func (ms *machines) strangers() []string {
 	found := append(folders(ms.runc.Root), ms.cgroup("").Children()...)
 	slices.Sort(found)
@@ -52,8 +53,8 @@ func (ms *machines) strangers() []string {
 	})
 }
 
-// identify finds out as much as possible of a machine without a record. Its bundle and its container say whose it is; those of
-// machines from before they did have leases.
+// identify collects the known properties of a machine without a record. Its bundle and its container name its owner.
+// Machines of older versions have only leases.
 func (ms *machines) identify(id string) *hostpb.MachineSpec {
 	spec := &hostpb.MachineSpec{Id: id, Namespace: nobody, Name: id, Network: &hostpb.Network{}}
 	var bundle oci.Spec
@@ -81,18 +82,18 @@ func (ms *machines) identify(id string) *hostpb.MachineSpec {
 	return spec
 }
 
-// mendNetworks writes the records of networks again that cannot be read or are not there though machines need them. A network
-// that nobody has anything of is discarded: its owner makes it again. mu is held, and the machines are loaded.
+// mendNetworks writes the records of networks again that are missing or unreadable and that machines need. It discards a
+// network that nobody uses, because its owner creates it again. mu is held, and the machines are loaded.
 func (h *Host) mendNetworks(unreadable map[string]error) error {
 	missing := maps.Clone(unreadable)
 	for _, m := range h.machines.byID {
 		if id := m.spec.Network.Id; id != "" && h.networks.byID[id] == nil && missing[id] == nil {
-			missing[id] = fmt.Errorf("machine %s/%s has it, and it is not there", m.spec.Namespace, m.spec.Name)
+			missing[id] = fmt.Errorf("machine %s/%s uses the network, and its record does not exist", m.spec.Namespace, m.spec.Name)
 		}
 	}
 	for id, why := range missing {
 		n := h.knownNetwork(id)
-		h.log.Error("the record of a network is damaged", "id", id, "error", why, "can be written again", n != nil)
+		h.log.Error("The record of a network is damaged", "id", id, "error", why, "restored", n != nil)
 		demanded := atomicfile.Exists(h.store.path(networksDir, id, onDemand)) || unreadable[id] == nil
 		if err := h.store.discard(h.store.path(networksDir, id)); err != nil {
 			return err
@@ -112,7 +113,7 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 	return nil
 }
 
-// knownNetwork is what the machines, or else the box, have of a network; nil if nothing. mu is held.
+// knownNetwork returns what the machines, or else the box, contain about a network, or nil. mu is held.
 func (h *Host) knownNetwork(id string) *hostpb.Network {
 	for _, m := range h.machines.byID {
 		if n := m.spec.Network; n.Id == id && n.Cidr != "" {
@@ -127,8 +128,8 @@ func (h *Host) knownNetwork(id string) *hostpb.Network {
 	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR}
 }
 
-// loadUnreadable keeps the load balancers whose record cannot be read until their owners describe them again, or delete
-// them. A load balancer has the id, namespace and name of its cluster's network. mu is held, and the networks are loaded.
+// loadUnreadable keeps the load balancers whose record cannot be read until their owners describe or delete them. A load
+// balancer has the id, namespace and name of its cluster's network. mu is held, and the networks are loaded.
 func (bs *balancers) loadUnreadable(unreadable map[string]error) {
 	for id, err := range unreadable {
 		spec := &hostpb.LoadBalancer{Id: id, NetworkId: id, Namespace: nobody, Name: id}
@@ -138,7 +139,7 @@ func (bs *balancers) loadUnreadable(unreadable map[string]error) {
 		lb := bs.add(spec, nil)
 		lb.described = make(chan struct{})
 		lb.message = fmt.Sprintf("capstand cannot read the record of the load balancer: %v. It stays as it is until its owner describes it again", err)
-		lb.log.Error("load balancer", "error", err)
+		lb.log.Error("Cannot read the record of the load balancer", "error", err)
 	}
 }
 
@@ -151,13 +152,13 @@ func folders(dir string) (names []string) {
 	return names
 }
 
-// checkRecord says what is wrong with the record of a machine that could be read as JSON.
+// checkRecord returns an error if the record of a machine is valid JSON with wrong content.
 func checkRecord(folder string, spec *hostpb.MachineSpec) error {
 	if spec.Id != folder {
-		return fmt.Errorf("it is of machine %q and lies in the folder of %q", spec.Id, folder)
+		return fmt.Errorf("the record in the folder of machine %[2]q is the record of machine %[1]q", spec.Id, folder)
 	}
 	if cmp.Or(spec.Namespace, spec.Name) == "" || len(spec.Addresses) == 0 {
-		return fmt.Errorf("it has no name or no address")
+		return fmt.Errorf("the record has no name or no address")
 	}
 	_, err := network.Subnets(spec.GetNetwork().GetCidr(), spec.GetNetwork().GetIpv6Cidr())
 	return err

@@ -32,17 +32,17 @@ type Balancer struct {
 	self   proc.Ref
 
 	metrics *metrics
-	// complaints bounds the lines that clients can cause.
+	// complaints limits the log lines that clients can cause.
 	complaints *rate.Limiter
 	// succeeded is closed when another balancer has taken over.
 	succeeded chan struct{}
 
 	mu        sync.Mutex
 	listeners map[string]net.Listener
-	// inherited listeners are those of the balancer before that no address has used yet.
+	// inherited are the listeners of the previous balancer that no address uses yet.
 	inherited map[string]net.Listener
 	message   string
-	// ended balancers report nothing: checks of health may come back late.
+	// ended balancers write no more reports. A health check can end after the balancer.
 	ended bool
 }
 
@@ -57,8 +57,8 @@ func New(dir string, timing Timing, log *slog.Logger) *Balancer {
 	return b
 }
 
-// Run serves until ctx is done, following changes of the configuration. If a balancer serves the folder already, Run
-// takes over from it. When another one takes over from this one, Run finishes the connections that there are.
+// Run serves until ctx is done and follows changes of the configuration. If another balancer serves the folder, Run takes
+// over from it. If a later balancer takes over from this one, Run serves the open connections to their end.
 func (b *Balancer) Run(ctx context.Context) (err error) {
 	if b.self, err = proc.Find(os.Getpid()); err != nil {
 		return err
@@ -86,17 +86,17 @@ func (b *Balancer) Run(ctx context.Context) (err error) {
 	return b.drain(ctx, changed)
 }
 
-// takeOver serves in the place of the balancer that has the lock. One of before handovers were there refuses.
+// takeOver replaces the balancer that holds the lock. A balancer of a version without handover refuses.
 func (b *Balancer) takeOver(ctx context.Context, locked error) (unlock func(), err error) {
 	p, err := b.inherit()
 	if err != nil {
-		return nil, fmt.Errorf("%w; it does not hand over: %w", locked, err)
+		return nil, fmt.Errorf("%w, and it does not hand over its sockets: %w", locked, err)
 	}
 	b.apply()
 	return p.replace(ctx, b.dir)
 }
 
-// openSockets opens those for metrics and for the next balancer.
+// openSockets opens the sockets for metrics and for the next balancer.
 func (b *Balancer) openSockets() (stop func(), err error) {
 	m, err := listenUnix(filepath.Join(b.dir, MetricsSocket))
 	if err != nil {
@@ -112,7 +112,7 @@ func (b *Balancer) openSockets() (stop func(), err error) {
 	return func() { _, _ = m.Close(), h.Close() }, nil
 }
 
-// follow does what the configuration says until ctx is done or another balancer has taken over.
+// follow applies the configuration until ctx is done or another balancer has taken over.
 func (b *Balancer) follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		retry := b.apply()
@@ -132,18 +132,19 @@ func (b *Balancer) hasSuccessor() bool {
 	}
 }
 
-// listenNoMore closes the listeners. The successor has the same sockets, so nobody is refused.
+// listenNoMore closes the listeners. The successor has the same sockets, so no client is refused.
 func (b *Balancer) listenNoMore() {
 	if err := b.listen(nil); err != nil {
-		b.log.Error("closing listeners", "error", err)
+		b.log.Error("Cannot close the listeners", "error", err)
 	}
 }
 
-// drain waits for the end of all connections, but not for ever. Those to backends that leave are ended as always.
+// drain waits until all connections have ended, at most for timing.Drain. Connections to removed backends are ended as
+// usual.
 func (b *Balancer) drain(ctx context.Context, changed <-chan struct{}) error {
 	timeout := time.After(b.timing.Drain)
 	open, _, empty := b.gate.load()
-	b.log.Info("another balancer serves", "connections that go on", open, "at most for", b.timing.Drain)
+	b.log.Info("Another balancer has taken over", "openConnections", open, "drainTimeout", b.timing.Drain)
 	for ; open > 0; open, _, empty = b.gate.load() {
 		select {
 		case <-ctx.Done():
@@ -161,8 +162,7 @@ func (b *Balancer) drain(ctx context.Context, changed <-chan struct{}) error {
 	return nil
 }
 
-// lock keeps a second balancer from the folder: capstand may have been killed before it could see that
-// it had started the first.
+// lock allows one balancer per folder. A capstand that was killed after it had started a balancer starts a second one.
 func lock(dir string) (unlock func(), err error) {
 	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -175,8 +175,8 @@ func lock(dir string) (unlock func(), err error) {
 	return func() { _ = file.Close() }, nil
 }
 
-// waitForChange returns when the configuration was replaced, or a second later if some listen address
-// is to be tried again: nothing tells when an address becomes free.
+// waitForChange returns when the configuration was replaced. It returns after a second if a listen address must be tried
+// again, because the kernel reports no event when an address becomes free.
 func (b *Balancer) waitForChange(ctx context.Context, changed <-chan struct{}, retry bool) {
 	var again <-chan time.Time
 	if retry {
@@ -190,12 +190,11 @@ func (b *Balancer) waitForChange(ctx context.Context, changed <-chan struct{}, r
 	}
 }
 
-// apply makes the balancer do what the configuration says and reports. It returns whether to try
-// again soon.
+// apply applies the configuration and writes a report. It returns whether an address must be tried again soon.
 func (b *Balancer) apply() (retry bool) {
 	var config Config
 	if err := atomicfile.ReadJSON(filepath.Join(b.dir, ConfigFile), &config); err != nil {
-		b.log.Error("configuration is kept as it was", "error", err)
+		b.log.Error("Invalid configuration: the previous one stays in force", "error", err)
 		return true
 	}
 	err := b.listen(config.Listen)
@@ -212,7 +211,7 @@ func (b *Balancer) apply() (retry bool) {
 	return err != nil
 }
 
-// listen opens and closes listeners. Open connections stay.
+// listen opens and closes listeners. It does not end connections.
 func (b *Balancer) listen(addresses []string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -242,7 +241,7 @@ func (b *Balancer) listen(addresses []string) error {
 	return errs
 }
 
-// open listens on an address, with the socket of the balancer before if it had one.
+// open listens on an address, with the socket of the previous balancer if it had one.
 func (b *Balancer) open(address string) (net.Listener, error) {
 	if listener := b.inherited[address]; listener != nil {
 		delete(b.inherited, address)
@@ -260,7 +259,7 @@ func (b *Balancer) close() {
 	_ = b.listen(nil)
 }
 
-// report writes the status for capstand, unless that is up to another balancer.
+// report writes the status for capstand, unless another balancer writes it.
 func (b *Balancer) report() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -275,7 +274,7 @@ func (b *Balancer) report() {
 	}
 	slices.Sort(status.Listening)
 	if err := atomicfile.WriteJSON(filepath.Join(b.dir, StatusFile), status, 0o644); err != nil {
-		b.log.Error("status cannot be written", "error", err)
+		b.log.Error("Cannot write the status", "error", err)
 	}
 }
 
@@ -286,8 +285,8 @@ func (b *Balancer) accept(listener net.Listener) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			b.log.Error("accept", "error", err)
-			time.Sleep(50 * time.Millisecond) // out of files or memory: more haste makes it worse
+			b.log.Error("Cannot accept connections", "error", err)
+			time.Sleep(50 * time.Millisecond) // Files or memory are exhausted: an immediate retry fails too.
 			continue
 		}
 		leave := b.gate.enter(sourceOf(conn.RemoteAddr()))
@@ -306,17 +305,17 @@ func (b *Balancer) accept(listener net.Listener) {
 	}
 }
 
-var errShare = errors.New("this source has its share of the connections")
+var errShare = errors.New("the source has reached its share of the connections")
 
-// complain counts a connection that was not served and logs it, unless clients have caused too many lines lately.
+// complain counts a connection that was not served, and logs it unless clients caused too many lines lately.
 func (b *Balancer) complain(conn net.Conn, result string, err error) {
 	b.metrics.connections.WithLabelValues(result).Inc()
 	if b.complaints.Allow() {
-		b.log.Warn("connection", "client", conn.RemoteAddr().String(), "result", result, "error", err)
+		b.log.Warn("Connection was not served", "client", conn.RemoteAddr().String(), "result", result, "error", err)
 	}
 }
 
-// serve connects a client to a backend and carries bytes both ways until both have ended.
+// serve connects a client to a backend and copies bytes in both directions until both have ended.
 func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	notice(client, userTimeout)
 	hello, err := readHello(client, b.timing.Hello)
@@ -344,7 +343,7 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	return served, nil
 }
 
-// notice has the kernel end a connection whose peer takes no bytes and answers nothing for a time.
+// notice makes the kernel end a connection whose peer does not acknowledge data for the given time.
 func notice(conn *net.TCPConn, after time.Duration) {
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
@@ -353,13 +352,13 @@ func notice(conn *net.TCPConn, after time.Duration) {
 	}
 }
 
-// connect waits for a healthy backend that takes the connection, as long as ctx allows.
+// connect waits, until ctx is done, for a healthy backend that accepts the connection.
 func (b *Balancer) connect(ctx context.Context) (*backend, *net.TCPConn, error) {
 	var tried []*backend
 	for {
 		backend, changed := b.pool.pick(tried)
 		if backend == nil {
-			// All that look healthy were tried: wait for one to become healthy, or for the next check.
+			// All healthy backends were tried: wait until another one becomes healthy, or for the next check.
 			select {
 			case <-ctx.Done():
 				return nil, nil, fmt.Errorf("no healthy API server within %s", b.timing.Park)
@@ -378,8 +377,7 @@ func (b *Balancer) connect(ctx context.Context) (*backend, *net.TCPConn, error) 
 	}
 }
 
-// recheck fires when backends that did not take a connection may be tried again, never when there are
-// none: then only health matters.
+// recheck fires when backends that refused the connection may be tried again. It never fires when no backend refused.
 func (b *Balancer) recheck(tried []*backend) <-chan time.Time {
 	if len(tried) == 0 {
 		return nil
@@ -387,8 +385,8 @@ func (b *Balancer) recheck(tried []*backend) <-chan time.Time {
 	return time.After(b.timing.FirstChecks)
 }
 
-// carry copies until from ends, and passes the end on: the other direction may go on. When to fails,
-// both are closed.
+// carry copies until from ends, and then closes the write side of to, because the other direction may continue. When to
+// fails, it closes both.
 func carry(to, from *net.TCPConn) {
 	if _, err := io.Copy(to, from); err != nil {
 		_, _ = to.Close(), from.Close()

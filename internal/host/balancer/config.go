@@ -1,13 +1,12 @@
-// Package balancer is the load balancer of a cluster's control plane endpoint: a process of its own,
-// unprivileged, that goes on when capstand does not. It forwards TCP connections in turn to backends
-// whose API server answers /readyz.
+// Package balancer is the load balancer of a cluster's control plane endpoint. It is a separate, unprivileged process that
+// continues while capstand is down. It forwards TCP connections in turn to the backends whose API server answers /readyz.
 //
-// While no backend is healthy it accepts connections and keeps them for a while instead of refusing
-// them. Cluster API core, once refused, tries again only after 30 s; a new control plane is there
-// within a few seconds.
+// While no backend is healthy, the balancer accepts connections and holds them for a while instead of refusing them. After a
+// refused connection, Cluster API core waits 30 s before its next attempt; a new control plane is ready within a few
+// seconds.
 //
-// capstand and the balancer talk through two files in one folder, each replaced as a whole and
-// watched with inotify: capstand writes ConfigFile, the balancer StatusFile.
+// capstand and the balancer exchange two files in one folder. Each file is replaced as a whole and watched with inotify:
+// capstand writes ConfigFile, the balancer writes StatusFile.
 //
 // Layer: host.
 package balancer
@@ -20,13 +19,13 @@ import (
 )
 
 const (
-	// ConfigFile holds a Config.
+	// ConfigFile contains a Config.
 	ConfigFile = "config.json"
-	// StatusFile holds a Status.
+	// StatusFile contains a Status.
 	StatusFile = "status.json"
 )
 
-// Config is what the balancer is to do.
+// Config is the configuration of a balancer.
 type Config struct {
 	// Listen addresses, host:port.
 	Listen   []string  `json:"listen"`
@@ -40,41 +39,40 @@ type Backend struct {
 	Address string `json:"address"`
 }
 
-// Status is what the balancer does.
+// Status is the state of a balancer.
 type Status struct {
-	// Process is the balancer's own.
+	// Process of the balancer.
 	Process proc.Ref `json:"process"`
-	// Listening lists the addresses that are served.
+	// Listening lists the addresses that are open.
 	Listening []string `json:"listening"`
-	// Healthy lists the addresses of the backends that answer.
+	// Healthy lists the addresses of the healthy backends.
 	Healthy []string `json:"healthy"`
-	// Message says what is wrong, for example that an address is taken.
+	// Message describes a problem, for example an address that is in use.
 	Message string `json:"message,omitempty"`
 }
 
-// Timing of the balancer. Tests make it faster.
+// Timing of the balancer. Tests use shorter times.
 type Timing struct {
-	// FirstChecks is the time between checks of a backend that was never healthy: a new control plane
-	// is to be noticed at once.
+	// FirstChecks is the time between checks of a backend that was never healthy, so that a new control plane is found soon.
 	FirstChecks time.Duration
-	// Checks is the time between checks later on.
+	// Checks is the time between checks of a backend that was healthy before.
 	Checks time.Duration
-	// CheckTimeout ends a check.
+	// CheckTimeout bounds one check.
 	CheckTimeout time.Duration
-	// Park is for how long a connection waits for a healthy backend.
+	// Park is the longest time that a connection waits for a healthy backend.
 	Park time.Duration
-	// Dial ends an attempt to connect to a backend.
+	// Dial bounds one attempt to connect to a backend.
 	Dial time.Duration
-	// Hello is how long a client may take to begin its TLS handshake.
+	// Hello is the longest time until a client begins its TLS handshake.
 	Hello time.Duration
-	// Drain is how long the connections of a balancer go on that another one has followed.
+	// Drain is the longest time that a balancer keeps its connections after another one has taken over.
 	Drain time.Duration
-	// Unanswered ends a connection whose backend's kernel has not acknowledged what was sent for so long. The backend
-	// is on this host: a busy API server does not delay its kernel.
+	// Unanswered is the time after which the balancer ends a connection whose backend's kernel does not acknowledge data.
+	// The backend is on this host, and a busy API server does not delay its kernel.
 	Unanswered time.Duration
 }
 
-// DefaultTiming is what the balancer uses.
+// DefaultTiming is the timing in production.
 var DefaultTiming = Timing{
 	FirstChecks:  250 * time.Millisecond,
 	Checks:       time.Second,
@@ -86,12 +84,12 @@ var DefaultTiming = Timing{
 	Unanswered:   10 * time.Second,
 }
 
-// Peers that are gone without a word are noticed after a minute; a connection that is only silent, such as a watch,
-// stays as long as its client answers the kernel.
+// Keepalive probes detect a vanished peer after a minute. An idle connection, such as a watch, stays as long as the client's
+// kernel answers.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
 
 const userTimeout = time.Minute
 
-// failures in a row, other than a refused connection, make a backend unhealthy. An API server under
-// load may miss one check.
+// failures is the number of consecutive failed checks, other than refused connections, after which a backend is unhealthy.
+// An API server under load may miss one check.
 const failures = 2

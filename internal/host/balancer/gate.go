@@ -9,23 +9,23 @@ import (
 )
 
 const (
-	// maxConnections bounds the connections of a balancer, parked ones included.
+	// maxConnections limits the connections of a balancer, including those that wait for a backend.
 	maxConnections = 16384
 	// filesPerConnection: two sockets, and two pipes through which the kernel moves the bytes.
 	filesPerConnection = 6
-	// spareFiles are for everything else.
+	// spareFiles remain for everything else.
 	spareFiles = 64
 )
 
-// gate lets connections in. A source gets as many as there are free places left, so one source alone has half of
-// them at most, two a third each, and a new source always finds room. A source is an IPv4 address or an IPv6 /64,
-// the smallest network that a site gets: one machine has all its addresses.
+// gate admits connections. A source can have as many connections as there are free places, so one source alone gets at most
+// half of them, two get a third each, and there is always room for a new source. A source is an IPv4 address or an IPv6 /64,
+// the smallest network that a site gets, because one machine can use all of its addresses.
 type gate struct {
 	mu      sync.Mutex
 	most    int
 	open    int
 	sources map[netip.Prefix]int
-	// empty is closed, and made anew, when the last connection leaves.
+	// empty is closed and replaced when the last connection ends.
 	empty chan struct{}
 }
 
@@ -33,7 +33,7 @@ func newGate(most int) *gate {
 	return &gate{most: most, sources: map[netip.Prefix]int{}, empty: make(chan struct{})}
 }
 
-// connectionLimit is maxConnections, or what the process's limit of files allows.
+// connectionLimit is maxConnections, or less if the process may open fewer files.
 func connectionLimit() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > maxConnections*filesPerConnection+spareFiles {
@@ -42,7 +42,7 @@ func connectionLimit() int {
 	return max(int(limit.Cur)-spareFiles, 0) / filesPerConnection
 }
 
-// enter returns a function that gives the place back, or nil if the source has its share.
+// enter returns a function that releases the place, or nil if the source has reached its share.
 func (g *gate) enter(source netip.Prefix) (leave func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +74,7 @@ func (g *gate) load() (open, sources int, empty <-chan struct{}) {
 	return g.open, len(g.sources), g.empty
 }
 
-// sourceOf is whom a connection counts for.
+// sourceOf returns the source that a connection counts for.
 func sourceOf(remote net.Addr) netip.Prefix {
 	address, _ := netip.ParseAddrPort(remote.String())
 	ip, bits := address.Addr().Unmap().WithZone(""), 32

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// handoverSocket is where a balancer gives its listening sockets to its successor, in the balancer's folder.
+	// handoverSocket is the socket in the balancer's folder where a balancer passes its listening sockets to its successor.
 	handoverSocket = "handover.sock"
 	// handoverTime bounds each step of a handover.
 	handoverTime = 10 * time.Second
-	// maxListeners that one message can carry; the kernel's own limit is 253.
+	// maxListeners is the largest number of sockets in one message; the kernel's own limit is 253.
 	maxListeners = 64
 )
 
-// A handover, between two processes of which each may die at any step:
+// A handover takes place between two processes. Each of them can die at any step:
 //
 //  1. the successor connects, and gets the addresses and their listening sockets;
 //  2. it accepts connections and writes its status: from here on both serve;
@@ -42,7 +42,7 @@ func (b *Balancer) give(listener *net.UnixListener) {
 			close(b.succeeded)
 			return
 		}
-		b.log.Warn("the balancer that was to follow did not take over", "error", err)
+		b.log.Warn("The successor did not take over", "error", err)
 		b.report()
 	}
 }
@@ -81,10 +81,10 @@ func (b *Balancer) sendListeners(conn *net.UnixConn) error {
 	return err
 }
 
-// predecessor is the balancer that this one follows.
+// predecessor is the balancer that served before this one.
 type predecessor struct{ conn *net.UnixConn }
 
-// inherit takes the listening sockets of the balancer that has the lock.
+// inherit receives the listening sockets of the balancer that holds the lock.
 func (b *Balancer) inherit() (*predecessor, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(b.dir, handoverSocket), Net: "unix"})
 	if err != nil {
@@ -124,7 +124,7 @@ func (b *Balancer) receiveListeners(conn *net.UnixConn) error {
 		fds = append(fds, more...)
 	}
 	if len(fds) != len(addresses) {
-		return fmt.Errorf("%d sockets for %d addresses", len(fds), len(addresses))
+		return fmt.Errorf("the previous balancer sent %d sockets for %d addresses", len(fds), len(addresses))
 	}
 	var errs error
 	for i, fd := range fds {
@@ -138,11 +138,11 @@ func (b *Balancer) receiveListeners(conn *net.UnixConn) error {
 	return errs
 }
 
-// replace ends the predecessor's service, and waits for the lock that it gives up.
+// replace ends the predecessor's service and waits until it releases the lock.
 func (p *predecessor) replace(ctx context.Context, dir string) (unlock func(), err error) {
 	defer func() { _ = p.conn.Close() }()
 	if _, err := p.conn.Write([]byte{1}); err != nil {
-		return nil, fmt.Errorf("the balancer before does not hand over: %w", err)
+		return nil, fmt.Errorf("the previous balancer does not hand over its sockets: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, handoverTime)
 	defer cancel()
@@ -150,7 +150,7 @@ func (p *predecessor) replace(ctx context.Context, dir string) (unlock func(), e
 		if unlock, err = lock(dir); err == nil {
 			return unlock, nil
 		}
-		// Nothing tells when a lock is free, and a call that waits for it cannot be ended.
+		// The kernel sends no event when a lock becomes free, and a blocking lock call cannot be cancelled.
 		select {
 		case <-ctx.Done():
 			return nil, err

@@ -13,19 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watchHealth checks a backend until it is removed. There is no event for an API server's readiness,
-// hence the clock.
+// watchHealth checks a backend until it is removed. It polls, because an API server sends no event when it becomes ready.
 func (b *Balancer) watchHealth(backend *backend) {
 	client := &http.Client{
 		Timeout: b.timing.CheckTimeout,
 		Transport: &http.Transport{
-			// A backend that is not there yet answers nothing at all: ask again soon, rather than wait for
-			// the kernel to ask again, later and later.
+			// The address of a machine that does not exist yet gives no answer at all. A short timeout and a new attempt
+			// find it sooner than the kernel's retransmissions, whose pauses grow.
 			DialContext: (&net.Dialer{Timeout: 2 * b.timing.FirstChecks}).DialContext,
-			// Health is no secret and nothing is sent: the certificate matters to the clients, whose
-			// connections pass through untouched.
+			// The check sends no data and its answer is not secret, so it does not verify the certificate. Clients do,
+			// because their connections pass through unchanged.
 			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as said
-			DisableKeepAlives: true,                                  // a new connection tells whether new connections work
+			DisableKeepAlives: true,                                  // a new connection shows that new connections work
 		},
 	}
 	interval, failed := b.timing.FirstChecks, 0
@@ -38,7 +37,7 @@ func (b *Balancer) watchHealth(backend *backend) {
 		}
 		if err == nil || failed >= failures || errors.Is(err, unix.ECONNREFUSED) {
 			if b.pool.setHealth(backend, err == nil) {
-				b.log.Info("backend", "name", backend.Name, "address", backend.Address, "healthy", err == nil, "error", err)
+				b.log.Info("The health of a backend changed", "name", backend.Name, "address", backend.Address, "healthy", err == nil, "error", err)
 				b.report()
 			}
 		}
@@ -49,8 +48,8 @@ func (b *Balancer) watchHealth(backend *backend) {
 	}
 }
 
-// check asks an API server whether it is ready. One that wants to know who asks (anonymous access
-// can be turned off) answers with 401 or 403: it serves, and more cannot be known.
+// check asks an API server for its readiness. If anonymous access is off, the API server answers 401 or 403: it serves, and
+// the check cannot find out more.
 func check(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/readyz", nil)
 	if err != nil {

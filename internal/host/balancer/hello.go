@@ -13,17 +13,17 @@ import (
 const (
 	recordHeader    = 5
 	handshakeRecord = 22
-	// maxRecord is the longest that TLS allows.
+	// maxRecord is the longest record that TLS allows.
 	maxRecord = 1 << 14
 )
 
 var (
-	errSilent = errors.New("the client said nothing")
-	errNotTLS = errors.New("the client does not begin with a TLS handshake")
+	errSilent = errors.New("the client sent no TLS handshake")
+	errNotTLS = errors.New("the client sent data that is not a TLS handshake")
 )
 
-// readHello reads the first record of a TLS handshake, which a client sends at once. A connection that does not begin
-// with one within the time never costs an API server anything.
+// readHello reads the first record of a TLS handshake, which a client sends at once. Connections without a handshake do not
+// reach an API server.
 func readHello(client net.Conn, within time.Duration) ([]byte, error) {
 	if err := client.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return nil, err

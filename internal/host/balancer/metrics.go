@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// MetricsSocket answers GET /metrics in Prometheus' text format, in the balancer's folder.
+// MetricsSocket is the socket in the balancer's folder that answers GET /metrics in Prometheus' text format.
 const MetricsSocket = "metrics.sock"
 
 // Results of connections.
@@ -33,7 +33,7 @@ func newMetrics(g *gate, p *pool) *metrics {
 		registry: prometheus.NewRegistry(),
 		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "capstan_balancer_connections_total",
-			Help: "Connections by result: served, refused (the source had its share), no_hello (no TLS handshake in time), no_backend.",
+			Help: "Connections by result: served, refused (the source reached its share), no_hello (no TLS handshake in time), no_backend.",
 		}, []string{"result"}),
 	}
 	for _, result := range []string{served, refused, noHello, noBackend} {
@@ -44,9 +44,9 @@ func newMetrics(g *gate, p *pool) *metrics {
 	}
 	m.registry.MustRegister(m.connections,
 		gauge("capstan_balancer_connections", "Open connections.", func() float64 { open, _, _ := g.load(); return float64(open) }),
-		gauge("capstan_balancer_connections_limit", "Most connections that may be open.", func() float64 { return float64(g.most) }),
+		gauge("capstan_balancer_connections_limit", "Largest number of open connections.", func() float64 { return float64(g.most) }),
 		gauge("capstan_balancer_sources", "Addresses (IPv4) and networks (IPv6, /64) with open connections.", func() float64 { _, sources, _ := g.load(); return float64(sources) }),
-		gauge("capstan_balancer_healthy_backends", "API servers that answer.", func() float64 { return float64(len(p.healthy())) }),
+		gauge("capstan_balancer_healthy_backends", "Backends whose API server is ready.", func() float64 { return float64(len(p.healthy())) }),
 	)
 	return m
 }
@@ -59,7 +59,7 @@ func (m *metrics) serve(listener net.Listener) {
 	_ = server.Serve(listener)
 }
 
-// listenUnix listens on a socket for its owner alone, in place of one of a balancer before.
+// listenUnix listens on a socket that only its owner can open. It replaces the socket of a previous balancer.
 func listenUnix(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -68,7 +68,7 @@ func listenUnix(path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The path may be that of the next balancer when this listener is closed.
+	// When this listener is closed, the path may belong to the next balancer.
 	listener.SetUnlinkOnClose(false)
 	return listener, os.Chmod(path, 0o600)
 }

@@ -6,12 +6,12 @@ import (
 	"sync"
 )
 
-// pool knows the backends, which of them are healthy, and whose turn it is.
+// pool contains the backends and their health, and selects them in turn.
 type pool struct {
 	mu       sync.Mutex
 	backends []*backend
 	next     int
-	// changed is closed, and made anew, when a backend becomes healthy.
+	// changed is closed and replaced when a backend becomes healthy.
 	changed chan struct{}
 }
 
@@ -19,16 +19,15 @@ type pool struct {
 type backend struct {
 	Backend
 	healthy bool
-	// removed is done when the backend is no longer in the configuration: its machine is going, and
-	// its connections are ended so that clients connect anew, to another one.
+	// removed is done when the backend is no longer in the configuration. Its machine is being removed, so its connections
+	// are ended and clients connect to another backend.
 	removed context.Context
 	remove  context.CancelFunc
 }
 
 func newPool() *pool { return &pool{changed: make(chan struct{})} }
 
-// set makes the pool hold exactly these backends and returns the new ones. What stays keeps its
-// health and its connections.
+// set replaces the backends of the pool and returns the new ones. Backends that stay keep their health and connections.
 func (p *pool) set(want []Backend) (added []*backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +51,7 @@ func (p *pool) set(want []Backend) (added []*backend) {
 	return added
 }
 
-// setHealth notes a backend's health and says whether that is news.
+// setHealth records a backend's health and returns whether it changed.
 func (p *pool) setHealth(b *backend, healthy bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,8 +66,8 @@ func (p *pool) setHealth(b *backend, healthy bool) bool {
 	return true
 }
 
-// pick returns the next healthy backend in turn that is not among tried. Without one it returns nil
-// and a channel that is closed when it is worth asking again.
+// pick returns the next healthy backend in turn that is not in tried. If there is none, it returns nil and a channel that is
+// closed when another attempt is useful.
 func (p *pool) pick(tried []*backend) (*backend, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
