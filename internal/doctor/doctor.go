@@ -1,5 +1,5 @@
-// Package doctor looks at a box and says what keeps Capstan from working on it, and how to mend it.
-// Gathering facts and judging them are apart: checks are pure functions.
+// Package doctor finds the problems that prevent Capstan from working on a box, with their solutions.
+// Gather collects facts. Check evaluates them with pure functions.
 //
 // Layer: tool.
 package doctor
@@ -31,36 +31,36 @@ type Result struct {
 	Name  string `json:"name"`
 	Level Level  `json:"level"`
 	Found string `json:"found"`
-	// Mend says how to make it right; empty when there is nothing to do.
+	// Mend is the solution; empty when no action is needed.
 	Mend string `json:"mend,omitempty"`
 }
 
-// Fit tells whether nothing must be mended.
+// Fit reports whether no result has level Fail.
 func Fit(results []Result) bool {
 	return !slices.ContainsFunc(results, func(r Result) bool { return r.Level == Fail })
 }
 
-// Facts are what was found on a box.
+// Facts describe a box.
 type Facts struct {
-	// Root: this runs as root. Without it the probes below are empty.
+	// Root: this process runs as root. Otherwise Probes is empty.
 	Root bool
 	// Kernel release and Architecture, as Go names it.
 	Kernel, Architecture string
 	// Capabilities in effect, for example CAP_SYS_ADMIN.
 	Capabilities []string
-	// Probes of kernel features: name to what went wrong, empty when it works.
+	// Probes maps the name of a kernel feature to its error; empty when the feature works.
 	Probes map[string]string
-	// Seccomp filters can be used.
+	// Seccomp: the kernel supports seccomp filters.
 	Seccomp bool
-	// CgroupVersion is 1 (or hybrid), 2, or 0 when nothing is mounted.
+	// CgroupVersion is 1 (also for hybrid), 2, or 0 when no cgroups are mounted.
 	CgroupVersion int
-	// Controllers that cgroups can use.
+	// Controllers of cgroups that can be used.
 	Controllers []string
-	// Sysctls by name; absent when the kernel has none of the name.
+	// Sysctls maps names to values. It has no entry for a sysctl that the kernel does not have.
 	Sysctls map[string]int64
-	// OpenFiles is the hard limit of open files of a process.
+	// OpenFiles is the hard limit of open files per process.
 	OpenFiles int64
-	// Tools by name, with their path; empty when missing.
+	// Tools maps the name of a program to its path; empty when it is missing.
 	Tools map[string]string
 	// ForwardDrop names the firewall chains that drop forwarded packets by default.
 	ForwardDrop []string
@@ -68,22 +68,22 @@ type Facts struct {
 	MemoryTotal, MemoryAvailable, DiskFree int64
 	// DiskType is the file system of the root folder.
 	DiskType string
-	// FreePorts are how many of the plane's range are free, up to WantedPorts.
+	// FreePorts is the number of free ports in the range of the management plane, at most WantedPorts.
 	FreePorts int
-	// Running: the plane of this root runs, and has its ports already.
+	// Running: the management plane of this root folder runs, and already has its ports.
 	Running bool
-	// Host: the box is only to be a host of a management plane elsewhere, and needs no ports.
+	// Host: the box is only a host of a remote management plane, and needs no ports.
 	Host bool
-	// CertificatesExpiring are those of the management plane that should have been renewed, each with its end.
+	// CertificatesExpiring lists the certificates of the management plane that are due for renewal, with their expiry.
 	CertificatesExpiring []string
-	// RootProblem is why the root folder cannot be used.
+	// RootProblem is the reason why the root folder cannot be used.
 	RootProblem string
-	// Versions of Kubernetes in the assets, and what is missing from the assets folder.
+	// Versions of Kubernetes in the assets folder, and the files that it lacks.
 	Versions      []string
 	MissingAssets []string
 }
 
-// WantedPorts is how many ports on loopback a management plane takes.
+// WantedPorts is the number of ports on loopback that a management plane uses.
 const WantedPorts = 10
 
 const (
@@ -95,7 +95,7 @@ const (
 	comfortDisk   = 10 * gib
 )
 
-// Check judges the facts.
+// Check evaluates the facts.
 func Check(f Facts) []Result {
 	var results []Result
 	for _, check := range []func(Facts) []Result{
@@ -107,29 +107,30 @@ func Check(f Facts) []Result {
 	return results
 }
 
-// checkCertificates: the plane renews its leaves while it runs, and its authorities last ten years.
+// checkCertificates finds leaf certificates that the plane should have renewed. The plane renews them while it runs. Its
+// authorities are valid for ten years.
 func checkCertificates(f Facts) []Result {
 	switch {
 	case f.Host || !f.Root:
 		return nil
 	case len(f.CertificatesExpiring) == 0:
-		return []Result{ok("certificates", "none waits for its renewal")}
+		return []Result{ok("certificates", "none is due for renewal")}
 	case f.Running:
-		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read logs/plane.log below the root folder: it contains the reason"}}
+		return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "read the reason in logs/plane.log in the root folder"}}
 	}
-	return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "start the management plane, which renews them: capstan up"}}
+	return []Result{{"certificates", Warn, "not renewed: " + strings.Join(f.CertificatesExpiring, ", "), "start the management plane, which renews its certificates: capstan up"}}
 }
 
 func ok(name, found string) Result { return Result{Name: name, Level: OK, Found: found} }
 
 func checkRoot(f Facts) []Result {
 	if !f.Root {
-		return []Result{{"root", Fail, "not root; kernel features could not be tried", "run it again with sudo"}}
+		return []Result{{"root", Fail, "not root: kernel features cannot be tested", "run the command again with sudo"}}
 	}
 	return []Result{ok("root", "yes")}
 }
 
-// capabilities that machines need: they get all that root has.
+// capabilities are those that machines need. Machines get all capabilities of root.
 var capabilities = []string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_MKNOD", "CAP_SYS_CHROOT", "CAP_KILL"}
 
 func checkCapabilities(f Facts) []Result {
@@ -141,15 +142,15 @@ func checkCapabilities(f Facts) []Result {
 	if len(missing) > 0 {
 		results = append(results, Result{"capabilities", Fail, "root lacks " + strings.Join(missing, ", "), "run on the host itself, or in a container with all capabilities"})
 	} else {
-		results = append(results, ok("capabilities", "all that machines need"))
+		results = append(results, ok("capabilities", "root has all that machines need"))
 	}
 	if !slices.Contains(f.Capabilities, "CAP_SYS_RESOURCE") {
-		results = append(results, Result{"CAP_SYS_RESOURCE", Info, "root lacks it: pods keep the OOM score of their machine", "nothing to do; only the order in which the kernel kills under memory pressure differs"})
+		results = append(results, Result{"CAP_SYS_RESOURCE", Info, "root lacks it: pods keep the OOM score of their machine", "nothing to do: only the order in which the kernel kills processes under memory pressure changes"})
 	}
 	return results
 }
 
-// features of the kernel, and what they are for.
+// features of the kernel, with their purpose and their module.
 var features = []struct {
 	name, purpose, module string
 	optional              bool
@@ -173,9 +174,9 @@ func checkFeatures(f Facts) []Result {
 		case tried && problem == "":
 			results = append(results, ok(feature.name, "works"))
 		case feature.optional:
-			results = append(results, Result{feature.name, Info, "does not work, needed only for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
+			results = append(results, Result{feature.name, Info, "does not work; only needed for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
 		default:
-			results = append(results, Result{feature.name, Fail, "does not work, needed for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
+			results = append(results, Result{feature.name, Fail, "does not work; needed for " + feature.purpose + ": " + problem, mendModule(feature.module, f.Kernel)})
 		}
 	}
 	return results
@@ -183,14 +184,14 @@ func checkFeatures(f Facts) []Result {
 
 func mendModule(module, kernel string) string {
 	if module == "" {
-		return "use a kernel with namespaces of every kind"
+		return "use a kernel with all kinds of namespaces"
 	}
-	return fmt.Sprintf("modprobe %s; if kernel %s does not have it, use Debian's own", module, kernel)
+	return fmt.Sprintf("run `modprobe %s`; if kernel %s lacks the module, use a kernel of Debian", module, kernel)
 }
 
 func checkSeccomp(f Facts) []Result {
 	if !f.Seccomp {
-		return []Result{{"seccomp", Fail, "the kernel has no seccomp filters, which containers' default profile needs", "use a kernel with CONFIG_SECCOMP_FILTER"}}
+		return []Result{{"seccomp", Fail, "the kernel has no seccomp filters; the default profile of containers needs them", "use a kernel with CONFIG_SECCOMP_FILTER"}}
 	}
 	return []Result{ok("seccomp", "works")}
 }
@@ -198,33 +199,33 @@ func checkSeccomp(f Facts) []Result {
 func checkCgroups(f Facts) []Result {
 	switch f.CgroupVersion {
 	case 0:
-		return []Result{{"cgroups", Fail, "none are mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup, or boot with systemd"}}
+		return []Result{{"cgroups", Fail, "none are mounted", "run `mount -t cgroup2 cgroup2 /sys/fs/cgroup`, or boot with systemd"}}
 	case 1, 2:
 	}
 	wanted := []string{"cpu", "memory", "pids"}
 	if missing := without(wanted, f.Controllers); len(missing) > 0 {
-		return []Result{{"cgroups", Fail, fmt.Sprintf("version %d without the controllers %s", f.CgroupVersion, strings.Join(missing, ", ")),
-			"boot with cgroup_enable=memory, and without cgroup_disable"}}
+		return []Result{{"cgroups", Fail, fmt.Sprintf("version %d lacks the controllers %s", f.CgroupVersion, strings.Join(missing, ", ")),
+			"boot with the kernel parameter cgroup_enable=memory, and without cgroup_disable"}}
 	}
 	result := ok("cgroups", fmt.Sprintf("version %d with %s", f.CgroupVersion, strings.Join(f.Controllers, ", ")))
 	if f.CgroupVersion == 1 {
-		result.Level, result.Mend = Info, "nothing to do; Kubernetes prefers version 2 (systemd.unified_cgroup_hierarchy=1)"
+		result.Level, result.Mend = Info, "nothing to do; Kubernetes prefers version 2 (kernel parameter systemd.unified_cgroup_hierarchy=1)"
 	}
 	return []Result{result}
 }
 
-// limits that many machines on one box run into.
+// limits are sysctls that limit the number of machines on one box.
 var limits = []struct {
-	sysctl    string
-	least     int64
-	comfort   int64
-	namespace string
+	sysctl  string
+	least   int64
+	comfort int64
+	purpose string
 }{
 	{"fs.inotify.max_user_instances", 128, 1024, "kubelets and containerds watch files"},
 	{"fs.inotify.max_user_watches", 8192, 262144, "kubelets and containerds watch files"},
-	{"fs.file-max", 65536, 262144, "every connection is an open file"},
-	{"kernel.pid_max", 16384, 32768, "every process of every pod has an id here"},
-	{"kernel.keys.maxkeys", 100, 200, "every container takes a key"},
+	{"fs.file-max", 65536, 262144, "each connection is an open file"},
+	{"kernel.pid_max", 16384, 32768, "each process of each pod has an id on this box"},
+	{"kernel.keys.maxkeys", 100, 200, "each container uses a key"},
 }
 
 func checkLimits(f Facts) []Result {
@@ -234,17 +235,17 @@ func checkLimits(f Facts) []Result {
 		if !found {
 			continue
 		}
-		results = append(results, atLeast(l.sysctl, value, l.least, l.comfort, l.namespace, fmt.Sprintf("sysctl -w %s=%d, and the same in /etc/sysctl.d/90-capstan.conf", l.sysctl, l.comfort)))
+		results = append(results, atLeast(l.sysctl, value, l.least, l.comfort, l.purpose, fmt.Sprintf("run `sysctl -w %s=%d`, and write the setting to /etc/sysctl.d/90-capstan.conf", l.sysctl, l.comfort)))
 	}
-	return append(results, atLeast("open files", f.OpenFiles, 1024, 65536, "etcd, API servers and containerd keep many open", "raise LimitNOFILE of the service, or `ulimit -n 65536` before `capstan up`"))
+	return append(results, atLeast("open files", f.OpenFiles, 1024, 65536, "etcd, API servers and containerd keep many open", "raise LimitNOFILE of the service, or run `ulimit -n 65536` before `capstan up`"))
 }
 
 func atLeast(name string, value, least, comfort int64, purpose, mend string) Result {
 	switch {
 	case value < least:
-		return Result{name, Fail, fmt.Sprintf("%d, needed are %d: %s", value, least, purpose), mend}
+		return Result{name, Fail, fmt.Sprintf("%d; at least %d is needed: %s", value, least, purpose), mend}
 	case value < comfort:
-		return Result{name, Warn, fmt.Sprintf("%d is enough for a few machines; %d for many: %s", value, comfort, purpose), mend}
+		return Result{name, Warn, fmt.Sprintf("%d: enough for a few machines; many machines need %d: %s", value, comfort, purpose), mend}
 	}
 	return ok(name, strconv.FormatInt(value, 10))
 }
@@ -255,24 +256,24 @@ func checkSysctls(f Facts) []Result {
 	case !found:
 		results = append(results, Result{"net.ipv4.ip_forward", Fail, "cannot be read", "use a kernel with IPv4 forwarding"})
 	case forward == 0:
-		results = append(results, Result{"net.ipv4.ip_forward", Info, "off", "nothing to do: capstand turns it on when the first network is made"})
+		results = append(results, Result{"net.ipv4.ip_forward", Info, "off", "nothing to do: capstand turns it on when it creates the first network"})
 	default:
 		results = append(results, ok("net.ipv4.ip_forward", "on"))
 	}
-	bridgeNF := "off: bridged packets pass no firewall of the host"
+	bridgeNF := "off: bridged packets do not pass the firewall of the host"
 	if f.Sysctls["net.bridge.bridge-nf-call-iptables"] == 1 {
-		bridgeNF = "on: bridged packets pass the host's iptables as well"
+		bridgeNF = "on: bridged packets also pass the iptables rules of the host"
 	}
-	return append(results, Result{Name: "net.bridge.bridge-nf-call-iptables", Level: Info, Found: bridgeNF + "; both are fine"})
+	return append(results, Result{Name: "net.bridge.bridge-nf-call-iptables", Level: Info, Found: bridgeNF + "; Capstan works with both"})
 }
 
-// tools of Debian, and the packages that they are in.
+// tools are programs of Debian, with their packages and their purpose.
 var tools = []struct{ name, apt, purpose string }{
-	{"nft", "nftables", "the rules of networks"},
+	{"nft", "nftables", "capstand sets the firewall rules of networks with it"},
 	{"conntrack", "conntrack", "kube-proxy clears stale connections with it"},
 	{"mount", "mount", "the kubelet mounts volumes with it"},
-	{"mkfs.ext4", "e2fsprogs", "each machine has a disk of its own"},
-	{"useradd", "passwd", "the management plane runs as a user of its own"},
+	{"mkfs.ext4", "e2fsprogs", "capstand formats the disks of machines with it"},
+	{"useradd", "passwd", "the management plane runs as its own user, which this program creates"},
 }
 
 func checkTools(f Facts) []Result {
@@ -282,7 +283,7 @@ func checkTools(f Facts) []Result {
 			results = append(results, ok("tool "+t.name, path))
 			continue
 		}
-		results = append(results, Result{"tool " + t.name, Fail, "not found: " + t.purpose, "apt-get install " + t.apt})
+		results = append(results, Result{"tool " + t.name, Fail, "not found: " + t.purpose, "run `apt-get install " + t.apt + "`"})
 	}
 	return results
 }
@@ -291,25 +292,25 @@ func checkForward(f Facts) []Result {
 	if len(f.ForwardDrop) == 0 {
 		return []Result{ok("forwarding", "no firewall drops forwarded packets by default")}
 	}
-	return []Result{{"forwarding", Warn, "dropped by default by " + strings.Join(f.ForwardDrop, ", ") + ": machines may not reach the outside",
-		"allow the clusters' networks there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and `-d 10.200.0.0/13` (Docker's rules leave DOCKER-USER for it)"}}
+	return []Result{{"forwarding", Warn, strings.Join(f.ForwardDrop, ", ") + " drops forwarded packets by default: machines may not reach other networks",
+		"allow the networks of the clusters there, for example `iptables -I FORWARD -s 10.200.0.0/13 -j ACCEPT` and the same with `-d` (with Docker, use its chain DOCKER-USER)"}}
 }
 
 func checkMemory(f Facts) []Result {
 	found := fmt.Sprintf("%s of %s available", size(f.MemoryAvailable), size(f.MemoryTotal))
-	mend := fmt.Sprintf("end what is not needed; a management plane and a small cluster take about %s", size(leastMemory))
+	mend := fmt.Sprintf("stop other programs; a management plane and a small cluster need about %s", size(leastMemory))
 	return sized("memory", f.MemoryAvailable, leastMemory, comfortMemory, found, mend)
 }
 
 func checkDisk(f Facts) []Result {
 	if f.RootProblem != "" {
-		return []Result{{"root folder", Fail, f.RootProblem, "choose another one with --root"}}
+		return []Result{{"root folder", Fail, f.RootProblem, "choose another folder with --root"}}
 	}
 	found := fmt.Sprintf("%s free (%s)", size(f.DiskFree), f.DiskType)
-	results := sized("disk", f.DiskFree, leastDisk, comfortDisk, found, "make room, or choose another file system with --root")
+	results := sized("disk", f.DiskFree, leastDisk, comfortDisk, found, "delete files, or choose a folder on another file system with --root")
 	if f.DiskType == "overlay" || f.DiskType == "tmpfs" {
-		results = append(results, Result{"file system", Warn, "the root folder lies on " + f.DiskType + ": container images may not unpack on an overlay, and nothing on a tmpfs survives a reboot",
-			"choose a real disk with --root"})
+		results = append(results, Result{"file system", Warn, "the root folder is on " + f.DiskType + ": container images may not unpack on an overlay, and a tmpfs loses its content in a reboot",
+			"choose a folder on a real disk with --root"})
 	}
 	return results
 }
@@ -329,17 +330,17 @@ func checkPorts(f Facts) []Result {
 	case f.Host:
 		return nil
 	case f.Running:
-		return []Result{ok("ports", "taken by the management plane that runs")}
+		return []Result{ok("ports", "in use by the management plane of this box, which runs")}
 	case f.FreePorts < WantedPorts:
-		return []Result{{"ports", Fail, fmt.Sprintf("%d free on 127.0.0.1 between 20000 and 29999, needed are %d", f.FreePorts, WantedPorts), "end what listens there: ss -ltnp"}}
+		return []Result{{"ports", Fail, fmt.Sprintf("%d free on 127.0.0.1 between 20000 and 29999; %d are needed", f.FreePorts, WantedPorts), "stop programs that listen there: `ss -ltnp` lists them"}}
 	}
-	return []Result{ok("ports", fmt.Sprintf("%d and more free on 127.0.0.1", f.FreePorts))}
+	return []Result{ok("ports", fmt.Sprintf("at least %d free on 127.0.0.1", f.FreePorts))}
 }
 
 func checkAssets(f Facts) []Result {
-	purpose, mend := "", "make build, or point --assets at the folder that it filled"
+	purpose, mend := "", "run `make build`, or set --assets to the folder with the programs"
 	if f.Host {
-		purpose, mend = ", of a host only: the management plane is elsewhere", "unpack the release's capstan-host archive again, or point --assets at the folder where it is"
+		purpose, mend = ", of a host only (the management plane is remote)", "unpack the capstan-host archive of the release again, or set --assets to its folder"
 	}
 	if len(f.MissingAssets) > 0 {
 		return []Result{{"binaries", Fail, "missing: " + strings.Join(f.MissingAssets, ", ") + purpose, mend}}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// fit is a box on which nothing is wrong.
+// fit is a box without problems.
 func fit() Facts {
 	f := Facts{
 		Root: true, Kernel: "6.1.0", Architecture: "amd64", Capabilities: append([]string{"CAP_SYS_RESOURCE"}, capabilities...),
@@ -28,14 +28,14 @@ func fit() Facts {
 	return f
 }
 
-func TestFitBoxHasNothingToMend(t *testing.T) {
+func TestFitBox(t *testing.T) {
 	for _, r := range Check(fit()) {
 		if r.Level == Warn || r.Level == Fail || r.Mend != "" {
-			t.Errorf("%+v on a box that is fit", r)
+			t.Errorf("%+v on a box without problems", r)
 		}
 	}
 	if !Fit(Check(fit())) {
-		t.Error("a fit box is not fit")
+		t.Error("a box without problems is not fit")
 	}
 }
 
@@ -47,8 +47,8 @@ func TestCheck(t *testing.T) {
 		found  string
 		mend   string
 	}{
-		"a plane renews not":   {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
-		"no plane renews":      {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
+		"running plane":        {func(f *Facts) { f.Running, f.CertificatesExpiring = true, []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "plane.log"},
+		"stopped plane":        {func(f *Facts) { f.CertificatesExpiring = []string{"a.crt expires"} }, "certificates", Warn, "a.crt expires", "capstan up"},
 		"not root":             {func(f *Facts) { f.Root = false }, "root", Fail, "not root", "sudo"},
 		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
 		"no CAP_SYS_RESOURCE":  {func(f *Facts) { f.Capabilities = capabilities }, "CAP_SYS_RESOURCE", Info, "OOM", "nothing to do"},
@@ -61,16 +61,16 @@ func TestCheck(t *testing.T) {
 		"no cgroups":           {func(f *Facts) { f.CgroupVersion = 0 }, "cgroups", Fail, "none", "cgroup2"},
 		"cgroup v1":            {func(f *Facts) { f.CgroupVersion = 1 }, "cgroups", Info, "version 1", "nothing to do"},
 		"memory controller":    {func(f *Facts) { f.Controllers = []string{"cpu", "pids"} }, "cgroups", Fail, "memory", "cgroup_enable=memory"},
-		"inotify too low":      {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 64 }, "fs.inotify.max_user_instances", Fail, "needed are 128", "sysctl -w fs.inotify.max_user_instances=1024"},
-		"inotify low":          {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 128 }, "fs.inotify.max_user_instances", Warn, "1024 for many", "/etc/sysctl.d"},
-		"open files":           {func(f *Facts) { f.OpenFiles = 1000 }, "open files", Fail, "needed are 1024", "ulimit"},
+		"inotify too low":      {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 64 }, "fs.inotify.max_user_instances", Fail, "at least 128", "sysctl -w fs.inotify.max_user_instances=1024"},
+		"inotify low":          {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 128 }, "fs.inotify.max_user_instances", Warn, "machines need 1024", "/etc/sysctl.d"},
+		"open files":           {func(f *Facts) { f.OpenFiles = 1000 }, "open files", Fail, "at least 1024", "ulimit"},
 		"forwarding off":       {func(f *Facts) { f.Sysctls["net.ipv4.ip_forward"] = 0 }, "net.ipv4.ip_forward", Info, "off", "capstand turns it on"},
 		"forwarding unknown":   {func(f *Facts) { delete(f.Sysctls, "net.ipv4.ip_forward") }, "net.ipv4.ip_forward", Fail, "cannot be read", "kernel"},
 		"bridged firewall":     {func(f *Facts) { f.Sysctls["net.bridge.bridge-nf-call-iptables"] = 1 }, "net.bridge.bridge-nf-call-iptables", Info, "on:", ""},
 		"tool":                 {func(f *Facts) { f.Tools["conntrack"] = "" }, "tool conntrack", Fail, "not found", "apt-get install conntrack"},
 		"forward policy":       {func(f *Facts) { f.ForwardDrop = []string{"nftables chain filter FORWARD"} }, "forwarding", Warn, "filter FORWARD", "iptables -I FORWARD -s 10.200.0.0/13 "},
-		"memory":               {func(f *Facts) { f.MemoryAvailable = gib }, "memory", Fail, "1.0 GiB of 16.0 GiB", "end what is not needed"},
-		"little memory":        {func(f *Facts) { f.MemoryAvailable = 3 * gib }, "memory", Warn, "small cluster", "end what is not needed"},
+		"memory":               {func(f *Facts) { f.MemoryAvailable = gib }, "memory", Fail, "1.0 GiB of 16.0 GiB", "stop other programs"},
+		"little memory":        {func(f *Facts) { f.MemoryAvailable = 3 * gib }, "memory", Warn, "small cluster", "stop other programs"},
 		"disk":                 {func(f *Facts) { f.DiskFree = gib }, "disk", Fail, "1.0 GiB free (ext4)", "--root"},
 		"root folder":          {func(f *Facts) { f.RootProblem = "/x is mounted read-only" }, "root folder", Fail, "read-only", "--root"},
 		"tmpfs":                {func(f *Facts) { f.DiskType = "tmpfs" }, "file system", Warn, "tmpfs", "real disk"},
@@ -78,7 +78,7 @@ func TestCheck(t *testing.T) {
 		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
 		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "make build"},
 		"a host's binaries":    {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "capstan-host archive"},
-		"a host is told":       {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
+		"a host is named":      {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
 		"versions are printed": {func(*Facts) {}, "binaries", OK, "v1.36.3 for amd64", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 					t.Errorf("found %+v, wanted level %s, %q found, %q to mend", r, test.level, test.found, test.mend)
 				}
 				if (r.Level == Fail || r.Level == Warn) && r.Mend == "" {
-					t.Errorf("%s says nothing about how to mend it", r.Name)
+					t.Errorf("%s has no solution", r.Name)
 				}
 				if Fit(Check(facts)) == (test.level == Fail) {
 					t.Errorf("Fit does not follow level %s", test.level)
@@ -138,7 +138,7 @@ func TestCgroups(t *testing.T) {
 	}
 }
 
-// What is gathered here must be judged without surprises on any box.
+// TestGatherThisBox checks that Gather works on any box.
 func TestGatherThisBox(t *testing.T) {
 	facts := Gather(filepath.Join(t.TempDir(), "not", "there", "yet"))
 	if facts.MemoryTotal < gib/4 || facts.MemoryAvailable > facts.MemoryTotal || facts.DiskFree == 0 || facts.DiskType == "" || facts.Kernel == "" || facts.OpenFiles == 0 {

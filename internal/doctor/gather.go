@@ -20,8 +20,8 @@ import (
 	"capstan.dev/capstan/internal/thread"
 )
 
-// Gather looks at the box. root is the folder of the installation, which need not exist. What concerns
-// the installation itself (ports, assets, running) is the caller's to fill in.
+// Gather collects the facts of this box. root is the folder of the installation. It does not have to exist. The caller
+// adds the facts of the installation: its ports, its assets, and whether it runs.
 func Gather(root string) Facts {
 	f := Facts{
 		Root: os.Geteuid() == 0, Architecture: runtime.GOARCH, Kernel: kernel(), Capabilities: effective(),
@@ -80,7 +80,7 @@ func sysctls() map[string]int64 {
 		text := strings.TrimSpace(string(data))
 		value, err := strconv.ParseInt(text, 10, 64)
 		if errors.Is(err, strconv.ErrRange) {
-			value, err = 1<<62, nil // no limit at all
+			value, err = 1<<62, nil // unlimited
 		}
 		if err == nil {
 			values[name] = value
@@ -97,8 +97,7 @@ func openFiles() int64 {
 	return int64(min(limit.Max, 1<<62))
 }
 
-// cgroups finds the version and the controllers. A hybrid box counts as version 1: the controllers
-// are there.
+// cgroups returns the version and the controllers. A hybrid box counts as version 1, because version 1 has the controllers.
 func cgroups(mount, controllers string) (int, []string) {
 	if data, err := os.ReadFile(filepath.Join(mount, "cgroup.controllers")); err == nil {
 		return 2, strings.Fields(string(data))
@@ -145,7 +144,7 @@ func memory() (total, available int64) {
 	return total, available
 }
 
-// disk looks at the nearest folder that exists.
+// disk describes the file system of root, or of its nearest ancestor that exists.
 func disk(root string) (free int64, kind, problem string) {
 	for dir := root; ; dir = filepath.Dir(dir) {
 		var s unix.Statfs_t
@@ -179,7 +178,7 @@ func fsName(magic int64) string {
 	return fmt.Sprintf("type %#x", magic)
 }
 
-// forwardDrop names what drops forwarded packets by default.
+// forwardDrop returns the names of the firewall chains that drop forwarded packets by default.
 func forwardDrop() []string {
 	var names []string
 	if c, err := nftables.New(); err == nil {
@@ -198,8 +197,8 @@ func forwardDrop() []string {
 	return names
 }
 
-// probe tries kernel features in namespaces that are thrown away: the only way to know, and modules
-// are loaded as they would be later.
+// probe tests kernel features in temporary namespaces. Only a test gives a reliable answer, and it loads modules as the
+// creation of a machine does.
 func probe() (found map[string]string) {
 	thread.Throwaway(func() { found = probeHere() })
 	return found
@@ -208,7 +207,7 @@ func probe() (found map[string]string) {
 func probeHere() map[string]string {
 	flags := unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 	if err := unix.Unshare(flags); err != nil {
-		problem := "cannot make namespaces: " + err.Error()
+		problem := "cannot create namespaces: " + err.Error()
 		return map[string]string{"namespaces": problem, "overlay": problem, "veth": problem, "bridge": problem, "nftables": problem, "vxlan": problem}
 	}
 	found := map[string]string{"namespaces": ""}
@@ -226,7 +225,7 @@ func probeHere() map[string]string {
 	return found
 }
 
-// probeOverlay mounts an overlay on a tmpfs of its own, in this thread's mount namespace.
+// probeOverlay mounts an overlay on its own tmpfs, in the mount namespace of this thread.
 func probeOverlay() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -242,7 +241,7 @@ func probeOverlay() error {
 	return unix.Mount("overlay", "/tmp/merged", "overlay", 0, "lowerdir=/tmp/lower,upperdir=/tmp/upper,workdir=/tmp/work")
 }
 
-// probeNFTables makes a chain of the kind that Services need: NAT and connection tracking.
+// probeNFTables creates a chain as Services need it: with NAT and connection tracking.
 func probeNFTables() error {
 	c, err := nftables.New()
 	if err != nil {
