@@ -11,21 +11,21 @@ import (
 	"capstan.dev/capstan/internal/polarity"
 )
 
-// view is a Cluster and everything that belongs to it, of whichever providers.
+// view is a Cluster and all of its objects, of all providers.
 type view struct {
 	cluster *unstructured.Unstructured
 	objects []*unstructured.Unstructured
 }
 
-// assessment says how far a cluster is.
+// assessment is the progress of a cluster.
 type assessment struct {
 	steps []step
-	// blockers say what is in the way, the cause before its consequences.
+	// blockers describe the problems of the cluster, a cause before its consequences.
 	blockers []string
 	done     bool
 }
 
-// assess judges a cluster from what its objects say.
+// assess derives the progress of a cluster from the status of its objects.
 func assess(v view) assessment {
 	if v.cluster == nil {
 		return assessment{steps: []step{{name: "cluster"}}}
@@ -50,7 +50,7 @@ func assess(v view) assessment {
 	return a
 }
 
-// replicas of a part of a cluster.
+// replicas are the numbers of machines of a part of a cluster. desired is -1 before it is known.
 type replicas struct{ desired, ready, available int64 }
 
 func replicasOf(cluster map[string]any, part string) replicas {
@@ -65,7 +65,7 @@ func replicasOf(cluster map[string]any, part string) replicas {
 	return r
 }
 
-// complete: everything that is wanted is there. Nothing is, before it is known what is wanted.
+// complete reports whether all desired machines are ready. It is false before their number is known.
 func (r replicas) complete() bool { return r.desired >= 0 && r.ready >= r.desired }
 
 func (r replicas) String() string {
@@ -84,7 +84,7 @@ func endpoint(cluster map[string]any) string {
 	return fmt.Sprintf("%s:%d", host, port)
 }
 
-// condition is one of an object, in the form that all providers of the v1beta2 contract have.
+// condition is a condition in the form of the v1beta2 contract, which all providers use.
 type condition struct{ kind, status, reason, message string }
 
 func conditionsOf(o *unstructured.Unstructured) []condition {
@@ -113,8 +113,8 @@ func conditionStatus(o *unstructured.Unstructured, kind string) string {
 // summaries lists the conditions that summarize others.
 var summaries = []string{"Ready", "Available"}
 
-// blockers names, per object, the first condition that is not as it should be. Objects that are
-// nearer to the machine come first: what is wrong there is the cause of the rest.
+// blockers describes the first blocking condition of each object. Objects that are closer to the machine come first,
+// because their problems cause those of the others.
 func blockers(v view) []string {
 	objects := append([]*unstructured.Unstructured{v.cluster}, v.objects...)
 	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
@@ -125,7 +125,7 @@ func blockers(v view) []string {
 	for _, o := range objects {
 		c, found := blocking(conditionsOf(o))
 		if !found || seen[c.message] {
-			continue // the same message, told by an object that only repeats it
+			continue // The object only repeats the message of another one.
 		}
 		if c.message != "" {
 			seen[c.message] = true
@@ -167,7 +167,7 @@ func blocking(all []condition) (condition, bool) {
 	return condition{}, false
 }
 
-// distance of a kind from the machine itself.
+// distance of an object's kind from the machine: lower is closer.
 func distance(o *unstructured.Unstructured) int {
 	group, _, _ := strings.Cut(o.GetAPIVersion(), "/")
 	switch kind := o.GetKind(); {

@@ -65,11 +65,11 @@ func TestPrintBackups(t *testing.T) {
 	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	schedule := &embedded.BackupSchedule{BackupTarget: embedded.BackupTarget{To: "/mnt"}, Every: metav1.Duration{Duration: 6 * time.Hour}}
 	for want, status := range map[string]embedded.Status{
-		"Backups:  none; see `capstan up --backup-to`\n": {},
+		"Backups:  none; configure them with `capstan up --backup-to`\n": {},
 		"Backups:      every 6h to /mnt\nLast backup:  2026-03-01T03:00:00Z /mnt/a\n": {
 			Backup: schedule, BackupStatus: embedded.BackupStatus{Last: &embedded.Backup{Time: at, Location: "/mnt/a"}},
 		},
-		"Backups:       every 6h to /mnt\nLast backup:   none\nBackup error:  no folder (2026-03-01T03:00:00Z; again at 2026-03-01T03:01:00Z)\n": {
+		"Backups:       every 6h to /mnt\nLast backup:   none\nBackup error:  no folder (2026-03-01T03:00:00Z; next attempt at 2026-03-01T03:01:00Z)\n": {
 			Backup: schedule, BackupStatus: embedded.BackupStatus{Error: "no folder", Tried: at, Next: at.Add(time.Minute)},
 		},
 	} {

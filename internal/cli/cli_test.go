@@ -71,7 +71,7 @@ func TestPlaneSteps(t *testing.T) {
 	steps := planeSteps(embedded.Status{Installed: true, Components: []embedded.ProcessStatus{
 		{Name: "etcd", State: embedded.ProcessReady}, {Name: "kube-apiserver", State: embedded.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: embedded.ProcessStarting},
 	}})
-	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"kinds, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
+	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"CRDs, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
 	if diff := cmp.Diff(want, steps, cmp.AllowUnexported(step{})); diff != "" {
 		t.Error(diff)
 	}

@@ -27,7 +27,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	var timeout time.Duration
 	var wait bool
 	cluster := &cobra.Command{
-		Use: "cluster NAME", Short: "Delete a cluster and wait until all of it is gone", Args: oneArg("the name of the cluster"),
+		Use: "cluster NAME", Short: "Delete a cluster and wait until all of its objects are gone", Args: oneArg("the name of the cluster"),
 		RunE: func(c *cobra.Command, args []string) error {
 			key.Name = args[0]
 			ctx, cancel := withTimeout(c.Context(), timeout)
@@ -40,8 +40,8 @@ func (a *app) deleteCommand() *cobra.Command {
 		},
 	}
 	cluster.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
-	cluster.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait; 0 for ever")
-	cluster.Flags().BoolVar(&wait, "wait", true, "wait until all of it is gone")
+	cluster.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
+	cluster.Flags().BoolVar(&wait, "wait", true, "wait until all objects of the cluster are gone")
 	return group("delete", "Delete a cluster", cluster)
 }
 
@@ -69,12 +69,12 @@ func (a *app) deleteCluster(ctx context.Context, m *management, key client.Objec
 		for _, blocker := range blockers(last) {
 			fmt.Fprintln(a.errOut, "  waiting for", blocker)
 		}
-		return coded{fmt.Errorf("cluster %s is not gone: %w", key.Name, err), exitTimeout}
+		return coded{fmt.Errorf("cluster %s is not deleted yet: %w", key.Name, err), exitTimeout}
 	}
 	return err
 }
 
-// deletionSteps are the steps in which Cluster API takes a cluster apart.
+// deletionSteps returns the steps of the deletion of a cluster by Cluster API.
 func deletionSteps(v view) []step {
 	count := map[string]int{}
 	for _, o := range v.objects {
@@ -88,7 +88,7 @@ func deletionSteps(v view) []step {
 }
 
 func (a *app) getCommand() *cobra.Command {
-	return group("get", "Show clusters, or a kubeconfig", a.getClustersCommand(), a.getKubeconfigCommand())
+	return group("get", "List clusters, or print a kubeconfig", a.getClustersCommand(), a.getKubeconfigCommand())
 }
 
 func (a *app) getClustersCommand() *cobra.Command {
@@ -114,7 +114,7 @@ func (a *app) getClustersCommand() *cobra.Command {
 	return c
 }
 
-// summary of a cluster, for scripts.
+// summary is a cluster in the output of `capstan get clusters`, also for scripts.
 type summary struct {
 	Name              string `json:"name"`
 	Namespace         string `json:"namespace"`
@@ -189,11 +189,11 @@ func (a *app) getKubeconfigCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
-	c.Flags().BoolVar(&managementPlane, "management", false, "that of the management plane")
+	c.Flags().BoolVar(&managementPlane, "management", false, "print the kubeconfig of the management plane")
 	return c
 }
 
-// kubeconfig of a cluster, from the Secret that the control plane provider keeps.
+// kubeconfig returns the kubeconfig of a cluster, from the Secret of its control plane provider.
 func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]byte, error) {
 	s := &corev1.Secret{}
 	err := m.client.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: secret.Name(key.Name, secret.Kubeconfig)}, s)
@@ -201,7 +201,7 @@ func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]by
 		if _, err := m.getCluster(ctx, key); err != nil {
 			return nil, err
 		}
-		return nil, coded{fmt.Errorf("cluster %s has no kubeconfig yet: wait until its control plane answers", key.Name), exitNotFound}
+		return nil, coded{fmt.Errorf("cluster %s has no kubeconfig yet: wait until its control plane is initialized", key.Name), exitNotFound}
 	}
 	if err != nil {
 		return nil, err

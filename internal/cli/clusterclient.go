@@ -29,13 +29,13 @@ import (
 	"capstan.dev/capstan/internal/embedded"
 )
 
-// management is the API that clusters are made with.
+// management is a client of a management cluster.
 type management struct {
 	config *rest.Config
 	client client.WithWatch
 }
 
-// management connects with the kubeconfig that was given, or with the one of the embedded plane.
+// management connects to the management cluster of --kubeconfig, or to the plane of this box.
 func (a *app) management() (*management, error) {
 	path := a.kubeconfig
 	if path == "" {
@@ -57,23 +57,23 @@ func (a *app) management() (*management, error) {
 	}
 	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 	if err != nil {
-		return nil, fmt.Errorf("wanted a management API at %s: %w; see `capstan status`", config.Host, err)
+		return nil, fmt.Errorf("wanted a management API at %s: %w; run `capstan status`", config.Host, err)
 	}
 	return &management{config: config, client: c}, nil
 }
 
-// getCluster finds a Cluster.
+// getCluster returns a Cluster, or an error with exitNotFound.
 func (m *management) getCluster(ctx context.Context, key client.ObjectKey) (*clusterv1.Cluster, error) {
 	cluster := &clusterv1.Cluster{}
 	err := m.client.Get(ctx, key, cluster)
 	if apierrors.IsNotFound(err) {
-		return nil, coded{fmt.Errorf("there is no cluster %s in namespace %s; `capstan get clusters` lists what there is", key.Name, key.Namespace), exitNotFound}
+		return nil, coded{fmt.Errorf("there is no cluster %s in namespace %s; `capstan get clusters` lists all clusters", key.Name, key.Namespace), exitNotFound}
 	}
 	return cluster, err
 }
 
-// clusterKinds are the kinds of all providers that make up clusters: those with the category
-// cluster-api, but for templates and classes, which have no state.
+// clusterKinds returns the kinds that are parts of clusters, of all providers: those with the category cluster-api,
+// except for templates and classes, which have no status.
 func (m *management) clusterKinds() ([]schema.GroupVersionResource, error) {
 	d, err := discovery.NewDiscoveryClientForConfig(m.config)
 	if err != nil {
@@ -102,8 +102,8 @@ func stateless(resource string) bool {
 	return strings.HasSuffix(resource, "templates") || resource == "clusterclasses" || resource == "machinedrainrules" || resource == "clusters"
 }
 
-// follow calls back with the cluster and its objects, at once and after each change, until the
-// callback returns true. tick is an additional reason to call back; it may be nil.
+// follow calls next with the cluster and its objects, at once and after each change, until next returns true. A value in
+// tick causes an additional call. tick may be nil.
 func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-chan struct{}, next func(view) (bool, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -119,7 +119,7 @@ func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-ch
 	notify := func() {
 		select {
 		case changed <- struct{}{}:
-		default: // one is waiting already, and will see this change too
+		default: // A call is pending already. It includes this change.
 		}
 	}
 	clusters := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, key.Namespace, func(o *metav1.ListOptions) {

@@ -28,7 +28,7 @@ import (
 	"capstan.dev/capstan/templates"
 )
 
-// clusterOptions are what a cluster is made from.
+// clusterOptions are the parameters of a new cluster.
 type clusterOptions struct {
 	name, namespace   string
 	kubernetesVersion string
@@ -46,12 +46,11 @@ func (a *app) createClusterCommand() *cobra.Command {
 	var dryRun, wait bool
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "cluster NAME", Short: "Create a cluster and wait until it can be used", Args: oneArg("the name of the cluster"),
-		Long: `Create a cluster from a template and wait until it can be used.
+		Use: "cluster NAME", Short: "Create a cluster and wait until it is available", Args: oneArg("the name of the cluster"),
+		Long: `Create a cluster from a template and wait until it is available.
 
-Variables of the template that are not set by flags come from the environment. When the cluster is
-not complete within --timeout, what is in the way is printed and the exit code is 3; the cluster
-stays, and the work goes on.`,
+Variables of the template without a flag come from the environment. If the cluster is not complete within --timeout,
+the command prints the problems and exits with code 3. The cluster stays, and its creation continues.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o.name = args[0]
 			ctx, cancel := withTimeout(c.Context(), timeout)
@@ -90,13 +89,13 @@ stays, and the work goes on.`,
 	f := c.Flags()
 	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the cluster's objects; made when it is missing")
 	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest of this box)")
-	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "control plane machines; an odd number")
-	f.IntVar(&o.workers, "workers", 1, "worker machines")
-	f.StringVar(&o.flavor, "flavor", "", "template cluster-template-FLAVOR.yaml instead of cluster-template.yaml")
-	f.StringVar(&o.from, "from", "", "template file, - for standard input")
-	f.BoolVar(&dryRun, "dry-run", false, "print the objects, and make nothing")
-	f.BoolVar(&wait, "wait", true, "wait until the cluster can be used")
-	f.DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait; 0 for ever")
+	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "number of control plane machines; must be odd")
+	f.IntVar(&o.workers, "workers", 1, "number of worker machines")
+	f.StringVar(&o.flavor, "flavor", "", "use the template cluster-template-FLAVOR.yaml instead of cluster-template.yaml")
+	f.StringVar(&o.from, "from", "", "template file; - for standard input")
+	f.BoolVar(&dryRun, "dry-run", false, "print the objects without creating them")
+	f.BoolVar(&wait, "wait", true, "wait until the cluster is available")
+	f.DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("flavor", "from")
 	return c
 }
@@ -105,7 +104,7 @@ func (o clusterOptions) key() client.ObjectKey {
 	return client.ObjectKey{Namespace: o.namespace, Name: o.name}
 }
 
-// namespaceFlag is what other commands need to find the cluster.
+// namespaceFlag returns the flag that other commands need to find the cluster; "" for the default namespace.
 func (o clusterOptions) namespaceFlag() string {
 	if o.namespace == metav1.NamespaceDefault {
 		return ""
@@ -113,7 +112,7 @@ func (o clusterOptions) namespaceFlag() string {
 	return " -n " + o.namespace
 }
 
-// render makes the objects of a cluster. It completes the options.
+// render returns the objects of a cluster. It sets defaults in the options.
 func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	assets, err := a.assetsDir()
 	if err != nil {
@@ -123,7 +122,7 @@ func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another management plane has hosts, and versions, of its own.
+	// The hosts of another management plane can have other Kubernetes versions.
 	if err := o.complete(versions, a.kubeconfig == ""); err != nil {
 		return nil, err
 	}
@@ -134,7 +133,7 @@ func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	return o.process(template, os.LookupEnv)
 }
 
-// complete checks the options and fills in what was not given.
+// complete checks the options and sets defaults.
 func (o *clusterOptions) complete(versions []string, ownHosts bool) error {
 	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
 		return coded{fmt.Errorf("wanted a cluster name of lower case letters, digits and dashes, found %q: %s", o.name, problems[0]), exitUsage}
@@ -169,10 +168,10 @@ func (o *clusterOptions) checkVersion(versions []string, ownHosts bool) error {
 			return nil
 		}
 	}
-	return coded{fmt.Errorf("wanted Kubernetes %s, found %s on this box: choose one of them, or build the other one", o.kubernetesVersion, strings.Join(versions, ", ")), exitUsage}
+	return coded{fmt.Errorf("wanted Kubernetes %s, found %s on this box: choose one of these, or build the other one", o.kubernetesVersion, strings.Join(versions, ", ")), exitUsage}
 }
 
-// template reads the template.
+// template returns the content of the template.
 func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error) {
 	switch o.from {
 	case "":
@@ -189,7 +188,7 @@ func (o *clusterOptions) template(shipped fs.FS, stdin io.Reader) ([]byte, error
 	return os.ReadFile(o.from)
 }
 
-// process fills in a template as `clusterctl generate cluster` does.
+// process replaces the variables of a template as `clusterctl generate cluster` does.
 func (o *clusterOptions) process(template []byte, environment func(string) (string, bool)) ([]*unstructured.Unstructured, error) {
 	values := map[string]string{
 		"CLUSTER_NAME": o.name, "NAMESPACE": o.namespace, "KUBERNETES_VERSION": o.kubernetesVersion,
@@ -205,16 +204,17 @@ func (o *clusterOptions) process(template []byte, environment func(string) (stri
 		return "", fmt.Errorf("%s is not set", name)
 	})
 	if err != nil {
-		return nil, coded{fmt.Errorf("wanted every variable of the template: %w; set them in the environment", err), exitUsage}
+		return nil, coded{fmt.Errorf("wanted a value for each variable of the template: %w; set the missing ones in the environment", err), exitUsage}
 	}
 	return o.parse(data)
 }
 
-// incompleteAnnotation is on a Cluster for as long as not all of its objects are made.
+// incompleteAnnotation is on a Cluster until all of its objects are created.
 const incompleteAnnotation = "capstan.dev/incomplete"
 
-// parse reads the objects. Those without a namespace get the cluster's. What the Cluster refers to comes
-// before it; what refers to the Cluster comes after it: core looks for it at once, and again a second later.
+// parse returns the objects of a template. Objects without a namespace get the cluster's. Objects that the Cluster refers
+// to come before it. Objects that refer to the Cluster come after it: Cluster API looks for the Cluster at once, and next
+// after a second.
 func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error) {
 	all, err := embedded.Parse(data)
 	if err != nil {
@@ -240,21 +240,21 @@ func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error
 	return slices.Concat(objects, clusters, workers), nil
 }
 
-// namesCluster says whether an object of core's looks for its Cluster.
+// namesCluster reports whether an object of Cluster API refers to its Cluster.
 func namesCluster(u *unstructured.Unstructured) bool {
 	_, found, _ := unstructured.NestedString(u.Object, "spec", "clusterName")
 	return found
 }
 
-// class returns the ClusterClass that the Cluster names, with its templates, if it is one that comes with Capstan. The class
-// itself is the last one: when it is there, all of it is.
+// class returns the ClusterClass of the Cluster and its templates, if Capstan contains this class; else nil. The class is
+// the last object, so that all of its templates exist when it exists.
 func (o *clusterOptions) class(shipped fs.FS, objects []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	i := slices.IndexFunc(objects, func(u *unstructured.Unstructured) bool { return u.GetKind() == "Cluster" && u.GetName() == o.name })
 	name, _, _ := unstructured.NestedString(objects[i].Object, "spec", "topology", "classRef", "name")
 	namespace, _, _ := unstructured.NestedString(objects[i].Object, "spec", "topology", "classRef", "namespace")
 	data, err := fs.ReadFile(shipped, "clusterclass-"+name+".yaml")
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // no class, or one of somebody else
+		return nil, nil // no class, or a class of the user
 	}
 	if err != nil {
 		return nil, err
@@ -274,7 +274,7 @@ func isClass(u *unstructured.Unstructured) int {
 	return 0
 }
 
-// createClass makes a ClusterClass that is missing. One that is there may have been changed, and stays.
+// createClass creates a ClusterClass that does not exist. It never changes an existing one, which the user may have edited.
 func (m *management) createClass(ctx context.Context, class []*unstructured.Unstructured) error {
 	if len(class) == 0 {
 		return nil
@@ -291,11 +291,11 @@ func (m *management) createClass(ctx context.Context, class []*unstructured.Unst
 	return nil
 }
 
-// createCluster makes the objects, and the class if it is missing. Killed half way, it is repeated: until it is done an
-// annotation on the Cluster says so.
+// createCluster creates the objects, and the class if it does not exist. An annotation is on the Cluster until all objects
+// exist, so that an interrupted command can be repeated.
 func (m *management) createCluster(ctx context.Context, o clusterOptions, class, objects []*unstructured.Unstructured) error {
 	if cluster, err := m.getCluster(ctx, o.key()); err == nil && !metav1.HasAnnotation(cluster.ObjectMeta, incompleteAnnotation) {
-		return fmt.Errorf("cluster %s exists already in namespace %s: change it with kubectl, or choose another name", o.name, o.namespace)
+		return fmt.Errorf("cluster %s already exists in namespace %s: change it with kubectl, or choose another name", o.name, o.namespace)
 	} else if err != nil && exitCode(err) != exitNotFound {
 		return err
 	}
@@ -310,7 +310,7 @@ func (m *management) createCluster(ctx context.Context, o clusterOptions, class,
 	for _, u := range objects {
 		if u.GetKind() == "Cluster" {
 			cluster = u
-			// Core would spend one of its turns, one a second, on nothing else.
+			// Cluster API would need a reconciliation for the finalizer alone, and it reconciles once a second.
 			cluster.SetFinalizers([]string{clusterv1.ClusterFinalizer})
 			u = incomplete(cluster)
 		}
@@ -340,10 +340,10 @@ func (m *management) apply(ctx context.Context, u *unstructured.Unstructured) er
 	return nil
 }
 
-// stuckAfter is how long nothing may change before what is in the way is shown.
+// stuckAfter is the time without progress after which the blocking problem is shown.
 const stuckAfter = 15 * time.Second
 
-// waitCluster shows the progress of a cluster until it can be used.
+// waitCluster shows the progress of a cluster until it is available.
 func (a *app) waitCluster(ctx context.Context, m *management, key client.ObjectKey, p *progress) error {
 	defer p.close()
 	var last assessment
@@ -392,7 +392,7 @@ func doneSteps(a assessment) int {
 	return n
 }
 
-// withNote puts what is in the way beside the first open step.
+// withNote sets the note of the first open step.
 func withNote(steps []step, note string) {
 	for i := range steps {
 		if !steps[i].done {

@@ -16,8 +16,10 @@ import (
 
 func (a *app) doctorCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "doctor", Short: "Check whether this box can run clusters, and say how to mend it", Args: noArgs,
-		Long: "Check whether this box can run clusters, and say how to mend it. With the programs of a host, and not of a management plane, beside it, it judges a host of a management plane elsewhere.",
+		Use: "doctor", Short: "Check whether this box can run clusters", Args: noArgs,
+		Long: `Check whether this box can run clusters, and print a solution for each problem.
+If the folder of this program contains the programs of a host only, the box is checked as a host of a remote
+management plane.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			assets, err := a.assetsDir()
 			if err != nil {
@@ -40,16 +42,16 @@ func (a *app) doctorCommand() *cobra.Command {
 	}
 }
 
-var errUnfit = coded{errors.New("this box cannot run clusters until what is marked ✗ is mended"), exitUnfit}
+var errUnfit = coded{errors.New("this box cannot run clusters: fix the problems marked ✗"), exitUnfit}
 
-// onlyHost says whether these are the programs of a host of a management plane elsewhere: capstand, and neither of the
-// managers of a plane.
+// onlyHost reports whether the folder contains capstand and no manager of a management plane. The box is then a host of a
+// remote management plane.
 func onlyHost(assets embedded.Assets) bool {
 	there := func(path string) bool { _, err := os.Stat(path); return err == nil }
 	return there(assets.Capstand()) && !there(assets.Manager()) && !there(assets.CoreManager())
 }
 
-// examine gathers the facts and judges them, those of a box with a management plane or those of a host only.
+// examine collects the facts of this box and evaluates them. host: the box is a host only, without a management plane.
 func (a *app) examine(ctx context.Context, host bool) ([]doctor.Result, error) {
 	assets, err := a.assetsDir()
 	if err != nil {
@@ -93,7 +95,7 @@ func missingAssets(a embedded.Assets, versions []string, host bool) []string {
 	return missing
 }
 
-// printResults prints the findings; only those that matter when brief.
+// printResults prints the results. brief: only problems.
 func (a *app) printResults(results []doctor.Result, brief bool) {
 	marks := map[doctor.Level]string{doctor.OK: "✓", doctor.Info: "·", doctor.Warn: "!", doctor.Fail: "✗"}
 	for _, r := range results {

@@ -21,10 +21,10 @@ import (
 )
 
 func (a *app) hostCommand() *cobra.Command {
-	return group("host", "Hosts of management clusters", a.hostCredentialsCommand(), a.hostPruneCommand())
+	return group("host", "Create credentials of hosts, and remove lost machines from them", a.hostCredentialsCommand(), a.hostPruneCommand())
 }
 
-// hostOptions are what a CapstanHost and its credentials are made from.
+// hostOptions describe a CapstanHost and its credentials.
 type hostOptions struct {
 	name, address, dir, secretNamespace, failureDomain string
 	allowed                                            []string
@@ -34,15 +34,15 @@ type hostOptions struct {
 func (a *app) hostCredentialsCommand() *cobra.Command {
 	var o hostOptions
 	c := &cobra.Command{
-		Use: "credentials NAME", Short: "Make the certificates of this host, and print the CapstanHost and its Secret",
-		Long: `Make the certificates with which capstand serves over TCP, and print the manifests of the CapstanHost and of
-the Secret with which managers reach it. They hold a private key that is as good as root on this host.
+		Use: "credentials NAME", Short: "Create the certificates of this host, and print its CapstanHost and Secret",
+		Long: `Create the certificates for capstand's TCP port, and print two manifests: the CapstanHost, and the Secret that
+managers need to connect. The Secret contains a private key. Any client with this key has root access to this host.
 
 On the host:               capstan host credentials rack-1 --address 10.0.0.5:7443 >rack-1.yaml
                            capstand --listen :7443 …
 In the management cluster: kubectl apply -f rack-1.yaml
 
-Run again, it makes new certificates of the same authority; capstand takes them without a restart.`,
+A second run creates new certificates, signed by the same authority. capstand uses them without a restart.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			o.name = args[0]
@@ -54,17 +54,17 @@ Run again, it makes new certificates of the same authority; capstand takes them 
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.address, "address", "", "where managers reach capstand, host:port")
-	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder of the certificates: tls in capstand's --root")
-	f.StringVar(&o.secretNamespace, "secret-namespace", "capstan-infrastructure-system", "namespace of the Secret; `clusterctl move` finds it in that of the infrastructure provider")
-	f.StringVar(&o.failureDomain, "failure-domain", "", "what the host fails together with (default: its name)")
-	f.StringSliceVar(&o.allowed, "allow-namespace", nil, "namespaces whose clusters may use the host (default: all)")
-	f.DurationVar(&o.validity, "valid-for", credentials.DefaultValidity, "how long the certificates are valid")
+	f.StringVar(&o.address, "address", "", "address of capstand for managers, host:port")
+	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
+	f.StringVar(&o.secretNamespace, "secret-namespace", "capstan-infrastructure-system", "namespace of the Secret; clusterctl move needs it in the namespace of the infrastructure provider")
+	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: its name)")
+	f.StringSliceVar(&o.allowed, "allow-namespace", nil, "namespace whose clusters can use the host; repeatable (default: all)")
+	f.DurationVar(&o.validity, "valid-for", credentials.DefaultValidity, "validity of the certificates")
 	_ = c.MarkFlagRequired("address")
 	return c
 }
 
-// make makes the certificates and returns the manifests.
+// make creates the certificates and returns the manifests.
 func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 	server, port, err := net.SplitHostPort(o.address)
 	if number, bad := strconv.Atoi(port); err != nil || bad != nil || server == "" || number < 1 || number > 65535 {
@@ -100,7 +100,7 @@ func (o hostOptions) make(now time.Time) ([]*unstructured.Unstructured, error) {
 	return asUnstructured(secret, host)
 }
 
-// asUnstructured leaves out what only a server writes.
+// asUnstructured converts objects to manifests. It omits fields that only an API server sets.
 func asUnstructured(objects ...client.Object) ([]*unstructured.Unstructured, error) {
 	var out []*unstructured.Unstructured
 	for _, o := range objects {

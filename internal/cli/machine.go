@@ -22,24 +22,24 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// unitSocket is where capstand serves on a host of a management plane elsewhere: its unit says so.
+// unitSocket is the socket of capstand on a host of a remote management plane. config/systemd/capstand.service sets it.
 const unitSocket = "/run/capstan/capstand.sock"
 
-// localHost is a capstand of this box.
+// localHost is a capstand on this box.
 type localHost struct {
 	name, socket string
-	// root is its state folder, assets that of its programs.
+	// root is the folder of its state, and assets the folder of its programs.
 	root, assets string
 }
 
-// located is a machine and the host of this box that it is on.
+// located is a machine and its host on this box.
 type located struct {
 	machine *hostpb.Machine
 	host    localHost
 }
 
-// hosts are the one whose socket was named, or those of the management plane of this box, or else the one whose
-// capstand serves at unit, if any does.
+// hosts returns the hosts on this box: the one with the socket from the command line; else the hosts of the management
+// plane; else the one with the socket unit, if that exists.
 func (a *app) hosts(unit string) ([]localHost, error) {
 	if a.socket != "" {
 		return a.standalone(a.socket)
@@ -49,7 +49,7 @@ func (a *app) hosts(unit string) ([]localHost, error) {
 		if _, err := os.Stat(unit); err == nil {
 			return a.standalone(unit)
 		}
-		return nil, fmt.Errorf("%w; on a host of a management plane elsewhere, name the socket of its capstand with --socket", a.noPlane(err))
+		return nil, fmt.Errorf("%w; on a host of a remote management plane, set --socket to the socket of its capstand", a.noPlane(err))
 	}
 	if err != nil {
 		return nil, a.noPlane(err)
@@ -61,11 +61,10 @@ func (a *app) hosts(unit string) ([]localHost, error) {
 	return hosts, nil
 }
 
-// standalone is a capstand without a management plane on this box. --root is then that of capstand, and the default is
-// capstand's, too.
+// standalone returns the host of a remote management plane. --root and its default are then those of capstand.
 func (a *app) standalone(socket string) ([]localHost, error) {
 	assets, err1 := a.assetsDir()
-	name, err2 := os.Hostname() // as capstand calls itself
+	name, err2 := os.Hostname() // capstand uses it as its default name
 	host := localHost{name: name, socket: socket, root: a.root, assets: assets.Dir}
 	if a.root == embedded.DefaultRoot {
 		host.root = filepath.Join(a.root, "host")
@@ -73,7 +72,7 @@ func (a *app) standalone(socket string) ([]localHost, error) {
 	return []localHost{host}, errors.Join(err1, err2)
 }
 
-// machines lists the machines of every host of this box, of all management planes.
+// machines lists the machines of all hosts on this box, those of remote management planes included.
 func (a *app) machines(ctx context.Context) ([]located, error) {
 	unit := ""
 	if a.root == embedded.DefaultRoot {
@@ -99,7 +98,7 @@ func (a *app) machines(ctx context.Context) ([]located, error) {
 	return found, nil
 }
 
-// withHost talks to the capstand of a host.
+// withHost calls do with a client of the host's capstand.
 func withHost(host localHost, do func(hostpb.HostClient) error) error {
 	conn, err := embedded.DialHost(host.socket)
 	if err != nil {
@@ -108,17 +107,17 @@ func withHost(host localHost, do func(hostpb.HostClient) error) error {
 	defer conn.Close()
 	err = do(hostpb.NewHostClient(conn))
 	if status.Code(err) == codes.Unavailable {
-		return fmt.Errorf("wanted capstand of host %s, found nobody at its socket %s: see `capstan status` or `systemctl status capstand`, as root (%w)", host.name, host.socket, err)
+		return fmt.Errorf("wanted an answer from capstand of host %s, found none at its socket %s: run `capstan status` or `systemctl status capstand` as root (%w)", host.name, host.socket, err)
 	}
 	return err
 }
 
-// socketFlag is for commands that talk to capstand.
+// socketFlag adds the flag of commands that connect to capstand.
 func (a *app) socketFlag(c *cobra.Command) {
-	c.Flags().StringVar(&a.socket, "socket", "", "socket of a capstand that no management plane of this box runs (default: "+unitSocket+" when there is no plane); --root is then capstand's")
+	c.Flags().StringVar(&a.socket, "socket", "", "socket of the capstand of a remote management plane (default: "+unitSocket+" if this box has no plane); --root is then the folder of this capstand")
 }
 
-// findMachine finds a machine by its name, which is also that of its Node and CapstanMachine.
+// findMachine finds a machine by its name. Its Node and CapstanMachine have the same name.
 func findMachine(all []located, namespace, name string) (located, error) {
 	matches := slices.DeleteFunc(slices.Clone(all), func(l located) bool {
 		s := l.machine.GetSpec()
@@ -135,7 +134,7 @@ func findMachine(all []located, namespace, name string) (located, error) {
 		slices.Sort(names)
 		return located{}, coded{fmt.Errorf("wanted a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
 	}
-	return located{}, coded{fmt.Errorf("%d machines are named %s: say which with --namespace", len(matches), name), exitUsage}
+	return located{}, coded{fmt.Errorf("%d machines are named %s: choose one with --namespace", len(matches), name), exitUsage}
 }
 
 func orNone(names []string) string {
@@ -149,7 +148,7 @@ func (a *app) logsCommand() *cobra.Command {
 	var namespace string
 	request := &hostpb.LogsRequest{}
 	c := &cobra.Command{
-		Use: "logs MACHINE [SERVICE]", Short: "Print the log of a machine's init process, or of one of its services",
+		Use: "logs MACHINE [SERVICE]", Short: "Print the log of a machine, or of one of its services",
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			all, err := a.machines(c.Context())
@@ -167,10 +166,10 @@ func (a *app) logsCommand() *cobra.Command {
 			return withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(c.Context(), h, request, a.out) })
 		},
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine; only needed if two machines have this name")
 	a.socketFlag(c)
-	c.Flags().BoolVarP(&request.Follow, "follow", "f", false, "go on with what comes")
-	c.Flags().Int32Var(&request.TailLines, "tail", 0, "only the last lines")
+	c.Flags().BoolVarP(&request.Follow, "follow", "f", false, "wait for new lines and print them")
+	c.Flags().Int32Var(&request.TailLines, "tail", 0, "number of lines from the end; 0 for all")
 	return c
 }
 
@@ -182,7 +181,7 @@ func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequ
 	for {
 		chunk, err := stream.Recv()
 		if errors.Is(err, io.EOF) || status.Code(err) == codes.Canceled {
-			return nil // the end, or the user has seen enough
+			return nil // the log ended, or the user ended the command
 		}
 		if err != nil {
 			return err
@@ -213,10 +212,10 @@ func (a *app) loadCommand() *cobra.Command {
 	image.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the cluster")
 	a.socketFlag(image)
 	_ = image.MarkFlagRequired("cluster")
-	return group("load", "Load images into clusters, without a registry", image)
+	return group("load", "Load images into the machines of a cluster, without a registry", image)
 }
 
-// loadImage sends an archive once to each host with machines of the cluster.
+// loadImage sends an archive to each host with machines of the cluster, once per host.
 func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
 	all, err := a.machines(ctx)
 	if err != nil {
@@ -270,7 +269,7 @@ func sendImage(ctx context.Context, h hostpb.HostClient, machines []string, arch
 			return nil, readErr
 		}
 	}
-	// A refusal in the middle is told by the answer, not by Send.
+	// When capstand refuses the image, the response contains the cause. The error of Send does not.
 	response, err := stream.CloseAndRecv()
 	return response.GetImages(), err
 }
@@ -291,19 +290,19 @@ func (a *app) shellCommand() *cobra.Command {
 			return a.shell(found, args[1:])
 		},
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine, when the name is not enough")
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine; only needed if two machines have this name")
 	a.socketFlag(c)
 	return c
 }
 
-// shell becomes runc, in the container of the machine.
+// shell replaces this process with runc, which runs the command in the container of the machine.
 func (a *app) shell(l located, command []string) error {
 	if len(command) == 0 {
 		command = []string{"/bin/sh", "-c", "exec $(command -v bash || echo sh) -l"}
 	}
 	state := filepath.Join(l.host.root, "runc")
 	if _, err := os.Stat(state); err != nil {
-		return fmt.Errorf("wanted the state of capstand's machines: %w; give the folder that capstand was started with as --root, and run this as root", err)
+		return fmt.Errorf("wanted the state of capstand's machines: %w; run the command as root, and set --root to the same folder as for capstand", err)
 	}
 	runc := embedded.Assets{Dir: l.host.assets}.Runc()
 	args := []string{"runc", "--root", state, "exec", "--cwd", "/",

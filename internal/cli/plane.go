@@ -23,7 +23,7 @@ func (a *app) upCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use: "up", Short: "Start the management plane of this box", Args: noArgs,
-		Long: "Start the management plane of this box and wait until it is ready. Run again, it changes nothing.",
+		Long: "Start the management plane of this box and wait until it is ready. If it runs already, the command only waits, and applies the flags.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
@@ -44,17 +44,17 @@ func (a *app) upCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().IntVar(&o.Hosts, "hosts", 0, "hosts on this box, each with a capstand and a failure domain of its own (default: those that there are, or 1)")
-	c.Flags().BoolVar(&noHosts, "no-hosts", false, "no host on this box: all of them are elsewhere")
-	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves management planes elsewhere, with the certificates of `capstan host credentials`; none ends it (default: as it is)")
-	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none ends all settings (default: as they are)")
+	c.Flags().IntVar(&o.Hosts, "hosts", 0, "number of hosts on this box, each with its own capstand and failure domain (default: unchanged, at first 1)")
+	c.Flags().BoolVar(&noHosts, "no-hosts", false, "run no host on this box: all hosts are other boxes")
+	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves remote management planes; needs the certificates of 'capstan host credentials'; none ends it (default: unchanged)")
+	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
 	scheduleFlags(c.Flags(), &o.Backup)
-	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "how long to wait")
+	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "time limit; 0 for none")
 	return c
 }
 
-// up starts the plane and shows each component as it comes up.
+// up starts the plane and shows the progress of each component.
 func (a *app) up(ctx context.Context, o embedded.Options) (embedded.Status, error) {
 	o.Root, o.Assets = a.root, a.assets
 	p := a.newProgress()
@@ -62,13 +62,13 @@ func (a *app) up(ctx context.Context, o embedded.Options) (embedded.Status, erro
 	return embedded.Up(ctx, o, func(s embedded.Status) { p.show(planeSteps(s)) })
 }
 
-// planeSteps are the steps that a starting plane goes through.
+// planeSteps returns the steps of the start of a plane.
 func planeSteps(s embedded.Status) []step {
 	steps := []step{}
 	for _, c := range s.Components {
 		steps = append(steps, step{name: componentTitle(c.Name), done: c.State == embedded.ProcessReady, note: c.Message})
 		if c.Name == "kube-apiserver" {
-			steps = append(steps, step{name: "kinds, roles and webhooks", done: s.Installed})
+			steps = append(steps, step{name: "CRDs, roles and webhooks", done: s.Installed})
 		}
 	}
 	return append(steps, step{name: "management plane", done: s.Ready, note: s.Error})
@@ -92,7 +92,7 @@ func (a *app) downCommand() *cobra.Command {
 	var keepState bool
 	c := &cobra.Command{
 		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
-		Long: "Stop the management plane, remove every machine, load balancer and network of the installation, and then its root folder.",
+		Long: "Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			start := time.Now()
 			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
@@ -100,29 +100,29 @@ func (a *app) downCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and `capstan up` goes on")
+	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
 	return c
 }
 
 func (a *app) planeCommand() *cobra.Command {
 	var supervisor embedded.Supervisor
 	c := &cobra.Command{
-		Use: "plane", Short: "Run the daemon of the management plane in the foreground (for service managers)", Args: noArgs,
+		Use: "plane", Short: "Run the management plane in the foreground (for service managers)", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
 			return embedded.Run(ctx, a.layout(), supervisor)
 		},
 	}
-	c.Flags().StringVar(&supervisor.Unit, "unit", "", "unit of systemd that runs this (%n): it takes over a plane that runs already, and `capstan up` starts it again with a new build")
-	c.Flags().IntVar(&supervisor.NotifyFD, "notify-fd", 0, "file to write to once the status is served")
+	c.Flags().StringVar(&supervisor.Unit, "unit", "", "systemd unit that runs this command (%n); it takes over a plane that runs already, and 'capstan up' restarts the unit after an upgrade")
+	c.Flags().IntVar(&supervisor.NotifyFD, "notify-fd", 0, "file descriptor to write to when the status can be read")
 	_ = c.Flags().MarkHidden("notify-fd")
 	return c
 }
 
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the management plane", Args: noArgs,
+		Use: "status", Short: "Show the state of the management plane", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			status, err := embedded.GetStatus(c.Context(), a.layout())
 			if err != nil {
@@ -149,20 +149,20 @@ func (a *app) statusCommand() *cobra.Command {
 	}
 }
 
-// noPlane explains why there is no answer from a plane.
+// noPlane returns the reason why the management plane does not answer, and the solution.
 func (a *app) noPlane(err error) error {
 	if _, stateErr := embedded.LoadState(a.layout()); errors.Is(stateErr, fs.ErrNotExist) {
-		return coded{fmt.Errorf("there is no management plane in %s: make one with `capstan up`", a.root), exitNotFound}
+		return coded{fmt.Errorf("there is no management plane in %s: create one with `capstan up`", a.root), exitNotFound}
 	}
 	if errors.Is(err, fs.ErrPermission) {
 		return embedded.ErrNotRoot
 	}
-	return fmt.Errorf("the management plane in %s does not run: start it with `capstan up` (%w)", a.root, err)
+	return fmt.Errorf("the management plane in %s does not answer: start it with `capstan up` (%w)", a.root, err)
 }
 
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Show versions", Args: noArgs,
+		Use: "version", Short: "Show the versions of Capstan and Kubernetes", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			assets, err := a.assetsDir()
 			if err != nil {
@@ -203,5 +203,5 @@ func withTimeout(ctx context.Context, d time.Duration) (context.Context, context
 	if d <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, d, fmt.Errorf("not done after %s: %w", d, context.DeadlineExceeded))
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("not complete after %s: %w", d, context.DeadlineExceeded))
 }

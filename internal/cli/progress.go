@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// step is one line of a progress.
+// step is one line of the progress.
 type step struct {
 	name string
 	done bool
-	// note says how far it is, or what is in the way.
+	// note describes the progress of the step, or the problem that blocks it.
 	note string
 }
 
-// shown is a step with the time at which it was done.
+// shown is a step with the time of its completion.
 type shown struct {
 	step
 	at time.Duration
 }
 
-// progress shows steps with their elapsed time. On a terminal the open steps are rewritten in place;
-// elsewhere each step is one line, written when it is done.
+// progress prints steps with their elapsed time. On a terminal it updates the lines of open steps. Elsewhere it prints one
+// line per step when the step is done.
 type progress struct {
 	out   io.Writer
 	live  bool
@@ -33,7 +33,7 @@ type progress struct {
 
 	mu    sync.Mutex
 	steps []shown
-	drawn int // open lines on the terminal
+	drawn int // number of open lines on the terminal
 	stop  chan struct{}
 	once  sync.Once
 }
@@ -46,7 +46,7 @@ func (a *app) newProgress() *progress {
 	return p
 }
 
-// tick keeps the clock of the open steps going.
+// tick updates the elapsed time of open steps on a terminal.
 func (p *progress) tick() {
 	t := time.NewTicker(100 * time.Millisecond)
 	defer t.Stop()
@@ -62,7 +62,7 @@ func (p *progress) tick() {
 	}
 }
 
-// show takes the newest steps. A step that is done stays done, and its time stays.
+// show updates the steps. A step that was done stays done, with its time.
 func (p *progress) show(steps []step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +75,7 @@ func (p *progress) show(steps []step) {
 	p.draw(strings.Join(finished, ""))
 }
 
-// remark writes a line where lines cannot be rewritten; on a terminal the steps themselves say it.
+// remark prints the problem that blocks the progress, except on a terminal: there the open step contains it.
 func (p *progress) remark(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *progress) remark(text string) {
 	}
 }
 
-// merge brings the steps up to date and returns the lines of those that are done now.
+// merge returns the updated steps, and the lines of the steps that have just been done.
 func merge(have []shown, steps []step, elapsed time.Duration) (next []shown, finished []string) {
 	done := map[string]shown{}
 	for _, s := range have {
@@ -107,7 +107,7 @@ func merge(have []shown, steps []step, elapsed time.Duration) (next []shown, fin
 	return next, finished
 }
 
-// line of a step. Open steps show the time so far.
+// line formats a step. An open step has the time elapsed so far.
 func line(s shown, elapsed time.Duration) string {
 	mark, at := "…", elapsed
 	if s.done {
@@ -120,7 +120,7 @@ func line(s shown, elapsed time.Duration) string {
 	return text + "\n"
 }
 
-// draw writes the lines of finished steps, and on a terminal the open ones below them.
+// draw prints the lines of finished steps. On a terminal it prints the open steps below them.
 func (p *progress) draw(finished string) {
 	if !p.live {
 		fmt.Fprint(p.out, finished)
@@ -142,7 +142,7 @@ func (p *progress) draw(finished string) {
 	fmt.Fprint(p.out, b.String())
 }
 
-// close ends the progress; open steps are taken off the terminal.
+// close ends the progress and removes open steps from the terminal.
 func (p *progress) close() {
 	p.once.Do(func() {
 		close(p.stop)

@@ -20,10 +20,12 @@ import (
 func (a *app) hostPruneCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "prune HOST [ID...]", Short: "List the machines of a host that have no CapstanMachine, and remove those that are named",
-		Long: `List the machines of a host that belong to the management cluster and have no CapstanMachine, as after
-the restore of an old etcd. With ids, or with --yes for all that are listed, have the host remove them and their disks for good.
-Machines of other management clusters are neither listed nor removed.`,
+		Use: "prune HOST [ID...]", Short: "List the machines of a host without a CapstanMachine, and remove named ones",
+		Long: `List the machines of a host that belong to the management cluster and have no CapstanMachine. A restore of an
+old etcd backup of the management cluster leaves such machines behind.
+
+With ids, the host removes these machines and their disks. With --yes, it removes all listed machines. This cannot be
+undone. Machines of other management clusters are never listed or removed.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m, err := a.management()
@@ -33,17 +35,17 @@ Machines of other management clusters are neither listed nor removed.`,
 			return a.prune(cmd.Context(), m.client, args[0], args[1:], all)
 		},
 	}
-	c.Flags().BoolVar(&all, "yes", false, "remove all that are listed")
+	c.Flags().BoolVar(&all, "yes", false, "remove all listed machines and their disks")
 	return c
 }
 
 func (a *app) prune(ctx context.Context, c client.Client, name string, ids []string, all bool) error {
 	if all && len(ids) > 0 {
-		return coded{fmt.Errorf("wanted ids or --yes, found both"), exitUsage}
+		return coded{fmt.Errorf("wanted ids or --yes, found both: give one of them"), exitUsage}
 	}
 	host := &infrav1.CapstanHost{}
 	if err := c.Get(ctx, client.ObjectKey{Name: name}, host); apierrors.IsNotFound(err) {
-		return coded{fmt.Errorf("there is no CapstanHost %s", name), exitNotFound}
+		return coded{fmt.Errorf("there is no CapstanHost %s: `kubectl get capstanhosts` lists all", name), exitNotFound}
 	} else if err != nil {
 		return err
 	}
@@ -59,11 +61,11 @@ func (a *app) prune(ctx context.Context, c client.Client, name string, ids []str
 	if err := c.Patch(ctx, host, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.out, "Host %s is asked to remove: %s\n", name, strings.Join(remove, ", "))
+	_, err = fmt.Fprintf(a.out, "Host %s will remove: %s\n", name, strings.Join(remove, ", "))
 	return err
 }
 
-// pruned are the ids to remove. An id that is not listed is an error: nothing is removed then.
+// pruned returns the ids to remove. An id that is not listed is an error, and then no machine is removed.
 func pruned(unknown []infrav1.UnknownMachine, ids []string, all bool) (remove []string, err error) {
 	for _, u := range unknown {
 		if all || slices.Contains(ids, u.ID) {
@@ -72,7 +74,7 @@ func pruned(unknown []infrav1.UnknownMachine, ids []string, all bool) (remove []
 	}
 	for _, id := range ids {
 		if !slices.Contains(remove, id) {
-			return nil, fmt.Errorf("wanted ids of machines without a CapstanMachine, found %q, which is not among them; without ids the command lists them", id)
+			return nil, fmt.Errorf("wanted ids of machines without a CapstanMachine, found %q, which is not one of them: run the command without ids to list them", id)
 		}
 	}
 	return remove, nil
@@ -83,7 +85,7 @@ func (a *app) printUnknown(host *infrav1.CapstanHost) error {
 		return a.printJSON(host.Status.UnknownMachines)
 	}
 	if len(host.Status.UnknownMachines) == 0 {
-		_, err := fmt.Fprintf(a.out, "Every machine of host %s that belongs to a cluster here has a CapstanMachine.\n", host.Name)
+		_, err := fmt.Fprintf(a.out, "Each machine of host %s has a CapstanMachine, or belongs to another management cluster.\n", host.Name)
 		return err
 	}
 	out := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
@@ -94,6 +96,6 @@ func (a *app) printUnknown(host *infrav1.CapstanHost) error {
 	if err := out.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.out, "\nNothing was removed. Remove machines and their disks with: capstan host prune %s ID...\n", host.Name)
+	_, err := fmt.Fprintf(a.out, "\nNo machine was removed. To remove machines and their disks: capstan host prune %s ID...\n", host.Name)
 	return err
 }

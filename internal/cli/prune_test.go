@@ -23,9 +23,9 @@ func TestPrune(t *testing.T) {
 		says      string
 		code      int
 	}{
-		"a dry run":         {"one", nil, false, "", "Nothing was removed", 0},
-		"one by its id":     {"one", []string{"b"}, false, "b", "asked to remove: b", 0},
-		"all":               {"one", nil, true, "a,b", "asked to remove: a, b", 0},
+		"a dry run":         {"one", nil, false, "", "No machine was removed", 0},
+		"one by its id":     {"one", []string{"b"}, false, "b", "will remove: b", 0},
+		"all":               {"one", nil, true, "a,b", "will remove: a, b", 0},
 		"one is not listed": {"one", []string{"a", "x"}, false, "", "", exitNotFound},
 		"ids and --yes":     {"one", []string{"a"}, true, "", "", exitUsage},
 		"no such host":      {"two", nil, false, "", "", exitNotFound},

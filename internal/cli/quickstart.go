@@ -29,7 +29,7 @@ import (
 	"capstan.dev/capstan/internal/embedded"
 )
 
-// What quickstart makes.
+// Names and sizes of the objects that quickstart creates.
 const (
 	demoCluster = "demo"
 	demoWorkers = 2
@@ -42,15 +42,16 @@ const (
 func (a *app) quickstartCommand() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
-		Use: "quickstart", Short: "Make a management plane, a first cluster and a workload in it, in one go", Args: noArgs,
-		Long: "Check the box, start the management plane, create the cluster demo with 1 control plane machine and 2 workers, run a workload in it and reach it through its Service. Run again, it changes nothing.",
+		Use: "quickstart", Short: "Create a management plane, a first cluster and a workload in it", Args: noArgs,
+		Long: `Check the box, start the management plane, create the cluster demo with 1 control plane machine and 2 workers, run a
+workload in it, and send a request to its Service. A second run changes nothing.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
 			return a.quickstart(ctx)
 		},
 	}
-	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait")
+	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	return c
 }
 
@@ -60,7 +61,7 @@ func (a *app) quickstart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.title("Is this box fit?")
+	a.title("Check of this box")
 	a.printResults(results, true)
 	if !doctor.Fit(results) {
 		return errUnfit
@@ -92,7 +93,7 @@ func (a *app) quickstart(ctx context.Context) error {
 
 func (a *app) title(text string) { fmt.Fprintf(a.out, "\n%s\n", text) }
 
-// demo makes the cluster unless it is there, waits for it, and returns its kubeconfig.
+// demo creates the cluster unless it exists, waits for it, and returns its kubeconfig.
 func (a *app) demo(ctx context.Context) ([]byte, error) {
 	o := clusterOptions{name: demoCluster, namespace: metav1.NamespaceDefault, controlPlanes: 1, workers: demoWorkers}
 	m, err := a.management()
@@ -118,7 +119,7 @@ func (a *app) demo(ctx context.Context) ([]byte, error) {
 	return m.kubeconfig(ctx, o.key())
 }
 
-// keepKubeconfig writes the kubeconfig where the last lines say that it is.
+// keepKubeconfig writes the kubeconfig to the path that report prints.
 func keepKubeconfig(path string, data []byte) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil
@@ -130,7 +131,7 @@ func keepKubeconfig(path string, data []byte) error {
 	return os.Rename(temporary, path)
 }
 
-// workload is what runs in the demo cluster.
+// workload is the Deployment and the Service in the demo cluster.
 type workload struct {
 	config *rest.Config
 	client kubernetes.Interface
@@ -150,7 +151,7 @@ func (a *app) newWorkload(kubeconfig []byte) (*workload, error) {
 	return &workload{config: config, client: client, assets: assets.EchoImage()}, err
 }
 
-// run brings the workload up, and shows it.
+// run creates the workload and shows its progress.
 func (w *workload) run(ctx context.Context, a *app) error {
 	p := a.newProgress()
 	defer p.close()
@@ -182,7 +183,7 @@ func available(d *appsv1.Deployment) bool {
 	return d.Status.ObservedGeneration >= d.Generation && d.Status.AvailableReplicas >= ptr.Deref(d.Spec.Replicas, 1)
 }
 
-// ensure makes the Deployment and the Service that are missing.
+// ensure creates the Deployment and the Service unless they exist.
 func (w *workload) ensure(ctx context.Context) error {
 	labels := map[string]string{"app": echoName}
 	meta := metav1.ObjectMeta{Name: echoName, Namespace: metav1.NamespaceDefault, Labels: labels}
@@ -192,7 +193,7 @@ func (w *workload) ensure(ctx context.Context) error {
 		Template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: labels},
 			Spec: corev1.PodSpec{
-				// The image is in the machines; there is no registry to ask.
+				// The image is in the machines. No registry has it.
 				Containers: []corev1.Container{{
 					Name: echoName, Image: echoImage, ImagePullPolicy: corev1.PullNever,
 					Ports: []corev1.ContainerPort{{ContainerPort: echoPort}},
@@ -216,7 +217,7 @@ func (w *workload) ensure(ctx context.Context) error {
 	return nil
 }
 
-// waitAvailable watches the Deployment. A watch without a resource version starts with what is there.
+// waitAvailable waits until the Deployment is available. A watch without a resource version starts with the current object.
 func (w *workload) waitAvailable(ctx context.Context) error {
 	for {
 		watcher, err := w.client.AppsV1().Deployments(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", echoName).String()})
@@ -235,7 +236,7 @@ func (w *workload) waitAvailable(ctx context.Context) error {
 	}
 }
 
-// report prints what there is now, and what to do with it.
+// report prints the Nodes, the answer of the workload, and the next commands.
 func (w *workload) report(ctx context.Context, a *app, kubeconfig string) error {
 	nodes, err := w.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -254,9 +255,9 @@ func (w *workload) report(ctx context.Context, a *app, kubeconfig string) error 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "\nhttp://%s, from a pod, through DNS and Service: %q\n", echoName, answer)
-	fmt.Fprintf(a.out, "\nUse the cluster:   export KUBECONFIG=%s\nThe management:    export KUBECONFIG=%s\n", kubeconfig, a.layout().AdminKubeconfig())
-	fmt.Fprintf(a.out, "Another cluster:   %[1]s create cluster two\nRemove all of it:  %[1]s down\n", a.self())
+	fmt.Fprintf(a.out, "\nAnswer of http://%s to a pod, through DNS and Service: %q\n", echoName, answer)
+	fmt.Fprintf(a.out, "\nUse the cluster:      export KUBECONFIG=%s\nUse the management:   export KUBECONFIG=%s\n", kubeconfig, a.layout().AdminKubeconfig())
+	fmt.Fprintf(a.out, "Create another one:   %[1]s create cluster two\nRemove everything:    %[1]s down\n", a.self())
 	return nil
 }
 
@@ -275,7 +276,7 @@ func nodeAddress(n corev1.Node) string {
 	return ""
 }
 
-// ask sends a request from one of the pods to the Service, by its name.
+// ask sends a request from one of the pods to the Service, by its DNS name.
 func (w *workload) ask(ctx context.Context) (string, error) {
 	pods, err := w.client.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: "app=" + echoName, FieldSelector: "status.phase=Running"})
 	if err != nil {

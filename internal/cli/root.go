@@ -22,19 +22,19 @@ import (
 // Exit codes, for scripts. `capstan help` lists them.
 const (
 	exitOK = 0
-	// exitFailed: it did not work; the message says why.
+	// exitFailed: the command failed. The message contains the cause.
 	exitFailed = 1
-	// exitUsage: the command line is wrong.
+	// exitUsage: the command line is invalid.
 	exitUsage = 2
-	// exitTimeout: it is not done yet, and the time given is over.
+	// exitTimeout: the command did not complete within --timeout.
 	exitTimeout = 3
-	// exitNotFound: what was named does not exist.
+	// exitNotFound: the named object does not exist.
 	exitNotFound = 4
-	// exitUnfit: `capstan doctor` found something that must be mended.
+	// exitUnfit: `capstan doctor` found a problem that must be fixed.
 	exitUnfit = 5
 )
 
-// coded is an error with an exit code of its own.
+// coded is an error with its own exit code.
 type coded struct {
 	error
 	code int
@@ -42,23 +42,23 @@ type coded struct {
 
 func (c coded) Unwrap() error { return c.error }
 
-// app is what the commands share.
+// app contains the options that all commands share.
 type app struct {
 	out, errOut io.Writer
-	// live: progress may rewrite lines.
+	// live: the output is a terminal, so progress can rewrite lines.
 	live   bool
 	root   string
 	assets string
 	output string
-	// kubeconfig of another management plane than that of this box.
+	// kubeconfig of a management plane; empty for the plane of this box.
 	kubeconfig string
-	// socket of a capstand that belongs to a management plane elsewhere.
+	// socket of a capstand that belongs to a remote management plane.
 	socket string
 }
 
 func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
 
-// self is how to run this command again, for this installation.
+// self returns the command line that runs this program for this installation.
 func (a *app) self() string {
 	self := os.Args[0]
 	if a.root != embedded.DefaultRoot {
@@ -71,7 +71,7 @@ func (a *app) json() bool { return a.output == "json" }
 
 // Main runs the command and returns its exit code.
 func Main() int {
-	// The first signal ends what is being waited for, in order; the second one ends the command.
+	// The first signal ends the wait and the command in order. The second signal kills the process.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
@@ -95,16 +95,16 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-const longHelp = `Capstan makes plain Linux hosts into real Kubernetes clusters, through Cluster API.
+const longHelp = `Capstan runs Kubernetes clusters on plain Linux hosts, with Cluster API.
 
-  capstan quickstart          a management plane and a first cluster, in one go
+  capstan quickstart          create a management plane and a first cluster
   capstan up                  start the management plane of this box
-  capstan create cluster a    make a cluster
-  capstan get kubeconfig a    the kubeconfig of a cluster
-  capstan down                remove everything again
+  capstan create cluster a    create a cluster
+  capstan get kubeconfig a    print the kubeconfig of a cluster
+  capstan down                remove the management plane and all clusters of this box
 
-Exit codes: 0 it worked · 1 it failed · 2 wrong usage · 3 not done in time · 4 not found ·
-5 doctor found something that must be mended.`
+Exit codes: 0 success · 1 failure · 2 invalid usage · 3 timeout · 4 not found ·
+5 doctor found a problem that must be fixed.`
 
 func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
@@ -113,10 +113,10 @@ func (a *app) command() *cobra.Command {
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	})
-	c.PersistentFlags().StringVar(&a.root, "root", embedded.DefaultRoot, "folder of the installation's state; each is an installation of its own")
-	c.PersistentFlags().StringVar(&a.assets, "assets", "", "folder with the binaries (default: that of this program)")
-	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "json for scripts; text when empty")
-	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management plane (default: that of this box)")
+	c.PersistentFlags().StringVar(&a.root, "root", embedded.DefaultRoot, "folder with the state of the installation; each folder is a separate installation")
+	c.PersistentFlags().StringVar(&a.assets, "assets", "", "folder with the binaries (default: the folder of this program)")
+	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "output format: json, or empty for text")
+	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management plane (default: the plane of this box)")
 	c.AddCommand(a.createCommand(), a.deleteCommand(), a.getCommand())
 	c.AddCommand(a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(), a.versionCommand(), a.logsCommand(), a.loadCommand(), a.shellCommand(), a.quickstartCommand(), a.hostCommand())
 	return c
@@ -124,12 +124,12 @@ func (a *app) command() *cobra.Command {
 
 func (a *app) checkOutput() error {
 	if a.output != "" && a.output != "json" {
-		return coded{fmt.Errorf("wanted -o json or nothing, found -o %s", a.output), exitUsage}
+		return coded{fmt.Errorf("wanted -o json or no -o, found -o %s", a.output), exitUsage}
 	}
 	return nil
 }
 
-// completePaths makes paths independent of where the command was called: what it starts goes on elsewhere.
+// completePaths makes paths absolute, because the processes that a command starts run in another folder.
 func (a *app) completePaths() error {
 	for _, path := range []*string{&a.root, &a.assets, &a.socket} {
 		if *path == "" && path != &a.root {
@@ -144,7 +144,7 @@ func (a *app) completePaths() error {
 	return nil
 }
 
-// group is a command that only has others below it.
+// group is a command that consists of subcommands.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{
 		Use: use, Short: short, Args: cobra.ArbitraryArgs,

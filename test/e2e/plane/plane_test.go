@@ -363,7 +363,7 @@ func (i *installation) testClusterctl() {
 }
 
 func (i *installation) testCreateAgain() {
-	if _, err := i.try("create", "cluster", "one"); err == nil || !strings.Contains(err.Error(), "exists already") {
+	if _, err := i.try("create", "cluster", "one"); err == nil || !strings.Contains(err.Error(), "already exists") {
 		i.t.Errorf("got %v", err)
 	}
 	_, err := i.try("create", "cluster", "two", "--kubernetes-version", "v1.2.3")
