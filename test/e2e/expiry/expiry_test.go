@@ -335,7 +335,6 @@ func (r *run) check() {
 	r.reachesKubelet()
 	r.programs("late", 30082)
 	r.hostsConnected()
-	r.conditions()
 
 	// A new worker joins: its requests are signed, webhooks admit its objects, and the agents of the others set routes.
 	_, err := harness.Command(t.Context(), nil, harness.Kubectl(), "--kubeconfig", r.planeKubeconfig(), "-n", r.Namespace,
@@ -353,6 +352,7 @@ func (r *run) check() {
 	r.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=180s")
 	harness.Eventually(t, "the first worker reaches a pod on the new one", limit, func(ctx context.Context) error { return r.answer(ctx, r.worker, 30080) })
 	r.noneExpired()
+	r.conditions()
 }
 
 // reachesKubelet: the API server has logs and commands from the kubelet. The first connection after a renewal of the API server's client
@@ -389,12 +389,17 @@ func (r *run) hostsConnected() {
 
 // conditions: no object reports a certificate that should have been renewed.
 func (r *run) conditions() {
+	former := ""
 	harness.Eventually(r.t, "no certificate waits for its renewal", limit, func(ctx context.Context) error {
 		cp := &controlplanev1.CapstanControlPlaneList{}
 		if err := plane.Client.List(ctx, cp); err != nil {
 			return err
 		}
 		for _, c := range cp.Items {
+			if message := conditions.GetMessage(&c, expiry.ConditionType); message != former {
+				r.t.Logf("%s: %s", time.Since(r.began).Round(time.Second), message)
+				former = message
+			}
 			if !conditions.IsFalse(&c, expiry.ConditionType) {
 				return fmt.Errorf("%s: %s", c.Name, conditions.GetMessage(&c, expiry.ConditionType))
 			}

@@ -172,14 +172,18 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 	defer cancel()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
+	var last error // of a try that the limit did not cut off
 	for {
 		err := try(ctx)
 		if err == nil {
 			return
 		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s: not within %v: %v", what, limit, err)
+			t.Fatalf("%s: not within %v: %v", what, limit, last)
 		case <-tick.C:
 		}
 	}
