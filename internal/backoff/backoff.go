@@ -1,7 +1,5 @@
 // Package backoff computes the pauses between attempts. All of Capstan's retries that are not a reconciler's use it.
 //
-// Layer: .
-//
 // Layer: library.
 package backoff
 

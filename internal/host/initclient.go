@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/machineapi"
 )
@@ -56,20 +57,25 @@ func serviceStatuses(s machineapi.Status) []*hostpb.ServiceStatus {
 	return all
 }
 
+// Pauses between two attempts to connect to a machine's init.
+const (
+	firstInitPause   = 25 * time.Millisecond
+	longestInitPause = time.Second
+)
+
 // watchInit calls f with each status of the machine's init until ctx is done. The socket appears soon after PID 1 starts,
 // and a broken connection is opened again. watchInit retries in a loop, because inotify reports when the socket's file
 // appears, but not when a process listens on it.
 func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
-	const first, longest = 25 * time.Millisecond, time.Second
-	pause := first
+	pauses := backoff.Doubling(firstInitPause, longestInitPause)
 	for ctx.Err() == nil {
-		err := streamInit(ctx, runDir, func(s machineapi.Status) { pause = first; f(s) })
-		if err != nil {
-			pause = min(pause*2, longest)
-		}
+		_ = streamInit(ctx, runDir, func(s machineapi.Status) {
+			pauses = backoff.Doubling(firstInitPause, longestInitPause)
+			f(s)
+		})
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(pauses.Step()):
 		}
 	}
 }

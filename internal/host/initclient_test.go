@@ -37,6 +37,45 @@ func TestInitSocket(t *testing.T) {
 	}
 }
 
+// TestWatchInit checks that a socket that appears late is found, and that each end of a connection leads to another one with
+// a short pause, because the machine had answered.
+func TestWatchInit(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	heard, done := make(chan struct{}, 1000), make(chan struct{})
+	go func() {
+		defer close(done)
+		watchInit(ctx, dir, func(machineapi.Status) { heard <- struct{}{} })
+	}()
+	listener, err := net.Listen("unix", filepath.Join(dir, "init.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"bootstrap":"Waiting"}` + "\n"))
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	begun := time.Now()
+	const connections = 20
+	for range connections {
+		select {
+		case <-heard:
+		case <-time.After(10 * time.Second):
+			t.Fatal("no state was heard for ten seconds")
+		}
+	}
+	if took := time.Since(begun); took > connections*longestInitPause/2 {
+		t.Errorf("%d connections took %s: the pauses are not reset", connections, took)
+	}
+	cancel()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on after its end")
+	}
+}
+
 // A machine's users can make its PID 1 claim anything: the number of certificates and the length of their names are bounded.
 func TestInitCertificates(t *testing.T) {
 	at := time.Unix(7, 0)

@@ -34,12 +34,12 @@ type State struct {
 
 // State asks for a container, the zero State when there is none.
 func (r Runc) State(ctx context.Context, id string) (State, error) {
-	if _, err := os.Stat(filepath.Join(r.Root, id)); os.IsNotExist(err) {
+	if !r.exists(id) {
 		return State{}, nil
 	}
 	out, err := r.run(ctx, nil, "state", id)
 	if err != nil {
-		if strings.Contains(err.Error(), "does not exist") {
+		if !r.exists(id) { // It was deleted meanwhile.
 			return State{}, nil
 		}
 		return State{}, err
@@ -47,6 +47,12 @@ func (r Runc) State(ctx context.Context, id string) (State, error) {
 	var s State
 	err = json.Unmarshal(out, &s)
 	return s, err
+}
+
+// exists returns true if runc has stored the state of a container.
+func (r Runc) exists(id string) bool {
+	_, err := os.Stat(filepath.Join(r.Root, id, "state.json"))
+	return !os.IsNotExist(err)
 }
 
 // Start runs the container of a bundle in the background. Its output goes to log: to the file itself,

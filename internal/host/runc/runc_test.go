@@ -58,3 +58,36 @@ func TestExecEndsAtDeadline(t *testing.T) {
 		t.Errorf("got %v after %s", err, time.Since(start))
 	}
 }
+
+// TestStateWithoutContainer checks that a folder without a stored state is no container, and that a failure of runc is an
+// error for a container that exists.
+func TestStateWithoutContainer(t *testing.T) {
+	r := runc.Runc{Binary: "/bin/false", Root: t.TempDir()}
+	for name, tc := range map[string]struct {
+		folder, state, wantErr bool
+	}{
+		"no folder":           {},
+		"a folder of a crash": {folder: true},
+		"a container":         {folder: true, state: true, wantErr: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(r.Root, "c")
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			if tc.folder {
+				if err := os.Mkdir(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.state {
+				if err := os.WriteFile(filepath.Join(dir, "state.json"), []byte("{}"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if state, err := r.State(t.Context(), "c"); (err != nil) != tc.wantErr || state.Status != "" {
+				t.Errorf("state %+v, error %v, want an error: %v", state, err, tc.wantErr)
+			}
+		})
+	}
+}

@@ -454,13 +454,6 @@ func (p *Pool) Park(uid types.UID) {
 	}
 }
 
-// Unserved returns the claims of the pool that have no address.
-func (p *Pool) Unserved() []types.NamespacedName {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.queue.wakeIf(func(*entry) bool { return true })
-}
-
 func (p *Pool) wakeNext() {
 	if p.set != nil {
 		p.call(p.queue.wake(p.set.Free()))
