@@ -277,9 +277,6 @@ const (
 	PoolChangeFailedReason = "ChangeFailed"
 	// PoolInvalidRollingUpdateReason: maxSurge or maxUnavailable is invalid.
 	PoolInvalidRollingUpdateReason = "InvalidRollingUpdate"
-
-	// WaitingForMachinePoolReason: no MachinePool owns the CapstanMachinePool yet.
-	WaitingForMachinePoolReason = "WaitingForMachinePool"
 )
 
 // +kubebuilder:object:root=true

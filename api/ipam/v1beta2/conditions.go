@@ -51,6 +51,4 @@ const (
 	ArrivingFromMoveReason = "ArrivingFromMove"
 	// ClaimAddressReadyReason: a claim got an address.
 	ClaimAddressReadyReason = "AddressAllocated"
-	// ClaimAddressAdoptedCause: a claim got its own address back, after a move or a crash.
-	ClaimAddressAdoptedCause = "AddressAdopted"
 )
