@@ -35,7 +35,7 @@ var layerOf = map[string]string{
 	"cmd": "main",
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/conversion": "library", "internal/manager/replace": "library",
-	"internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/thread": "library",
+	"internal/changes": "library", "internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/thread": "library",
 	"internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/pki": "library",
 
 	// The two sides of a boundary share these: manager and host, manager and node, host and node.
@@ -117,6 +117,15 @@ func TestLayers(t *testing.T) {
 			if other := layer(path); ours && other != own && !slices.Contains(layers[own], other) {
 				t.Errorf("%s (layer %s) imports %s (layer %s): layer %s can import %v", p.ImportPath, own, path, other, own, layers[own])
 			}
+		}
+	}
+}
+
+// TestInotify checks that one package uses inotify: the one that goes on when a pod has used up its budget.
+func TestInotify(t *testing.T) {
+	for _, p := range packages(t) {
+		if slices.Contains(p.Imports, "github.com/fsnotify/fsnotify") && p.ImportPath != "internal/changes" {
+			t.Errorf("%s imports fsnotify: use internal/changes, which goes on without inotify", p.ImportPath)
 		}
 	}
 }

@@ -19,9 +19,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/cgroup"
-	"capstan.dev/capstan/internal/host/changes"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"

@@ -10,15 +10,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"regexp"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"capstan.dev/capstan/internal/host/changes"
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -123,34 +121,39 @@ func noLog(err error, service string, spec *hostpb.MachineSpec) error {
 // follow sends the content of the file and, on request, what is added until ctx is done. It reads a truncated file from the
 // start.
 func follow(ctx context.Context, file *os.File, on bool, send func([]byte) error) error {
+	if !on {
+		return sendRest(file, send)
+	}
 	// Watch the folder of the open file, because the path can lead to another folder by now.
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
 		return err
 	}
-	changes, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer func() { _ = changes.Close() }()
-	if err := changes.Add(filepath.Dir(path)); err != nil {
-		return err
-	}
-	for {
-		if err := sendRest(file, send); err != nil || !on {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	for changed := changes.Of(watching, path); ; {
+		if err := sendRest(file, send); err != nil {
 			return err
+		}
+		if replaced(path, file) {
+			return sendRest(file, send)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case event := <-changes.Events:
-			if event.Name == path && event.Has(fsnotify.Remove|fsnotify.Rename) {
-				return sendRest(file, send)
-			}
-		case err := <-changes.Errors:
-			return err
+		case <-changed:
 		}
 	}
+}
+
+// replaced reports whether the path no longer leads to the open file. Its writer opens a new one then.
+func replaced(path string, file *os.File) bool {
+	open, err := file.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Lstat(path)
+	return err != nil || !os.SameFile(open, now)
 }
 
 func sendRest(file *os.File, send func([]byte) error) error {

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/atomicfile"
 )
 
 func TestSeekTail(t *testing.T) {
@@ -86,6 +88,29 @@ func TestFollowAndCut(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// The end of a log that is followed is the end of its file: its writer goes on with another one.
+func TestFollowReplaced(t *testing.T) {
+	for name, replace := range map[string]func(path string) error{
+		"removed":  os.Remove,
+		"replaced": func(path string) error { return atomicfile.WriteFile(path, []byte("new"), 0o600) },
+	} {
+		path := filepath.Join(t.TempDir(), "log")
+		write(t, path, "old")
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		var got string
+		err = follow(ctx, file, true, func(b []byte) error { got += string(b); return replace(path) })
+		if err != nil || ctx.Err() != nil || got != "old" {
+			t.Errorf("%s: followed %q, %v, %v", name, got, err, ctx.Err())
+		}
+		cancel()
+		_ = file.Close()
 	}
 }
 

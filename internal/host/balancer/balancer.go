@@ -17,7 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"capstan.dev/capstan/internal/atomicfile"
-	"capstan.dev/capstan/internal/host/changes"
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -32,7 +32,7 @@ type Balancer struct {
 	self   proc.Ref
 
 	metrics *metrics
-	// complaints limits the log lines that clients can cause.
+	// complaints limits the log lines that clients can cause, also by using up the descriptors.
 	complaints *rate.Limiter
 	// succeeded is closed when another balancer has taken over.
 	succeeded chan struct{}
@@ -285,7 +285,9 @@ func (b *Balancer) accept(listener net.Listener) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			b.log.Error("Cannot accept connections", "error", err)
+			if b.complaints.Allow() {
+				b.log.Error("Cannot accept connections", "error", err)
+			}
 			time.Sleep(50 * time.Millisecond) // Files or memory are exhausted: an immediate retry fails too.
 			continue
 		}

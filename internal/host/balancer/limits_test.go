@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -151,6 +152,29 @@ func TestNoHello(t *testing.T) {
 				t.Errorf("%s counts %v", noHello, *m.Counter.Value)
 			}
 		}
+	}
+}
+
+// failing is a listener without descriptors for its connections, until it is closed.
+type failing struct {
+	net.Listener
+	failures int
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if l.failures--; l.failures < 0 {
+		return nil, net.ErrClosed
+	}
+	return nil, syscall.EMFILE
+}
+
+// Descriptors that are used up fill no log.
+func TestAcceptFails(t *testing.T) {
+	var lines strings.Builder
+	b := New(t.TempDir(), fast, slog.New(slog.NewTextHandler(&lines, nil)))
+	b.accept(&failing{failures: 30})
+	if n := strings.Count(lines.String(), "\n"); n == 0 || n > 25 {
+		t.Errorf("30 failures fill %d lines:\n%s", n, lines.String())
 	}
 }
 

@@ -14,15 +14,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -89,7 +88,7 @@ func latest(times chan time.Time) func(time.Time) {
 
 // client returns a client with the credential of a kubeconfig, once that is there.
 func (a *agent) client(ctx context.Context, kubeconfig string) (dynamic.Interface, error) {
-	if err := waitForFile(ctx, kubeconfig); err != nil {
+	if err := changes.WaitFor(ctx, kubeconfig); err != nil {
 		return nil, err
 	}
 	return kube.NewClient(kubeconfig)
@@ -247,30 +246,6 @@ func nodeOf(object *unstructured.Unstructured) node {
 		}
 	}
 	return n
-}
-
-// waitForFile returns when the file exists.
-func waitForFile(ctx context.Context, path string) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
-	if err := watcher.Add(filepath.Dir(path)); err != nil {
-		return err
-	}
-	for {
-		if _, err := os.Stat(path); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-watcher.Events:
-		case err := <-watcher.Errors:
-			return err
-		}
-	}
 }
 
 func parsePrefixes(texts []string) ([]netip.Prefix, error) {

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/node/backup"
 	"capstan.dev/capstan/internal/node/etcd"
 	"capstan.dev/capstan/internal/node/initapi"
@@ -18,7 +19,7 @@ import (
 // endpointClient has the agent's credential and talks to the cluster's endpoint: the machine's own API server
 // may be stopped, or ill while its etcd leads.
 func (a *agent) endpointClient(ctx context.Context) (dynamic.Interface, error) {
-	if err := waitForFile(ctx, nodeconfig.AgentKubeconfig); err != nil {
+	if err := changes.WaitFor(ctx, nodeconfig.AgentKubeconfig); err != nil {
 		return nil, err
 	}
 	return kube.NewEndpointClient(nodeconfig.AgentKubeconfig, "https://"+a.config.Endpoint)

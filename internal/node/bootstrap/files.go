@@ -11,9 +11,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fsnotify/fsnotify"
-
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
@@ -118,24 +117,5 @@ func waitForFile(ctx context.Context, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watching for %s: %w", path, err)
-	}
-	defer watcher.Close()
-	if err := watcher.Add(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("watching for %s: %w", path, err)
-	}
-	for {
-		if _, err := os.Stat(path); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-watcher.Events:
-		case err := <-watcher.Errors:
-			return fmt.Errorf("watching for %s: %w", path, err)
-		}
-	}
+	return changes.WaitFor(ctx, path)
 }

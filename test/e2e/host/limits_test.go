@@ -3,12 +3,22 @@
 package host_test
 
 import (
+	"bufio"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 // A machine that forks without end reaches its limit. Its neighbour and the host do not notice.
@@ -35,6 +45,119 @@ func TestForkBomb(t *testing.T) {
 	c.start()
 	c.make(blue.machine(12))
 	c.deleteMachine(spec)
+}
+
+// withoutDescriptors sets the limit of descriptors of a process so that it can open nothing more. The process gets its limit back
+// when mend is called.
+func withoutDescriptors(t *testing.T, pid int) (mend func()) {
+	t.Helper()
+	free := uint64(0) // the kernel gives the lowest number
+	for ; gone(fmt.Sprintf("/proc/%d/fd/%d", pid, free)) != nil; free++ {
+	}
+	var was unix.Rlimit
+	check(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was))
+	check(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: free, Max: was.Max}, nil))
+	return func() { check(t, unix.Prlimit(pid, unix.RLIMIT_NOFILE, &was, nil)) }
+}
+
+func descriptors(t *testing.T, pid int) int {
+	t.Helper()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	check(t, err)
+	return len(open)
+}
+
+// A capstand that can open no file refuses new machines with the reason, and what runs goes on. When it can open files again, it
+// makes the machine and starts the balancer that died meanwhile, and has lost no descriptor.
+func TestDescriptorsOfCapstand(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	c.make(blue.machine(10))
+	c.balancer(blue, 10)
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	balancer, pid := balancerPID(t, blue), c.cmd.Process.Pid
+	before := descriptors(t, pid)
+
+	mend := withoutDescriptors(t, pid)
+	request := &hostpb.EnsureMachineRequest{Spec: blue.machine(11), BootstrapData: []byte("#cloud-config\n")}
+	for range 3 {
+		if _, err := c.EnsureMachine(c.ctx(), request); err == nil || !strings.Contains(err.Error(), "too many open files") {
+			t.Errorf("a machine without descriptors: %v", err)
+		}
+	}
+	list, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{})
+	check(t, err)
+	if len(list.Machines) != 1 || list.Machines[0].Status.Phase != hostpb.MachineStatus_RUNNING {
+		t.Errorf("the machines: %v", list.Machines)
+	}
+	check(t, answers(blue.address(1), "blue-10"))
+	check(t, syscall.Kill(balancer, syscall.SIGKILL))
+	mend()
+
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	check(t, answers(blue.address(1), "blue-10"))
+	c.make(blue.machine(11))
+	c.deleteMachine(blue.machine(11))
+	eventually(t, "all descriptors are closed", func() error {
+		if now := descriptors(t, pid); now > before {
+			return fmt.Errorf("%d descriptors, had %d", now, before)
+		}
+		return nil
+	})
+}
+
+// A balancer that can open nothing carries the connections that it has. It serves those that came meanwhile, and reads its
+// configuration, when it can open files again.
+func TestDescriptorsOfBalancer(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t)
+	c.make(blue.machine(10))
+	c.make(blue.machine(11))
+	lb := c.balancer(blue, 10)
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
+	pid := balancerPID(t, blue)
+	before := descriptors(t, pid)
+	config := &tls.Config{InsecureSkipVerify: true}
+	old, err := tls.Dial("tcp", blue.address(1)+":6443", config)
+	check(t, err)
+	defer func() { _ = old.Close() }()
+
+	mend := withoutDescriptors(t, pid)
+	late := make(chan error, 1)
+	go func() {
+		_, _, err := get(blue.address(1), "/name")
+		late <- err
+	}()
+	lb.Backends = []*hostpb.Backend{{Name: "blue-10", Address: blue.address(10) + ":6443"}, {Name: "blue-11", Address: blue.address(11) + ":6443"}}
+	_, err = c.EnsureLoadBalancer(c.ctx(), lb)
+	check(t, err)
+	_, err = io.WriteString(old, "GET /name HTTP/1.1\r\nHost: a\r\n\r\n")
+	check(t, err)
+	check(t, old.SetReadDeadline(time.Now().Add(patience)))
+	if _, err := http.ReadResponse(bufio.NewReader(old), nil); err != nil {
+		t.Errorf("the connection of before: %v", err)
+	}
+	select {
+	case err := <-late:
+		t.Errorf("a connection is served without descriptors: %v", err)
+	default:
+	}
+	mend()
+
+	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool {
+		return len(lb.Backends) == 2 && lb.Backends[0].Healthy && lb.Backends[1].Healthy
+	})
+	check(t, <-late)
+	check(t, old.Close())
+	eventually(t, "all descriptors are closed", func() error {
+		if now := descriptors(t, pid); now > before+2 { // the second machine's
+			return fmt.Errorf("%d descriptors, had %d", now, before)
+		}
+		return nil
+	})
+	if now := balancerPID(t, blue); now != pid {
+		t.Errorf("the balancer is process %d, was %d", now, pid)
+	}
 }
 
 // processes is what the pids cgroup counts, threads too.

@@ -1,6 +1,8 @@
 package changes
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,7 +59,39 @@ func testChanges(t *testing.T) {
 	told("removed")
 }
 
-func TestChanges(t *testing.T) { testChanges(t) }
+// testWaitFor waits for a file that is there, for one that comes, and for one that does not.
+func testWaitFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	waited := make(chan error, 1)
+	wait := func(ctx context.Context) { waited <- WaitFor(ctx, path) }
+	ended := func(want error) {
+		t.Helper()
+		select {
+		case err := <-waited:
+			if !errors.Is(err, want) {
+				t.Errorf("WaitFor: %v, want %v", err, want)
+			}
+		case <-time.After(2 * time.Minute):
+			t.Fatal("WaitFor does not return")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go wait(ctx)
+	cancel()
+	ended(context.Canceled)
+	go wait(t.Context())
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ended(nil)
+	go wait(t.Context())
+	ended(nil)
+}
+
+func TestChanges(t *testing.T) {
+	testChanges(t)
+	testWaitFor(t)
+}
 
 // The same with an inotify budget that is used up: in a user namespace of its own, whose budget is 0, so that the test takes
 // nothing from others.
@@ -83,4 +117,5 @@ func TestChangesWithoutBudget(t *testing.T) {
 		t.Fatal("there is a budget")
 	}
 	testChanges(t)
+	testWaitFor(t)
 }

@@ -1,8 +1,8 @@
 // Package changes follows the changes of files. The kernel's inotify has budgets per user: instances and watches. The processes of
 // all machines count as the host's root, and pods often as the balancers' user, so that any pod can use them up. What follows a
-// file here goes on without inotify then: it looks at the file every second.
+// file here goes on without inotify then: it looks at the file every second. No other package uses inotify.
 //
-// Layer: host.
+// Layer: library.
 package changes
 
 import (
@@ -28,6 +28,22 @@ func Of(ctx context.Context, path string) <-chan struct{} {
 		go poll(ctx, path, before, out)
 	}
 	return out
+}
+
+// WaitFor returns when the file exists, or with the error of ctx.
+func WaitFor(ctx context.Context, path string) error {
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	for changed := Of(watching, path); ; {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
 }
 
 // watch follows the folder of the file, nil when there is no budget.
