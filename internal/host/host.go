@@ -115,7 +115,7 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 		return nil, err
 	}
 	log.Info("Capstand started", "id", p.id, "root", config.Root, "machines", len(h.machines.byID), "loadBalancers", len(h.balancers.byID),
-		"machineMemoryMiB", p.capacity>>20, "kubernetesVersions", kubernetesVersions(config.Assets))
+		"machineMemoryMiB", p.capacity>>20, "kubernetesVersions", h.machines.installed())
 	return h, nil
 }
 

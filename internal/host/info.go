@@ -5,16 +5,20 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/blang/semver/v4"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -44,18 +48,33 @@ func hostMemory() (int64, error) {
 }
 
 // kubernetesVersions lists the versions that the assets hold, oldest first.
-func kubernetesVersions(assets string) []string {
-	found, _ := filepath.Glob(filepath.Join(assets, "kubernetes", "v*", "kubelet"))
+func kubernetesVersions(assets string) ([]string, error) {
+	dir := filepath.Join(assets, "kubernetes")
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	var versions []string
-	for _, path := range found {
-		name := filepath.Base(filepath.Dir(path))
-		if _, err := semver.Parse(name[1:]); err == nil {
-			versions = append(versions, name)
+	for _, entry := range entries {
+		if _, err := semver.Parse(strings.TrimPrefix(entry.Name(), "v")); err == nil && atomicfile.Exists(filepath.Join(dir, entry.Name(), "kubelet")) {
+			versions = append(versions, entry.Name())
 		}
 	}
 	slices.SortFunc(versions, func(a, b string) int {
 		return semver.MustParse(a[1:]).Compare(semver.MustParse(b[1:]))
 	})
+	return versions, nil
+}
+
+// installed returns the versions of Kubernetes, those of the last time if the assets cannot be read: a capstand that has no free
+// descriptor must not report a host without versions. mu is held.
+func (ms *machines) installed() []string {
+	versions, err := kubernetesVersions(ms.config.Assets)
+	if err != nil {
+		ms.log.Error("The versions of Kubernetes cannot be listed", "error", err)
+		return ms.versions
+	}
+	ms.versions = versions
 	return versions
 }
 
@@ -78,7 +97,7 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Id: ms.id, Hostname: ms.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
 		Cpus: int32(runtime.NumCPU()), MemoryBytes: ms.capacity,
 		Machines:           int32(len(ms.byID)),
-		KubernetesVersions: kubernetesVersions(ms.config.Assets), Images: []string{admission.HostImage},
+		KubernetesVersions: ms.installed(), Images: []string{admission.HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend,
 	}

@@ -26,6 +26,8 @@ type machines struct {
 	// removed is called after a machine was removed from the registry; mu is held.
 	removed func()
 	byID    map[string]*machine
+	// versions of Kubernetes that were found last.
+	versions []string
 }
 
 // add registers a machine that is recorded on disk; mu is held.

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,49 +17,111 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// PID 1 survives a machine whose processes or whose own descriptors are used up, and answers. A service that dies meanwhile comes
-// back when there is room again.
+// PID 1 survives a machine whose processes are used up, and a limit of its own descriptors: it reports that it cannot start a
+// service that died, and starts the service when there is room again.
 func TestExhausted(t *testing.T) {
 	w := newWorld(t)
 	h := w.newMachine("crowded", "10.77.0.2")
-	h.pids = 100
 	dir := filepath.Join(h.root, supervisor.Dir)
 	must(t, os.MkdirAll(dir, 0o755))
-	for name, script := range map[string]string{
-		"database": `exec sleep 100000`,
-		"pods":     `mkfifo /run/go; while :; do read -r command < /run/go; eval "$command" & done`,
-	} {
-		must(t, supervisor.Service{Name: name, Command: []string{"/bin/sh", "-c", script}}.Write(dir))
-	}
+	must(t, supervisor.Service{Name: "database", Command: []string{"/bin/sleep", "100000"}}.Write(dir))
 	h.start(nil)
-	running := func(s initapi.Status) bool {
-		return len(s.Services) == 2 && len((initapi.Status{Services: s.Services}).NotReady([]string{"database", "pods"})) == 0
-	}
-	h.until("services run", patience, running)
-	first := h.pid1()
-
-	t.Run("processes", func(t *testing.T) {
-		// The last processes of the machine wait for each other: the rest of the loop cannot fork.
-		h.order(t, `for i in $(seq 200); do sleep 100000 & done`)
-		eventually(t, patience, func() error {
-			if n := h.processes(); n < h.pids-2 {
-				return fmt.Errorf("%d of %d processes", n, h.pids)
-			}
-			return nil
-		})
-		h.killWithout(t, "database")
-		signalAll(t, h, "sleep", unix.SIGKILL)
-		h.until("services run again", patience, running)
+	h.until("the service runs", patience, func(s initapi.Status) bool { return len(s.Services) == 1 && s.Services[0].State == initapi.StateReady })
+	first := h.pid1(t)
+	h.starve(t, "resource temporarily unavailable", func() (mend func()) {
+		limit := h.limitOfProcesses(t)
+		was, err := os.ReadFile(limit)
+		must(t, err)
+		// Less than there are. A fork bomb would leave room for the service, whose end gives its process back.
+		must(t, os.WriteFile(limit, []byte("1"), 0))
+		return func() { must(t, os.WriteFile(limit, was, 0)) }
 	})
-	t.Run("descriptors", func(t *testing.T) {
+	h.starve(t, "too many open files", func() (mend func()) {
 		var was unix.Rlimit
 		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, nil, &was))
-		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}, nil))
-		h.killWithout(t, "database")
-		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &was, nil))
-		h.until("services run again", patience, running)
+		must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: lowestFree(first), Max: was.Max}, nil))
+		return func() { must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &was, nil)) }
 	})
-	if now := h.pid1(); now != first {
+	if now := h.pid1(t); now != first {
 		t.Errorf("PID 1 was process %d, is %d", first, now)
+	}
+}
+
+// starve kills the service while the fault lasts. PID 1 must report why it cannot start the service, and start it afterwards.
+func (h *host) starve(t *testing.T, reason string, fault func() (mend func())) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var service initapi.Service
+	mend := func() {}
+	defer func() { mend() }()
+	begun, reported := false, false
+	// One connection: PID 1 may have no descriptor for another.
+	err := h.client().Watch(ctx, func(s initapi.Status) bool {
+		service = s.Services[0]
+		switch {
+		case !begun && service.State == initapi.StateReady:
+			begun, mend = true, fault()
+			h.killServices(t)
+		case begun && !reported && strings.Contains(service.Message, reason):
+			reported = true
+			mend()
+			mend = func() {}
+		}
+		return !reported || service.State != initapi.StateReady
+	})
+	if err != nil {
+		t.Fatalf("%s: begun %v, reported %v, then %+v: %v", reason, begun, reported, service, err)
+	}
+}
+
+// pid1 is the number of PID 1 on the box.
+func (h *host) pid1(t *testing.T) int {
+	t.Helper()
+	state, err := h.runc.State(t.Context(), h.id)
+	must(t, err)
+	return state.PID
+}
+
+// killServices kills all children of PID 1.
+func (h *host) killServices(t *testing.T) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", h.pid1(t)))
+	must(t, err)
+	killed := 0
+	for _, file := range files {
+		children, err := os.ReadFile(file)
+		must(t, err)
+		for _, child := range strings.Fields(string(children)) {
+			pid, err := strconv.Atoi(child)
+			must(t, err)
+			must(t, unix.Kill(pid, unix.SIGKILL))
+			killed++
+		}
+	}
+	if killed == 0 {
+		t.Fatal("PID 1 has no children")
+	}
+}
+
+// limitOfProcesses is the file with the machine's limit.
+func (h *host) limitOfProcesses(t *testing.T) string {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		file := filepath.Join(root, string(h.cgroup()), "pids.max")
+		if _, err := os.Stat(file); err == nil {
+			return file
+		}
+	}
+	t.Fatal("no limit of processes")
+	return ""
+}
+
+// lowestFree is the number of the next file that a process opens.
+func lowestFree(pid int) (free uint64) {
+	for ; ; free++ {
+		if _, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", pid, free)); err != nil {
+			return free
+		}
 	}
 }
