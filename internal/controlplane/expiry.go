@@ -11,6 +11,7 @@ import (
 
 	"capstan.dev/capstan/internal/controlplane/model"
 	certexpiry "capstan.dev/capstan/internal/expiry"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // defaultCertificateDays of the leaf certificates on control plane machines.
@@ -47,7 +48,7 @@ func expirations(s *scope, members []model.Member) []certexpiry.Certificate {
 	if s.access != nil {
 		add("secret "+secret.Name(s.Cluster.Name, secret.Kubeconfig), s.access.CertData)
 	}
-	validity := model.Day * time.Duration(cmp.Or(s.Object.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays))
+	validity := pki.Life(model.Day * time.Duration(cmp.Or(s.Object.Spec.Config.Cluster.CertificateValidityDays, defaultCertificateDays)))
 	for _, m := range members {
 		if at := m.CertificatesExpire; !at.IsZero() {
 			out = append(out, certexpiry.Certificate{Name: "machine " + m.Name, NotBefore: at.Add(-validity), NotAfter: at})
