@@ -67,6 +67,8 @@ type machineState struct {
 	Deaths []time.Time `json:"deaths,omitempty"`
 	// Failed explains why the machine is not started.
 	Failed string `json:"failed,omitempty"`
+	// DiskLost is true if it is not started because its disk is lost.
+	DiskLost bool `json:"diskLost,omitempty"`
 	// ManagementCluster is the field of MachineStatus.
 	ManagementCluster string `json:"managementCluster,omitempty"`
 	// RestartAt is the time when a failed machine is started again; zero means only on request.
@@ -176,7 +178,7 @@ func (m *machine) toRun() (run bool, pause time.Duration) {
 		return false, forever
 	}
 	if pause := stillFailed(m.state.Failed, m.state.RestartAt, time.Now()); pause != 0 {
-		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.state.Failed })
+		m.publishFailed()
 		return false, pause
 	}
 	if m.state.Failed != "" {
@@ -194,9 +196,9 @@ func (m *machine) toRun() (run bool, pause time.Duration) {
 
 // absolve resets the restart budget of the machine; m.mu is held.
 func (m *machine) absolve() error {
-	m.state.Failed, m.state.RestartAt, m.state.Deaths = "", time.Time{}, nil
+	m.state.Failed, m.state.DiskLost, m.state.RestartAt, m.state.Deaths = "", false, time.Time{}, nil
 	m.publish(func(s *hostpb.MachineStatus) {
-		s.Phase, s.Message = hostpb.MachineStatus_RESTARTING, "the machine is being started again"
+		s.Phase, s.Message, s.DiskLost = hostpb.MachineStatus_RESTARTING, "the machine is being started again", false
 	})
 	return m.save()
 }
@@ -361,8 +363,15 @@ func (m *machine) clear(ctx context.Context) error {
 func (m *machine) fail(why string) error {
 	m.log.Error("Machine failed", "reason", why)
 	m.state.Failed = why
-	m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message, s.Pid = hostpb.MachineStatus_FAILED, why, 0 })
+	m.publishFailed()
 	return errors.Join(errors.New(why), m.save())
+}
+
+// publishFailed publishes that the machine has failed; m.mu is held.
+func (m *machine) publishFailed() {
+	m.publish(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Message, s.DiskLost, s.Pid = hostpb.MachineStatus_FAILED, m.state.Failed, m.state.DiskLost, 0
+	})
 }
 
 // watch follows PID 1 and the status of its init until PID 1 or life ends.

@@ -74,6 +74,7 @@ func (m *machine) ensureDisk(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.state.DiskLost = true
 	return m.fail(fmt.Sprintf("the disk of the machine is lost: %s does not exist", m.rootfs()))
 }
 

@@ -41,7 +41,7 @@ func read(t *testing.T, path string) string {
 }
 
 // Once PID 1 was started from it, the disk is the machine's own: what its bootstrap has done there stays, however far
-// it was when the machine, the host or capstand ended.
+// it was when the machine, the host or capstand ended. A disk that is lost after that is reported as lost (ALL-16).
 func TestDiskIsMadeOnce(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)
@@ -67,6 +67,13 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	}
 	if err := again.ensureDisk(t.Context()); err == nil || onDisk(t, h).state.Failed == "" {
 		t.Errorf("a lost disk was made anew: %v", err)
+	}
+	next := onDisk(t, h) // of the next capstand
+	if run, _ := next.toRun(); run || !again.status.DiskLost || !next.status.DiskLost {
+		t.Errorf("disk lost: %v, after a restart of capstand %v", again.status.DiskLost, next.status.DiskLost)
+	}
+	if err := next.startAgain(); err != nil || next.status.DiskLost {
+		t.Errorf("a machine that is started again: %v, %v", err, next.status)
 	}
 }
 

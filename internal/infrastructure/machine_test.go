@@ -22,6 +22,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
+	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
@@ -331,6 +332,13 @@ func TestTerminalFailures(t *testing.T) {
 	b.startAgain(m)
 	b.Eventually(func() *int32 { b.get(m); return m.Status.Restarts }).Should(HaveValue(Equal(int32(5))))
 	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()), "provisioned is never taken back")
+
+	b.fake.Update(m.Spec.ID, func(s *hostpb.MachineStatus) {
+		s.Bootstrap, s.Phase, s.Message, s.DiskLost = hostpb.MachineStatus_SUCCEEDED, hostpb.MachineStatus_FAILED, "the disk of the machine is lost", true
+	})
+	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineLost")).To(ContainSubstring("Delete the Machine"))
+	former := &infrav1beta1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}}
+	b.Eventually(func() *string { b.get(former); return former.Status.FailureReason }).Should(HaveValue(Equal("MachineLost")))
 }
 
 // A machine that its host lost is failed, and not made again (DESIGN rule 6).

@@ -16,7 +16,7 @@ type CapstanMachineStatus struct {
 	Ready *bool `json:"ready,omitempty"`
 
 	// failureReason is the reason of a condition that describes a failure of the machine for ever: MachineLost (its host
-	// no longer has it) or BootstrapFailed (its bootstrap data failed). The machine must be replaced.
+	// no longer has it or its disk) or BootstrapFailed (its bootstrap data failed). The machine must be replaced.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256

@@ -95,10 +95,10 @@ const (
 	MachineStartingReason = "MachineStarting"
 	// MachineRestartingReason: PID 1 ended and will be started again.
 	MachineRestartingReason = "MachineRestarting"
-	// MachineFailedReason is terminal: the machine's disk is lost or its restarts are exhausted. Capstan does not
-	// replace the machine: delete its Machine, or use a MachineHealthCheck.
+	// MachineFailedReason: the machine cannot be started, or its restarts are exhausted. The message contains the cause.
+	// Capstan does not replace the machine: delete its Machine, or use a MachineHealthCheck.
 	MachineFailedReason = "MachineFailed"
-	// MachineLostReason is terminal: the host no longer has the machine. See MachineFailedReason.
+	// MachineLostReason is terminal: the host no longer has the machine or its disk. See MachineFailedReason.
 	MachineLostReason = "MachineLost"
 	// MachineRefusedReason: the host refused the machine. The message contains the cause.
 	MachineRefusedReason = "MachineRefused"

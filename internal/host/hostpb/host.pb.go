@@ -1512,7 +1512,8 @@ type MachineStatus struct {
 	// management_cluster is the UID of the namespace kube-system of the management cluster that has the machine's object. A
 	// restore of the management cluster's etcd preserves it. Empty: not recorded.
 	ManagementCluster string               `protobuf:"bytes,9,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
-	Certificates      []*CertificateStatus `protobuf:"bytes,10,rep,name=certificates,proto3" json:"certificates,omitempty"` // in use, at most 64; none from an older capstan-init
+	Certificates      []*CertificateStatus `protobuf:"bytes,10,rep,name=certificates,proto3" json:"certificates,omitempty"`          // in use, at most 64; none from an older capstan-init
+	DiskLost          bool                 `protobuf:"varint,11,opt,name=disk_lost,json=diskLost,proto3" json:"disk_lost,omitempty"` // with FAILED: the disk that the machine ran from is lost, so that only a replacement helps
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1615,6 +1616,13 @@ func (x *MachineStatus) GetCertificates() []*CertificateStatus {
 		return x.Certificates
 	}
 	return nil
+}
+
+func (x *MachineStatus) GetDiskLost() bool {
+	if x != nil {
+		return x.DiskLost
+	}
+	return false
 }
 
 type CertificateStatus struct {
@@ -2447,7 +2455,7 @@ const file_host_proto_rawDesc = "" +
 	"\x12management_cluster\x18\x03 \x01(\tR\x11managementCluster\"s\n" +
 	"\aMachine\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x126\n" +
-	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xc1\x05\n" +
+	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xde\x05\n" +
 	"\rMachineStatus\x12:\n" +
 	"\x05phase\x18\x01 \x01(\x0e2$.capstan.host.v1.MachineStatus.PhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
@@ -2460,7 +2468,8 @@ const file_host_proto_rawDesc = "" +
 	"\x03pid\x18\b \x01(\x05R\x03pid\x12-\n" +
 	"\x12management_cluster\x18\t \x01(\tR\x11managementCluster\x12F\n" +
 	"\fcertificates\x18\n" +
-	" \x03(\v2\".capstan.host.v1.CertificateStatusR\fcertificates\"b\n" +
+	" \x03(\v2\".capstan.host.v1.CertificateStatusR\fcertificates\x12\x1b\n" +
+	"\tdisk_lost\x18\v \x01(\bR\bdiskLost\"b\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\v\n" +

@@ -30,7 +30,7 @@ func (r *Reconciler) observe(s *scope, status *hostpb.MachineStatus) {
 
 func isBad(reason string) bool {
 	switch reason {
-	case infrav1.MachineFailedReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.ServicesUnhealthyReason:
+	case infrav1.MachineFailedReason, infrav1.MachineLostReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.ServicesUnhealthyReason:
 		return true
 	}
 	return false
@@ -44,6 +44,11 @@ func running(s *hostpb.MachineStatus) metav1.Condition {
 	case hostpb.MachineStatus_RESTARTING:
 		c.Reason = infrav1.MachineRestartingReason
 	case hostpb.MachineStatus_FAILED:
+		if s.GetDiskLost() {
+			c.Reason = infrav1.MachineLostReason
+			c.Message = cmp.Or(s.GetMessage(), "The disk of the machine is lost") + ". Delete the Machine to replace it"
+			break
+		}
 		c.Reason = infrav1.MachineFailedReason
 		c.Message = cmp.Or(s.GetMessage(), "The machine failed") + ". To start it now, annotate the CapstanMachine with " + infrav1.MachineStartAnnotation + "; to replace it, delete the Machine"
 	case hostpb.MachineStatus_DELETING:

@@ -25,8 +25,12 @@ func TestConditionsOfAMachine(t *testing.T) {
 		"runs":       {running(&hostpb.MachineStatus{Phase: runs}), "True", "MachineRunning", ""},
 		"restarting": {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_RESTARTING, Message: "exit 1"}), "False", "MachineRestarting", "exit 1"},
 		"failed": {
-			running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Message: "disk is lost"}), "False", "MachineFailed",
-			"disk is lost. To start it now, annotate the CapstanMachine with infrastructure.capstan.dev/start; to replace it, delete the Machine",
+			running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Message: "no memory"}), "False", "MachineFailed",
+			"no memory. To start it now, annotate the CapstanMachine with infrastructure.capstan.dev/start; to replace it, delete the Machine",
+		},
+		"disk lost": {
+			running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_FAILED, Message: "the disk is lost", DiskLost: true}), "False", "MachineLost",
+			"the disk is lost. Delete the Machine to replace it",
 		},
 		"deleting":          {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_DELETING}), "False", "Deleting", ""},
 		"bootstrap waits":   {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_WAITING}), "False", "BootstrapRunning", ""},
