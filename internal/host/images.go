@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/runc"
@@ -52,7 +53,7 @@ func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 		machines = append(machines, m)
 	}
 	if len(machines) == 0 {
-		return refusal.Errorf(hostpb.Refusal_INVALID, "the first message of LoadImage names no machine: send the ids of the machines in it")
+		return admission.NoMachines()
 	}
 	archive, err := ms.receive(first.Chunk, stream)
 	if err != nil {

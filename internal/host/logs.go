@@ -10,13 +10,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"regexp"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -56,8 +56,6 @@ func cutLog(path string, most int64) error {
 	return errors.Join(os.WriteFile(path+".1", data, 0o600), os.Truncate(path, 0))
 }
 
-var serviceForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-
 // Logs streams a log of a machine.
 func (ms *machines) Logs(req *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
 	m, err := ms.get(req.Machine)
@@ -89,8 +87,8 @@ func (m *machine) openServiceLog(service string) (*os.File, error) {
 		file, err := os.Open(m.initLog())
 		return file, noLog(err, "init", m.spec)
 	}
-	if !serviceForm.MatchString(service) {
-		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "expected a service name such as kubelet, found %q", service)
+	if err := admission.CheckService(service); err != nil {
+		return nil, err
 	}
 	root, err := os.OpenRoot(m.rootfs())
 	if err != nil {

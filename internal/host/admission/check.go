@@ -57,6 +57,16 @@ func CheckID(what, id string) error {
 	return invalid("%s id %q is not valid: expected at most 63 letters, digits, - and _", what, id)
 }
 
+var serviceForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+
+// CheckService refuses a name that no service of a machine has (INVALID): it becomes a part of a path.
+func CheckService(name string) error {
+	if serviceForm.MatchString(name) {
+		return nil
+	}
+	return invalid("expected a service name such as kubelet, found %q", name)
+}
+
 func invalid(format string, args ...any) error {
 	return refusal.Errorf(hostpb.Refusal_INVALID, format, args...)
 }

@@ -7,8 +7,12 @@ package conformance
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"slices"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -41,7 +45,7 @@ const (
 // Test makes calls to a host without objects, which has memory for two machines of 1 GiB and less than 1 TiB.
 func Test(t *testing.T, h hostpb.HostServer, f Features) {
 	t.Helper()
-	calls := append(networkCalls(), machineCalls(f.Version)...)
+	calls := slices.Concat(networkCalls(), machineCalls(f.Version), claimCalls(), streamCalls())
 	if f.LoadBalancers {
 		calls = append(calls, balancerCalls()...)
 	}
@@ -118,6 +122,7 @@ func machineCalls(version string) []call {
 		{"machine with the address of another", second(func(s *hostpb.MachineSpec) { s.Addresses[0].Address = "10.1.0.10" }), hostpb.Refusal_ADDRESS_IN_USE, codes.AlreadyExists},
 		{"machine in the network of another owner", second(func(s *hostpb.MachineSpec) { s.Network.Namespace = "thief" }), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
 		{"start of a machine of another namespace", start("thief", "m-1"), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
+		{"start of a machine without an owner", start("", "m-1"), invalid, codes.InvalidArgument},
 		{"start of an unknown machine", start("default", "m-9"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 		{"get of an unknown machine", func(ctx context.Context, h hostpb.HostServer) error {
 			_, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: "m-9"})
@@ -131,6 +136,81 @@ func machineCalls(version string) []call {
 			return second(func(s *hostpb.MachineSpec) { s.Id, s.Name = "m-3", "three" })(ctx, h)
 		}, hostpb.Refusal_DELETED, codes.FailedPrecondition},
 	}
+}
+
+// claimCalls claim the machine m-1. A refused claim changes nothing.
+func claimCalls() []call {
+	claim := func(id, namespace, cluster string) func(context.Context, hostpb.HostServer) error {
+		return func(ctx context.Context, h hostpb.HostServer) error {
+			_, err := h.ClaimMachine(ctx, &hostpb.ClaimMachineRequest{Id: id, Namespace: namespace, Name: "one", ManagementCluster: cluster})
+			return err
+		}
+	}
+	return []call{
+		{"claim", claim("m-1", "default", "first"), success, codes.OK},
+		{"claim again", claim("m-1", "default", "second"), success, codes.OK},
+		{"claim without an owner", claim("m-1", "", "third"), invalid, codes.InvalidArgument},
+		{"claim of another namespace", claim("m-1", "thief", "third"), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
+		{"claim of an unknown machine", claim("m-9", "default", "third"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"the last claim holds", func(ctx context.Context, h hostpb.HostServer) error {
+			m, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: "m-1"})
+			if got := m.GetStatus().GetManagementCluster(); err == nil && got != "second" {
+				return fmt.Errorf("the machine belongs to management cluster %q", got)
+			}
+			return err
+		}, success, codes.OK},
+	}
+}
+
+// streamCalls are those whose answers depend on no running machine.
+func streamCalls() []call {
+	logs := func(machine, service string) func(context.Context, hostpb.HostServer) error {
+		return func(ctx context.Context, h hostpb.HostServer) error {
+			return h.Logs(&hostpb.LogsRequest{Machine: machine, Service: service}, &logsStream{ctx: ctx})
+		}
+	}
+	load := func(machines ...string) func(context.Context, hostpb.HostServer) error {
+		return func(ctx context.Context, h hostpb.HostServer) error {
+			return h.LoadImage(&imageStream{ctx: ctx, first: &hostpb.LoadImageRequest{Machines: machines}})
+		}
+	}
+	return []call{
+		{"logs of an unknown machine", logs("m-9", "kubelet"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"logs of a service that is a path", logs("m-1", "../kubelet"), invalid, codes.InvalidArgument},
+		{"logs of no service", logs("m-1", ""), invalid, codes.InvalidArgument},
+		{"image for no machine", load(), invalid, codes.InvalidArgument},
+		{"image for an unknown machine", load("m-9"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+	}
+}
+
+// logsStream is a client of Logs that ignores the log.
+type logsStream struct {
+	grpc.ServerStream
+
+	ctx context.Context
+}
+
+func (s *logsStream) Context() context.Context    { return s.ctx }
+func (s *logsStream) Send(*hostpb.LogChunk) error { return nil }
+
+// imageStream is a client of LoadImage that sends one message.
+type imageStream struct {
+	grpc.ServerStream
+
+	ctx   context.Context
+	first *hostpb.LoadImageRequest
+}
+
+func (s *imageStream) Context() context.Context                     { return s.ctx }
+func (s *imageStream) SendAndClose(*hostpb.LoadImageResponse) error { return nil }
+
+func (s *imageStream) Recv() (*hostpb.LoadImageRequest, error) {
+	if s.first == nil {
+		return nil, io.EOF
+	}
+	first := s.first
+	s.first = nil
+	return first, nil
 }
 
 func balancerCalls() []call {

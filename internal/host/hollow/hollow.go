@@ -293,6 +293,9 @@ func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 
 // StartMachine implements hostpb.HostServer. A failed hollow machine stays failed, so that tests of remediation see it.
 func (h *Host) StartMachine(ctx context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", r.GetId(), r); err != nil {
+		return nil, err
+	}
 	m, err := h.GetMachine(ctx, &hostpb.GetMachineRequest{Id: r.GetId()})
 	if err != nil {
 		return nil, err
@@ -304,6 +307,24 @@ func (h *Host) StartMachine(ctx context.Context, r *hostpb.StartMachineRequest) 
 		return nil, refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its failed machines do not start again; delete the machine")
 	}
 	return m, nil
+}
+
+// ClaimMachine implements hostpb.HostServer.
+func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", r.GetId(), r); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	m := h.machines[r.GetId()]
+	h.mu.Unlock()
+	if m == nil {
+		return nil, admission.NoMachine(r.GetId())
+	}
+	if err := owner.Ensure("machine", r.GetId(), m.owner(), r); err != nil {
+		return nil, err
+	}
+	m.update(func(s *hostpb.MachineStatus) { s.ManagementCluster = r.GetManagementCluster() })
+	return m.snapshot(), nil
 }
 
 // GetMachine implements hostpb.HostServer.
@@ -354,10 +375,29 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 
 // Logs implements hostpb.HostServer.
 func (h *Host) Logs(r *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
-	return stream.Send(&hostpb.LogChunk{Data: []byte(fmt.Sprintf("machine %s is hollow: nothing runs in it\n", r.GetMachine()))})
+	m, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: r.GetMachine()})
+	if err != nil {
+		return err
+	}
+	if err := admission.CheckService(r.GetService()); err != nil {
+		return err
+	}
+	return stream.Send(&hostpb.LogChunk{Data: fmt.Appendf(nil, "machine %s/%s is hollow: nothing runs in it\n", m.GetSpec().GetNamespace(), m.GetSpec().GetName())})
 }
 
 // LoadImage implements hostpb.HostServer.
-func (h *Host) LoadImage(hostpb.Host_LoadImageServer) error {
+func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	for _, id := range first.GetMachines() {
+		if _, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: id}); err != nil {
+			return err
+		}
+	}
+	if len(first.GetMachines()) == 0 {
+		return admission.NoMachines()
+	}
 	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its machines run nothing")
 }

@@ -381,6 +381,9 @@ func (h *Host) run(m *hostpb.Machine) {
 
 // StartMachine implements hostpb.HostServer.
 func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", r.GetId(), r); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
@@ -399,6 +402,9 @@ func (h *Host) StartMachine(_ context.Context, r *hostpb.StartMachineRequest) (*
 
 // ClaimMachine implements hostpb.HostServer.
 func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*hostpb.Machine, error) {
+	if err := owner.Given("machine", r.GetId(), r); err != nil {
+		return nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.machines[r.GetId()]
@@ -411,6 +417,35 @@ func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*
 	m.Status.ManagementCluster = r.GetManagementCluster()
 	h.send(hostpb.Event_CHANGED, m)
 	return proto.CloneOf(m), nil
+}
+
+// Logs implements hostpb.HostServer. Machines have no logs.
+func (h *Host) Logs(r *hostpb.LogsRequest, _ hostpb.Host_LogsServer) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.machines[r.GetMachine()] == nil {
+		return admission.NoMachine(r.GetMachine())
+	}
+	return admission.CheckService(r.GetService())
+}
+
+// LoadImage implements hostpb.HostServer. It accepts each archive and returns no names.
+func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, id := range first.GetMachines() {
+		if h.machines[id] == nil {
+			return admission.NoMachine(id)
+		}
+	}
+	if len(first.GetMachines()) == 0 {
+		return admission.NoMachines()
+	}
+	return stream.SendAndClose(&hostpb.LoadImageResponse{})
 }
 
 // ListMachines implements hostpb.HostServer.
