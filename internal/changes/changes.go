@@ -1,6 +1,6 @@
-// Package changes follows the changes of files. The kernel's inotify has budgets per user: instances and watches. The processes of
-// all machines count as the host's root, and pods often as the balancers' user, so that any pod can use them up. What follows a
-// file here goes on without inotify then: it looks at the file every second. No other package uses inotify.
+// Package changes watches files. The kernel limits the inotify instances and watches of each user. The processes of all
+// machines count as the host's root, and pods often as the balancers' user, so any pod can use up the limits. This package
+// then continues without inotify: it checks the file every second. No other package uses inotify.
 //
 // Layer: library.
 package changes
@@ -14,14 +14,14 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// period of looking at a file without inotify.
+// period between two checks of a file without inotify.
 const period = time.Second
 
-// Of returns a channel that gets a value after each change of a file, or of several; the file may be replaced. Changes count
-// from the return of Of until ctx is done.
+// Of returns a channel that receives a value after each change of one or several files, which may be replaced. It reports
+// changes from the return of Of until ctx is done.
 func Of(ctx context.Context, path string) <-chan struct{} {
 	out := make(chan struct{}, 1)
-	before, _ := os.Stat(path) // one that is not there may come
+	before, _ := os.Stat(path) // A missing file may be created later.
 	if watcher := watch(path); watcher != nil {
 		go follow(ctx, watcher, path, out)
 	} else {
@@ -46,7 +46,7 @@ func WaitFor(ctx context.Context, path string) error {
 	}
 }
 
-// watch follows the folder of the file, nil when there is no budget.
+// watch watches the folder of the file. It returns nil when the inotify limits are used up.
 func watch(path string) *fsnotify.Watcher {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -99,7 +99,7 @@ func changed(before, now os.FileInfo) bool {
 	return !os.SameFile(before, now) || before.Size() != now.Size() || !before.ModTime().Equal(now.ModTime())
 }
 
-// tell leaves one value for the reader, however many changes there were.
+// tell keeps one value for the reader, regardless of the number of changes.
 func tell(out chan<- struct{}) {
 	select {
 	case out <- struct{}{}:

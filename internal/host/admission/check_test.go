@@ -44,7 +44,7 @@ func TestCheckMachine(t *testing.T) {
 			dualStack(s)
 			s.Addresses[1] = &hostpb.Address{Address: "10.1.0.11", Prefix: 24}
 		}, "not in the machine network fd00:1::/64"},
-		"IPv6 only":           {func(s *hostpb.MachineSpec) { s.Network.Cidr = "fd00:1::/64" }, "machines have an IPv4 network"},
+		"IPv6 only":           {func(s *hostpb.MachineSpec) { s.Network.Cidr = "fd00:1::/64" }, "expected an IPv4 network first"},
 		"second IPv4 network": {func(s *hostpb.MachineSpec) { s.Network.Ipv6Cidr = "10.2.0.0/24" }, "is not IPv6"},
 		"IPv6 gateway": {func(s *hostpb.MachineSpec) {
 			dualStack(s)
@@ -63,7 +63,7 @@ func TestCheckMachine(t *testing.T) {
 		"second is no address": {func(s *hostpb.MachineSpec) {
 			dualStack(s)
 			s.Addresses[1].Address = "x"
-		}, "no IP address"},
+		}, "not an IP address"},
 	} {
 		spec := goodSpec()
 		test.change(spec)

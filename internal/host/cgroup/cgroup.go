@@ -1,4 +1,4 @@
-// Package cgroup names, fills, kills and removes cgroups on hosts with cgroup v2, v1, or both.
+// Package cgroup creates, fills, kills and removes cgroups on hosts with cgroup v2, v1, or both.
 //
 // Layer: host.
 package cgroup
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version is 2 on a host with the unified hierarchy alone, else 1.
+// Version returns 2 on a host with only the unified hierarchy, otherwise 1.
 func Version() int {
 	var st unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
@@ -28,7 +28,7 @@ func Version() int {
 	return 1
 }
 
-// Group is a cgroup by its path below the root of each hierarchy, for example /capstan/3f2a/m-1.
+// Group is the path of a cgroup below the root of each hierarchy, for example /capstan/3f2a/m-1.
 type Group string
 
 // dirs lists the group's folder in each hierarchy of the host.
@@ -47,7 +47,7 @@ func (g Group) dirs() ([]string, error) {
 	return slices.Compact(dirs), nil
 }
 
-// Add makes the group and moves a process into it.
+// Add creates the group and moves a process into it.
 func (g Group) Add(pid int) error {
 	dirs, err := g.dirs()
 	if err != nil {
@@ -67,7 +67,7 @@ func (g Group) Add(pid int) error {
 	return nil
 }
 
-// fillCpuset gives a new v1 cpuset its parent's cpus and memory nodes: an empty one takes no process.
+// fillCpuset copies the parent's CPUs and memory nodes into a new v1 cpuset, because an empty cpuset accepts no process.
 func fillCpuset(dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		file := filepath.Join(dir, name)
@@ -89,7 +89,7 @@ func fillCpuset(dir string) error {
 	return nil
 }
 
-// Exists says whether any hierarchy has the group.
+// Exists returns whether any hierarchy has the group.
 func (g Group) Exists() bool {
 	dirs, err := g.dirs()
 	return err != nil || slices.ContainsFunc(dirs, func(d string) bool {
@@ -98,12 +98,12 @@ func (g Group) Exists() bool {
 	})
 }
 
-// Children lists the names of the groups right below this one, in any hierarchy.
+// Children lists the names of the direct subgroups in any hierarchy.
 func (g Group) Children() []string {
 	dirs, _ := g.dirs()
 	var names []string
 	for _, dir := range dirs {
-		entries, _ := os.ReadDir(dir) // a hierarchy need not have the group
+		entries, _ := os.ReadDir(dir) // Not every hierarchy has the group.
 		for _, entry := range entries {
 			if entry.IsDir() {
 				names = append(names, entry.Name())
@@ -114,8 +114,8 @@ func (g Group) Children() []string {
 	return slices.Compact(names)
 }
 
-// Remove kills every process in the group and in those below it, and removes them all. It returns
-// when nothing is left, or with ctx's error.
+// Remove kills all processes in the group and its subgroups, and removes the groups. It returns when they are gone, or with
+// ctx's error.
 func (g Group) Remove(ctx context.Context) error {
 	for {
 		err := g.removeOnce()
@@ -125,7 +125,7 @@ func (g Group) Remove(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("removing cgroup %s: %w (%w)", g, err, ctx.Err())
-		// A killed process leaves its cgroup when it has ended; v1 has no event for that.
+		// A killed process leaves its cgroup when it has ended. cgroup v1 has no event for that.
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -153,14 +153,14 @@ func killTree(dir string) error {
 		return nil // v2, kernel 5.14 or newer
 	}
 	return walk(dir, func(dir string) error {
-		// A frozen process of v1 dies only when it is thawed.
+		// A frozen process of v1 dies only after it is thawed.
 		_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
 		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if err != nil {
 			return ignoreGone(err)
 		}
 		for _, field := range strings.Fields(string(procs)) {
-			// 0 is a process of another pid namespace: never kill our own group with it.
+			// 0 is a process of another pid namespace. Killing it would kill capstand's own process group.
 			if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
@@ -169,7 +169,7 @@ func killTree(dir string) error {
 	})
 }
 
-// removeTree removes dir and all below it, the deepest first.
+// removeTree removes dir and its subfolders, the deepest first.
 func removeTree(dir string) error {
 	var all []string
 	if err := walk(dir, func(dir string) error { all = append(all, dir); return nil }); err != nil {
@@ -195,7 +195,7 @@ func walk(root string, visit func(dir string) error) error {
 	})
 }
 
-// ignoreGone forgives that a cgroup vanished while we looked.
+// ignoreGone drops the error of a cgroup that was removed in between.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil
@@ -203,10 +203,10 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// RemoveEmpty removes the group where nothing is in it.
+// RemoveEmpty removes the group if it is empty.
 func (g Group) RemoveEmpty() {
 	dirs, _ := g.dirs()
 	for _, dir := range dirs {
-		_ = unix.Rmdir(dir) // fails, as it should, where something is
+		_ = unix.Rmdir(dir) // The kernel refuses to remove a group that is not empty.
 	}
 }

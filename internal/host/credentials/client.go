@@ -14,14 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// CAKey is the key of the authority in the Secret of a host's credentials. The others are Kubernetes' own,
+// CAKey is the key of the certificate authority in the Secret with a host's credentials. The other keys are Kubernetes' own,
 // tls.crt and tls.key.
 const CAKey = "ca.crt"
 
-// Client is what a manager needs to use a host, PEM encoded.
+// Client contains the credentials that a manager needs to use a host, PEM encoded.
 type Client struct{ CA, Cert, Key []byte }
 
-// FromSecret reads what is in a Secret.
+// FromSecret reads the data of a Secret.
 func FromSecret(data map[string][]byte) (Client, error) {
 	c := Client{CA: data[CAKey], Cert: data[corev1.TLSCertKey], Key: data[corev1.TLSPrivateKeyKey]}
 	if len(c.CA) == 0 || len(c.Cert) == 0 || len(c.Key) == 0 {
@@ -30,18 +30,18 @@ func FromSecret(data map[string][]byte) (Client, error) {
 	return c, nil
 }
 
-// Data is what FromSecret reads.
+// Data returns the data of a Secret that FromSecret reads.
 func (c Client) Data() map[string][]byte {
 	return map[string][]byte{CAKey: c.CA, corev1.TLSCertKey: c.Cert, corev1.TLSPrivateKeyKey: c.Key}
 }
 
-// Equal says whether both are the same.
+// Equal returns whether both credentials are the same.
 func (c Client) Equal(o Client) bool {
 	return bytes.Equal(c.CA, o.CA) && bytes.Equal(c.Cert, o.Cert) && bytes.Equal(c.Key, o.Key)
 }
 
-// Transport is mutual TLS with a host. The error never says more about the material than which part of it is
-// unusable. seen is called with the host's certificate at each handshake, if it is not nil.
+// Transport returns mutual TLS with a host. An error only names the unusable part of the credentials. If seen is not nil, it
+// is called with the host's certificate at each handshake.
 func (c Client) Transport(now time.Time, seen func(*x509.Certificate)) (credentials.TransportCredentials, error) {
 	config, err := c.config(now)
 	if err != nil {
@@ -56,7 +56,7 @@ func (c Client) Transport(now time.Time, seen func(*x509.Certificate)) (credenti
 	return patient{credentials.NewTLS(config)}, nil
 }
 
-// config is that of a client.
+// config returns the TLS configuration of a client.
 func (c Client) config(now time.Time) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(c.CA) {
@@ -73,9 +73,9 @@ func (c Client) config(now time.Time) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
 }
 
-// patient waits, after the handshake, for the first byte of the host's greeting. With TLS 1.3 a server refuses a
-// client's certificate only after the client's part of the handshake, and what the client has written until then
-// makes a "broken pipe" of the reason.
+// patient waits, after the handshake, for the first byte of the host's greeting. With TLS 1.3 a server refuses a client's
+// certificate only after the client's part of the handshake, and a client that writes before that gets a "broken pipe"
+// instead of the reason.
 type patient struct {
 	credentials.TransportCredentials
 }
@@ -104,7 +104,7 @@ func (p patient) Clone() credentials.TransportCredentials {
 	return patient{p.TransportCredentials.Clone()}
 }
 
-// begun is a connection whose first byte was read.
+// begun is a connection whose first byte was read already.
 type begun struct {
 	net.Conn
 	first []byte

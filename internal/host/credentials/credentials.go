@@ -1,5 +1,5 @@
-// Package credentials is mutual TLS between capstand and the managers: it makes the certificates of a host and
-// of those who use it, and reads them on capstand's side.
+// Package credentials implements mutual TLS between capstand and the managers. It creates the certificates of a host and of
+// its clients, and reads them for capstand.
 //
 // Layer: contract.
 package credentials
@@ -28,17 +28,17 @@ import (
 // DefaultValidity of certificates.
 const DefaultValidity = 365 * 24 * time.Hour
 
-// ClientName is the common name of the certificates that Make gives to clients.
+// ClientName is the common name of the client certificates that Make creates.
 const ClientName = "capstan-manager"
 
-// Make makes the certificates of a host in a folder and returns credentials for its clients. The addresses, IP
-// addresses or names, are those that clients dial.
+// Make creates the certificates of a host in a folder and returns credentials for its clients. The addresses are the IP
+// addresses or names that clients dial.
 //
-// The authority (ca.crt, ca.key) is made once and kept: called again, Make issues new certificates, and those that are
-// out go on until they expire. Whoever has the folder can use the host: it is root's.
+// The certificate authority (ca.crt, ca.key) is created once and kept. When called again, Make issues new certificates, and
+// earlier ones stay valid until they expire. Any reader of the folder can use the host, so only root can read it.
 func Make(dir string, addresses []string, validity time.Duration, now time.Time) (Client, error) {
 	if len(addresses) == 0 || validity <= 0 {
-		return Client{}, fmt.Errorf("wanted an address and a validity, found %v and %s", addresses, validity)
+		return Client{}, fmt.Errorf("expected at least one address and a positive validity, found %v and %s", addresses, validity)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return Client{}, err
@@ -54,7 +54,7 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 			server.DNSNames = append(server.DNSNames, a)
 		}
 	}
-	// A new one in any case: whoever calls wants the time to start over.
+	// Always issue a new certificate, because the caller wants the validity to start now.
 	if err := os.Remove(filepath.Join(dir, "server.crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Client{}, err
 	}
@@ -69,35 +69,36 @@ func Make(dir string, addresses []string, validity time.Duration, now time.Time)
 	return Client{CA: ca, Cert: pair, Key: pair}.split(), err
 }
 
-// split parts the certificate from the key.
+// split separates the certificate from the key.
 func (c Client) split() Client {
 	leaf, err := pki.ParseCert(c.Cert)
 	if err != nil {
-		panic(err) // it was encoded a moment ago
+		panic(err) // The caller has just encoded it.
 	}
 	c.Cert = pki.EncodeCert(leaf)
 	c.Key = c.Key[len(c.Cert):]
 	return c
 }
 
-// Server names the files of capstand's side.
+// Server names capstand's certificate files.
 type Server struct {
 	Cert, Key string
-	// ClientCA is the authority of the certificates that clients must have.
+	// ClientCA is the certificate authority that must have signed the certificates of clients.
 	ClientCA string
-	// ClientName is the common name, or a DNS name, that they must have beside: an authority may have signed more than the
-	// certificates of managers, and who may use capstand is root on its host. The package's ClientName if empty.
+	// ClientName is a common name or DNS name that client certificates must have in addition, because an authority may have
+	// signed other certificates than those of managers, and each client has root access to the host. The default is the
+	// package's ClientName.
 	ClientName string
 }
 
-// In is the server of a folder that Make made.
+// In returns the server files of a folder that Make created.
 func In(dir string) Server {
 	return Server{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), ClientCA: filepath.Join(dir, "ca.crt")}
 }
 
-// Transport is mutual TLS with the files as they are at each handshake, so that certificates can be renewed without a
-// restart. Files that are unusable later, half-written for example, leave the last good ones in use. Warn is
-// told why, and what is wrong with a client of the right authority.
+// Transport returns mutual TLS with the files. It reads them at each handshake, so that certificates can be renewed without
+// a restart. While they are unusable, for example half-written, the last good ones stay in use. It calls warn with the
+// reason, and with the refusal of a client that the right authority has signed.
 func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
 	last, err := s.load(warn)
 	if err != nil {
@@ -123,11 +124,11 @@ func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, e
 func (s Server) load(warn func(error)) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
 	if err != nil {
-		return nil, fmt.Errorf("wanted a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
+		return nil, fmt.Errorf("expected a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
 	}
 	roots, err := cert.NewPool(s.ClientCA)
 	if err != nil {
-		return nil, fmt.Errorf("wanted the authority of clients in %s: %w", s.ClientCA, err)
+		return nil, fmt.Errorf("expected the certificate authority of clients in %s: %w", s.ClientCA, err)
 	}
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
@@ -145,12 +146,12 @@ func (s Server) load(warn func(error)) (*tls.Config, error) {
 	}, nil
 }
 
-// checkName refuses clients that the authority has signed for something else.
+// checkName refuses clients whose certificate was signed for another purpose.
 func (s Server) checkName(client *x509.Certificate) error {
 	want := cmp.Or(s.ClientName, ClientName)
 	if client.Subject.CommonName == want || slices.Contains(client.DNSNames, want) {
 		return nil
 	}
-	return fmt.Errorf("refused a client: wanted a certificate with the common name or DNS name %q, found %q and %q; give it one, or name another with --client-name",
+	return fmt.Errorf("refused a client: expected a certificate with the common name or DNS name %q, found %q and %q; issue such a certificate, or set another name with --client-name",
 		want, client.Subject.CommonName, client.DNSNames)
 }

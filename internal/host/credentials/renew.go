@@ -21,14 +21,14 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// ErrNoAuthority is the error of a host that cannot sign certificates: they were not made by Make, or the key of the
-// authority was taken away.
-var ErrNoAuthority = errors.New("the host does not have the key of the authority of its certificates, ca.key beside ca.crt")
+// ErrNoAuthority is the error of a host that cannot sign certificates, because Make did not create them, or the key of the
+// authority was removed.
+var ErrNoAuthority = errors.New("the host does not have the key of its certificate authority (ca.key in the folder of ca.crt)")
 
-// renewMax: clocks jump and machines sleep, so a renewal that is far off is looked at now and then.
+// renewMax bounds the pause before a renewal, because clocks can jump and machines can sleep.
 const renewMax = time.Hour
 
-// authority is the folder that Make made, if the server still uses it.
+// authority returns the certificate authority in the folder of Make, if the server still uses it.
 func (s Server) authority() (dir string, err error) {
 	dir = filepath.Dir(s.ClientCA)
 	if made := In(dir); s.Cert != made.Cert || s.Key != made.Key || s.ClientCA != made.ClientCA {
@@ -40,8 +40,8 @@ func (s Server) authority() (dir string, err error) {
 	return dir, nil
 }
 
-// Renew signs the server's certificate again, for the same names and the same time, when two thirds of that are over. It
-// returns when to look again.
+// Renew signs the server's certificate again, for the same names and validity, when two thirds of its validity are over. It
+// returns the time of the next check.
 func (s Server) Renew(now time.Time) (next time.Time, err error) {
 	dir, err := s.authority()
 	if err != nil {
@@ -55,13 +55,13 @@ func (s Server) Renew(now time.Time) (next time.Time, err error) {
 	return leaf.Ensure(dir, pki.Validity(old), now)
 }
 
-// KeepRenewed renews the server's certificate until ctx ends. Servers read it at each handshake. warn is called with
+// KeepRenewed renews the server's certificate until ctx ends. Servers read it at each handshake. KeepRenewed calls warn with
 // each failure.
 func (s Server) KeepRenewed(ctx context.Context, warn func(error)) {
 	for ctx.Err() == nil {
 		next, err := s.Renew(time.Now())
 		if err != nil {
-			warn(fmt.Errorf("the server's certificate is not renewed: %w", err))
+			warn(fmt.Errorf("cannot renew the server's certificate: %w", err))
 			next = time.Now().Add(renewMax)
 		}
 		select {
@@ -71,16 +71,16 @@ func (s Server) KeepRenewed(ctx context.Context, warn func(error)) {
 	}
 }
 
-// SignClient signs a client's next certificate: for the key of the request, with the name that clients must have, and for
-// as long as the certificate that the client has shown was valid.
+// SignClient signs a client's next certificate. It has the key of the request, the name that clients must have, and the
+// validity of the certificate that the client presented.
 func (s Server) SignClient(request []byte, shown *x509.Certificate, now time.Time) (*x509.Certificate, error) {
 	dir, err := s.authority()
 	if err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s: make new credentials where the authority is", err)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: make new credentials in the place where the key is", err)
 	}
 	parsed, err := pki.ParseRequest(request)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "wanted a certificate request that is signed by its own key: %s", err)
+		return nil, status.Errorf(codes.InvalidArgument, "expected a certificate request that its own key has signed: %s", err)
 	}
 	leaf := certfiles.Leaf{Name: "client", CA: "ca", Leaf: pki.Leaf{CommonName: cmp.Or(s.ClientName, ClientName), Usages: pki.Client}}
 	return leaf.IssueFor(parsed.PublicKey, dir, pki.Validity(shown), now)
@@ -96,11 +96,11 @@ type Service struct {
 func (s *Service) RenewClient(ctx context.Context, r *hostpb.RenewClientRequest) (*hostpb.RenewClientResponse, error) {
 	caller, ok := peer.FromContext(ctx)
 	if !ok {
-		return nil, status.Error(codes.FailedPrecondition, "the caller is not known")
+		return nil, status.Error(codes.FailedPrecondition, "the call has no peer information")
 	}
 	info, ok := caller.AuthInfo.(credentials.TLSInfo)
 	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil, status.Error(codes.FailedPrecondition, "wanted a call over TCP with mutual TLS: the socket needs no certificate")
+		return nil, status.Error(codes.FailedPrecondition, "expected a call over TCP with mutual TLS, found another connection; clients of the socket need no certificate")
 	}
 	made, err := s.Server.SignClient(r.GetRequest(), info.State.PeerCertificates[0], time.Now())
 	if err != nil {
@@ -109,7 +109,7 @@ func (s *Service) RenewClient(ctx context.Context, r *hostpb.RenewClientRequest)
 	return &hostpb.RenewClientResponse{Certificate: made.Raw}, nil
 }
 
-// Renew has the host sign another certificate, for another key. What comes back must be what was requested.
+// Renew asks the host to sign a certificate for a new key, and checks the answer.
 func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Client, error) {
 	key, err := pki.NewKey()
 	if err != nil {
@@ -130,10 +130,10 @@ func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Clien
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.CA)
 	if _, err := made.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		return Client{}, fmt.Errorf("the host's certificate is of no use: %w", err)
+		return Client{}, fmt.Errorf("the certificate that the host issued is not usable: %w", err)
 	}
 	if !pki.HasKey(made, key) {
-		return Client{}, errors.New("the host's certificate is for another key")
+		return Client{}, errors.New("the certificate that the host issued is for another key")
 	}
 	data, err := pki.EncodeKey(key)
 	return Client{CA: c.CA, Cert: pki.EncodeCert(made), Key: data}, err

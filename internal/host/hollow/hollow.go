@@ -33,7 +33,7 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
-// Driver is what HostInfo says.
+// Driver is the driver in HostInfo.
 const Driver = "hollow"
 
 // Config of a hollow host.
@@ -42,32 +42,32 @@ type Config struct {
 	Root string
 	// Name of the host.
 	Name string
-	// CPUs and MemoryBytes are what the host says that it has. Memory is given away only once.
+	// CPUs and MemoryBytes are the resources that the host reports. Machines cannot share memory.
 	CPUs        int32
 	MemoryBytes int64
-	// Versions of Kubernetes that its machines can claim to run, with the leading v.
+	// Versions of Kubernetes that its machines can report, with the leading v.
 	Versions []string
 
 	// Behaviour of machines.
 	Behaviour Behaviour
 
-	// Credentials gives the credentials of a machine's kubelet. The default asks the workload
-	// cluster for a certificate with the bootstrap token, as a kubelet does.
+	// Credentials returns the credentials of a machine's kubelet. By default it requests a certificate from the workload
+	// cluster with the bootstrap token, as a kubelet does.
 	Credentials func(ctx context.Context, m Identity) (*rest.Config, error)
 }
 
-// Behaviour is how long machines take and how often they fail.
+// Behaviour defines the delays and failures of machines.
 type Behaviour struct {
-	// StartDelay is until a machine runs, BootDelay from there until it registers its Node.
+	// StartDelay is the time until a machine runs, BootDelay the time from then until it registers its Node.
 	StartDelay, BootDelay time.Duration
-	// Jitter varies the delays, and FailAfter, by up to this fraction: 0.2 is ± 20 %.
+	// Jitter varies the delays and FailAfter by up to this fraction: 0.2 is ± 20 %.
 	Jitter float64
-	// FailStart and FailBootstrap are the probabilities that a machine fails before it runs, and that
-	// its bootstrap fails: 0 to 1.
+	// FailStart and FailBootstrap are the probabilities, from 0 to 1, that a machine fails before it runs, and that its
+	// bootstrap fails.
 	FailStart, FailBootstrap float64
-	// FailAfter is for how long a machine runs on average until it fails; for ever if 0.
+	// FailAfter is the average time until a running machine fails; 0 is never.
 	FailAfter time.Duration
-	// LeaseInterval is how often a machine renews its Node's lease; a kubelet's 10 s if 0.
+	// LeaseInterval is the period in which a machine renews its Node's lease; 0 is 10 s, as for a kubelet.
 	LeaseInterval time.Duration
 }
 
@@ -89,7 +89,7 @@ type Host struct {
 	used     int64
 }
 
-// New reads the state folder and brings the machines of the last run back: they did not notice anything.
+// New reads the state folder and resumes the machines of the last run.
 func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	if config.Credentials == nil {
 		config.Credentials = bootstrapCredentials
@@ -116,10 +116,10 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	return h, nil
 }
 
-// Wait waits until everything that the context stopped has ended.
+// Wait waits until all goroutines have ended after the end of the context.
 func (h *Host) Wait() { h.running.Wait() }
 
-// add starts a machine; h.mu is held, or nobody else has h yet.
+// add starts a machine. The caller holds h.mu, or has not shared h yet.
 func (h *Host) add(m *machine) {
 	spec := m.record.GetSpec()
 	h.machines[spec.GetId()] = m
@@ -130,7 +130,7 @@ func (h *Host) add(m *machine) {
 	h.running.Go(m.run)
 }
 
-// remove forgets a machine; h.mu is held.
+// remove removes a machine from the registry; h.mu is held.
 func (h *Host) remove(m *machine) {
 	spec := m.record.GetSpec()
 	delete(h.machines, spec.GetId())
@@ -177,7 +177,7 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 	}
 }
 
-// EnsureNetwork implements hostpb.HostServer. A hollow network is a note.
+// EnsureNetwork implements hostpb.HostServer. A hollow network is only a record.
 func (h *Host) EnsureNetwork(_ context.Context, n *hostpb.Network) (*hostpb.Network, error) {
 	if err := admission.CheckNetwork(n); err != nil {
 		return nil, err
@@ -221,10 +221,10 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 	return &hostpb.DeleteNetworkResponse{}, nil
 }
 
-// EnsureLoadBalancer implements hostpb.HostServer. There is nothing to balance here.
+// EnsureLoadBalancer implements hostpb.HostServer. A hollow host runs no control planes.
 func (h *Host) EnsureLoadBalancer(context.Context, *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
 	return nil, refusal.Errorf(hostpb.Refusal_UNSUPPORTED,
-		"this host is hollow: its machines run nothing, so that it cannot serve a control plane. Set spec.controlPlane of its CapstanHost to false")
+		"this host is hollow: its machines run no programs, so it cannot serve a control plane. Set spec.controlPlane of its CapstanHost to false")
 }
 
 // DeleteLoadBalancer implements hostpb.HostServer.
@@ -253,7 +253,7 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 		Phase: hostpb.MachineStatus_PENDING, Bootstrap: hostpb.MachineStatus_WAITING, ManagementCluster: r.GetManagementCluster(),
 	}}
 	if err := h.store.create(record, r.GetBootstrapData()); err != nil {
-		return nil, status.Errorf(codes.Internal, "recording machine: %v", err)
+		return nil, status.Errorf(codes.Internal, "recording the machine: %v", err)
 	}
 	m := newMachine(h, record)
 	answer := m.snapshot()
@@ -263,7 +263,7 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	return answer, nil
 }
 
-// admit decides whether a new machine may be made; h.mu is held.
+// admit decides whether a new machine may be created; h.mu is held.
 func (h *Host) admit(spec *hostpb.MachineSpec) error {
 	if err := admission.NewMachine(spec, h.info(), h.store.buried(spec.GetId()), h.specs()); err != nil {
 		return err
@@ -348,7 +348,7 @@ func (h *Host) ListMachines(context.Context, *hostpb.ListMachinesRequest) (*host
 	return out, nil
 }
 
-// DeleteMachine implements hostpb.HostServer. The tombstone comes first: whatever happens then, the machine goes.
+// DeleteMachine implements hostpb.HostServer. It writes the tombstone first, so that the deletion continues after a crash.
 func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) (*hostpb.DeleteMachineResponse, error) {
 	h.mu.Lock()
 	m := h.machines[r.GetId()]
@@ -363,7 +363,7 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 	m.cancel()
 	if err := h.store.bury(r.GetId()); err != nil {
 		h.mu.Unlock()
-		return nil, status.Errorf(codes.Internal, "removing machine: %v", err)
+		return nil, status.Errorf(codes.Internal, "removing the machine: %v", err)
 	}
 	h.remove(m)
 	h.hub.Publish(hub.Host(h.info()))
@@ -399,5 +399,5 @@ func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	if len(first.GetMachines()) == 0 {
 		return admission.NoMachines()
 	}
-	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its machines run nothing")
+	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its machines run no programs")
 }

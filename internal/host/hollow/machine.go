@@ -33,7 +33,7 @@ func newMachine(h *Host, record *hostpb.Machine) *machine {
 	return &machine{host: h, ctx: ctx, cancel: cancel, done: make(chan struct{}), record: record}
 }
 
-// owner returns the spec, which has the namespace and name of the owner; empty without a machine.
+// owner returns the spec, which contains the owner's namespace and name. It is empty if there is no machine.
 func (m *machine) owner() *hostpb.MachineSpec {
 	if m == nil {
 		return nil
@@ -47,17 +47,17 @@ func (m *machine) snapshot() *hostpb.Machine {
 	return proto.CloneOf(m.record)
 }
 
-// update changes the status, on disk first.
+// update changes the status, first on disk.
 func (m *machine) update(change func(*hostpb.MachineStatus)) {
 	m.recorded.Lock()
 	defer m.recorded.Unlock()
 	next := m.snapshot()
 	change(next.Status)
 	if m.ctx.Err() != nil {
-		return // deleted, or the host ends: the next run continues from what was recorded
+		return // The machine was deleted, or the host stops: the next run continues from the record.
 	}
 	if err := m.host.store.save(next); err != nil {
-		m.host.log.Error("recording a machine", "machine", next.GetSpec().GetName(), "error", err)
+		m.host.log.Error("Cannot record the machine", "machine", next.GetSpec().GetName(), "error", err)
 	}
 	m.mu.Lock()
 	m.record = next
@@ -65,14 +65,14 @@ func (m *machine) update(change func(*hostpb.MachineStatus)) {
 	m.host.hub.Publish(hub.Machine(hostpb.Event_CHANGED, proto.CloneOf(next)))
 }
 
-// stop ends the machine and waits until nothing of it runs.
+// stop ends the machine and waits for its goroutines.
 func (m *machine) stop() {
 	m.cancel()
 	<-m.done
 }
 
-// run is the machine's life: it starts, boots, registers its Node, and keeps that healthy. A host that was started
-// again takes it up where it was.
+// run goes through the life of a machine: it starts, boots, registers its Node, and keeps the Node healthy. After a restart
+// of the host it continues from the recorded state.
 func (m *machine) run() {
 	defer close(m.done)
 	b := m.host.config.Behaviour
@@ -85,7 +85,7 @@ func (m *machine) run() {
 			return
 		}
 		if rand.Float64() < b.FailStart {
-			m.end("it was set to fail before it runs, with probability --fail-start")
+			m.end("the machine failed before it ran, because --fail-start is set")
 			return
 		}
 		m.update(func(s *hostpb.MachineStatus) {
@@ -98,21 +98,21 @@ func (m *machine) run() {
 	m.live(b)
 }
 
-// boot waits and takes the decision whether the bootstrap fails.
+// boot waits, and decides whether the bootstrap fails.
 func (m *machine) boot(b Behaviour) bool {
 	if !m.sleep(b.BootDelay) {
 		return false
 	}
 	if rand.Float64() < b.FailBootstrap {
 		m.update(func(s *hostpb.MachineStatus) {
-			s.Bootstrap, s.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_FAILED, "it was set to fail, with probability --fail-bootstrap"
+			s.Bootstrap, s.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_FAILED, "the bootstrap failed, because --fail-bootstrap is set"
 		})
 		return false
 	}
 	return true
 }
 
-// live registers the Node and keeps it until the machine fails or is deleted.
+// live registers the Node and keeps it healthy until the machine fails or is deleted.
 func (m *machine) live(b Behaviour) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	var node sync.WaitGroup
@@ -121,17 +121,17 @@ func (m *machine) live(b Behaviour) {
 	defer cancel()
 	end := make(<-chan time.Time)
 	if b.FailAfter > 0 {
-		// Exponential: a machine does not grow old.
+		// Exponential distribution: the probability does not depend on the age of the machine.
 		end = time.After(time.Duration(rand.ExpFloat64() * float64(b.FailAfter)))
 	}
 	select {
 	case <-m.ctx.Done():
 	case <-end:
-		m.end("it was set to fail, with --fail-after")
+		m.end("the machine failed, because --fail-after is set")
 	}
 }
 
-// bootstrapped erases the bootstrap data and says that the machine is what it was to be.
+// bootstrapped erases the bootstrap data and reports that the bootstrap succeeded.
 func (m *machine) bootstrapped() {
 	_ = os.Remove(filepath.Join(m.host.store.dir(m.record.GetSpec().GetId()), bootstrapFile))
 	m.update(func(s *hostpb.MachineStatus) {
@@ -146,7 +146,7 @@ func (m *machine) end(message string) {
 	})
 }
 
-// sleep waits, more or less; false if the machine was stopped meanwhile.
+// sleep waits with jitter. It returns false if the machine was stopped.
 func (m *machine) sleep(d time.Duration) bool {
 	d += time.Duration((rand.Float64()*2 - 1) * m.host.config.Behaviour.Jitter * float64(d))
 	select {

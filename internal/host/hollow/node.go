@@ -37,16 +37,16 @@ const (
 	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 )
 
-// Identity is what a machine has to become a Node with.
+// Identity is the data that a machine needs to become a Node.
 type Identity struct {
 	Spec *hostpb.MachineSpec
-	// BootstrapData is a cloud-config; empty once it was used.
+	// BootstrapData is a cloud-config; empty after its use.
 	BootstrapData []byte
-	// Dir is the machine's folder: certificates are kept there.
+	// Dir is the machine's folder, which contains its certificates.
 	Dir string
 }
 
-// bootstrapCredentials are those of a kubelet: a certificate that the cluster issued for the bootstrap token.
+// bootstrapCredentials requests the credentials of a kubelet: a certificate that the cluster issues for the bootstrap token.
 func bootstrapCredentials(ctx context.Context, m Identity) (*rest.Config, error) {
 	kubeconfig := filepath.Join(m.Dir, "kubelet.conf")
 	if _, err := os.Stat(kubeconfig); err == nil {
@@ -78,7 +78,7 @@ func bootstrapCredentials(ctx context.Context, m Identity) (*rest.Config, error)
 	return loaded(kubeconfig)
 }
 
-// loaded reads a kubeconfig and its files once: client-go would watch them, for ever and for each machine.
+// loaded reads a kubeconfig and its files once, because client-go would watch them for each machine until the end.
 func loaded(kubeconfig string) (*rest.Config, error) {
 	config, err := kube.RESTConfig(kubeconfig)
 	if err != nil {
@@ -91,7 +91,7 @@ func loaded(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// readBootstrapData finds the node's configuration and the cluster's CA. Errors never quote the data.
+// readBootstrapData returns the node's configuration and the cluster's CA. Errors never quote the data.
 func readBootstrapData(data []byte) (*nodeconfig.NodeConfiguration, []byte, error) {
 	config, err := cloudconfig.Parse(data, nil)
 	if err != nil {
@@ -102,7 +102,7 @@ func readBootstrapData(data []byte) (*nodeconfig.NodeConfiguration, []byte, erro
 		files[f.Path] = f.Content
 	}
 	if files[nodeconfig.Path] == nil {
-		return nil, nil, fmt.Errorf("the bootstrap data writes no %s: hollow machines understand CapstanConfigs only", nodeconfig.Path)
+		return nil, nil, fmt.Errorf("the bootstrap data has no file %s: hollow machines support the bootstrap data of a CapstanConfig only", nodeconfig.Path)
 	}
 	node, err := nodeconfig.Parse(files[nodeconfig.Path])
 	if err != nil {
@@ -111,10 +111,10 @@ func readBootstrapData(data []byte) (*nodeconfig.NodeConfiguration, []byte, erro
 	return node, files[filepath.Join(nodeconfig.PKIDir, "ca.crt")], nil
 }
 
-// beNode registers the machine's Node and keeps it healthy until the context ends. It tries again as a
-// kubelet would: the cluster may not be reachable yet.
+// beNode registers the machine's Node and keeps it healthy until the context ends. It retries like a kubelet, because the
+// cluster may not be reachable yet.
 func (m *machine) beNode(ctx context.Context) {
-	err := kube.Retry(ctx, "being a node", m.node)
+	err := kube.Retry(ctx, "registering the node", m.node)
 	if err != nil && ctx.Err() == nil {
 		m.update(func(s *hostpb.MachineStatus) {
 			s.Bootstrap, s.BootstrapMessage = hostpb.MachineStatus_BOOTSTRAP_FAILED, err.Error()
@@ -149,7 +149,7 @@ func (m *machine) node(ctx context.Context) error {
 	return nil
 }
 
-// register creates the Node, or says of the one that is there that it is healthy.
+// register creates the Node, or marks the existing one as healthy.
 func register(ctx context.Context, client kubernetes.Interface, node *corev1.Node) error {
 	_, err := client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
@@ -160,14 +160,14 @@ func register(ctx context.Context, client kubernetes.Interface, node *corev1.Nod
 		return err
 	}
 	if existing.Spec.ProviderID != node.Spec.ProviderID {
-		return fmt.Errorf("there is a Node %s with providerID %q, ours is %q", node.Name, existing.Spec.ProviderID, node.Spec.ProviderID)
+		return fmt.Errorf("the Node %s exists with providerID %q, expected %q: delete the Node, or give this machine another name", node.Name, existing.Spec.ProviderID, node.Spec.ProviderID)
 	}
 	existing.Status = node.Status
 	_, err = client.CoreV1().Nodes().UpdateStatus(ctx, existing, metav1.UpdateOptions{})
 	return err
 }
 
-// nodeOf is the Node of a machine, as a kubelet would register it.
+// nodeOf returns the Node of a machine, as a kubelet would register it.
 func nodeOf(spec *hostpb.MachineSpec, bootstrapData []byte) *corev1.Node {
 	now := metav1.Now()
 	n := &corev1.Node{
@@ -209,8 +209,8 @@ func nodeOf(spec *hostpb.MachineSpec, bootstrapData []byte) *corev1.Node {
 	return n
 }
 
-// keepPods says of the Node's pods that they run, and removes those that are being deleted: Nodes would never
-// drain otherwise.
+// keepPods reports that the Node's pods run, and removes the pods that are being deleted. Otherwise a drain of the Node
+// would never end.
 func (m *machine) keepPods(ctx context.Context, client kubernetes.Interface) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.record.GetSpec().GetName()).String()
@@ -218,7 +218,7 @@ func (m *machine) keepPods(ctx context.Context, client kubernetes.Interface) {
 	pods := factory.Core().V1().Pods().Informer()
 	keep := func(obj any) {
 		if err := keepPod(ctx, client, obj.(*corev1.Pod)); err != nil && ctx.Err() == nil {
-			m.host.log.Warn("a pod of a hollow node", "node", m.record.GetSpec().GetName(), "error", err)
+			m.host.log.Warn("Cannot update a pod of a hollow node", "node", m.record.GetSpec().GetName(), "error", err)
 		}
 	}
 	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: keep, UpdateFunc: func(_, pod any) { keep(pod) }}); err != nil {

@@ -30,7 +30,7 @@ func (s store) dir(id string) string { return filepath.Join(s.root, "machines", 
 
 func (s store) tombstone(id string) string { return filepath.Join(s.root, "deleted", id) }
 
-// hostID is made once.
+// hostID creates the id at the first call.
 func (s store) hostID() (string, error) {
 	if err := os.MkdirAll(filepath.Join(s.root, "deleted"), 0o700); err != nil {
 		return "", err
@@ -44,7 +44,7 @@ func (s store) hostID() (string, error) {
 	return id, write(path, []byte(id+"\n"))
 }
 
-// create records a new machine. The record is written last: a folder without one is a crash's.
+// create records a new machine. It writes the record last, so a folder without a record remains from a crash.
 func (s store) create(m *hostpb.Machine, bootstrapData []byte) error {
 	dir := s.dir(m.GetSpec().GetId())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -64,7 +64,7 @@ func (s store) save(m *hostpb.Machine) error {
 	return write(filepath.Join(s.dir(m.GetSpec().GetId()), recordFile), data)
 }
 
-// bury removes a machine for good.
+// bury removes a machine permanently.
 func (s store) bury(id string) error {
 	if err := write(s.tombstone(id), nil); err != nil {
 		return err
@@ -77,7 +77,7 @@ func (s store) buried(id string) bool {
 	return err == nil
 }
 
-// load reads all machines, and removes what a crash left of those that were deleted or not recorded.
+// load reads all machines. It removes the remains of machines that were deleted or not completely recorded before a crash.
 func (s store) load() ([]*hostpb.Machine, error) {
 	entries, err := os.ReadDir(filepath.Join(s.root, "machines"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -104,7 +104,7 @@ func (s store) load() ([]*hostpb.Machine, error) {
 	return out, nil
 }
 
-// write replaces a file as a whole. Everything here is as good as a password, or may be.
+// write replaces a file as a whole. Only root can read the file, because it can contain secrets.
 func write(path string, data []byte) error {
 	tmp := path + ".tmp"
 	if err := os.WriteFile(tmp, data, 0o600); err != nil {

@@ -1,4 +1,4 @@
-// Package hub tells the watchers of a host what changes on it.
+// Package hub passes the changes on a host to its watchers.
 //
 // Layer: host.
 package hub
@@ -10,14 +10,13 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Hub hands changes to watchers. A watcher that is slow gets only the newest state of each object;
-// nobody waits for it.
+// Hub passes changes to watchers. A slow watcher gets only the newest state of each object, and does not delay others.
 type Hub struct {
 	mu       sync.Mutex
 	watchers map[*Watcher]struct{}
 }
 
-// Watcher holds what its client was not told yet: the newest event of each object, in order of the
+// Watcher contains the events that its client has not received yet: the newest event of each object, in the order of the
 // objects' first change.
 type Watcher struct {
 	mu      sync.Mutex
@@ -26,11 +25,11 @@ type Watcher struct {
 	wake    chan struct{}
 }
 
-// New hub without watchers.
+// New returns a hub without watchers.
 func New() *Hub { return &Hub{watchers: map[*Watcher]struct{}{}} }
 
-// Subscribe starts a watcher; call the returned function at its end. Events that are published from
-// now on reach it, so a list that is taken after Subscribe misses nothing.
+// Subscribe starts a watcher; call the returned function to end it. The watcher gets all events that are published from now
+// on, so a list that is read after Subscribe misses no change.
 func (h *Hub) Subscribe() (*Watcher, func()) {
 	w := &Watcher{pending: map[string]*hostpb.Event{}, wake: make(chan struct{}, 1)}
 	h.mu.Lock()
@@ -43,7 +42,7 @@ func (h *Hub) Subscribe() (*Watcher, func()) {
 	}
 }
 
-// Publish tells every watcher. The event must not be changed afterwards.
+// Publish passes an event to every watcher. The caller must not change the event afterwards.
 func (h *Hub) Publish(event *hostpb.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,11 +61,11 @@ func (w *Watcher) put(event *hostpb.Event) {
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
-	default: // it knows already
+	default: // The watcher was woken before and has not read yet.
 	}
 }
 
-// Take waits for news and returns all of it.
+// Take waits for events and returns all of them.
 func (w *Watcher) Take(ctx context.Context) ([]*hostpb.Event, error) {
 	for {
 		w.mu.Lock()

@@ -1,9 +1,8 @@
-// Package network gives machines their network: a bridge per cluster, a network namespace and a cable
-// per machine, and the firewall around them.
+// Package network creates the network of machines: a bridge per cluster, a network namespace and a veth pair (cable) per
+// machine, and firewall rules.
 //
-// Several capstands may run on one box, and machines of one cluster on several of them. What they
-// share is recorded in files below /run/capstan (as short-lived as the links themselves), under one
-// lock for the box:
+// Several capstands can run on one box, and the machines of one cluster on several of them. Files below /run/capstan, which
+// last as long as the links, record what the capstands share. One lock guards them:
 //
 //	lock
 //	networks/<hash>/network.json     id, CIDR
@@ -11,7 +10,7 @@
 //	networks/<hash>/leases/<address> the machine, or load balancer, that has the address
 //	netns/<hash>                     the network namespace of a machine
 //
-// After a reboot each capstand makes all of it again from its own disk.
+// After a reboot each capstand creates its part again from its own disk.
 //
 // Layer: host.
 package network
@@ -32,7 +31,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// DefaultRunDir is shared by every capstand of the box.
+// DefaultRunDir is shared by all capstands of the box.
 const DefaultRunDir = "/run/capstan"
 
 // InUseError reports that an address, or the id of a network or machine, belongs to another object of this box.
@@ -52,7 +51,7 @@ type ConflictError struct {
 func (e InUseError) Error() string    { return e.message }
 func (e ConflictError) Error() string { return e.message }
 
-// Box is the network of this box as one capstand sees it.
+// Box is the network of this box from the view of one capstand.
 type Box struct {
 	// Dir is DefaultRunDir.
 	Dir string
@@ -60,24 +59,24 @@ type Box struct {
 	HostID, HostRoot string
 }
 
-// Network of a cluster.
+// Network is the network of a cluster.
 type Network struct {
 	ID   string `json:"id"`
 	CIDR string `json:"cidr"`
-	// IPv6CIDR is empty when the network is not dual stack.
+	// IPv6CIDR is empty if the network is not dual-stack.
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
-	// Cluster is its namespace and name. Nobody else's machines get into the network.
+	// Cluster is the namespace and name of the cluster. Only its machines join the network.
 	Cluster string `json:"cluster"`
 }
 
-// Lease of an address.
+// Lease reserves an address.
 type Lease struct {
 	// Machine is the id of the machine, or of the load balancer, that has the address.
 	Machine string `json:"machine"`
 	// Name is its namespace and name, for messages.
 	Name string `json:"name"`
-	// Bridge says that a load balancer listens on the address, so that the bridge has it. The lease is
-	// written first and removed last.
+	// Bridge is true if a load balancer listens on the address, so that the bridge has it. The lease is written first and
+	// removed last.
 	Bridge bool `json:"bridge,omitempty"`
 	owner
 
@@ -91,20 +90,20 @@ func (l Lease) holder() string {
 	return "machine " + l.Name
 }
 
-// owner is a capstand.
+// owner identifies a capstand.
 type owner struct {
 	Host string `json:"host"`
 	Root string `json:"root"`
 }
 
-// stale says that the capstand's state folder is gone, so nothing of it can be alive.
+// stale returns whether the capstand's state folder is gone, so it has no machines or load balancers any more.
 func (o owner) stale() bool { return o.Root == "" || !atomicfile.Exists(o.Root) }
 
 func (b Box) me() owner { return owner{Host: b.HostID, Root: b.HostRoot} }
 
 func (b Box) dir(networkID string) string { return filepath.Join(b.Dir, "networks", hash(networkID)) }
 
-// NetNS is the path of a machine's network namespace.
+// NetNS returns the path of a machine's network namespace.
 func (b Box) NetNS(machineID string) string { return filepath.Join(b.Dir, "netns", hash(machineID)) }
 
 // locked runs f while no other capstand of the box changes networks.
@@ -123,8 +122,8 @@ func (b Box) locked(f func() error) error {
 	return f()
 }
 
-// Ensure makes a network on the box, or mends it, and notes that this capstand uses it.
-// ConflictError when its CIDR is taken.
+// Ensure creates or repairs a network on the box and records that this capstand uses it. It returns a ConflictError if the
+// CIDR is in use.
 func (b Box) Ensure(ctx context.Context, n Network) error {
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil {
@@ -147,7 +146,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 			return err
 		}
 		mac := MAC(n.ID, subnets[0].Gateway.String())
-		if err := ensureFirewall(ctx, n.ID, mac, subnets); err != nil { // before the first packet
+		if err := ensureFirewall(ctx, n.ID, mac, subnets); err != nil { // Before the bridge forwards the first packet.
 			return err
 		}
 		if n.IPv6CIDR != "" {
@@ -159,7 +158,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 	})
 }
 
-// admit checks the network against what else there is on the box.
+// admit compares the network with the other networks and routes of the box.
 func (b Box) admit(n Network, subnets []Subnet) error {
 	networks, err := b.list()
 	if err != nil {
@@ -171,7 +170,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 		bridges = append(bridges, BridgeName(other.ID))
 		others, err := Subnets(other.CIDR, other.IPv6CIDR)
 		switch {
-		case err != nil: // written by nobody we know
+		case err != nil: // Damaged, or not written by a capstand.
 		case other.ID != n.ID:
 			for _, subnet := range others {
 				used = append(used, Used{subnet.Prefix, "cluster " + other.Cluster})
@@ -196,9 +195,9 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	return nil
 }
 
-// list returns every network of the box. A folder without a readable network.json and without a user is one that was
-// being made, or removed, when its capstand was killed: it is dropped. With a user, the file is damaged: the leases are
-// still needed, and the user writes the file again with its next machine or when it is restarted.
+// list returns all networks of the box. A folder without a readable network.json and without a user remains from a capstand
+// that was killed while it created or removed the network; list removes it. If the folder has a user, the file is damaged:
+// the leases are still needed, and the user writes the file again with its next machine or at its next start.
 func (b Box) list() ([]Network, error) {
 	entries, err := os.ReadDir(filepath.Join(b.Dir, "networks"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -224,7 +223,7 @@ func (b Box) list() ([]Network, error) {
 	return all, nil
 }
 
-// Release says that this capstand uses the network no more; without a user left it is removed.
+// Release records that this capstand no longer uses the network. The last user removes the network.
 func (b Box) Release(ctx context.Context, networkID string) error {
 	return b.locked(func() error { return b.release(ctx, networkID) })
 }
@@ -247,8 +246,8 @@ func (b Box) release(ctx context.Context, networkID string) error {
 	return os.RemoveAll(dir)
 }
 
-// Sweep releases every network but the known ones: a capstand that was killed may have made one and
-// not have recorded it, or not have finished its removal.
+// Sweep releases all networks except the known ones. A capstand that was killed may have created a network without a record,
+// or not have completed its removal.
 func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error {
 	return b.locked(func() error {
 		networks, err := b.list()
@@ -261,7 +260,7 @@ func (b Box) Sweep(ctx context.Context, known func(networkID string) bool) error
 	})
 }
 
-// users lists the capstands that use a network, and forgets those that are gone from the disk.
+// users lists the capstands that use a network, and removes those whose state folder is gone.
 func (b Box) users(networkID string) ([]owner, error) {
 	return usersIn(filepath.Join(b.dir(networkID), "hosts"))
 }
@@ -275,7 +274,7 @@ func usersIn(dir string) ([]owner, error) {
 	for _, entry := range entries {
 		var o owner
 		err := atomicfile.ReadJSON(filepath.Join(dir, entry.Name()), &o)
-		// A file of another name is one that was being written when its capstand was killed.
+		// Files with other names remain from a capstand that was killed while it wrote them.
 		if err != nil || o.stale() || o.Host != entry.Name() {
 			if err := remove(filepath.Join(dir, entry.Name())); err != nil {
 				return nil, err
@@ -287,13 +286,13 @@ func usersIn(dir string) ([]owner, error) {
 	return all, nil
 }
 
-// Lease takes addresses for a new machine, all or none. InUseError when another machine has one, when another
-// capstand's machine has the id, or when a lease cannot be read.
+// Lease reserves addresses for a new machine, all or none. It returns an InUseError if another machine has one of them, if a
+// machine of another capstand has the id, or if a lease cannot be read.
 func (b Box) Lease(networkID, machineID, name string, addresses []string) error {
 	return b.lend(networkID, machineID, name, addresses, false)
 }
 
-// Renew is Lease for a machine that this capstand has a record of: the record replaces a lease that cannot be read.
+// Renew is Lease for a machine with a record on this capstand. The record replaces a lease that cannot be read.
 func (b Box) Renew(networkID, machineID, name string, addresses []string) error {
 	return b.lend(networkID, machineID, name, addresses, true)
 }
@@ -307,8 +306,8 @@ func (b Box) lend(networkID, machineID, name string, addresses []string, recorde
 	})
 }
 
-// elsewhere refuses the id of a machine of another capstand: cables and network namespaces are the box's, and named
-// by it.
+// elsewhere refuses the id of a machine of another capstand, because the names of cables and network namespaces on the box
+// contain the id.
 func (b Box) elsewhere(machineID string) error {
 	leases, err := filepath.Glob(filepath.Join(b.Dir, "networks", "*", "leases", "*"))
 	if err != nil {
@@ -324,8 +323,8 @@ func (b Box) elsewhere(machineID string) error {
 	return nil
 }
 
-// Serve gives the network's bridge the addresses that a load balancer listens on, all or none, and takes
-// those away that it had before. InUseError when a machine or another load balancer has one.
+// Serve gives the network's bridge the addresses that a load balancer listens on, all or none, and removes its earlier ones.
+// It returns an InUseError if a machine or another load balancer has one of them.
 func (b Box) Serve(networkID, balancerID, name string, addresses []string) error {
 	return b.locked(func() error {
 		if err := b.take(networkID, Lease{Machine: balancerID, Name: name, Bridge: true, owner: b.me()}, addresses, false); err != nil {
@@ -342,8 +341,8 @@ func (b Box) Serve(networkID, balancerID, name string, addresses []string) error
 	})
 }
 
-// take writes a lease for each of the addresses, all or none. A lease that cannot be read counts as another's, unless
-// the holder is recorded elsewhere.
+// take writes a lease for each of the addresses, all or none. A lease that cannot be read counts as the lease of another
+// holder, unless the holder is recorded elsewhere.
 func (b Box) take(networkID string, want Lease, addresses []string, recorded bool) error {
 	for _, address := range addresses {
 		var l Lease
@@ -369,7 +368,7 @@ func (b Box) take(networkID string, want Lease, addresses []string, recorded boo
 	return nil
 }
 
-// drop gives one address back.
+// drop releases one address.
 func (b Box) drop(networkID, address string, l Lease) error {
 	if l.Bridge {
 		if err := deleteBridgeAddress(BridgeName(networkID), address); err != nil {
@@ -383,12 +382,12 @@ func (b Box) lease(networkID, address string) string {
 	return filepath.Join(b.dir(networkID), "leases", address)
 }
 
-// Unlease gives the addresses of a machine of this capstand back.
+// Unlease releases the addresses of a machine of this capstand.
 func (b Box) Unlease(networkID, machineID string) error {
 	return b.unlease(networkID, func(l Lease) bool { return l.Machine == machineID && l.Host == b.HostID && !l.Bridge })
 }
 
-// UnleaseAll gives back the addresses that a machine of this capstand has in any network.
+// UnleaseAll releases the addresses that a machine of this capstand has in any network.
 func (b Box) UnleaseAll(machineID string) error {
 	return b.locked(func() error {
 		networks, err := b.list()
@@ -401,7 +400,7 @@ func (b Box) UnleaseAll(machineID string) error {
 	})
 }
 
-// LeaseOf finds an address of a machine of this capstand, and its network; none if the network's id is empty.
+// LeaseOf finds an address of a machine of this capstand, and its network. The network's id is empty if there is none.
 func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
 	_ = b.locked(func() error {
 		networks, err := b.list()
@@ -419,14 +418,14 @@ func (b Box) LeaseOf(machineID string) (lease Lease, networkID string) {
 	return lease, networkID
 }
 
-// Network is what the box has of a network.
+// Network returns the network as recorded on the box.
 func (b Box) Network(networkID string) (n Network, ok bool) {
 	err := atomicfile.ReadJSON(filepath.Join(b.dir(networkID), "network.json"), &n)
 	return n, err == nil && n.ID == networkID
 }
 
-// KeepLeases gives back those of this capstand's leases whose machine or load balancer is not among the
-// given ones: a crash may have come between a lease and its holder's record.
+// KeepLeases releases the leases of this capstand whose machine or load balancer is not in the given list. A crash can leave
+// a lease without its holder's record.
 func (b Box) KeepLeases(networkID string, ids []string) error {
 	return b.unlease(networkID, func(l Lease) bool {
 		return l.Host == b.HostID && !slices.Contains(ids, l.Machine)
@@ -445,7 +444,7 @@ func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
 	}
 	for _, entry := range entries {
 		l := Lease{address: entry.Name()}
-		if _, err := netip.ParseAddr(l.address); err != nil { // what a crash left of a lease that was being written
+		if _, err := netip.ParseAddr(l.address); err != nil { // A crash left the unfinished file of a lease.
 			if err := remove(b.lease(networkID, l.address)); err != nil {
 				return err
 			}
@@ -460,7 +459,7 @@ func (b Box) dropLeases(networkID string, which func(Lease) bool) error {
 	return nil
 }
 
-// Plug makes a machine's network namespace and connects it.
+// Plug creates a machine's network namespace and connects it.
 func (b Box) Plug(networkID, machineID string, addresses []Address) error {
 	ns := b.NetNS(machineID)
 	if err := ensureNetNS(ns); err != nil {

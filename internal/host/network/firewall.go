@@ -9,11 +9,11 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// rules of a network, a chain each. They hold with bridge-nf-call-iptables on (frames that stay on the
-// bridge then pass through prerouting and forward, with the bridge as their interface) and off.
+// rules returns the rules of a network by chain. They work with bridge-nf-call-iptables on and off. If it is on, frames
+// between ports of the bridge pass through prerouting and forward, with the bridge as their interface.
 //
-// The box itself reaches machines, since its packets are not forwarded. The load balancer listens on
-// the box and is meant to be reached by whoever has a route to the box.
+// The rules do not limit connections from the box to its machines, because the box does not forward these packets. They do
+// not limit connections to the load balancer either, because it runs on the box and must be reachable from outside.
 func rules(bridge string, mac net.HardwareAddr, subnets []Subnet) map[string][]string {
 	var masquerade []string
 	for _, subnet := range subnets {
@@ -21,13 +21,14 @@ func rules(bridge string, mac net.HardwareAddr, subnets []Subnet) map[string][]s
 		if subnet.Prefix.Addr().Is6() {
 			ip = "ip6"
 		}
-		// Connections of the box to its own load balancer have a source in the subnet, too, and leave by lo. Masquerading would
-		// give them the address of another link, and the kernel drops them when that address goes.
+		// A connection from the box to its own load balancer has a source address in the subnet and leaves through lo.
+		// Masquerading would replace the source by the address of another link, and the kernel drops the connection when
+		// that address is removed.
 		masquerade = append(masquerade, fmt.Sprintf("%s saddr %s oifname != { %s, lo } masquerade", ip, subnet.Prefix, bridge))
 	}
 	return map[string][]string{
-		// Frames between machines are not the box's to track: two clusters may have equal Pod networks,
-		// whose connections would be mistaken for each other.
+		// The box must not track connections between machines. Two clusters may have equal Pod networks, and connection
+		// tracking would confuse their connections.
 		"prerouting": {
 			fmt.Sprintf("iifname %s ether daddr != %s notrack", bridge, mac),
 		},
@@ -49,12 +50,12 @@ var chains = []knftables.Chain{
 func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr, subnets []Subnet) error {
 	nft, err := knftables.New(knftables.InetFamily, TableName(networkID))
 	if err != nil {
-		return fmt.Errorf("nftables: %w; install the nft program", err)
+		return fmt.Errorf("starting nft: %w; install the nftables package", err)
 	}
 	tx := nft.NewTransaction()
 	comment := knftables.PtrTo("capstan network " + subnets[0].Prefix.String())
 	tx.Add(&knftables.Table{Comment: comment})
-	tx.Delete(&knftables.Table{}) // one transaction: never without rules
+	tx.Delete(&knftables.Table{}) // In one transaction, so that the network always has rules.
 	tx.Add(&knftables.Table{Comment: comment})
 	all := rules(BridgeName(networkID), mac, subnets)
 	for _, chain := range chains {
@@ -64,13 +65,13 @@ func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr,
 		}
 	}
 	if err := nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("nftables rules of network %s: %w", networkID, err)
+		return fmt.Errorf("writing the nftables rules of network %s: %w", networkID, err)
 	}
 	return nil
 }
 
-// hasFirewall says whether the network has as many rules in each chain as it should: whoever removes rules that he does not
-// know removes all of a chain, of a table, or of the box.
+// hasFirewall returns whether each chain of the network has the expected number of rules. It does not compare the rules,
+// because programs that flush the firewall remove all rules of a chain, a table or the box.
 func hasFirewall(networkID string, subnets []Subnet) (bool, error) {
 	nft, err := nftables.New()
 	if err != nil {
@@ -78,7 +79,7 @@ func hasFirewall(networkID string, subnets []Subnet) (bool, error) {
 	}
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(networkID)}
 	for chain, want := range rules(BridgeName(networkID), nil, subnets) {
-		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // none when there is no such table
+		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // A missing table has no rules.
 		if err != nil {
 			return false, fmt.Errorf("reading nftables rules of network %s: %w", networkID, err)
 		}
@@ -92,10 +93,10 @@ func hasFirewall(networkID string, subnets []Subnet) (bool, error) {
 func deleteFirewall(ctx context.Context, networkID string) error {
 	nft, err := knftables.New(knftables.InetFamily, TableName(networkID))
 	if err != nil {
-		return fmt.Errorf("nftables: %w; install the nft program", err)
+		return fmt.Errorf("starting nft: %w; install the nftables package", err)
 	}
 	tx := nft.NewTransaction()
-	tx.Add(&knftables.Table{}) // so that a missing one is fine
+	tx.Add(&knftables.Table{}) // Adding the table first makes the deletion of a missing table succeed.
 	tx.Delete(&knftables.Table{})
 	return nft.Run(ctx, tx)
 }

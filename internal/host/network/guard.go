@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// guardPause is for how long GuardFirewalls rests when it cannot do its work.
+	// guardPause is the pause of GuardFirewalls after an error.
 	guardPause = 10 * time.Second
-	// guardRest is for how long it does after it mended something: whoever removes it again at once is not to keep the box busy.
+	// guardRest is the pause after a repair, which limits the load if another program removes the rules again at once.
 	guardRest = time.Second
 )
 
-// GuardFirewalls puts the rules of this capstand's networks back as soon as something else on the box has removed them, as a
-// reload of the host's own firewall does (`flush ruleset`). It returns when ctx is done.
+// GuardFirewalls restores the rules of this capstand's networks when another program on the box has removed them. A reload
+// of the host's own firewall does that (`flush ruleset`). It returns when ctx is done.
 func (b Box) GuardFirewalls(ctx context.Context, log *slog.Logger) {
 	for ctx.Err() == nil {
 		err := b.guardFirewalls(ctx, log)
 		if ctx.Err() != nil {
 			return
 		}
-		log.Error("the firewall of networks cannot be guarded", "error", err)
+		log.Error("Cannot watch the firewall rules of the networks", "error", err)
 		rest(ctx, guardPause)
 	}
 }
@@ -53,7 +53,7 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	for {
 		mended, err := b.mendFirewalls(ctx)
 		for _, n := range mended {
-			log.Warn("something on this host removed the nftables rules of a network; they are back", "cluster", n.Cluster, "id", n.ID)
+			log.Warn("Another program on this host removed the nftables rules of a network; capstand restored them", "cluster", n.Cluster, "id", n.ID)
 		}
 		if err != nil {
 			return err
@@ -67,7 +67,7 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// nextRuleset waits until a transaction has changed nftables. Messages that were lost, for there were too many, are one, too.
+// nextRuleset waits for a transaction that changes nftables. Lost messages also count as a transaction.
 func nextRuleset(changes *nl.NetlinkSocket) error {
 	const committed = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
 	for {
@@ -84,7 +84,7 @@ func nextRuleset(changes *nl.NetlinkSocket) error {
 	}
 }
 
-// mendFirewalls makes the rules that are missing, and returns the networks whose rules were.
+// mendFirewalls creates missing rules, and returns the networks that it repaired.
 func (b Box) mendFirewalls(ctx context.Context) (mended []Network, err error) {
 	err = b.locked(func() error {
 		networks, err := b.list()
@@ -105,7 +105,7 @@ func (b Box) mendFirewalls(ctx context.Context) (mended []Network, err error) {
 	return mended, err
 }
 
-// mendFirewall says whether there was something to mend. What only other capstands use is theirs to mend.
+// mendFirewall returns whether it repaired the network. Networks that only other capstands use are repaired by those.
 func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error) {
 	if !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
 		return false, nil

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// procIPv6 holds the kernel's IPv6 settings of the calling thread's network namespace. It is missing where
-// the kernel has no IPv6.
+// procIPv6 contains the kernel's IPv6 settings for the network namespace of the calling thread. It does not exist if the
+// kernel has no IPv6.
 const procIPv6 = "/proc/sys/net/ipv6"
 
-// forwardIPv6 makes the box pass IPv6 packets on, as it does IPv4's, for the machines of dual stack networks.
-// The kernel ignores router advertisements on a box that forwards, unless accept_ra is 2: interfaces of the
-// box that listened to them go on doing so, or it would lose its default route.
+// forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for the machines of dual-stack networks. A box that
+// forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before get the value
+// 2, because the box would otherwise lose its default route.
 func forwardIPv6(proc string) error {
 	forwarding := filepath.Join(proc, "conf/all/forwarding")
 	now, err := os.ReadFile(forwarding)
@@ -31,9 +31,9 @@ func forwardIPv6(proc string) error {
 	}
 	for _, path := range listening {
 		if name := filepath.Base(filepath.Dir(path)); name == "all" || name == "default" {
-			continue // of no interface
+			continue // Not the setting of an interface.
 		}
-		// An interface may go between the two.
+		// An interface can disappear between the two calls.
 		if have, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(have)) == "1" {
 			if err := set(path, "2"); err != nil {
 				return err
@@ -46,8 +46,8 @@ func forwardIPv6(proc string) error {
 	return nil
 }
 
-// setBridgeIPv6 makes the box deaf to what machines say of routes, and sees to it that the bridge of a dual
-// stack network has IPv6, also where that is off by default.
+// setBridgeIPv6 makes the box ignore router advertisements from machines, and enables IPv6 on the bridge of a dual-stack
+// network, even if the default is off.
 func setBridgeIPv6(proc, bridge string, dualStack bool) error {
 	conf := filepath.Join(proc, "conf", bridge)
 	err := set(filepath.Join(conf, "accept_ra"), "0")
@@ -57,15 +57,15 @@ func setBridgeIPv6(proc, bridge string, dualStack bool) error {
 	return err
 }
 
-// setMachineIPv6 sets what a machine's eth0 will have: it takes no address and no route from what its
-// neighbours say, and tells its address when it comes up.
+// setMachineIPv6 sets the defaults of a machine's eth0: it accepts no address and no route from its neighbours, and
+// announces its address when it comes up.
 func setMachineIPv6(proc string) error {
 	conf := filepath.Join(proc, "conf/default")
 	return errors.Join(set(filepath.Join(conf, "accept_ra"), "0"), set(filepath.Join(conf, "ndisc_notify"), "1"))
 }
 
-// set writes a setting. One that the kernel does not have, because it has no IPv6, is fine: who needs
-// IPv6 has asked before.
+// set writes a setting. A setting that does not exist, because the kernel has no IPv6, is no error: forwardIPv6 checks that
+// first.
 func set(path, value string) error {
 	if err := os.WriteFile(path, []byte(value), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

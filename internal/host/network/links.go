@@ -16,17 +16,17 @@ import (
 	"capstan.dev/capstan/internal/thread"
 )
 
-// Interface is the machine's end of its cable.
+// Interface is the name of the machine's end of its cable.
 const Interface = "eth0"
 
-// ensureBridge makes the bridge with the gateways' addresses, or mends it.
+// ensureBridge creates or repairs the bridge with the addresses of the gateways.
 func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr) error {
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, uplinkMTU()
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("making bridge %s: %w", name, err)
+			return fmt.Errorf("creating bridge %s: %w", name, err)
 		}
 		link, err = netlink.LinkByName(name)
 	}
@@ -39,25 +39,26 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr) error {
 	for _, subnet := range subnets {
 		address := &netlink.Addr{IPNet: ipNet(subnet.Gateway, subnet.Prefix.Bits()), Flags: unix.IFA_F_NODAD}
 		if err := netlink.AddrReplace(link, address); err != nil {
-			return fmt.Errorf("giving bridge %s its address %s: %w", name, subnet.Gateway, err)
+			return fmt.Errorf("adding address %[2]s to bridge %[1]s: %[3]w", name, subnet.Gateway, err)
 		}
 	}
 	return netlink.LinkSetUp(link)
 }
 
-// addBridgeAddress gives the bridge one more address: it alone, since its network is on the bridge already.
+// addBridgeAddress adds an address to the bridge. The prefix has full length, because the bridge already has a route to its
+// network.
 func addBridgeAddress(name, address string) error {
 	link, addr, err := bridgeAddress(name, address)
 	if err != nil {
 		return err
 	}
 	if err := netlink.AddrReplace(link, addr); err != nil {
-		return fmt.Errorf("giving bridge %s address %s: %w", name, address, err)
+		return fmt.Errorf("adding address %[2]s to bridge %[1]s: %[3]w", name, address, err)
 	}
 	return nil
 }
 
-// deleteBridgeAddress takes an address from the bridge; one that it does not have is fine.
+// deleteBridgeAddress removes an address from the bridge. A missing address is no error.
 func deleteBridgeAddress(name, address string) error {
 	link, addr, err := bridgeAddress(name, address)
 	if isNoLink(err) {
@@ -67,7 +68,7 @@ func deleteBridgeAddress(name, address string) error {
 		return err
 	}
 	if err := netlink.AddrDel(link, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("taking address %s from bridge %s: %w", address, name, err)
+		return fmt.Errorf("removing address %s from bridge %s: %w", address, name, err)
 	}
 	return nil
 }
@@ -84,7 +85,7 @@ func bridgeAddress(name, address string) (netlink.Link, *netlink.Addr, error) {
 	return link, &netlink.Addr{IPNet: ipNet(addr, addr.BitLen()), Flags: unix.IFA_F_NODAD}, nil
 }
 
-// deleteLink removes a link; one that does not exist is fine.
+// deleteLink removes a link. A missing link is no error.
 func deleteLink(name string) error {
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
@@ -99,9 +100,9 @@ func deleteLink(name string) error {
 	return nil
 }
 
-// uplinkMTU is the MTU of the default route's interface: packets leave the box through it.
+// uplinkMTU returns the MTU of the interface with the default route, through which packets leave the box.
 func uplinkMTU() int {
-	routes, err := netlink.RouteGet(net.IPv4(1, 1, 1, 1)) // asks the routing table, sends nothing
+	routes, err := netlink.RouteGet(net.IPv4(1, 1, 1, 1)) // This reads the routing table and sends no packet.
 	if err == nil && len(routes) > 0 {
 		if link, err := netlink.LinkByIndex(routes[0].LinkIndex); err == nil && link.Attrs().MTU < 1500 {
 			return link.Attrs().MTU
@@ -110,8 +111,7 @@ func uplinkMTU() int {
 	return 1500
 }
 
-// ensureNetNS makes a network namespace that lives as long as the mount at path does, not as long as
-// a process is in it.
+// ensureNetNS creates a network namespace that lasts as long as the mount at path, even without a process in it.
 func ensureNetNS(path string) error {
 	if isNetNS(path) {
 		return nil
@@ -128,13 +128,13 @@ func ensureNetNS(path string) error {
 	return err
 }
 
-// unshareNetNS puts this thread in a new network namespace, and mounts that at path.
+// unshareNetNS moves this thread into a new network namespace, and mounts the namespace at path.
 func unshareNetNS(path string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("making a network namespace: %w", err)
+		return fmt.Errorf("creating a network namespace: %w", err)
 	}
-	// An interface that comes up tells its address: whoever asked for it before, in vain, need not
-	// wait a second until he asks again. The load balancer does ask before.
+	// An interface announces its address when it comes up. A neighbour that asked before, for example the load balancer,
+	// need not wait a second for its next attempt.
 	if err := os.WriteFile("/proc/sys/net/ipv4/conf/default/arp_notify", []byte("1"), 0); err != nil {
 		return err
 	}
@@ -164,11 +164,11 @@ func deleteNetNS(path string) error {
 
 // Address of a machine.
 type Address struct {
-	Prefix  netip.Prefix // the address with its network's length
+	Prefix  netip.Prefix // Address with the prefix length of its network.
 	Gateway netip.Addr
 }
 
-// plug lays the cable from the bridge to the machine's eth0 and sets its addresses and routes.
+// plug creates the cable from the bridge to the machine's eth0 and sets its addresses and routes.
 func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address) error {
 	ns, err := netns.GetFromPath(nsPath)
 	if err != nil {
@@ -198,7 +198,7 @@ func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address
 }
 
 func addCable(bridge, veth string, nsFD int, mac net.HardwareAddr) error {
-	if err := deleteLink(veth); err != nil { // half of a cable to a namespace that is gone
+	if err := deleteLink(veth); err != nil { // The other end was in a namespace that is gone.
 		return err
 	}
 	on, err := netlink.LinkByName(bridge)
@@ -212,7 +212,7 @@ func addCable(bridge, veth string, nsFD int, mac net.HardwareAddr) error {
 		PeerNamespace: netlink.NsFd(nsFD), PeerMTU: uint32(on.Attrs().MTU),
 	}
 	if err := netlink.LinkAdd(cable); err != nil {
-		return fmt.Errorf("laying cable %s: %w", veth, err)
+		return fmt.Errorf("creating cable %s: %w", veth, err)
 	}
 	return nil
 }
@@ -243,7 +243,7 @@ func configure(inside *netlink.Handle, eth0 netlink.Link, addresses []Address) e
 			return fmt.Errorf("address %s: %w", a.Prefix, err)
 		}
 	}
-	// After the addresses, so that it tells them (arp_notify).
+	// After the addresses, so that the interface announces them (arp_notify).
 	if err := errors.Join(inside.LinkSetUp(lo), inside.LinkSetUp(eth0)); err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func configure(inside *netlink.Handle, eth0 netlink.Link, addresses []Address) e
 	return nil
 }
 
-// hostRoutes lists the networks that the box knows a route to, but for those of the named bridges.
+// hostRoutes lists the networks that the box has routes to, except through the named bridges.
 func hostRoutes(except []string) ([]Used, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -264,7 +264,7 @@ func hostRoutes(except []string) ([]Used, error) {
 	}
 	var used []Used
 	for _, route := range routes {
-		// Unreachable and the like have no link: they are there to be overridden by better routes.
+		// Unreachable routes and the like have no link: more specific routes override them.
 		if route.Dst == nil || route.LinkIndex == 0 {
 			continue
 		}

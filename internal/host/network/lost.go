@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LostLinks sends whenever one of a machine's links, its cable or its bridge, is not there: at once, and when something on
-// the box deletes it. The channel is closed when ctx is done.
+// LostLinks sends a value whenever a link of a machine, its cable or its bridge, is missing: at the start, and when a
+// program on the box deletes it. The channel is closed when ctx is done.
 func LostLinks(ctx context.Context, log *slog.Logger, networkID, machineID string) <-chan struct{} {
 	lost := make(chan struct{}, 1)
 	names := []string{BridgeName(networkID), VethName(machineID)}
@@ -23,7 +23,7 @@ func LostLinks(ctx context.Context, log *slog.Logger, networkID, machineID strin
 			if ctx.Err() != nil {
 				return
 			}
-			log.Error("the links of the machine cannot be followed", "error", err)
+			log.Error("Cannot watch the network links of the machine", "error", err)
 			rest(ctx, guardPause)
 		}
 	}()
@@ -40,7 +40,7 @@ func followLinks(ctx context.Context, names []string, lost chan<- struct{}) erro
 	send := func() {
 		select {
 		case lost <- struct{}{}:
-		default: // the reader has not looked since the last one
+		default: // The reader has not received the previous value yet.
 		}
 	}
 	for _, name := range names {

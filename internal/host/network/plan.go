@@ -9,16 +9,16 @@ import (
 	"capstan.dev/capstan/internal/cidr"
 )
 
-// names of what one network or machine has on a box. They are made of hashes, because an interface
-// name has at most 15 characters, and the same on every capstand of the box.
+// The names of a network or machine on a box contain hashes, because an interface name has at most 15 characters. All
+// capstands of the box use the same names.
 
-// BridgeName of a network.
+// BridgeName returns the name of a network's bridge.
 func BridgeName(networkID string) string { return "cap" + hash(networkID) }
 
-// TableName of a network's nftables table.
+// TableName returns the name of a network's nftables table.
 func TableName(networkID string) string { return "capstan-" + hash(networkID) }
 
-// VethName is the host's end of a machine's cable.
+// VethName returns the name of the host's end of a machine's cable.
 func VethName(machineID string) string { return "cpm" + hash(machineID) }
 
 func hash(s string) string {
@@ -26,8 +26,8 @@ func hash(s string) string {
 	return fmt.Sprintf("%x", sum[:5])
 }
 
-// MAC of an address in a network. The same address always has the same one, so nobody's neighbour
-// table is wrong when an address goes from a deleted machine to a new one.
+// MAC returns the MAC address for an IP address in a network. It is always the same, so the neighbour tables stay correct
+// when a new machine gets the address of a deleted one.
 func MAC(networkID, address string) net.HardwareAddr {
 	sum := sha256.Sum256([]byte(networkID + " " + address))
 	return append(net.HardwareAddr{0x02, 0xca}, sum[:4]...)
@@ -37,34 +37,34 @@ func MAC(networkID, address string) net.HardwareAddr {
 func ParseCIDR(text string) (netip.Prefix, netip.Addr, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
-		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %q is no CIDR, want for example 10.200.8.0/21", text)
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %q is not a CIDR: expected for example 10.200.8.0/21", text)
 	}
 	if prefix != prefix.Masked() {
-		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s has host bits set, want %s", text, prefix.Masked())
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s has host bits set: expected %s", text, prefix.Masked())
 	}
 	if err := cidr.Usable(prefix); err != nil {
 		return netip.Prefix{}, netip.Addr{}, err
 	}
 	if prefix.Addr().BitLen()-prefix.Bits() < 2 {
-		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s has no room for machines, want at least 4 addresses", text)
+		return netip.Prefix{}, netip.Addr{}, fmt.Errorf("network %s is too small for machines: expected at least 4 addresses", text)
 	}
 	return prefix, prefix.Addr().Next(), nil
 }
 
-// Subnet is what a network has of one address family.
+// Subnet is the part of a network for one address family.
 type Subnet struct {
 	Prefix  netip.Prefix
 	Gateway netip.Addr
 }
 
-// Subnets checks a machine network: IPv4, and IPv6 as well when ipv6 is not empty. IPv4 comes first.
+// Subnets checks a machine network: IPv4, and IPv6 if ipv6 is not empty. IPv4 comes first.
 func Subnets(cidr, ipv6 string) ([]Subnet, error) {
 	prefix, gateway, err := ParseCIDR(cidr)
 	if err != nil {
 		return nil, err
 	}
 	if !prefix.Addr().Is4() {
-		return nil, fmt.Errorf("network %s is IPv6: machines have an IPv4 network, and may have an IPv6 one besides", cidr)
+		return nil, fmt.Errorf("network %s is IPv6: expected an IPv4 network first; an IPv6 network can follow as the second one", cidr)
 	}
 	all := []Subnet{{prefix, gateway}}
 	if ipv6 == "" {
@@ -79,12 +79,12 @@ func Subnets(cidr, ipv6 string) ([]Subnet, error) {
 	return append(all, Subnet{prefix, gateway}), nil
 }
 
-// CheckAddress says why a machine of the network may not have the address, nil when it may.
+// CheckAddress returns an error if a machine of the network cannot have the address.
 func CheckAddress(cidr netip.Prefix, address string, prefixLength int) error {
 	addr, err := netip.ParseAddr(address)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%q is no IP address", address)
+		return fmt.Errorf("%q is not an IP address", address)
 	case !cidr.Contains(addr):
 		return fmt.Errorf("address %s is not in the machine network %s", address, cidr)
 	case prefixLength != cidr.Bits():
@@ -97,8 +97,8 @@ func CheckAddress(cidr netip.Prefix, address string, prefixLength int) error {
 	return nil
 }
 
-// Served are those of a load balancer's listen addresses (host:port) that its network's bridge must have
-// for it: they lie in the network, and are not the gateway, which the bridge has anyway.
+// Served returns the addresses among a load balancer's listen addresses (host:port) that the bridge must have: those in the
+// network, except the gateway, which the bridge already has.
 func Served(cidr string, listen []string) ([]string, error) {
 	prefix, gateway, err := ParseCIDR(cidr)
 	if err != nil {
@@ -131,17 +131,17 @@ func lastAddress(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// Used is a range of addresses that somebody has already.
+// Used is a range of addresses that is in use.
 type Used struct {
 	Prefix netip.Prefix
 	By     string
 }
 
-// Overlap says with what a CIDR overlaps, nil when it is free.
+// Overlap returns an error if a CIDR overlaps a used range.
 func Overlap(cidr netip.Prefix, used []Used) error {
 	for _, u := range used {
-		if u.Prefix.Bits() > 0 && u.Prefix.Overlaps(cidr) { // a default route overlaps everything
-			return fmt.Errorf("network %s overlaps %s of %s; choose another network for the machines", cidr, u.Prefix, u.By)
+		if u.Prefix.Bits() > 0 && u.Prefix.Overlaps(cidr) { // A default route overlaps every network.
+			return fmt.Errorf("network %s overlaps %s of %s: choose another network for the machines", cidr, u.Prefix, u.By)
 		}
 	}
 	return nil

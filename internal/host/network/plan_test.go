@@ -11,11 +11,11 @@ func TestParseCIDR(t *testing.T) {
 		"10.200.8.0/21": "10.200.8.1",
 		"10.0.0.0/30":   "10.0.0.1",
 		"fd00:1::/64":   "fd00:1::1",
-		"10.200.8.1/21": "want 10.200.8.0/21",
-		"10.200.8.0":    "no CIDR",
-		"10.0.0.0/31":   "no room",
-		"10.0.0.1/32":   "no room",
-		"":              "no CIDR",
+		"10.200.8.1/21": "expected 10.200.8.0/21",
+		"10.200.8.0":    "not a CIDR",
+		"10.0.0.0/31":   "too small",
+		"10.0.0.1/32":   "too small",
+		"":              "not a CIDR",
 	} {
 		_, gateway, err := ParseCIDR(cidr)
 		if err != nil {
@@ -33,7 +33,7 @@ func TestSubnets(t *testing.T) {
 	for name, test := range map[string]struct{ cidr, ipv6, want string }{
 		"IPv4":       {"10.1.0.0/24", "", "10.1.0.0/24 by 10.1.0.1"},
 		"dual stack": {"10.1.0.0/24", "fd00:1::/64", "10.1.0.0/24 by 10.1.0.1, fd00:1::/64 by fd00:1::1"},
-		"IPv6 only":  {"fd00:1::/64", "", "error: network fd00:1::/64 is IPv6: machines have an IPv4 network"},
+		"IPv6 only":  {"fd00:1::/64", "", "error: network fd00:1::/64 is IPv6: expected an IPv4 network first"},
 		"swapped":    {"fd00:1::/64", "10.1.0.0/24", "error: network fd00:1::/64 is IPv6"},
 		"two IPv4":   {"10.1.0.0/24", "10.2.0.0/24", "error: the second network 10.2.0.0/24 is not IPv6"},
 		"host bits":  {"10.1.0.0/24", "fd00:1::1/64", "error: network fd00:1::1/64 has host bits"},
@@ -64,7 +64,7 @@ func TestCheckAddress(t *testing.T) {
 		{"10.1.0.0/23", "10.1.0.1", 23, "gateway"},
 		{"10.1.0.0/23", "10.1.2.1", 23, "not in"},
 		{"10.1.0.0/23", "10.1.0.9", 24, "prefix"},
-		{"10.1.0.0/23", "nine", 23, "no IP"},
+		{"10.1.0.0/23", "nine", 23, "not an IP"},
 		{"fd00:1::/64", "fd00:1::9", 64, ""},
 		{"fd00:1::/64", "fd00:1::ffff:ffff:ffff:ffff", 64, ""}, // IPv6 has no broadcast
 		{"fd00:1::/64", "10.1.0.9", 64, "not in"},

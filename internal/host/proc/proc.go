@@ -1,5 +1,4 @@
-// Package proc follows processes that need not be children of capstand's: what was started before
-// capstand itself was restarted.
+// Package proc watches processes that need not be children of capstand, because an earlier capstand started them.
 //
 // Layer: host.
 package proc
@@ -16,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that the process has ended.
+// ErrGone reports that the process has ended.
 var ErrGone = errors.New("process has ended")
 
-// Ref names a process for good: a process id alone may belong to another process tomorrow.
+// Ref identifies a process permanently. The kernel can reuse a process id.
 type Ref struct {
 	PID int `json:"pid"`
 	// StartTime is in clock ticks since boot.
 	StartTime uint64 `json:"startTime"`
-	// BootID tells apart two boots, where pid and start time might be equal by accident.
+	// BootID distinguishes boots, because a process id and a start time can be equal in two boots.
 	BootID string `json:"bootID"`
 }
 
-// Find names the process that has pid now. ErrGone when there is none, or it is a zombie.
+// Find returns the Ref of the process that has the id now, or ErrGone if there is none or it is a zombie.
 func Find(pid int) (Ref, error) {
 	state, start, err := stat(pid)
 	if err != nil || state == 'Z' || state == 'X' {
@@ -37,7 +36,7 @@ func Find(pid int) (Ref, error) {
 	return Ref{PID: pid, StartTime: start, BootID: BootID()}, nil
 }
 
-// Alive says whether the process still runs.
+// Alive returns whether the process still runs.
 func (r Ref) Alive() bool {
 	now, err := Find(r.PID)
 	return r.PID > 0 && err == nil && now == r
@@ -55,25 +54,25 @@ func stat(pid int) (state byte, start uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	// The command, in parentheses, may hold anything.
+	// The command, in parentheses, can contain any character.
 	text := string(data)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
-		return 0, 0, fmt.Errorf("unexpected /proc/%d/stat", pid)
+		return 0, 0, fmt.Errorf("/proc/%d/stat does not have the expected fields", pid)
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
 	return fields[0][0], start, err
 }
 
-// Handle is an open pidfd: the process it names cannot be mistaken.
+// Handle is an open pidfd, which always refers to the same process.
 type Handle struct {
 	Ref
 	file *os.File
 }
 
-// Open returns a handle of the process, ErrGone when it ended.
+// Open returns a handle of the process, or ErrGone if it has ended.
 func (r Ref) Open() (*Handle, error) {
-	// Nonblocking, so that Go's own poller waits for it and no thread is spent.
+	// With a nonblocking descriptor, Go's poller waits and no thread is blocked.
 	fd, err := unix.PidfdOpen(r.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		if errors.Is(err, unix.ESRCH) {
@@ -82,7 +81,7 @@ func (r Ref) Open() (*Handle, error) {
 		return nil, fmt.Errorf("pidfd of %d: %w", r.PID, err)
 	}
 	h := &Handle{Ref: r, file: os.NewFile(uintptr(fd), "pidfd")}
-	if !r.Alive() { // the id was used again between Find and here
+	if !r.Alive() { // Another process has got the id since Find.
 		_ = h.Close()
 		return nil, ErrGone
 	}
@@ -111,7 +110,7 @@ func (h *Handle) Wait(ctx context.Context) error {
 	return err
 }
 
-// Signal sends a signal to exactly this process; a process that ended is fine.
+// Signal sends a signal to exactly this process. A process that has ended is no error.
 func (h *Handle) Signal(sig unix.Signal) error {
 	conn, err := h.file.SyscallConn()
 	if err != nil {
@@ -125,5 +124,5 @@ func (h *Handle) Signal(sig unix.Signal) error {
 	return errors.Join(err, sent)
 }
 
-// Close releases the handle; the process goes on.
+// Close releases the handle. The process continues.
 func (h *Handle) Close() error { return h.file.Close() }

@@ -22,7 +22,7 @@ type Runc struct {
 	Root string
 }
 
-// State of a container as runc sees it.
+// State is runc's state of a container.
 type State struct {
 	// Status is created, running, stopped or paused; empty when there is no such container.
 	Status string `json:"status"`
@@ -32,7 +32,7 @@ type State struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// State asks for a container, the zero State when there is none.
+// State returns the state of a container, or the zero State if there is none.
 func (r Runc) State(ctx context.Context, id string) (State, error) {
 	if !r.exists(id) {
 		return State{}, nil
@@ -55,8 +55,8 @@ func (r Runc) exists(id string) bool {
 	return !os.IsNotExist(err)
 }
 
-// Start runs the container of a bundle in the background. Its output goes to log: to the file itself,
-// not through a pipe, so it does not matter whether capstand lives.
+// Start runs the container of a bundle in the background. The container writes its output to the file directly, without a
+// pipe, so it continues without capstand.
 func (r Runc) Start(ctx context.Context, id, bundle string, log *os.File) error {
 	cmd := r.command(ctx, "run", "--detach", "--bundle", bundle, id)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -67,7 +67,7 @@ func (r Runc) Start(ctx context.Context, id, bundle string, log *os.File) error 
 	return nil
 }
 
-// Delete kills what is left of a container and forgets it. A container that does not exist is fine.
+// Delete kills and removes a container. A container that does not exist is no error.
 func (r Runc) Delete(ctx context.Context, id string) error {
 	_, err := r.run(ctx, nil, "delete", "--force", id)
 	return err

@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 )
 
-// Init is PID 1 of every machine, below the assets folder.
+// Init is the path of PID 1 in every machine, in the assets folder.
 const Init = "/opt/capstan/capstan-init"
 
 // Annotations of the container: the namespace and name of its machine, and the id of its network.
@@ -21,10 +21,10 @@ const (
 	NetworkAnnotation   = "dev.capstan.network"
 )
 
-// Params is all that differs between the containers of two machines.
+// Params are the differences between the containers of two machines.
 type Params struct {
-	// Hostname is the machine's name, in Namespace, and NetworkID its network: by these the container is known even if capstand has
-	// lost its record.
+	// Hostname is the name of the machine in Namespace, and NetworkID is its network. They identify the container if
+	// capstand has lost its record.
 	Hostname, Namespace, NetworkID string
 	// Rootfs is the machine's disk.
 	Rootfs string
@@ -32,43 +32,42 @@ type Params struct {
 	Assets string
 	// Run is the folder shared between capstand and the machine, bound to /run/capstan.
 	Run string
-	// Backups is a folder of the host that the machine finds at BackupsIn; none when empty.
+	// Backups is a folder of the host that is mounted at BackupsIn in the machine; none if empty.
 	Backups   string
 	BackupsIn string
-	// Views holds the files that WriteViews made.
+	// Views is the folder with the files of WriteViews.
 	Views string
 	// NetNS is the path of the machine's network namespace.
 	NetNS  string
 	Cgroup cgroup.Group
-	// CPUs limits the machine; 0 is all of the host's.
+	// CPUs limits the machine; 0 is no limit.
 	CPUs int32
 	// MemoryBytes limits the machine.
 	MemoryBytes int64
-	// PidsLimit is the most processes and threads of the machine.
+	// PidsLimit is the largest number of processes and threads of the machine.
 	PidsLimit int64
-	// Capabilities by name; all that capstand has.
+	// Capabilities of the machine by name: all capabilities of capstand.
 	Capabilities []string
-	// System is the host's own system: the links and folders that make up its programs.
+	// System is the part of the host's file system that contains its programs.
 	System System
 }
 
-// System is how the host lays out its programs: on today's distributions /usr holds all and /bin,
-// /sbin and /lib* are links into it; elsewhere they are folders, which are then bound too.
+// System describes the layout of the host's programs. On current distributions /usr contains all programs, and /bin, /sbin
+// and /lib* are links into it. On others they are folders, which are bound too.
 type System struct {
 	// Links by name, for example bin: usr/bin.
 	Links map[string]string
 	// Folders to bind read-only, for example /usr.
 	Folders []string
-	// Devices of the host that machines get beside the usual ones, for example /dev/fuse.
+	// Devices of the host that machines get in addition to the usual ones, for example /dev/fuse.
 	Devices []specs.LinuxDevice
 }
 
 // cpuPeriod is the kernel's usual scheduling period, in microseconds.
 const cpuPeriod = 100_000
 
-// Spec is the OCI configuration of a machine. The machine is not confined from its host as a pod is
-// (it has every capability and device, see "Trust" in the README), but it sees and fills only its own
-// namespaces.
+// Spec returns the OCI configuration of a machine. A machine is not confined like a pod: it has every capability and device
+// (see "Trust" in the README). It sees and fills only its own namespaces.
 func Spec(p Params) *specs.Spec {
 	return &specs.Spec{
 		Version: specs.Version,
@@ -100,8 +99,8 @@ func Spec(p Params) *specs.Spec {
 			Devices:   p.System.Devices,
 			// Pods with mountPropagation Bidirectional need it.
 			RootfsPropagation: "rshared",
-			// These are the host's, not the machine's: capstand sets them once. Those of the network
-			// namespace (/proc/sys/net) stay writable.
+			// These settings belong to the host, and capstand sets them once. The settings of the network namespace
+			// (/proc/sys/net) stay writable.
 			ReadonlyPaths: []string{"/proc/sys/kernel", "/proc/sys/vm", "/proc/sysrq-trigger"},
 		},
 	}
@@ -115,7 +114,7 @@ func resources(p Params) *specs.LinuxResources {
 	}
 	if p.CPUs > 0 {
 		quota, period := int64(p.CPUs)*cpuPeriod, uint64(cpuPeriod)
-		// Shares keep the proportion between machines when they ask for more than the host has.
+		// Shares keep the proportion between machines when together they need more than the host has.
 		shares := uint64(p.CPUs) * 1024
 		r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares}
 	}
@@ -150,7 +149,7 @@ func mounts(p Params) []specs.Mount {
 	return all
 }
 
-// bind mounts a part of the host, cut off from the host's later mounts and from the machine's.
+// bind mounts a part of the host. Later mounts of the host or of the machine do not propagate.
 func bind(from, to string, options ...string) specs.Mount {
 	return specs.Mount{Source: from, Destination: to, Type: "bind", Options: append([]string{"rbind", "rprivate"}, options...)}
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostSystem looks at how this host lays out its programs and which optional devices it has.
+// HostSystem detects the layout of the host's programs and its optional devices.
 func HostSystem() System {
 	s := System{Links: map[string]string{}, Folders: []string{"/usr"}}
 	for _, name := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
@@ -33,7 +33,7 @@ func HostSystem() System {
 	return s
 }
 
-// OwnCapabilities names every capability that this process may pass on.
+// OwnCapabilities returns the names of the capabilities that this process can pass on.
 func OwnCapabilities() ([]string, error) {
 	own, err := capability.NewPid2(0)
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// A container sees the whole host in /proc/meminfo, /proc/cpuinfo and /sys/devices/system, and so
-// does cadvisor in the kubelet, which reports from them what its Node has:
+// A container sees the size of the whole host in /proc/meminfo, /proc/cpuinfo and /sys/devices/system. cadvisor in the
+// kubelet reads the resources of its Node from these files:
 //
 //   - MemoryCapacity is MemTotal of /proc/meminfo;
 //   - NumCores is the number of cpu<N> folders in the node<N> folders of /sys/devices/system/node
 //     that /sys/devices/system/cpu/online lists and that have a topology;
 //   - the physical cores are the distinct core ids of /proc/cpuinfo.
 //
-// Views are files with the machine's own size that are bound over these.
+// Views are files with the machine's own size that are bound over these files.
 const (
 	viewMeminfo = "proc/meminfo"
 	viewCPUInfo = "proc/cpuinfo"
@@ -25,7 +25,7 @@ const (
 	viewNodes   = "sys/devices/system/node"
 )
 
-// views lists the views of a machine. One without a limit of cpus sees those of the host.
+// views lists the views of a machine. A machine without a CPU limit sees the CPUs of the host.
 func views(cpus int32) []string {
 	if cpus == 0 {
 		return []string{viewMeminfo}
@@ -33,7 +33,7 @@ func views(cpus int32) []string {
 	return []string{viewMeminfo, viewCPUInfo, viewCPUs, viewNodes}
 }
 
-// WriteViews writes the views of a machine of that size below dir. cpuinfo is the host's own.
+// WriteViews writes the views of a machine of the given size into dir. cpuinfo is the host's file.
 func WriteViews(dir string, cpus int32, memoryBytes int64, cpuinfo string) error {
 	files := map[string]string{viewMeminfo: meminfo(memoryBytes)}
 	if cpus > 0 {
@@ -55,8 +55,8 @@ func WriteViews(dir string, cpus int32, memoryBytes int64, cpuinfo string) error
 	return nil
 }
 
-// meminfo is a /proc/meminfo of a machine that has just started. It does not follow use: what needs
-// that in a container reads the cgroup.
+// meminfo returns the /proc/meminfo of a machine that has just started. It does not show the current use, which programs in
+// containers read from the cgroup.
 func meminfo(bytes int64) string {
 	kb := bytes / 1024
 	var b strings.Builder
@@ -75,8 +75,7 @@ func meminfo(bytes int64) string {
 	return b.String()
 }
 
-// numbering are the fields of /proc/cpuinfo that say how many processors there are and how they are
-// grouped.
+// numbering matches the fields of /proc/cpuinfo that contain the number of processors and their grouping.
 var numbering = regexp.MustCompile(`(?m)^(processor|siblings|core id|cpu cores|physical id)(\s*: )\d+$`)
 
 // limitCPUInfo keeps the host's first n processors, as n cores of one socket.
