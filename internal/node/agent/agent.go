@@ -1,5 +1,5 @@
 // Package agent is `capstan-init node agent`, a service of every machine: pod networking between
-// machines (CNI configuration, routes, masquerade), the DNS Service's endpoints, the members of etcd, and
+// machines (CNI configuration, routes, masquerade), NetworkPolicies, the DNS Service's endpoints, the members of etcd, and
 // the renewal of certificates.
 //
 // The configuration of CNI must not wait for a certificate to be approved, so it is made with the
@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
@@ -59,6 +60,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	if config.Network.PodNetwork == nodeconfig.PodNetworkRoutes {
 		group.Go(func() error { return a.configureCNI(ctx) })
 		group.Go(func() error { return a.routePods(ctx) })
+		group.Go(func() error { return a.enforcePolicies(ctx) })
 	}
 	controlPlane := config.Role != nodeconfig.RoleWorker
 	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
@@ -153,25 +155,10 @@ type node struct {
 // An error of see is tried again with the next change, or a second later.
 func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector string, see func([]node) error) error {
 	wake := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
-	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: kube.ListWatch(ctx, client, kube.Nodes, fieldSelector),
-		ObjectType:    &unstructured.Unstructured{},
-		Transform:     stripNode,
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { notify() },
-			UpdateFunc: func(any, any) { notify() },
-			DeleteFunc: func(any) { notify() },
-		},
-	})
-	go controller.RunWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
-		return ctx.Err()
+	notify := notifier(wake)
+	store, err := follow(ctx, client, kube.Nodes, fieldSelector, stripNode, notify)
+	if err != nil {
+		return err
 	}
 	notify()
 	for {
@@ -190,6 +177,35 @@ func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector str
 			time.AfterFunc(time.Second, notify)
 		}
 	}
+}
+
+// notifier returns a function that wakes the receiver of a channel with room for one, unless it is woken already.
+func notifier(wake chan<- struct{}) func() {
+	return func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// follow keeps the objects of a resource in a store and calls changed after each change. It returns when the store has all objects.
+func follow(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string, strip cache.TransformFunc, changed func()) (cache.Store, error) {
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: kube.ListWatch(ctx, client, resource, fieldSelector),
+		ObjectType:    &unstructured.Unstructured{},
+		Transform:     strip,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { changed() },
+			UpdateFunc: func(any, any) { changed() },
+			DeleteFunc: func(any) { changed() },
+		},
+	})
+	go controller.RunWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
+		return nil, ctx.Err()
+	}
+	return store, nil
 }
 
 // stripNode drops what is not needed of a Node: images and conditions are most of it.

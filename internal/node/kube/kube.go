@@ -44,6 +44,9 @@ var (
 	EtcdBackups      = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackups"}
 	EtcdBackupChecks = schema.GroupVersionResource{Group: "etcd.capstan.dev", Version: "v1beta2", Resource: "etcdbackupchecks"}
 	Secrets          = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	Pods             = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	Namespaces       = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	NetworkPolicies  = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}
 	Leases           = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 

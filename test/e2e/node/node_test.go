@@ -42,6 +42,7 @@ func TestMachines(t *testing.T) {
 	}{
 		{"data erased IM-08", testErased},
 		{"workload", testWorkload},
+		{"network policies", testNetworkPolicies},
 		{"credentials", testCredentials},
 		{"users", testUsers},
 		{"CIS benchmark", testCIS},

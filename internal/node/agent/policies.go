@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/networkpolicy"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+// policyPause is the least time between two updates of the rules: in a large cluster pods change all the time, and each update
+// compares all pods with all policies.
+const policyPause = 200 * time.Millisecond
+
+// enforcePolicies keeps the rules of NetworkPolicies for the pods of this node. Rules stay in force while the API server is away or
+// the agent restarts.
+func (a *agent) enforcePolicies(ctx context.Context) error {
+	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
+	if err != nil {
+		return err
+	}
+	wake := make(chan struct{}, 1)
+	notify := notifier(wake)
+	stores := policyStores{}
+	if stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), notify); err != nil {
+		return err
+	}
+	notify()
+	var enforced []networkpolicy.Chain
+	for first := true; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		}
+		if err := stores.complete(ctx, client, notify); err != nil {
+			return err
+		}
+		chains := networkpolicy.Chains(stores.cluster(), a.name)
+		if !first && reflect.DeepEqual(chains, enforced) {
+			continue
+		}
+		if err := networkpolicy.Apply(ctx, chains); err != nil {
+			a.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
+			time.AfterFunc(time.Second, notify)
+			continue
+		}
+		if !first || len(chains) > 0 {
+			a.log.Info("NetworkPolicies enforced", "chains", len(chains))
+		}
+		enforced, first = chains, false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(policyPause):
+		}
+	}
+}
+
+// policyStores hold what policies depend on. A cluster without a policy costs one watch: pods and namespaces are followed from the
+// first policy on.
+type policyStores struct{ policies, pods, namespaces cache.Store }
+
+func (s *policyStores) complete(ctx context.Context, client dynamic.Interface, changed func()) (err error) {
+	if s.pods != nil || len(s.policies.List()) == 0 {
+		return nil
+	}
+	if s.namespaces, err = follow(ctx, client, kube.Namespaces, "", typed[corev1.Namespace](nil), changed); err != nil {
+		return err
+	}
+	s.pods, err = follow(ctx, client, kube.Pods, "", typed(stripPod), changed)
+	return err
+}
+
+func (s *policyStores) cluster() networkpolicy.Cluster {
+	return networkpolicy.Cluster{
+		Policies:   listed[networkingv1.NetworkPolicy](s.policies),
+		Pods:       listed[corev1.Pod](s.pods),
+		Namespaces: listed[corev1.Namespace](s.namespaces),
+	}
+}
+
+func listed[T any](store cache.Store) (objects []*T) {
+	if store == nil {
+		return nil
+	}
+	for _, object := range store.List() {
+		objects = append(objects, object.(*T))
+	}
+	return objects
+}
+
+// typed returns a transformation that stores objects in their Go type, after strip has removed their unused parts.
+func typed[T any](strip func(*T) *T) cache.TransformFunc {
+	return func(object any) (any, error) {
+		full, ok := object.(*unstructured.Unstructured)
+		if !ok {
+			return object, nil
+		}
+		converted := new(T)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(full.Object, converted); err != nil {
+			return nil, fmt.Errorf("%s %s/%s: %w", full.GetKind(), full.GetNamespace(), full.GetName(), err)
+		}
+		if strip != nil {
+			converted = strip(converted)
+		}
+		return converted, nil
+	}
+}
+
+// stripPod keeps what selects a pod, its addresses and its ports.
+func stripPod(full *corev1.Pod) *corev1.Pod {
+	ports := func(containers []corev1.Container) (out []corev1.Container) {
+		for _, c := range containers {
+			if len(c.Ports) > 0 {
+				out = append(out, corev1.Container{Name: c.Name, Ports: c.Ports})
+			}
+		}
+		return out
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, ResourceVersion: full.ResourceVersion, Labels: full.Labels},
+		Spec: corev1.PodSpec{
+			NodeName: full.Spec.NodeName, HostNetwork: full.Spec.HostNetwork,
+			InitContainers: ports(full.Spec.InitContainers), Containers: ports(full.Spec.Containers),
+		},
+		Status: corev1.PodStatus{Phase: full.Status.Phase, PodIPs: full.Status.PodIPs},
+	}
+}

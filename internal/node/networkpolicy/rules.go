@@ -1,0 +1,353 @@
+// Package networkpolicy enforces the NetworkPolicies of a cluster on one node, with nftables.
+//
+// Every packet from or to a pod of the node passes the forward hook, since each pod has a link of its own (ptp). Two base chains
+// there, one for each direction, send the packets of isolated pods through the chains of their policies. A packet must pass both:
+// "accept" ends only the base chain in which it is said. Traffic of the node itself, such as the kubelet's probes, is not forwarded
+// and therefore always allowed, as NetworkPolicy requires.
+//
+// Layer: node.
+package networkpolicy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Cluster is the part of a cluster's state that decides about packets.
+type Cluster struct {
+	Policies   []*networkingv1.NetworkPolicy
+	Pods       []*corev1.Pod
+	Namespaces []*corev1.Namespace
+}
+
+// Chain of rules in nft's syntax. The chains Ingress and Egress are base chains at the forward hook.
+type Chain struct {
+	Name  string
+	Rules []string
+}
+
+// Names of the base chains.
+const (
+	Ingress = "ingress"
+	Egress  = "egress"
+)
+
+// Chains returns the rules for the pods of a node, in an order that depends on the names of objects only. It returns nil if no
+// policy selects a pod of the node.
+func Chains(c Cluster, node string) []Chain {
+	all := pods(c)
+	var base, rest []Chain
+	for _, d := range []direction{ingress, egress} {
+		isolated, chains := isolate(d, c.Policies, all, node)
+		if len(isolated) > 0 {
+			base = append(base, Chain{Name: d.name, Rules: baseRules(d, isolated)})
+			rest = append(rest, chains...)
+		}
+	}
+	return append(base, rest...)
+}
+
+// direction of packets, seen from the isolated pod.
+type direction struct {
+	name       string
+	policyType networkingv1.PolicyType
+	// pod and peer are the addresses of the packet that belong to the isolated pod and to the other side.
+	pod, peer string
+	// rules returns the rules of a policy for this direction.
+	rules func(networkingv1.NetworkPolicySpec) []rule
+}
+
+// rule is a NetworkPolicyIngressRule or a NetworkPolicyEgressRule.
+type rule struct {
+	peers []networkingv1.NetworkPolicyPeer
+	ports []networkingv1.NetworkPolicyPort
+}
+
+var (
+	ingress = direction{Ingress, networkingv1.PolicyTypeIngress, "daddr", "saddr", func(s networkingv1.NetworkPolicySpec) (rules []rule) {
+		for _, r := range s.Ingress {
+			rules = append(rules, rule{r.From, r.Ports})
+		}
+		return rules
+	}}
+	egress = direction{Egress, networkingv1.PolicyTypeEgress, "saddr", "daddr", func(s networkingv1.NetworkPolicySpec) (rules []rule) {
+		for _, r := range s.Egress {
+			rules = append(rules, rule{r.To, r.Ports})
+		}
+		return rules
+	}}
+)
+
+// pod is a pod with addresses of its own.
+type pod struct {
+	namespace, node string
+	labels          labels.Set
+	namespaceLabels labels.Set
+	addresses       []netip.Addr
+	// ports by protocol and name, such as "tcp/http".
+	ports map[string]int32
+}
+
+// pods leaves out pods without an address of their own: those in the network of their node and those that have ended.
+func pods(c Cluster) []pod {
+	namespaces := map[string]labels.Set{}
+	for _, n := range c.Namespaces {
+		namespaces[n.Name] = n.Labels
+	}
+	var all []pod
+	for _, p := range c.Pods {
+		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		one := pod{namespace: p.Namespace, node: p.Spec.NodeName, labels: p.Labels, namespaceLabels: namespaces[p.Namespace], ports: map[string]int32{}}
+		for _, ip := range p.Status.PodIPs {
+			if address, err := netip.ParseAddr(ip.IP); err == nil {
+				one.addresses = append(one.addresses, address)
+			}
+		}
+		for _, container := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+			for _, port := range container.Ports {
+				one.ports[protocol(&port.Protocol)+"/"+port.Name] = port.ContainerPort
+			}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// isolate returns the chain of each address that a policy isolates in this direction, and these chains with those of the policies.
+func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, node string) (map[netip.Addr]string, []Chain) {
+	isolated, chains := map[netip.Addr]string{}, map[string]Chain{}
+	selecting := make([][]string, len(all)) // for each pod the chains of the policies that select it
+	for _, policy := range policies {
+		if !applies(policy, d.policyType) {
+			continue
+		}
+		var selected []int
+		for i, p := range all {
+			if p.node == node && p.namespace == policy.Namespace && matches(&policy.Spec.PodSelector, p.labels) {
+				selected = append(selected, i)
+			}
+		}
+		if len(selected) == 0 {
+			continue
+		}
+		chain := Chain{Name: d.name + "-" + hash(policy.Namespace, policy.Name), Rules: policyRules(d, policy, all, selected)}
+		chains[chain.Name] = chain
+		for _, i := range selected {
+			selecting[i] = append(selecting[i], chain.Name)
+		}
+	}
+	for i, names := range selecting {
+		if len(names) == 0 {
+			continue
+		}
+		slices.Sort(names)
+		chain := Chain{Name: d.name + "-pods-" + hash(names...)} // shared by all pods with the same policies
+		for _, name := range names {
+			chain.Rules = append(chain.Rules, "jump "+name)
+		}
+		chain.Rules = append(chain.Rules, "drop")
+		chains[chain.Name] = chain
+		for _, address := range all[i].addresses {
+			isolated[address] = chain.Name
+		}
+	}
+	return isolated, sortedValues(chains)
+}
+
+// applies follows the defaults of policyTypes: Ingress always, Egress if there are egress rules.
+func applies(policy *networkingv1.NetworkPolicy, t networkingv1.PolicyType) bool {
+	if len(policy.Spec.PolicyTypes) > 0 {
+		return slices.Contains(policy.Spec.PolicyTypes, t)
+	}
+	return t == networkingv1.PolicyTypeIngress || len(policy.Spec.Egress) > 0
+}
+
+// baseRules send the packets of isolated pods to their chains. Answers pass, and packets from a pod to itself, which come back
+// through a Service.
+func baseRules(d direction, isolated map[netip.Addr]string) []string {
+	rules := []string{"ct state established,related accept"}
+	for _, family := range []string{"ip", "ip6"} {
+		var verdicts, same []string
+		for address, chain := range isolated {
+			if familyOf(address) == family {
+				verdicts = append(verdicts, fmt.Sprintf("%s : jump %s", address, chain))
+				same = append(same, fmt.Sprintf("%s . %s", address, address))
+			}
+		}
+		if len(verdicts) > 0 {
+			rules = append(rules,
+				fmt.Sprintf("%s saddr . %s daddr %s accept", family, family, set(same)),
+				fmt.Sprintf("%s %s vmap %s", family, d.pod, set(verdicts)))
+		}
+	}
+	return rules
+}
+
+// policyRules accept the packets that the policy allows to the pods with the indexes selected.
+func policyRules(d direction, policy *networkingv1.NetworkPolicy, all []pod, selected []int) []string {
+	// A named port is one of the packet's destination.
+	destinations := all
+	if d.policyType == networkingv1.PolicyTypeIngress {
+		destinations = nil
+		for _, i := range selected {
+			destinations = append(destinations, all[i])
+		}
+	}
+	var rules []string
+	for _, r := range d.rules(policy.Spec) {
+		for _, peer := range peerMatches(d, policy.Namespace, r.peers, all) {
+			for _, port := range portMatches(r.ports, destinations) {
+				if peer.family == "" || port.family == "" || peer.family == port.family {
+					rules = append(rules, strings.Join(strings.Fields(peer.text+" "+port.text+" accept"), " "))
+				}
+			}
+		}
+	}
+	return rules
+}
+
+// match of a packet in nft's syntax. A family, "ip" or "ip6", excludes packets of the other one.
+type match struct{ family, text string }
+
+// peerMatches returns one match for each alternative; the empty match for all peers.
+func peerMatches(d direction, namespace string, peers []networkingv1.NetworkPolicyPeer, all []pod) []match {
+	if len(peers) == 0 {
+		return []match{{}}
+	}
+	var alternatives []match
+	addresses := map[string][]string{}
+	for _, peer := range peers {
+		if peer.IPBlock != nil {
+			alternatives = append(alternatives, blockMatch(d, peer.IPBlock)...)
+			continue
+		}
+		for _, p := range all {
+			if selects(peer, namespace, p) {
+				for _, address := range p.addresses {
+					addresses[familyOf(address)] = append(addresses[familyOf(address)], address.String())
+				}
+			}
+		}
+	}
+	for _, family := range []string{"ip", "ip6"} {
+		if len(addresses[family]) > 0 {
+			alternatives = append(alternatives, match{family, fmt.Sprintf("%s %s %s", family, d.peer, set(addresses[family]))})
+		}
+	}
+	return alternatives
+}
+
+func selects(peer networkingv1.NetworkPolicyPeer, namespace string, p pod) bool {
+	if peer.NamespaceSelector == nil {
+		return p.namespace == namespace && matches(peer.PodSelector, p.labels)
+	}
+	return matches(peer.NamespaceSelector, p.namespaceLabels) && (peer.PodSelector == nil || matches(peer.PodSelector, p.labels))
+}
+
+func blockMatch(d direction, block *networkingv1.IPBlock) []match {
+	prefix, err := netip.ParsePrefix(block.CIDR)
+	if err != nil {
+		return nil // the API server accepts no such block
+	}
+	family := familyOf(prefix.Addr())
+	text := fmt.Sprintf("%s %s %s", family, d.peer, prefix.Masked())
+	for _, except := range block.Except {
+		if exception, err := netip.ParsePrefix(except); err == nil {
+			text += fmt.Sprintf(" %s %s != %s", family, d.peer, exception.Masked())
+		}
+	}
+	return []match{{family, text}}
+}
+
+// portMatches returns one match for each alternative; the empty match for all ports of all protocols.
+func portMatches(ports []networkingv1.NetworkPolicyPort, destinations []pod) []match {
+	if len(ports) == 0 {
+		return []match{{}}
+	}
+	var alternatives []match
+	for _, port := range ports {
+		protocol := protocol(port.Protocol)
+		switch {
+		case port.Port == nil:
+			alternatives = append(alternatives, match{text: "meta l4proto " + protocol})
+		case port.Port.StrVal != "":
+			alternatives = append(alternatives, namedPort(protocol, port.Port.StrVal, destinations)...)
+		case port.EndPort != nil:
+			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d-%d", protocol, port.Port.IntVal, *port.EndPort)})
+		default:
+			alternatives = append(alternatives, match{text: fmt.Sprintf("%s dport %d", protocol, port.Port.IntVal)})
+		}
+	}
+	return alternatives
+}
+
+// namedPort matches the port that each destination has under the name.
+func namedPort(protocol, name string, destinations []pod) (alternatives []match) {
+	for _, family := range []string{"ip", "ip6"} {
+		var pairs []string
+		for _, p := range destinations {
+			number, found := p.ports[protocol+"/"+name]
+			for _, address := range p.addresses {
+				if found && familyOf(address) == family {
+					pairs = append(pairs, fmt.Sprintf("%s . %d", address, number))
+				}
+			}
+		}
+		if len(pairs) > 0 {
+			alternatives = append(alternatives, match{family, fmt.Sprintf("%s daddr . %s dport %s", family, protocol, set(pairs))})
+		}
+	}
+	return alternatives
+}
+
+// matches reports whether a selector selects labels. A selector that the API server would not accept selects nothing.
+func matches(selector *metav1.LabelSelector, set labels.Set) bool {
+	compiled, err := metav1.LabelSelectorAsSelector(selector)
+	return err == nil && compiled.Matches(set)
+}
+
+func protocol(p *corev1.Protocol) string {
+	if p == nil || *p == "" {
+		return "tcp"
+	}
+	return strings.ToLower(string(*p))
+}
+
+func familyOf(address netip.Addr) string {
+	if address.Is4() {
+		return "ip"
+	}
+	return "ip6"
+}
+
+// set is an anonymous set of nftables.
+func set(elements []string) string {
+	slices.Sort(elements)
+	return "{ " + strings.Join(slices.Compact(elements), ", ") + " }"
+}
+
+// hash keeps the names of chains within the limit of nftables.
+func hash(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "/")))
+	return hex.EncodeToString(sum[:8])
+}
+
+func sortedValues(chains map[string]Chain) []Chain {
+	var sorted []Chain
+	for _, chain := range chains {
+		sorted = append(sorted, chain)
+	}
+	slices.SortFunc(sorted, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
+	return sorted
+}

@@ -1,0 +1,219 @@
+package networkpolicy
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/host/network/ownnet"
+)
+
+// Two namespaces; the pods web and db of "shop" and one pod of "other" run on node n, client of "shop" on another node.
+var (
+	namespaces = []*corev1.Namespace{namespace("shop", "team", "a"), namespace("other", "team", "b")}
+	podObjects = []*corev1.Pod{
+		podObject("shop", "web", "n", 8080, "10.0.0.1", "fd00::1"),
+		podObject("shop", "db", "n", 5432, "10.0.0.2"),
+		podObject("other", "guest", "n", 9090, "10.0.0.3"),
+		podObject("shop", "client", "elsewhere", 7070, "10.0.1.1", "fd00::1:1"),
+		ended(podObject("shop", "job", "n", 80, "10.0.0.9")),
+		hostNetwork(podObject("shop", "agent", "n", 80, "192.0.2.1")),
+	}
+)
+
+func namespace(name, key, value string) *corev1.Namespace {
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{key: value}}}
+}
+
+func podObject(namespace, name, node string, port int32, ips ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}}}
+	p.Spec.NodeName = node
+	p.Spec.Containers = []corev1.Container{{Ports: []corev1.ContainerPort{{Name: "main", ContainerPort: port}}}}
+	for _, ip := range ips {
+		p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
+	}
+	return p
+}
+
+func ended(p *corev1.Pod) *corev1.Pod {
+	p.Status.Phase = corev1.PodSucceeded
+	return p
+}
+
+func hostNetwork(p *corev1.Pod) *corev1.Pod {
+	p.Spec.HostNetwork = true
+	return p
+}
+
+func policies(t *testing.T, specs ...string) (out []*networkingv1.NetworkPolicy) {
+	t.Helper()
+	for i, spec := range specs {
+		p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: string(rune('a' + i))}}
+		if err := yaml.UnmarshalStrict([]byte(spec), &p.Spec); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func TestChains(t *testing.T) {
+	const web = "podSelector: {matchLabels: {app: web}}\n"
+	for name, test := range map[string]struct {
+		specs []string
+		// ingress and egress are the rules of the policies in this direction; nil if no pod is isolated.
+		ingress, egress []string
+	}{
+		"no policy":           {},
+		"no pod of this node": {specs: []string{"podSelector: {matchLabels: {app: client}}"}},
+		"nothing is allowed":  {specs: []string{web}, ingress: []string{}},
+		"everything is allowed": {
+			specs:   []string{web + "ingress: [{}]"},
+			ingress: []string{"accept"},
+		},
+		"pods of the own namespace": {
+			specs:   []string{web + "ingress: [{from: [{podSelector: {}}]}]"},
+			ingress: []string{"ip saddr { 10.0.0.1, 10.0.0.2, 10.0.1.1 } accept", "ip6 saddr { fd00::1, fd00::1:1 } accept"},
+		},
+		"pods of another namespace": {
+			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {matchLabels: {team: b}}}]}]"},
+			ingress: []string{"ip saddr { 10.0.0.3 } accept"},
+		},
+		"both selectors must match": {
+			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {matchLabels: {team: b}}, podSelector: {matchLabels: {app: db}}}]}]"},
+			ingress: []string{},
+		},
+		"a peer that selects nothing is not an empty list of peers": {
+			specs:   []string{web + "ingress: [{from: [{podSelector: {matchLabels: {app: none}}}]}]"},
+			ingress: []string{},
+		},
+		"address ranges": {
+			specs:   []string{web + "ingress: [{from: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}, {ipBlock: {cidr: 'fd00::/8'}}]}]"},
+			ingress: []string{"ip saddr 10.0.0.0/8 ip saddr != 10.1.0.0/16 accept", "ip6 saddr fd00::/8 accept"},
+		},
+		"ports": {
+			specs:   []string{web + "ingress: [{ports: [{port: 80}, {port: 53, protocol: UDP}, {port: 100, endPort: 200}, {protocol: SCTP}]}]"},
+			ingress: []string{"meta l4proto sctp accept", "tcp dport 100-200 accept", "tcp dport 80 accept", "udp dport 53 accept"},
+		},
+		"a named port is the selected pod's": {
+			specs:   []string{web + "ingress: [{ports: [{port: main}]}]"},
+			ingress: []string{"ip daddr . tcp dport { 10.0.0.1 . 8080 } accept", "ip6 daddr . tcp dport { fd00::1 . 8080 } accept"},
+		},
+		"a named port that the pod does not have": {
+			specs:   []string{web + "ingress: [{ports: [{port: absent}]}]"},
+			ingress: []string{},
+		},
+		"families do not mix": {
+			specs:   []string{web + "ingress: [{from: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: main}]}]"},
+			ingress: []string{"ip saddr { 10.0.0.2 } ip daddr . tcp dport { 10.0.0.1 . 8080 } accept"},
+		},
+		"egress alone": {
+			specs:  []string{web + "policyTypes: [Egress]\negress: [{to: [{podSelector: {matchLabels: {app: db}}}], ports: [{port: main}]}]"},
+			egress: []string{"ip daddr { 10.0.0.2 } ip daddr . tcp dport { 10.0.0.1 . 8080, 10.0.0.2 . 5432, 10.0.0.3 . 9090, 10.0.1.1 . 7070 } accept"},
+		},
+		"egress rules without types isolate both directions": {
+			specs:   []string{web + "egress: [{}]"},
+			ingress: []string{}, egress: []string{"accept"},
+		},
+		"policies add up": {
+			specs:   []string{web + "ingress: [{ports: [{port: 1}]}]", "podSelector: {}\ningress: [{ports: [{port: 2}]}]"},
+			ingress: []string{"tcp dport 1 accept", "tcp dport 2 accept"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			chains := Chains(Cluster{Policies: policies(t, test.specs...), Pods: podObjects, Namespaces: namespaces}, "n")
+			for direction, want := range map[string][]string{Ingress: test.ingress, Egress: test.egress} {
+				isolated := slices.ContainsFunc(chains, func(c Chain) bool { return c.Name == direction })
+				if isolated != (want != nil) {
+					t.Errorf("%s: pods are isolated: %v", direction, isolated)
+				}
+				if diff := cmp.Diff(want, accepted(chains, direction), cmp.Transformer("length", func(s []string) []string { return append([]string{}, s...) })); want != nil && diff != "" {
+					t.Errorf("%s rules (-want +got):\n%s", direction, diff)
+				}
+			}
+			again := slices.Clone(podObjects)
+			slices.Reverse(again)
+			if diff := cmp.Diff(chains, Chains(Cluster{Policies: policies(t, test.specs...), Pods: again, Namespaces: namespaces}, "n")); diff != "" {
+				t.Errorf("the rules depend on the order of objects:\n%s", diff)
+			}
+		})
+	}
+}
+
+// accepted returns the rules of all policies in a direction.
+func accepted(chains []Chain, direction string) (rules []string) {
+	for _, c := range chains {
+		if strings.HasPrefix(c.Name, direction+"-") && !strings.HasPrefix(c.Name, direction+"-pods-") {
+			rules = append(rules, c.Rules...)
+		}
+	}
+	slices.Sort(rules)
+	return rules
+}
+
+// TestIsolatedPods looks at the way of a packet: from the base chain to the policies of its pod, and no further.
+func TestIsolatedPods(t *testing.T) {
+	chains := Chains(Cluster{Policies: policies(t, "podSelector: {}"), Pods: podObjects, Namespaces: namespaces}, "n")
+	if len(chains) != 3 {
+		t.Fatalf("%d chains, want the base chain, one of the pods, and one of the policy: %v", len(chains), chains)
+	}
+	policy, selected := chains[1].Name, chains[2].Name
+	if strings.Contains(policy, "pods") {
+		policy, selected = selected, policy
+	}
+	want := []string{
+		"ct state established,related accept",
+		"ip saddr . ip daddr { 10.0.0.1 . 10.0.0.1, 10.0.0.2 . 10.0.0.2 } accept",
+		"ip daddr vmap { 10.0.0.1 : jump " + selected + ", 10.0.0.2 : jump " + selected + " }",
+		"ip6 saddr . ip6 daddr { fd00::1 . fd00::1 } accept",
+		"ip6 daddr vmap { fd00::1 : jump " + selected + " }",
+	}
+	if diff := cmp.Diff(want, chains[0].Rules); diff != "" {
+		t.Errorf("base chain (-want +got):\n%s", diff)
+	}
+	for _, c := range chains[1:] {
+		if c.Name == selected && !slices.Equal(c.Rules, []string{"jump " + policy, "drop"}) {
+			t.Errorf("chain of the pods: %v", c.Rules)
+		}
+	}
+}
+
+// TestApply: the kernel accepts every kind of rule, and the table goes with the last policy.
+func TestApply(t *testing.T) {
+	if !ownnet.Run(t) {
+		return
+	}
+	all := policies(t, `
+podSelector: {}
+policyTypes: [Ingress, Egress]
+ingress: [{from: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}], ports: [{port: main}, {port: 100, endPort: 200}, {protocol: SCTP}]}]
+egress: [{to: [{namespaceSelector: {}}], ports: [{port: main}, {port: 53, protocol: UDP}]}, {}]`)
+	for range 2 {
+		if err := Apply(t.Context(), Chains(Cluster{Policies: all, Pods: podObjects, Namespaces: namespaces}, "n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ruleset := func() string {
+		out, err := exec.CommandContext(t.Context(), "nft", "list", "ruleset").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if got := ruleset(); !strings.Contains(got, "hook forward") || !strings.Contains(got, "10.0.0.1 . 8080") {
+		t.Errorf("rules: %s", got)
+	}
+	if err := Apply(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := ruleset(); strings.TrimSpace(got) != "" {
+		t.Errorf("left behind: %s", got)
+	}
+}

@@ -1,0 +1,90 @@
+//go:build e2e
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/node/initapi"
+)
+
+const (
+	denyServer = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: server}
+spec:
+  podSelector: {matchLabels: {app: server}}
+  policyTypes: [Ingress]
+`
+	allowOther = denyServer + `
+  ingress: [{from: [{podSelector: {matchLabels: {app: other}}}], ports: [{port: 8080}]}]
+`
+	allowAll = denyServer + `
+  ingress: [{}]
+`
+	mappedToOther = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: mapped}
+spec:
+  podSelector: {matchLabels: {app: mapped}}
+  policyTypes: [Egress]
+  egress: [{to: [{podSelector: {matchLabels: {app: other}}}]}]
+`
+)
+
+// testNetworkPolicies: policies hold between the pods of one node and of two, in both directions, without their agent, and no longer
+// than they exist.
+func testNetworkPolicies(t *testing.T, cp, worker *host) {
+	url := func(pod string) string {
+		return "http://" + cp.mustKubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}") + ":8080/"
+	}
+	server, other := url("server"), url("other")
+	get := func(pod, url string) error {
+		_, err := cp.kubectl("exec", pod, "--", "/echo", "get", "-timeout", "2s", url)
+		return err
+	}
+	refused := func(pod, url string) error {
+		if get(pod, url) == nil {
+			return errors.New(pod + " reaches " + url)
+		}
+		return nil
+	}
+	must(t, errors.Join(get("other", server), get("mapped", server))) // An error below is then the policy's.
+
+	cp.apply(denyServer)
+	eventually(t, time.Minute, func() error { return errors.Join(refused("mapped", server), refused("other", server)) })
+	must(t, get("server", "http://front/")) // A pod reaches itself through a Service.
+
+	agent := find(worker.until("ready", time.Minute, allReady), "node-agent")
+	_, err := worker.exec("/bin/sh", "-c", fmt.Sprintf("kill -9 %d", agent.PID))
+	must(t, err)
+	must(t, refused("mapped", server))
+	worker.until("agent back", time.Minute, func(s initapi.Status) bool {
+		now := find(s, "node-agent")
+		return now.PID != 0 && now.PID != agent.PID
+	})
+
+	cp.apply(allowOther)
+	eventually(t, time.Minute, func() error { return get("other", server) })
+	must(t, refused("mapped", server))
+
+	cp.apply(allowAll)
+	eventually(t, time.Minute, func() error { return get("mapped", server) })
+	cp.apply(mappedToOther)
+	eventually(t, time.Minute, func() error { return refused("mapped", server) })
+	must(t, errors.Join(get("mapped", other), get("other", server)))
+
+	cp.mustKubectl("delete", "networkpolicy", "--all")
+	eventually(t, time.Minute, func() error { return get("mapped", server) })
+	eventually(t, time.Minute, func() error {
+		if _, err := worker.exec("nft", "list", "table", "inet", "capstan-network-policy"); err == nil {
+			return errors.New("the worker still has rules, and no policy exists")
+		}
+		return nil
+	})
+}
