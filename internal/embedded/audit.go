@@ -2,8 +2,8 @@ package embedded
 
 import "path/filepath"
 
-// auditPolicy records the metadata of every write, and of every look at a Secret by anybody but the managers. Bodies are
-// never recorded: they would bring Secrets to the log.
+// auditPolicy records the metadata of each write, and of each read of a Secret by users other than the managers. It never
+// records bodies, because they can contain Secrets.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -37,14 +37,14 @@ const (
 // Audit holds the audit log of the API server, whose user writes and rotates it.
 func (l Layout) Audit() string { return filepath.Join(l.Root, "audit") }
 
-// AuditLog is the newest file of the audit log, one JSON document a line, mode 0600.
+// AuditLog is the newest file of the audit log: one JSON document per line, mode 0600.
 func (l Layout) AuditLog() string { return filepath.Join(l.Audit(), "audit.log") }
 
 func (l Layout) auditPolicy() string {
 	return filepath.Join(l.Component(apiServer), "audit-policy.yaml")
 }
 
-// auditArgs keep 30 days, in at most eleven files of 100 MiB, of which all but the newest are compressed.
+// auditArgs keep the log of 30 days, in at most eleven files of 100 MiB. Older files are compressed.
 func auditArgs(l Layout) []string {
 	return []string{
 		"--audit-policy-file=" + l.auditPolicy(), "--audit-log-path=" + l.AuditLog(),

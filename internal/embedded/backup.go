@@ -21,22 +21,22 @@ const (
 	snapshotName = "etcd.db"
 	stateName    = "state.json"
 	pkiName      = "pki"
-	// backupTimeout of one backup: gibibytes over a slow line.
+	// backupTimeout limits one backup. It allows gibibytes over a slow connection.
 	backupTimeout = time.Hour
 )
 
-// Backup is a backup that was made.
+// Backup is a complete backup.
 type Backup struct {
 	Location  string    `json:"location"`
 	Time      time.Time `json:"time"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Revision  int64     `json:"revision"`
-	// Removed are the older backups that had to go.
+	// Removed lists older backups that were removed because of the retention.
 	Removed []string `json:"removed,omitempty"`
 }
 
-// MakeBackup makes a backup of the running plane: a snapshot of its etcd, and every key that the data needs. The backup has
-// its final name once it is complete. One backup is made at a time; a call waits for another one.
+// MakeBackup creates a backup of the running plane: a snapshot of its etcd, and all keys that the data needs. A backup gets
+// its final name when it is complete. Concurrent calls wait for each other.
 func MakeBackup(ctx context.Context, l Layout, target BackupTarget) (Backup, error) {
 	if os.Getuid() != 0 {
 		return Backup{}, ErrNotRoot
@@ -61,10 +61,10 @@ func MakeBackup(ctx context.Context, l Layout, target BackupTarget) (Backup, err
 	return makeBackup(ctx, l, state, store, target)
 }
 
-// backupScratch holds a backup on its way.
+// backupScratch is the folder of a backup in progress.
 func (l Layout) backupScratch() string { return filepath.Join(l.Root, "backup.part") }
 
-// interrupted names the backup on its way.
+// interrupted is the file with the name of the backup in progress.
 type interrupted struct{ To, Name string }
 
 func (l Layout) interrupted() string { return filepath.Join(l.backupScratch(), "target.json") }
@@ -76,12 +76,12 @@ func lockBackups(ctx context.Context, l Layout) (unlock func(), err error) {
 	}
 	if err := flock(ctx, f); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("another backup of %s is being made: %w", l.Root, err)
+		return nil, fmt.Errorf("another backup of %s is in progress: %w", l.Root, err)
 	}
 	return func() { f.Close() }, nil
 }
 
-// clearInterrupted removes what a backup has left whose process was killed: here, and in the same store.
+// clearInterrupted removes the files of an interrupted backup, on this box and in the same store.
 func clearInterrupted(ctx context.Context, l Layout, store backup.Store, target BackupTarget) error {
 	var last interrupted
 	if err := atomicfile.ReadJSON(l.interrupted(), &last); err == nil && last.To == target.To {
@@ -108,7 +108,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 		return Backup{}, err
 	}
 	name := target.nameOf(state.ID, manifest.Time)
-	if target.Exact { // nothing is written over
+	if target.Exact { // existing files are never overwritten
 		existing, err := store.List(ctx)
 		if err != nil {
 			return Backup{}, err
@@ -141,7 +141,7 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	return made, err
 }
 
-// gather puts the files of a backup into a new folder.
+// gather writes the files of a backup to a new folder.
 func gather(ctx context.Context, l Layout, state State, dir string) (archive.Manifest, []string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return archive.Manifest{}, nil, err
@@ -156,7 +156,7 @@ func gather(ctx context.Context, l Layout, state State, dir string) (archive.Man
 	}
 	var snapshot backup.Manifest
 	if err := member.Snapshot(ctx, filepath.Join(dir, snapshotName), &snapshot); err != nil {
-		return m, nil, fmt.Errorf("%w; a backup needs a running plane: see `capstan status`", err)
+		return m, nil, fmt.Errorf("%w; a backup needs a running plane: start it with `capstan up`", err)
 	}
 	m.EtcdVersion, m.Revision = snapshot.EtcdVersion, snapshot.Revision
 	names := []string{snapshotName, stateName}
@@ -170,7 +170,7 @@ func gather(ctx context.Context, l Layout, state State, dir string) (archive.Man
 		}
 		data, err := os.ReadFile(key)
 		if err != nil {
-			return m, nil, fmt.Errorf("a backup without this key would be of no use: %w", err)
+			return m, nil, fmt.Errorf("a backup without this key could not be restored: %w", err)
 		}
 		to := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o700), os.WriteFile(to, data, 0o600)); err != nil {
@@ -181,7 +181,7 @@ func gather(ctx context.Context, l Layout, state State, dir string) (archive.Man
 	return m, names, nil
 }
 
-// keyFiles cannot be made anew. All other certificates and kubeconfigs are made from them.
+// keyFiles lists the files that cannot be created again. All other certificates and kubeconfigs are derived from them.
 func keyFiles(l Layout) []string {
 	files := []string{l.ServiceAccountKey(), l.EncryptionConfig()}
 	for _, name := range authorities {
@@ -190,13 +190,13 @@ func keyFiles(l Layout) []string {
 	return files
 }
 
-// etcdMember is the plane's etcd, with the client certificate of the API server.
+// etcdMember returns a client configuration for the plane's etcd, with the client certificate of the API server.
 func etcdMember(l Layout, s State) (backup.Member, error) {
 	config, err := etcdTLS(l)
 	return backup.Member{Endpoint: loopback("https", s.port(portEtcd)), TLS: config}, err
 }
 
-// etcdTLS trusts the plane's etcd. The client certificate is read at each connection, because it is renewed.
+// etcdTLS trusts the plane's etcd. Each connection reads the client certificate again, because it is renewed.
 func etcdTLS(l Layout) (*tls.Config, error) {
 	dir := l.Component(apiServer)
 	ca, err := os.ReadFile(filepath.Join(dir, "etcd-ca.crt"))
@@ -212,12 +212,12 @@ func etcdTLS(l Layout) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, GetClientCertificate: load}, nil
 }
 
-// archiveName of a backup. The id keeps planes apart that share a folder.
+// archiveName returns the file name of a backup. It contains the id of the plane, because planes can share a folder.
 func archiveName(id string, at time.Time) string {
 	return "capstan-" + id + "-" + at.UTC().Format("20060102-150405") + ".tar.gz"
 }
 
-// ownArchives are the names of the backups of one plane, the oldest first.
+// ownArchives returns the names of the backups of one plane, the oldest first.
 func ownArchives(names []string, id string) []string {
 	own := regexp.MustCompile(`^capstan-` + regexp.QuoteMeta(id) + `-\d{8}-\d{6}\.tar\.gz$`)
 	out := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !own.MatchString(name) })
@@ -225,7 +225,7 @@ func ownArchives(names []string, id string) []string {
 	return out
 }
 
-// removeOld removes all backups of a plane but the newest ones.
+// removeOld removes all backups of a plane except for the newest ones.
 func removeOld(ctx context.Context, store backup.Store, id string, keep int) (removed []string, err error) {
 	names, err := store.List(ctx)
 	if err != nil {

@@ -169,11 +169,11 @@ func TestBackupAndRestore(t *testing.T) {
 	if _, err := MakeBackup(t.Context(), p.layout, toFile(second.Location)); err == nil || !strings.Contains(err.Error(), "choose another name") {
 		t.Errorf("over a file that is there: %v", err)
 	}
-	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir + "/missing"}); err == nil || !strings.Contains(err.Error(), "make it, or mount it") {
+	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir + "/missing"}); err == nil || !strings.Contains(err.Error(), "create it, or mount it") {
 		t.Errorf("to a folder that is not there: %v", err)
 	}
 	p.etcd.Stop()
-	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir}); err == nil || !strings.Contains(err.Error(), "capstan status") {
+	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir}); err == nil || !strings.Contains(err.Error(), "start it with `capstan up`") {
 		t.Errorf("of a stopped plane: %v", err)
 	}
 	keys := content(t, p.layout.PKI())
@@ -330,7 +330,7 @@ func TestRestoreRefused(t *testing.T) {
 	}
 	before := content(t, p.layout.Root)
 	for name, test := range map[string]struct{ path, want string }{
-		"damaged":          {damaged, "wanted a whole backup"},
+		"damaged":          {damaged, "wanted a complete backup"},
 		"no such file":     {whole + "x", "no such file"},
 		"without a key":    {repack(func(string, *archive.Manifest) []string { return []string{snapshotName, stateName} }), "wanted a backup with all keys"},
 		"newer Capstan":    {repackWith(func(_ string, m *archive.Manifest) { m.CapstanVersion = "v99.0.0" }), "wanted a backup of Capstan"},
@@ -565,7 +565,7 @@ func TestScheduleOf(t *testing.T) {
 		"too often":       {asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(time.Second) }), fails: "at least 1m0s"},
 		"negative":        {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "wanted a number"},
 		"in the root":     {have: have, asked: ask(func(s *BackupSchedule) { s.To = l.Root + "/backups" }), fails: "outside of"},
-		"no such folder":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "make it, or mount it"},
+		"no such folder":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "create it, or mount it"},
 		"no bucket":       {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
 		"another service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
 		"a key in a URL":  {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
@@ -658,7 +658,7 @@ func TestScheduledBackups(t *testing.T) {
 		return status
 	}
 	failed := daemon(func(s Status) bool { return s.BackupStatus.Error != "" }).BackupStatus
-	if !strings.Contains(failed.Error, "make it, or mount it") || failed.Failures != 1 || !failed.Next.Equal(failed.Tried.Add(backupRetry)) {
+	if !strings.Contains(failed.Error, "create it, or mount it") || failed.Failures != 1 || !failed.Next.Equal(failed.Tried.Add(backupRetry)) {
 		t.Errorf("without the folder: %+v", failed)
 	}
 	must(t, errors.Join(os.Mkdir(filepath.Join(dir, "mount"), 0o700), os.Remove(p.layout.backupStatus())))

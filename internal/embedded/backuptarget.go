@@ -19,40 +19,40 @@ import (
 
 const (
 	s3Scheme = "s3://"
-	// defaultS3Endpoint is that of the service that gave the protocol its name.
+	// defaultS3Endpoint is the endpoint of AWS.
 	defaultS3Endpoint = "https://s3.amazonaws.com"
-	// DefaultBackupKeep is how many backups of a schedule stay when nothing else is asked for.
+	// DefaultBackupKeep is the default number of scheduled backups to keep.
 	DefaultBackupKeep = 14
 	// minBackupEvery is the shortest interval of a schedule.
 	minBackupEvery = time.Minute
 )
 
-// BackupTarget is where backups of the plane go.
+// BackupTarget is the place of the plane's backups.
 type BackupTarget struct {
-	// To is an absolute folder, or s3://BUCKET/PREFIX. When Exact is set it is the file itself.
+	// To is an absolute folder, or s3://BUCKET/PREFIX. With Exact, it is the path of the file.
 	To    string `json:"to"`
 	Exact bool   `json:"-"`
-	// Keep is how many backups of this plane stay there; all of them when 0.
+	// Keep is the number of backups of this plane to keep; 0 keeps all.
 	Keep int `json:"keep,omitempty"`
 	S3   S3  `json:"s3,omitzero"`
 }
 
-// S3 says how to reach a bucket. It holds no secrets.
+// S3 describes the connection to a bucket. It contains no secrets.
 type S3 struct {
-	// Endpoint is a URL; that of AWS when empty.
+	// Endpoint is a URL. Default: AWS.
 	Endpoint string `json:"endpoint,omitempty"`
-	// Region is asked for at the endpoint when empty.
+	// Region of the bucket. Default: requested from the endpoint.
 	Region string `json:"region,omitempty"`
-	// CredentialsFile is in the format of ~/.aws/credentials, profile default, mode 0600. When empty,
-	// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY count.
+	// CredentialsFile has the format of ~/.aws/credentials, profile default, mode 0600. Default: the environment variables
+	// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 	CredentialsFile string `json:"credentialsFile,omitempty"`
-	// CAFile are the certificate authorities of the endpoint, as PEM; those of the box when empty.
+	// CAFile contains the certificate authorities of the endpoint in PEM format. Default: those of the box.
 	CAFile string `json:"caFile,omitempty"`
 }
 
 func (t BackupTarget) inS3() bool { return strings.HasPrefix(t.To, s3Scheme) }
 
-// split gives the folder of the target, and the name of the file in it when that is given.
+// split returns the folder of the target, and with Exact the name of the file.
 func (t BackupTarget) split() (folder, name string) {
 	if !t.Exact {
 		return t.To, ""
@@ -71,7 +71,7 @@ func (t BackupTarget) open() (backup.Store, error) {
 	folder, _ := t.split()
 	if !t.inS3() {
 		if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-			return nil, fmt.Errorf("wanted a folder for backups, found none at %s: make it, or mount it there", folder)
+			return nil, fmt.Errorf("wanted a folder for backups, found none at %s: create it, or mount it there", folder)
 		}
 		return backup.OpenAnywhere(nodeconfig.BackupStore{Directory: folder, Folder: "."})
 	}
@@ -92,12 +92,12 @@ func (t BackupTarget) open() (backup.Store, error) {
 	return backup.OpenAnywhere(nodeconfig.BackupStore{S3: &s3, Folder: "."})
 }
 
-// credentials come from a file or the environment: arguments of a process can be read by everyone on the box.
+// credentials returns the credentials from a file or the environment. Arguments of a process are visible to all users.
 func (s S3) credentials() (credentials.Value, error) {
 	if s.CredentialsFile == "" {
 		value, err := credentials.NewEnvAWS().Get()
 		if err != nil || value.AccessKeyID == "" || value.SecretAccessKey == "" {
-			return value, errors.Join(err, errors.New("wanted credentials for S3, found none: name a file with --s3-credentials (--backup-s3-credentials of `capstan up`), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
+			return value, errors.Join(err, errors.New("wanted credentials for S3, found none: set --s3-credentials to a file (with `capstan up`: --backup-s3-credentials), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"))
 		}
 		return value, nil
 	}
@@ -106,11 +106,11 @@ func (s S3) credentials() (credentials.Value, error) {
 		return credentials.Value{}, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return credentials.Value{}, fmt.Errorf("wanted S3 credentials that only root can read, found %s with mode %s: `chmod 600` it", s.CredentialsFile, info.Mode().Perm())
+		return credentials.Value{}, fmt.Errorf("wanted S3 credentials that only root can read, found %s with mode %s: run `chmod 600` on it", s.CredentialsFile, info.Mode().Perm())
 	}
 	value, err := credentials.NewFileAWSCredentials(s.CredentialsFile, "default").Get()
 	if err == nil && (value.AccessKeyID == "" || value.SecretAccessKey == "") {
-		err = errors.New("it has no aws_access_key_id or no aws_secret_access_key")
+		err = errors.New("aws_access_key_id or aws_secret_access_key is missing")
 	}
 	if err != nil {
 		return value, fmt.Errorf("wanted S3 credentials in %s, profile default: %w", s.CredentialsFile, err)
@@ -118,7 +118,7 @@ func (s S3) credentials() (credentials.Value, error) {
 	return value, nil
 }
 
-// Check returns what is wrong with a target, as far as that is known without its store.
+// Check returns an error for an invalid target. It does not connect to the store.
 func (t BackupTarget) Check(l Layout) error {
 	if t.Keep < 0 {
 		return fmt.Errorf("wanted a number of backups to keep, found %d", t.Keep)
@@ -129,7 +129,7 @@ func (t BackupTarget) Check(l Layout) error {
 			return fmt.Errorf("wanted an absolute folder or s3://BUCKET/PREFIX for backups, found %q", folder)
 		}
 		if inside, err := filepath.Rel(l.Root, folder); err == nil && filepath.IsLocal(inside) {
-			return fmt.Errorf("wanted a folder for backups outside of %s, found %s: it would be lost with the plane", l.Root, folder)
+			return fmt.Errorf("wanted a folder for backups outside of %s, found %s: the backups would be lost with the plane", l.Root, folder)
 		}
 		return nil
 	}
@@ -144,7 +144,7 @@ func (t BackupTarget) Check(l Layout) error {
 	return nil
 }
 
-// Absolute makes the paths of a target independent of the current folder.
+// Absolute makes the paths of a target absolute.
 func (t *BackupTarget) Absolute() (err error) {
 	for _, p := range []*string{&t.To, &t.S3.CredentialsFile, &t.S3.CAFile} {
 		switch {

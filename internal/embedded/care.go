@@ -14,8 +14,8 @@ import (
 	etcdcare "capstan.dev/capstan/internal/node/etcd"
 )
 
-// care looks after the plane's etcd until ctx ends, as agents of machines do with theirs: it is defragmented when much of
-// its file is free, and a member without space gets space back and its alarm cleared.
+// care maintains the plane's etcd until ctx ends, as node agents do for workload clusters. It defragments the database when
+// much of its file is free. If the database is full, it frees space and clears the alarm.
 func (p *plane) care(ctx context.Context) {
 	if !p.board.await(ctx, func(s Status) bool { return s.Installed }) {
 		return
@@ -29,11 +29,11 @@ func (p *plane) care(ctx context.Context) {
 		err = care.Run(ctx)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "error: care of etcd:", err)
+		fmt.Fprintln(os.Stderr, "error: maintenance of etcd:", err)
 	}
 }
 
-// memberBoard holds in memory what workload clusters keep in EtcdMembers, and shows alarms in the status of the plane.
+// memberBoard stores in memory the data that workload clusters store in EtcdMembers. It copies alarms to the status.
 type memberBoard struct {
 	board *board
 
@@ -52,7 +52,7 @@ func (m *memberBoard) List() map[string]etcdv1.EtcdMember {
 	return maps.Clone(m.members)
 }
 
-// Changed implements etcdcare.Objects. Nobody asks the only member to leave.
+// Changed implements etcdcare.Objects. The only member never leaves.
 func (m *memberBoard) Changed() <-chan struct{} { return nil }
 
 // Create implements etcdcare.Objects.
@@ -79,5 +79,5 @@ func (m *memberBoard) ApplyStatus(_ context.Context, name string, status etcdv1.
 	return nil
 }
 
-// RenewLease implements etcdcare.Objects. Nobody else looks after this etcd.
+// RenewLease implements etcdcare.Objects. There is no other process that maintains this etcd.
 func (m *memberBoard) RenewLease(context.Context, string, time.Time) error { return nil }

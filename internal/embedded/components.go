@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The components of a management plane. The names are those of their logs, folders and status.
+// The components of a management plane. Logs, folders and the status use these names.
 const (
 	etcd              = "etcd"
 	apiServer         = "kube-apiserver"
@@ -23,7 +23,7 @@ const (
 	manager           = "manager"
 	capstand          = "capstand" // capstand-<host> when there are several
 
-	// Clients without a process.
+	// Clients that are not components.
 	admin     = "admin"
 	installer = "installer"
 )
@@ -54,7 +54,7 @@ const (
 	managerServiceAccount = "capstan-manager"
 	adminGroup            = "capstan:administrators"
 
-	// etcdName is that of etcd's only member.
+	// etcdName is the name of etcd's only member.
 	etcdName = "capstan"
 )
 
@@ -64,9 +64,9 @@ type component struct {
 	path string
 	args []string
 	env  []string
-	// asRoot is for capstand only; the rest runs as the system user.
+	// asRoot is set for capstand only. Other components run as the system user.
 	asRoot bool
-	// ready returns nil once the component serves.
+	// ready returns nil when the component answers.
 	ready func(context.Context) error
 }
 
@@ -99,7 +99,7 @@ func apiServerComponent(l Layout, s State) component {
 		path: filepath.Join(l.Bin(), "kube-apiserver"),
 		args: append([]string{
 			"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portAPIServer)),
-			// No Service leads here and no node will ever run: the endpoints would be of no use.
+			// This plane has no nodes and no pods, so no client uses the endpoints of the Service kubernetes.
 			"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.255.255.0/24",
 			"--etcd-servers=" + loopback("https", s.port(portEtcd)),
 			"--etcd-cafile=" + file("etcd-ca.crt"), "--etcd-certfile=" + file("etcd-client.crt"), "--etcd-keyfile=" + file("etcd-client.key"),
@@ -115,8 +115,8 @@ func apiServerComponent(l Layout, s State) component {
 	}
 }
 
-// controllerManagerComponent runs what a plane without nodes and pods needs: owners are followed,
-// namespaces emptied, Cluster API's role aggregated, service accounts served.
+// controllerManagerComponent runs the controllers that a plane without nodes and pods needs: garbage collection, deletion
+// of namespaces, aggregation of roles (Cluster API needs it) and service accounts.
 func controllerManagerComponent(l Layout, s State) component {
 	dir := l.Component(controllerManager)
 	return component{
@@ -127,7 +127,7 @@ func controllerManagerComponent(l Layout, s State) component {
 			"--authentication-kubeconfig=" + l.Kubeconfig(controllerManager), "--authorization-kubeconfig=" + l.Kubeconfig(controllerManager),
 			"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portControllerManager)),
 			"--tls-cert-file=" + filepath.Join(dir, "server.crt"), "--tls-private-key-file=" + filepath.Join(dir, "server.key"),
-			// Each controller with its own role: the common one may not delete what owners leave.
+			// Each controller uses its own role: the common role lacks the rights of the garbage collector.
 			"--use-service-account-credentials",
 			"--controllers=garbage-collector-controller,namespace-controller,clusterrole-aggregation-controller,serviceaccount-controller,serviceaccount-token-controller,validatingadmissionpolicy-status-controller",
 		},
@@ -135,8 +135,8 @@ func controllerManagerComponent(l Layout, s State) component {
 	}
 }
 
-// coreManagerComponent is Cluster API itself. It has no flag for the address of its webhooks: they
-// listen on all addresses, with TLS, and judge objects without doing anything.
+// coreManagerComponent is Cluster API core. It has no flag for the address of its webhooks. They listen on all addresses,
+// with TLS, and only validate objects.
 func coreManagerComponent(l Layout, s State) component {
 	return component{
 		name: coreManager,
@@ -152,7 +152,7 @@ func coreManagerComponent(l Layout, s State) component {
 	}
 }
 
-// managerComponent runs our four providers.
+// managerComponent runs the four providers of Capstan.
 func managerComponent(l Layout, s State) component {
 	var reported []string
 	for _, name := range []string{etcd, apiServer, controllerManager, coreManager, manager} {
@@ -172,8 +172,8 @@ func managerComponent(l Layout, s State) component {
 	}
 }
 
-// capstandComponent is the daemon of one host of this box. It runs from the assets, because it
-// shows them to the machines. The socket belongs to the system user: only the managers use it.
+// capstandComponent is the daemon of one host of this box. It runs from the assets folder, because it mounts this folder
+// into the machines. The socket belongs to the system user: only the managers use it.
 func capstandComponent(l Layout, s State, host string, owner user, memory int64) component {
 	socket := l.HostSocket(host)
 	args := []string{
@@ -194,10 +194,10 @@ func capstandComponent(l Layout, s State, host string, owner user, memory int64)
 	}
 }
 
-// planeMemory is kept for the management plane and for the box itself, in bytes.
+// planeMemory is the memory reserved for the management plane and the box itself, in bytes.
 const planeMemory = 1 << 30
 
-// reserved is what each of so many hosts of a box leaves to the others: they share its memory.
+// reserved returns the memory that each of several hosts on one box leaves to the others, in bytes.
 func reserved(memory int64, hosts int) int64 {
 	return memory - max(0, memory-planeMemory)/int64(hosts)
 }
@@ -221,7 +221,7 @@ func dialSocket(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// httpProbe asks a URL for status 200. The certificate is read at each probe, since it is renewed.
+// httpProbe expects status 200 from a URL. Each probe reads the certificate again, because it is renewed.
 func httpProbe(url, caFile, clientPair string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		transport, err := probeTransport(caFile, clientPair)

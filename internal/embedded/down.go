@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// purgeStarts is how often a capstand that is to remove things is started: five quick ends take six seconds. In a
-	// plane it is started for ever, since what it lacks may come; here somebody waits for it.
+	// purgeStarts limits the starts of a capstand that removes machines. Five failed starts take six seconds. A running
+	// plane has no such limit, because the cause can disappear; here a user waits for the result.
 	purgeStarts = 5
-	// purgePatience is how long it may take until it serves.
+	// purgePatience is the time limit for its start.
 	purgePatience = 2 * time.Minute
 )
 
-// Down ends the management plane of o.Root. Unless keepState is set it also removes every machine, load balancer
-// and network of the installation, and then the root folder. step is called with what is being done, by several
-// goroutines. o.Assets are needed only when those that the installation was started with are gone.
+// Down stops the management plane of o.Root. Unless keepState is set, it also removes each machine, load balancer and
+// network of the installation, and then the root folder. Several goroutines call step with the current step. o.Assets is
+// needed only if the programs that started the installation no longer exist.
 func Down(ctx context.Context, o Options, keepState bool, step func(string)) error {
 	l, assets, err := o.complete()
 	if err != nil {
@@ -35,7 +35,7 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 		return ErrNotRoot
 	}
 	if _, err := os.Stat(l.commandLock()); errors.Is(err, os.ErrNotExist) {
-		return nil // nothing was installed here, or all of it is gone
+		return nil // there is no installation
 	}
 	unlock, err := lockCommand(ctx, l)
 	if err != nil {
@@ -56,12 +56,12 @@ func Down(ctx context.Context, o Options, keepState bool, step func(string)) err
 	return removeRoot(l)
 }
 
-// purgeHosts removes what capstand made, through capstand: only it knows all of it. The managers are
-// gone by now, so nothing is made again.
+// purgeHosts removes machines, load balancers and networks with capstand, which has the list of all of them. The managers
+// have stopped, so none is created again.
 func purgeHosts(ctx context.Context, l Layout, assets string, step func(string)) error {
 	state, err := LoadState(l)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // it never came to making anything
+		return nil // no capstand ever ran
 	}
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func purgeHosts(ctx context.Context, l Layout, assets string, step func(string))
 	if state.Assets, err = purgeAssets(state.Assets, assets); err != nil {
 		return err
 	}
-	state.Listen = "" // nobody else is to make anything meanwhile
+	state.Listen = "" // remote managers must not create machines now
 	owner, err := ensureUser()
 	if err != nil {
 		return err
@@ -97,18 +97,19 @@ func purgeHosts(ctx context.Context, l Layout, assets string, step func(string))
 	return g.Wait()
 }
 
-// purgeAssets is the folder whose capstand removes the machines: the one that made them, or, when that is gone, the other.
+// purgeAssets returns the folder of the capstand that removes the machines: the one that created them, or the other one if
+// that no longer exists.
 func purgeAssets(recorded, other string) (string, error) {
 	for _, dir := range []string{recorded, other} {
 		if _, err := os.Stat(Assets{dir}.Capstand()); err == nil {
 			return dir, nil
 		}
 	}
-	return "", fmt.Errorf("wanted capstand, which alone can remove the machines, in %s, where this installation was started from, or in %s, and found it in neither: "+
-		"run `make build`, or name the folder of another build with --assets", recorded, other)
+	return "", fmt.Errorf("wanted capstand, which removes the machines, in %s (the programs of this installation) or in %s, and found it in neither folder: "+
+		"run `make build`, or set --assets to the folder of another build", recorded, other)
 }
 
-// withCapstand does something while a capstand runs. One that ends again and again, or never serves, is an error.
+// withCapstand calls a function while a capstand runs. It is an error if capstand fails repeatedly or does not answer.
 func withCapstand(ctx context.Context, c component, log string, spawner *spawner, step func(string), do func(context.Context) error) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -123,29 +124,29 @@ func withCapstand(ctx context.Context, c component, log string, spawner *spawner
 	})
 	process.begin()
 	defer process.Stop()
-	late := time.AfterFunc(purgePatience, func() { giveUp(fmt.Errorf("it does not serve after %s", purgePatience)) })
+	late := time.AfterFunc(purgePatience, func() { giveUp(fmt.Errorf("it does not answer after %s", purgePatience)) })
 	defer late.Stop()
 	if err := process.waitReady(ctx); err != nil {
-		return fmt.Errorf("wanted %s to remove machines, and it does not start: %w; mend what its log %s says, or name the folder of another build with --assets, and repeat `capstan down`", c.name, err, log)
+		return fmt.Errorf("wanted %s to remove machines, and it does not start: %w; fix the problem in its log %s, or set --assets to the folder of another build, and repeat `capstan down`", c.name, err, log)
 	}
 	late.Stop()
 	return do(ctx)
 }
 
-// removeRoot removes the folder. Never through a mount: behind it are files of others.
+// removeRoot removes the folder. It unmounts first: the files of other mounts must stay.
 func removeRoot(l Layout) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(l.Root))
 	if err != nil {
 		return err
 	}
-	// The deepest first.
+	// The deepest mount first.
 	slices.SortFunc(mounts, func(a, b *mountinfo.Info) int { return len(b.Mountpoint) - len(a.Mountpoint) })
 	for _, m := range mounts {
 		if !strings.HasPrefix(m.Mountpoint, l.Root+"/") {
 			continue
 		}
 		if err := unix.Unmount(m.Mountpoint, unix.UMOUNT_NOFOLLOW); err != nil {
-			return fmt.Errorf("wanted to remove %s, found %s mounted in it and in use: %w; end what uses it and repeat `capstan down`", l.Root, m.Mountpoint, err)
+			return fmt.Errorf("wanted to remove %s, found %s mounted in it and in use: %w; stop the processes that use it and repeat `capstan down`", l.Root, m.Mountpoint, err)
 		}
 	}
 	entries, err := os.ReadDir(l.Root)
@@ -154,7 +155,7 @@ func removeRoot(l Layout) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(l.Root, e.Name())
-		// The state goes last: a `down` that was killed is repeated.
+		// The state is removed last, so that an interrupted `capstan down` can be repeated.
 		if path == l.commandLock() || path == l.State() {
 			continue
 		}
@@ -175,8 +176,7 @@ func removeRoot(l Layout) error {
 	return errors.Join(err, os.RemoveAll(l.Root))
 }
 
-// removeEmpty removes the folders of a tree that hold no file: backups outlive everything, and only who made them removes
-// them.
+// removeEmpty removes the empty folders of a tree. Backups stay: only users and their schedules remove them.
 func removeEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// expiring are the certificates of the plane that have less than a third of their life before them, each with its file below the
-// folder and its end. The plane renews its leaves before that; the authorities last ten years and are not renewed.
+// expiring returns the certificates of the plane with less than a third of their validity left, each with its file and its
+// expiry. The plane renews its leaf certificates earlier. Authorities are valid for ten years and are not renewed.
 func expiring(dir string, now time.Time) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -23,7 +23,7 @@ func expiring(dir string, now time.Time) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		// The plane looks at its leaves once per renewalInterval.
+		// The plane checks its leaf certificates once per renewalInterval.
 		if now.After(pki.RenewAt(c).Add(2 * pki.CheckEvery(renewalInterval))) {
 			name, err := filepath.Rel(dir, path)
 			if err != nil {
@@ -36,8 +36,8 @@ func expiring(dir string, now time.Time) ([]string, error) {
 	return out, err
 }
 
-// CertificatesExpiring returns the certificates of an installation that should have been renewed, each with its file and its end.
-// It returns none if there is no installation, or the caller may not read it.
+// CertificatesExpiring returns the certificates of an installation that are due for renewal, each with its file and its
+// expiry. It returns none if there is no installation, or if the caller has no permission to read it.
 func CertificatesExpiring(l Layout, now time.Time) ([]string, error) {
 	found, err := expiring(l.PKI(), now)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -46,7 +46,7 @@ func CertificatesExpiring(l Layout, now time.Time) ([]string, error) {
 	return found, err
 }
 
-// showExpiring puts the certificates that expire into the status.
+// showExpiring copies the expiring certificates to the status.
 func (p *plane) showExpiring(now time.Time) error {
 	found, err := expiring(p.layout.PKI(), now)
 	p.board.update(func(s *Status) { s.CertificatesExpiring = found })

@@ -10,10 +10,10 @@ import (
 	"sigs.k8s.io/cluster-api/feature"
 )
 
-// defaultGates takes back what --core-feature-gates has set before.
+// defaultGates as --core-feature-gates removes all earlier settings.
 const defaultGates = "none"
 
-// gatesOf are the feature gates of Cluster API that a plane has after it was asked for others; nothing asked changes nothing.
+// gatesOf returns the feature gates of Cluster API after a request. An empty request changes nothing.
 func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 	switch asked {
 	case "":
@@ -26,18 +26,19 @@ func gatesOf(have map[string]bool, asked string) (map[string]bool, error) {
 		name, value, _ := strings.Cut(strings.TrimSpace(gate), "=")
 		enabled, err := strconv.ParseBool(value)
 		if err != nil {
-			return nil, fmt.Errorf("wanted --core-feature-gates Name=true or Name=false, with commas between them, found %q", gate)
+			return nil, fmt.Errorf("wanted --core-feature-gates Name=true or Name=false, separated by commas, found %q", gate)
 		}
 		out[name] = enabled
 	}
-	// On a copy: this process has gates of its own.
+	// A copy, because the gates of this process must not change.
 	if err := feature.MutableGates.DeepCopy().SetFromMap(out); err != nil {
-		return nil, fmt.Errorf("wanted feature gates of Cluster API in --core-feature-gates: %w; it has %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
+		return nil, fmt.Errorf("wanted feature gates of Cluster API in --core-feature-gates: %w; its gates are %s", err, strings.Join(feature.MutableGates.KnownFeatures(), "; "))
 	}
 	return out, nil
 }
 
-// coreFeatureGates is the flag of core. ClusterTopology is off in Cluster API by default; all other gates stay as they are.
+// coreFeatureGates returns the flag of Cluster API core. Its default for ClusterTopology is off. Other gates keep their
+// defaults.
 func coreFeatureGates(s State) string {
 	gates := map[string]bool{string(feature.ClusterTopology): true}
 	maps.Copy(gates, s.CoreFeatureGates)

@@ -23,13 +23,13 @@ import (
 	"capstan.dev/capstan/config"
 )
 
-// fieldOwner of everything that the plane applies. Fields of others stay as they are.
+// fieldOwner owns all fields that the plane applies. Fields of other owners do not change.
 const fieldOwner = client.FieldOwner("capstan")
 
-// establishTimeout bounds the wait for the API server to serve the kinds.
+// establishTimeout limits the wait until the API server serves the CRDs.
 const establishTimeout = time.Minute
 
-// installation is everything that is applied to the management API.
+// installation contains the objects that are applied to the management API.
 type installation struct {
 	client    client.WithWatch
 	providers []provider
@@ -62,7 +62,7 @@ func newInstallation(l Layout, s State) (*installation, error) {
 	return &installation{client: c, providers: append([]provider{core}, ours...), layout: l, state: s}, nil
 }
 
-// basics applies what managers need before they start: namespaces, kinds, roles and webhooks.
+// basics applies the objects that managers need before they start: namespaces, CRDs, roles and webhooks.
 func (i *installation) basics(ctx context.Context) error {
 	objects, err := i.objects()
 	if err != nil {
@@ -91,7 +91,7 @@ func (i *installation) basics(ctx context.Context) error {
 	return g.Wait()
 }
 
-// objects are those of all providers, clusterctl's own kind, and who is an administrator.
+// objects returns the objects of all providers, the CRD of clusterctl, and the binding of the administrators.
 func (i *installation) objects() ([]*unstructured.Unstructured, error) {
 	objects, err := clusterctlObjects()
 	if err != nil {
@@ -118,13 +118,13 @@ func (i *installation) objects() ([]*unstructured.Unstructured, error) {
 	})), nil
 }
 
-// apply applies objects at the same time; they do not depend on each other.
+// apply applies objects in parallel. They do not depend on each other.
 func (i *installation) apply(ctx context.Context, objects []*unstructured.Unstructured) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(8)
 	for _, o := range objects {
 		g.Go(func() error {
-			// While the API server starts, it refuses some requests for a moment.
+			// A starting API server refuses some requests for a moment.
 			err := retry.OnError(retry.DefaultBackoff, retriable, func() error {
 				return i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
 			})
@@ -141,8 +141,8 @@ func retriable(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
 }
 
-// seedAggregatedRoles creates the aggregated roles with their rules. Afterwards the rules belong to
-// the controller, which follows the roles of providers that come later.
+// seedAggregatedRoles creates the aggregated roles with their rules. Later the aggregation controller owns the rules, and adds
+// those of other providers.
 func (i *installation) seedAggregatedRoles(ctx context.Context, objects []*unstructured.Unstructured) error {
 	for _, o := range aggregate(objects) {
 		if _, found := o.Object["aggregationRule"]; !found {
@@ -155,7 +155,7 @@ func (i *installation) seedAggregatedRoles(ctx context.Context, objects []*unstr
 	return nil
 }
 
-// established waits until the API server serves the kinds.
+// established waits until the API server serves the CRDs.
 func (i *installation) established(ctx context.Context, kinds []*unstructured.Unstructured) error {
 	ctx, cancel := context.WithTimeout(ctx, establishTimeout)
 	defer cancel()
@@ -163,7 +163,7 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 	for _, k := range kinds {
 		missing[k.GetName()] = true
 	}
-	// A watch without a resource version starts with all objects.
+	// A watch without a resource version starts with all existing objects.
 	w, err := i.client.Watch(ctx, &apiextensionsv1.CustomResourceDefinitionList{})
 	if err != nil {
 		return err
@@ -183,10 +183,10 @@ func (i *installation) established(ctx context.Context, kinds []*unstructured.Un
 			return nil
 		}
 	}
-	return fmt.Errorf("wanted the API server to serve all kinds within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
+	return fmt.Errorf("wanted the API server to serve all CRDs within %s, and these are missing: %v; see %s", establishTimeout, missing, i.layout.Log(apiServer))
 }
 
-// inventory records the providers as clusterctl does, so that clusterctl finds them.
+// inventory creates the Provider objects of clusterctl, so that clusterctl finds the providers.
 func (i *installation) inventory(ctx context.Context) error {
 	var objects []*unstructured.Unstructured
 	for _, p := range i.providers {
@@ -195,8 +195,7 @@ func (i *installation) inventory(ctx context.Context) error {
 	return i.apply(ctx, objects)
 }
 
-// hosts makes a CapstanHost for each capstand of this box. Only the address is ours: everything else
-// is for users to set.
+// hosts creates a CapstanHost for each capstand of this box. It sets only the address. Users set the other fields.
 func (i *installation) hosts(ctx context.Context) error {
 	var objects []*unstructured.Unstructured
 	for _, h := range i.state.Hosts {

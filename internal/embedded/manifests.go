@@ -22,7 +22,7 @@ import (
 	clusterctlconfig "sigs.k8s.io/cluster-api/cmd/clusterctl/config"
 )
 
-// provider is one provider as clusterctl knows it, with the objects that installing it makes.
+// provider is a provider as in clusterctl's inventory, with its objects.
 type provider struct {
 	// name without the type, for example capstan.
 	name      string
@@ -35,7 +35,7 @@ type provider struct {
 // label is the value of clusterctl's provider label, for example infrastructure-capstan.
 func (p provider) label() string { return clusterctlv1.ManifestLabel(p.name, p.kind) }
 
-// webhooks is where the API server reaches the webhooks of a manager.
+// webhooks is the address of a manager's webhooks for the API server.
 type webhooks struct {
 	port     int
 	caBundle []byte
@@ -66,7 +66,7 @@ func loadCore(a Assets) (provider, error) {
 		}
 	}
 	if len(versions) == 0 {
-		return provider{}, fmt.Errorf("wanted the manifests of Cluster API below %s, found none: run `make build`, or point --assets at the folder that it filled", a.CoreComponents())
+		return provider{}, fmt.Errorf("wanted the manifests of Cluster API below %s, found none: run `make build`, or set --assets to the folder with the programs", a.CoreComponents())
 	}
 	slices.SortFunc(versions, semver.Compare)
 	version := versions[len(versions)-1]
@@ -78,8 +78,7 @@ func loadCore(a Assets) (provider, error) {
 	return provider{name: "cluster-api", kind: clusterctlv1.CoreProviderType, namespace: coreNamespace, version: version, objects: objects}, err
 }
 
-// loadOurs reads our providers from config/<provider>/{crd/bases,rbac,webhook}. A provider that has
-// no kinds yet is left out.
+// loadOurs reads Capstan's providers from config/<provider>/{crd/bases,rbac,webhook}. It omits a provider without CRDs.
 func loadOurs(config fs.FS, version string) ([]provider, error) {
 	var providers []provider
 	for _, o := range ourProviders {
@@ -118,13 +117,13 @@ func loadOurs(config fs.FS, version string) ([]provider, error) {
 	return providers, nil
 }
 
-// complete makes what is generated from markers into what can be installed beside the other
-// providers: a namespace, names of its own, and the manager bound to its role.
+// complete adapts generated objects for an installation beside other providers: it adds a namespace, unique names, and a
+// binding of the manager to its role.
 func complete(objects []*unstructured.Unstructured, folder, namespace string) []*unstructured.Unstructured {
 	out := []*unstructured.Unstructured{object("v1", "Namespace", "", namespace, nil)}
 	for _, o := range objects {
 		switch o.GetKind() {
-		case "ClusterRoleBinding", "RoleBinding": // ours are below: in the plane one manager has every role
+		case "ClusterRoleBinding", "RoleBinding": // The bindings are created below: in this plane one manager has all roles.
 			continue
 		case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
 			o.SetName(unique(o.GetName(), folder))
@@ -133,7 +132,7 @@ func complete(objects []*unstructured.Unstructured, folder, namespace string) []
 			out = append(out, binding("RoleBinding", namespace, "Role", o.GetName()))
 		case "ClusterRole":
 			o.SetName(unique(o.GetName(), folder))
-			// The other ones are for the controllers of Cluster API core.
+			// Other roles are for the controllers of Cluster API core.
 			if _, aggregated := o.GetLabels()[aggregateLabel]; !aggregated {
 				out = append(out, binding("ClusterRoleBinding", "", "ClusterRole", o.GetName()))
 			}
@@ -143,7 +142,7 @@ func complete(objects []*unstructured.Unstructured, folder, namespace string) []
 	return out
 }
 
-// convert sends a CRD with several versions to the manager's conversion webhook, as kustomize does for the release.
+// convert sets the manager's conversion webhook in a CRD with several versions, as kustomize does for a release.
 func convert(o *unstructured.Unstructured) error {
 	if versions, _, _ := unstructured.NestedSlice(o.Object, "spec", "versions"); o.GetKind() != "CustomResourceDefinition" || len(versions) < 2 {
 		return nil
@@ -157,7 +156,7 @@ func convert(o *unstructured.Unstructured) error {
 	}, "spec", "conversion")
 }
 
-// unique makes the names that the generator gives tell the providers apart.
+// unique adds the provider to a generated name, so that providers have different names.
 func unique(name, folder string) string {
 	if strings.HasPrefix(name, "capstan-") {
 		return name
@@ -165,7 +164,7 @@ func unique(name, folder string) string {
 	return "capstan-" + folder + "-" + name
 }
 
-// aggregateLabel marks the roles that Cluster API core takes over.
+// aggregateLabel marks the roles whose rules are added to the role of Cluster API core.
 const aggregateLabel = "cluster.x-k8s.io/aggregate-to-manager"
 
 func binding(kind, namespace, roleKind, role string) *unstructured.Unstructured {
@@ -187,8 +186,8 @@ func object(apiVersion, kind, namespace, name string, content map[string]any) *u
 	return o
 }
 
-// install turns the objects of a provider into what the embedded plane applies: what only makes
-// sense in pods goes, webhooks are reached on loopback, and everything has clusterctl's labels.
+// install adapts the objects of a provider for the embedded plane: it removes objects that only pods need, sets loopback
+// addresses of webhooks, and adds clusterctl's labels.
 func (p provider) install(w webhooks) ([]*unstructured.Unstructured, error) {
 	var out []*unstructured.Unstructured
 	for _, o := range p.objects {
@@ -242,7 +241,7 @@ func (w webhooks) rewriteClientConfig(in map[string]any, fields ...string) error
 	}, fields...)
 }
 
-// inventory is clusterctl's record of the provider.
+// inventory returns the Provider object of clusterctl.
 func (p provider) inventory() *unstructured.Unstructured {
 	o := object(clusterctlv1.GroupVersion.String(), "Provider", p.namespace, p.label(), map[string]any{
 		"providerName": p.name, "type": string(p.kind), "version": p.version,
@@ -254,7 +253,7 @@ func (p provider) inventory() *unstructured.Unstructured {
 	})
 }
 
-// clusterctlObjects are the definition of the inventory itself.
+// clusterctlObjects returns the CRD of the inventory.
 func clusterctlObjects() ([]*unstructured.Unstructured, error) {
 	objects, err := Parse(clusterctlconfig.ClusterctlAPIManifest)
 	if err != nil {
@@ -278,8 +277,8 @@ func setLabels(o *unstructured.Unstructured, labels map[string]string) *unstruct
 	return o
 }
 
-// aggregate gives the aggregated roles among the objects the rules that the controller would give
-// them, so that managers need not wait for it. It is for the first installation only.
+// aggregate sets the rules of aggregated roles as the controller would, so that managers do not wait for the controller. It is
+// only used in the first installation.
 func aggregate(objects []*unstructured.Unstructured) []*unstructured.Unstructured {
 	var rules []any
 	for _, o := range objects {
@@ -298,7 +297,7 @@ func aggregate(objects []*unstructured.Unstructured) []*unstructured.Unstructure
 	return out
 }
 
-// Parse reads a stream of YAML documents as objects; empty ones are left out.
+// Parse reads objects from a stream of YAML documents. It skips empty documents.
 func Parse(data []byte) ([]*unstructured.Unstructured, error) {
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	var objects []*unstructured.Unstructured

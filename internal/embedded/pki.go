@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// leafValidity of leaves. They are renewed after two thirds of it. Components read the files anew by themselves.
+	// leafValidity is the validity of leaf certificates. They are renewed after two thirds of it. Components reload the files.
 	leafValidity = 365 * 24 * time.Hour
 )
 
@@ -42,7 +42,7 @@ type authority struct {
 	certPEM []byte
 }
 
-// identity is what a leaf certificate says.
+// identity is the content of a leaf certificate.
 type identity struct {
 	name   string   // of the files: <name>.crt, <name>.key
 	cn     string   // the user name
@@ -50,8 +50,8 @@ type identity struct {
 	usages []x509.ExtKeyUsage
 }
 
-// serviceAccount makes the identity of a manager. The name is the one that a service account's
-// token gives, so that the RBAC of the providers binds it without any change.
+// serviceAccount returns the identity of a manager. Its user name is that of a service account, so that the role bindings of
+// the providers apply without a change.
 func serviceAccount(namespace, name string) identity {
 	return identity{name: "client", cn: "system:serviceaccount:" + namespace + ":" + name, usages: pki.Client}
 }
@@ -59,7 +59,8 @@ func serviceAccount(namespace, name string) identity {
 // user is the owner of a file.
 type user struct{ uid, gid int }
 
-// ensureAuthority loads a certificate authority. It makes one if there is none and etcd has no data. The files are root's.
+// ensureAuthority loads a certificate authority. If it does not exist and etcd has no data, it creates one. The files belong
+// to root.
 func ensureAuthority(l Layout, name string) (*authority, error) {
 	certPath, keyPath := filepath.Join(l.PKI(), name+".crt"), filepath.Join(l.PKI(), name+".key")
 	for _, path := range []string{certPath, keyPath} {
@@ -108,8 +109,8 @@ func makeAuthority(certPath, keyPath, commonName string) error {
 	return writeFile(certPath, pki.EncodeCert(made.Cert), 0o644)
 }
 
-// missing reports whether a file with a key has to be made. Data in etcd needs the key that it was written with: a lost key
-// is an error then, because a new one would make the Secrets unreadable, or cut off everyone who trusts the old one.
+// missing reports whether a file with a key has to be created. If etcd has data, a missing key is an error: with a new key the
+// Secrets would be unreadable, or clients that trust the old key would be disconnected.
 func missing(l Layout, path string) (bool, error) {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
@@ -118,12 +119,12 @@ func missing(l Layout, path string) (bool, error) {
 	case err != nil:
 		return false, err
 	case has:
-		return false, fmt.Errorf("wanted %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; a new key is made only in an installation without data", path, l.Etcd())
+		return false, fmt.Errorf("wanted %s, which the data in %s needs, found no such file: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`; Capstan creates a new key only in an installation without data", path, l.Etcd())
 	}
 	return true, nil
 }
 
-// hasData reports whether etcd has ever run.
+// hasData reports whether etcd has data.
 func hasData(l Layout) (bool, error) {
 	_, err := os.Stat(filepath.Join(l.Etcd(), "member"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,8 +133,7 @@ func hasData(l Layout) (bool, error) {
 	return err == nil, err
 }
 
-// ensureLeaf makes <dir>/<name>.crt and .key unless a certificate is there that this authority has
-// signed and that is not due for renewal.
+// ensureLeaf creates <dir>/<name>.crt and .key, unless the certificate is signed by this authority and not due for renewal.
 func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Time) error {
 	certPath, keyPath := filepath.Join(dir, id.name+".crt"), filepath.Join(dir, id.name+".key")
 	if a.keeps(certPath, keyPath, id, now) {
@@ -155,8 +155,8 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 	return writeFileAs(certPath, pki.EncodeCert(made), 0o644, owner.uid, owner.gid)
 }
 
-// ensureLeafKey returns the key of a leaf, and creates one if there is none or it is damaged. A renewal keeps the key: components that
-// read the files while only one of two had changed would find a key that does not belong to the certificate.
+// ensureLeafKey returns the key of a leaf certificate. It creates one if there is none or if it is damaged. A renewal keeps the
+// key. Otherwise a component that reads the files during a renewal could get a key that does not match the certificate.
 func ensureLeafKey(path string, owner user) (crypto.Signer, error) {
 	if data, err := os.ReadFile(path); err == nil {
 		if key, err := pki.ParseKey(data); err == nil {
@@ -170,7 +170,7 @@ func ensureLeafKey(path string, owner user) (crypto.Signer, error) {
 	return key, writeKey(path, key, owner)
 }
 
-// keeps reports whether a certificate and its key can stay.
+// keeps reports whether a certificate and its key are still usable.
 func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) bool {
 	pair, err := tls.LoadX509KeyPair(certPath, keyPath)
 	if err != nil {
@@ -188,7 +188,7 @@ func writeKey(path string, key crypto.Signer, owner user) error {
 	return writeFileAs(path, data, 0o600, owner.uid, owner.gid)
 }
 
-// encryptionConfig makes API servers encrypt Secrets before they reach etcd.
+// encryptionConfig returns the configuration that makes API servers encrypt Secrets in etcd.
 func encryptionConfig() ([]byte, error) {
 	key := make([]byte, 32)
 	if _, err := rand.Read(key); err != nil {
@@ -212,24 +212,24 @@ func checkKey(data []byte) error {
 	return err
 }
 
-// checkEncryptionConfig finds damage. The API server judges the rest.
+// checkEncryptionConfig detects a damaged file. The API server validates its content.
 func checkEncryptionConfig(data []byte) error {
 	var config apiserverv1.EncryptionConfiguration
 	if err := yaml.UnmarshalStrict(data, &config); err != nil {
 		return err
 	}
 	if len(config.Resources) == 0 || len(config.Resources[0].Providers) < 2 {
-		return errors.New("it names no key, or ends too early")
+		return errors.New("it contains no key, or is truncated")
 	}
 	return nil
 }
 
-// damaged is the error for a key that cannot be made again.
+// damaged is the error for a damaged key, which cannot be created again.
 func damaged(path string, err error) error {
 	return fmt.Errorf("the key in %s cannot be read: %w: put the file back, or restore a backup with `capstan restore ARCHIVE --replace`", path, err)
 }
 
-// ensurePKI makes every certificate, key and kubeconfig of the installation that is missing or due.
+// ensurePKI creates all certificates, keys and kubeconfigs of the installation that are missing or due for renewal.
 func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err := ensureDirs(l, owner); err != nil {
 		return err
@@ -242,7 +242,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// Nobody speaks for others here: the authority has no leaves. Components ask for it all the same.
+	// This plane has no aggregated API servers, so this authority signs no certificate. Components require the file.
 	frontProxy, err := ensureAuthority(l, frontProxyAuthority)
 	if err != nil {
 		return err
@@ -265,7 +265,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		{cluster, manager, serviceAccount(managerNamespace, managerServiceAccount), owner},
 		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: pki.Server}, owner},
 		{cluster, admin, identity{name: "client", cn: "capstan-admin", groups: []string{adminGroup}, usages: pki.Client}, root},
-		// The only one that authorisation cannot stop. It binds the group above.
+		// The only user that needs no role. It creates the binding of the group above.
 		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: pki.Client}, root},
 	}
 	for _, leaf := range leaves {
@@ -282,7 +282,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err := ensureContent(l.auditPolicy(), []byte(auditPolicy), 0o600, owner); err != nil {
 		return err
 	}
-	// What the components trust. Copies, because the folder of the authorities is root's.
+	// The authorities that components trust. These are copies, because only root can enter the folder of the authorities.
 	for component, pem := range map[string][]byte{etcd: etcdCA.certPEM, apiServer: cluster.certPEM, controllerManager: cluster.certPEM, coreManager: cluster.certPEM, manager: cluster.certPEM} {
 		if err := ensureContent(filepath.Join(l.Component(component), "ca.crt"), pem, 0o644, owner); err != nil {
 			return err
@@ -327,8 +327,8 @@ func ensureDirs(l Layout, owner user) error {
 	return nil
 }
 
-// ensureKubeconfigs writes a kubeconfig per client. Those of components name files; the one for
-// people contains everything.
+// ensureKubeconfigs writes a kubeconfig per client. The kubeconfigs of components contain paths; the one for users contains
+// the certificates.
 func ensureKubeconfigs(l Layout, s State, ca *authority, owner user) error {
 	server := fmt.Sprintf("https://127.0.0.1:%d", s.port(portAPIServer))
 	for component, owner := range map[string]user{controllerManager: owner, coreManager: owner, manager: owner, installer: {os.Getuid(), os.Getgid()}} {
@@ -364,7 +364,7 @@ func ensureKubeconfig(path string, config pki.Kubeconfig, owner user) error {
 	return ensureContent(path, data, 0o600, owner)
 }
 
-// ensureContent writes a file unless it has the content.
+// ensureContent writes a file unless it already has the content.
 func ensureContent(path string, data []byte, mode os.FileMode, owner user) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, data) {
 		return nil
@@ -372,7 +372,7 @@ func ensureContent(path string, data []byte, mode os.FileMode, owner user) error
 	return writeFileAs(path, data, mode, owner.uid, owner.gid)
 }
 
-// ensureOnce writes the file of a key if there is none and etcd has no data. A file that check finds damaged is an error.
+// ensureOnce writes the file of a key if it does not exist and etcd has no data. A damaged file is an error.
 func ensureOnce(l Layout, path string, owner user, check func([]byte) error, generate func() ([]byte, error)) error {
 	lost, err := missing(l, path)
 	if err != nil {

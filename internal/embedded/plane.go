@@ -1,9 +1,9 @@
-// Package embedded is the embedded management plane: an etcd, an API server, Cluster API and Capstan's own
-// manager as processes of this box, supervised by one daemon, without anything else to install.
+// Package embedded runs the embedded management plane: etcd, an API server, Cluster API and Capstan's manager, as processes
+// of this box under one daemon. It needs no other software.
 //
-// `capstan up` decides (ports, hosts), writes that down, and starts the daemon, `capstan plane`.
-// The daemon makes certificates, starts the components and applies what they need. Everything it
-// does is done again at each start and changes nothing when it was done.
+// `capstan up` decides about ports and hosts, stores the decisions, and starts the daemon `capstan plane`. The daemon creates
+// certificates, starts the components and applies the objects that they need. It repeats all steps at each start. A completed
+// step changes nothing.
 //
 // Layer: tool.
 package embedded
@@ -25,10 +25,9 @@ import (
 )
 
 const (
-	// renewalInterval is how often certificates are looked at. They live for months, and there is no
-	// event for time.
+	// renewalInterval is the interval between checks of certificates. They are valid for months.
 	renewalInterval = 12 * time.Hour
-	// logInterval is how often logs are looked at, and logLimit how many bytes one may have then.
+	// logInterval is the interval between checks of the logs. logLimit is the maximum size of a log at that time, in bytes.
 	logInterval = 5 * time.Minute
 	logLimit    = 32 << 20
 )
@@ -44,8 +43,8 @@ type plane struct {
 	processes []*process // in the order of their start
 }
 
-// Run is the daemon: it returns when ctx ends and everything was stopped. When another one runs for the same root it
-// returns at once; but a unit takes the plane over. Machines and load balancers are capstand's, and stay.
+// Run is the daemon. It returns when ctx ends, after it has stopped all components. If another daemon runs for the same root
+// folder, it returns at once, except as a systemd unit, which takes over the plane. Machines and load balancers keep running.
 func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	lock, unlock, err := supervisor.lock(ctx, l)
 	if err != nil {
@@ -58,7 +57,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	}
 	state, err := LoadState(l)
 	if err != nil {
-		return fmt.Errorf("wanted an installation in %s: %w; make one with `capstan up`", l.Root, err)
+		return fmt.Errorf("wanted an installation in %s: %w; create one with `capstan up`", l.Root, err)
 	}
 	if supervisor.Unit != "" {
 		if err := becomeBuild(state.Assets); err != nil {
@@ -94,7 +93,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	}
 
 	if err := p.start(ctx); err != nil && ctx.Err() == nil {
-		// Stay, so that the reason is seen; what runs goes on.
+		// Keep running, so that the status shows the cause. Components that run continue.
 		fmt.Fprintln(os.Stderr, "error:", err)
 		p.board.update(func(s *Status) { s.Error = err.Error() })
 	}
@@ -107,7 +106,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	return nil
 }
 
-// start brings everything up, in parallel where nothing depends on each other.
+// start starts all components. Independent ones start in parallel.
 func (p *plane) start(ctx context.Context) (err error) {
 	if p.owner, err = ensureUser(); err != nil {
 		return err
@@ -136,7 +135,7 @@ func (p *plane) start(ctx context.Context) (err error) {
 	}
 
 	p.run(append(hosts, database, api)...)
-	install, err := newInstallation(p.layout, p.state) // reads while the servers start
+	install, err := newInstallation(p.layout, p.state) // It reads files while the servers start.
 	if err != nil {
 		return err
 	}
@@ -183,7 +182,7 @@ func waitReady(ctx context.Context, processes ...*process) error {
 	return nil
 }
 
-// keep keeps certificates valid and logs small until ctx ends.
+// keep renews certificates and limits the size of logs until ctx ends.
 func (p *plane) keep(ctx context.Context) {
 	renewal, logs := time.NewTicker(pki.CheckEvery(renewalInterval)), time.NewTicker(logInterval)
 	defer renewal.Stop()
@@ -204,7 +203,7 @@ func (p *plane) keep(ctx context.Context) {
 	}
 }
 
-// stop ends the components in the order in which they depend on each other: those that write first.
+// stop stops the components in the order of their dependencies: clients before the servers that they use.
 func (p *plane) stop() {
 	order := [][]string{{manager, coreManager, controllerManager}, {apiServer}, {etcd}, nil}
 	left := slices.Clone(p.processes)
@@ -221,7 +220,7 @@ func (p *plane) stop() {
 	}
 }
 
-// staged are the programs that run as the system user, by their names in the installation.
+// staged maps the names in the installation to the programs that run as the system user.
 func staged(s State) map[string]string {
 	kube := filepath.Join(Assets{s.Assets}.Kubernetes(), s.KubernetesVersion)
 	return map[string]string{
@@ -233,15 +232,15 @@ func staged(s State) map[string]string {
 	}
 }
 
-// stage puts the programs where the system user can run them: a link costs nothing, a copy is made
-// when the assets are on another file system.
+// stage links the programs into a folder that the system user can enter. It copies them if the assets are on another file
+// system.
 func stage(l Layout, s State) error {
 	if err := os.MkdirAll(l.Bin(), 0o711); err != nil {
 		return err
 	}
 	for name, source := range staged(s) {
 		if err := stageOne(source, filepath.Join(l.Bin(), name)); err != nil {
-			return fmt.Errorf("wanted the program %s: %w; run `make build`, or point --assets at the folder that it filled", source, err)
+			return fmt.Errorf("wanted the program %s: %w; run `make build`, or set --assets to the folder with the programs", source, err)
 		}
 	}
 	return nil
@@ -269,7 +268,7 @@ func stageOne(source, target string) error {
 	return os.Rename(temporary, target)
 }
 
-// buildOf tells builds apart, so that `capstan up` after `make build` runs what was built.
+// buildOf identifies a build, so that `capstan up` after `make build` starts the new programs.
 func buildOf(s State) string {
 	var parts []string
 	programs := staged(s)
@@ -284,5 +283,5 @@ func buildOf(s State) string {
 	return hash(strings.Join(parts, "\n"))
 }
 
-// errRunning: another daemon has the root.
-var errRunning = errors.New("a plane runs already")
+// errRunning: another daemon uses the root folder.
+var errRunning = errors.New("a management plane already runs")

@@ -9,21 +9,19 @@ import (
 	"time"
 )
 
-// Ports are chosen below the range from which Linux takes the ports of outgoing connections
-// (32768 and up), so that none of them is taken by chance while a component restarts. An installation
-// has a block of them, which it keeps.
+// The ports are below the range of outgoing connections of Linux (from 32768), so that no connection takes a port while a
+// component restarts. An installation has a block of ports and keeps it.
 const (
 	firstPort = 20000
 	lastPort  = 29999
 	blockSize = 20
 )
 
-// port of the installation by its name.
+// port returns a port of the installation by its name.
 func (s State) port(name string) int { return s.PortBase + slices.Index(portNames, name) }
 
-// takePorts takes a block of ports: the one that the installation had, or the first one that nobody
-// has claimed and whose ports are free. claim must fail while another plane has the block: before
-// its components listen, its ports look free.
+// takePorts takes a block of ports: the former block of the installation, or the first unclaimed block with free ports. claim
+// must fail while another plane has the block: the ports of that plane seem free until its components listen.
 func takePorts(ctx context.Context, kept int, claim func(base int) (release func(), ok bool), free func(int) bool) (base int, release func(), err error) {
 	if kept != 0 {
 		if release, ok := claim(kept); ok {
@@ -43,15 +41,15 @@ func takePorts(ctx context.Context, kept int, claim func(base int) (release func
 		}
 		release()
 	}
-	return 0, nil, fmt.Errorf("wanted %d free TCP ports in a row on 127.0.0.1 between %d and %d, found none: end what listens there (ss -ltnp)", len(portNames), firstPort, lastPort)
+	return 0, nil, fmt.Errorf("wanted %d free TCP ports in a row on 127.0.0.1 between %d and %d, found none: stop programs that listen there (`ss -ltnp` lists them)", len(portNames), firstPort, lastPort)
 }
 
-// awaitFree gives components that were just killed a moment to let go of their ports.
+// awaitFree waits until the ports of killed components are free.
 func awaitFree(ctx context.Context, base int, free func(int) bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, portPatience)
 	defer cancel()
 	for !blockFree(base, free) {
-		// The kernel does not tell when a port becomes free.
+		// The kernel has no event for a port that becomes free.
 		select {
 		case <-ctx.Done():
 			return false
@@ -72,8 +70,8 @@ func blockFree(base int, free func(int) bool) bool {
 	return true
 }
 
-// claimPorts claims a block among the planes of this box by a name in the kernel that goes with the
-// process. Like the ports, it belongs to the network namespace.
+// claimPorts claims a block for this plane with an abstract socket, which disappears with the process. Like the ports, it
+// belongs to the network namespace.
 func claimPorts(base int) (release func(), ok bool) {
 	l, err := net.Listen("unix", "@capstan-ports-"+strconv.Itoa(base))
 	if err != nil {
@@ -82,7 +80,7 @@ func claimPorts(base int) (release func(), ok bool) {
 	return func() { _ = l.Close() }, true
 }
 
-// portFree reports whether nothing listens on the port, on loopback or on all addresses.
+// portFree reports whether no program listens on the port, on loopback or on all addresses.
 func portFree(port int) bool {
 	for _, host := range []string{"127.0.0.1", ""} {
 		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
@@ -94,7 +92,7 @@ func portFree(port int) bool {
 	return true
 }
 
-// FreePorts counts the free ports of the plane's range, up to a limit.
+// FreePorts counts the free ports in the range of the plane, up to a limit.
 func FreePorts(limit int) int {
 	count := 0
 	for port := firstPort; port <= lastPort && count < limit; port++ {

@@ -53,7 +53,7 @@ func TestTakePorts(t *testing.T) {
 
 func TestTakePortsWithNoneFree(t *testing.T) {
 	_, _, err := takePorts(context.Background(), 0, claimNothing, func(int) bool { return false })
-	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 20000 and 29999, found none: end what listens there") {
+	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 20000 and 29999, found none: stop programs that listen there") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -16,16 +16,16 @@ import (
 )
 
 const (
-	// firstBackoff doubles with each quick end of a process, up to lastBackoff.
+	// firstBackoff is the delay of the first restart. It doubles with each further failure, up to lastBackoff.
 	firstBackoff = 200 * time.Millisecond
 	lastBackoff  = 10 * time.Second
-	// stableAfter is how long a process must have run for its next end to be the first one again.
+	// stableAfter is the run time of a process after which the delay starts with firstBackoff again.
 	stableAfter = 30 * time.Second
-	// probeInterval: no component tells when it serves, so it is asked.
+	// probeInterval is the interval between probes until the first success. Components send no event when they are ready.
 	probeInterval = 50 * time.Millisecond
-	// watchInterval: one that serves may stop to, while what it needs is away.
+	// watchInterval is the interval between probes afterwards. A component can fail when one that it needs has failed.
 	watchInterval = 3 * time.Second
-	// stopGrace is how long a process may take to end before it is killed.
+	// stopGrace is the time after which a process that does not end is killed.
 	stopGrace = 15 * time.Second
 )
 
@@ -46,7 +46,7 @@ const (
 	ProcessStopped ProcessState = "Stopped"
 )
 
-// ProcessStatus is what is known of a component.
+// ProcessStatus is the status of a component.
 type ProcessStatus struct {
 	Name     string       `json:"name"`
 	State    ProcessState `json:"state"`
@@ -56,9 +56,8 @@ type ProcessStatus struct {
 	Message string `json:"message,omitempty"`
 }
 
-// spawner starts processes from one thread that lives as long as this one does. The kernel kills
-// the children when the thread that made them ends, however it ends: no component outlives its
-// supervisor, so that none is ever there twice.
+// spawner starts processes from a thread that lives as long as this process. The kernel kills the children when this thread
+// ends for any reason. No component outlives its supervisor, so none ever runs twice.
 type spawner struct {
 	requests chan spawnRequest
 }
@@ -97,7 +96,7 @@ type process struct {
 	stop, stopped chan struct{}
 	begun         sync.Once
 	stopOnce      sync.Once
-	ready         chan struct{} // closed when it was ready for the first time
+	ready         chan struct{} // closed when the component is ready for the first time
 	readyOnce     sync.Once
 
 	mu     sync.Mutex
@@ -120,7 +119,7 @@ func (p *process) update(change func(*ProcessStatus)) {
 	p.changed(status)
 }
 
-// begin starts to keep the component running.
+// begin starts the supervision of the component.
 func (p *process) begin() { p.begun.Do(func() { go p.run() }) }
 
 // run keeps the component running until Stop.
@@ -142,7 +141,7 @@ func (p *process) run() {
 		failures++
 		p.update(func(s *ProcessStatus) {
 			s.State, s.PID, s.Restarts = ProcessBackoff, 0, s.Restarts+1
-			s.Message = fmt.Sprintf("%v (starts again in %s; log: %s)", err, wait, p.log)
+			s.Message = fmt.Sprintf("%v (next start in %s; log: %s)", err, wait, p.log)
 		})
 		select {
 		case <-p.stop:
@@ -174,7 +173,7 @@ func (p *process) runOnce() error {
 	close(ended)
 	helpers.Wait()
 	if err == nil {
-		err = errors.New("ended by itself")
+		err = errors.New("the process ended")
 	}
 	if last := lastLine(log); last != "" {
 		err = fmt.Errorf("%w: %s", err, last)
@@ -191,7 +190,7 @@ func lastLineOf(path string) string {
 	return lastLine(f)
 }
 
-// lastLine of a log: what a component says before it ends is why.
+// lastLine returns the last line of a log. It usually contains the reason why a component ended.
 func lastLine(log *os.File) string {
 	const most = 400
 	info, err := log.Stat()
@@ -206,12 +205,11 @@ func lastLine(log *os.File) string {
 }
 
 func (p *process) command(log *os.File) *exec.Cmd {
-	cmd := exec.Command(p.path, p.args...) // Stop ends it, with grace
+	cmd := exec.Command(p.path, p.args...) // Stop ends it
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = "/"
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, p.env...)
-	// A group of its own: an interrupt at the terminal reaches only the supervisor, which ends
-	// the components in order.
+	// Its own process group: only the supervisor receives an interrupt of the terminal, and ends the components in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if !p.asRoot {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(p.owner.uid), Gid: uint32(p.owner.gid)}
@@ -219,7 +217,7 @@ func (p *process) command(log *os.File) *exec.Cmd {
 	return cmd
 }
 
-// end asks the process to end once Stop is called, and kills it if it does not.
+// end terminates the process after Stop was called, and kills it after stopGrace.
 func (p *process) end(process *os.Process, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -234,7 +232,7 @@ func (p *process) end(process *os.Process, ended <-chan struct{}) {
 	}
 }
 
-// probe asks the component until it serves, and then now and then whether it still does.
+// probe probes the component until it is ready, and every watchInterval afterwards.
 func (p *process) probe(ended <-chan struct{}) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -254,7 +252,7 @@ func (p *process) probe(ended <-chan struct{}) {
 			p.readyOnce.Do(func() { close(p.ready) })
 		case err != nil && serves && ctx.Err() == nil:
 			serves = false
-			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessStarting, "does not serve: "+err.Error() })
+			p.update(func(s *ProcessStatus) { s.State, s.Message = ProcessStarting, "does not answer: "+err.Error() })
 		}
 		pause := probeInterval
 		if serves {
@@ -273,11 +271,11 @@ func (p *process) probe(ended <-chan struct{}) {
 // Stop ends the component and waits for it.
 func (p *process) Stop() {
 	p.stopOnce.Do(func() { close(p.stop) })
-	p.begun.Do(func() { close(p.stopped) }) // never begun: there is nothing to wait for
+	p.begun.Do(func() { close(p.stopped) }) // It was never started.
 	<-p.stopped
 }
 
-// waitReady returns when the component was ready once.
+// waitReady returns when the component is ready for the first time.
 func (p *process) waitReady(ctx context.Context) error {
 	select {
 	case <-p.ready:

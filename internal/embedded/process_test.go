@@ -100,7 +100,7 @@ func TestProcessThatStopsToServe(t *testing.T) {
 func TestProcessThatEndsBacksOff(t *testing.T) {
 	_, statuses := supervised(t, "exit 3", func(context.Context) error { return errors.New("not yet") })
 	s := await(t, statuses, "restarted three times", func(s ProcessStatus) bool { return s.Restarts == 3 })
-	if !strings.Contains(s.Message, "exit status 3") || !strings.Contains(s.Message, "starts again in 800ms") {
+	if !strings.Contains(s.Message, "exit status 3") || !strings.Contains(s.Message, "next start in 800ms") {
 		t.Errorf("the message is %q", s.Message)
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 )
 
-// DialHost connects to a capstand of this box. Who may is decided by the folder of the socket.
+// DialHost connects to a capstand of this box. The folder of the socket limits access to it.
 func DialHost(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// inventoryOf is what a host holds and whose it is, by id.
+// inventoryOf lists the objects of a host by id, with their owners.
 type inventoryOf struct{ machines, balancers, networks map[string]owner.Object }
 
 // purgeHost removes every machine, load balancer and network of a host, and returns when they are gone.
@@ -44,7 +44,7 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 	for synced := false; !synced || len(have.machines) > 0 || len(have.balancers) > 0; {
 		event, err := events.Recv()
 		if errors.Is(err, io.EOF) {
-			return errors.New("wanted capstand to remove everything, and it ended; repeat `capstan down`")
+			return errors.New("wanted capstand to remove all machines, and it ended: repeat `capstan down`")
 		}
 		if err != nil {
 			return err
@@ -69,7 +69,7 @@ func purgeHost(ctx context.Context, l Layout, name string) error {
 	return nil
 }
 
-// observe keeps the inventory up to date.
+// observe updates the inventory.
 func (h inventoryOf) observe(event *hostpb.Event) {
 	gone := event.Type == hostpb.Event_DELETED
 	if m := event.GetMachine().GetSpec(); m != nil {
@@ -81,8 +81,7 @@ func (h inventoryOf) observe(event *hostpb.Event) {
 	}
 }
 
-// recordedNetworks adds the networks that no machine uses: Watch does not tell of them, capstand's
-// folder does.
+// recordedNetworks adds the networks without machines. Watch does not report them; the folder of capstand contains them.
 func (h inventoryOf) recordedNetworks(hostRoot string) error {
 	entries, err := os.ReadDir(filepath.Join(hostRoot, "networks"))
 	if err != nil {
@@ -95,7 +94,7 @@ func (h inventoryOf) recordedNetworks(hostRoot string) error {
 		}
 		n := &hostpb.Network{}
 		if err != nil || (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, n) != nil {
-			continue // it went meanwhile, or capstand cannot read it either
+			continue // It was removed in the meantime, or capstand cannot read it either.
 		}
 		set(h.networks, n.GetId(), n, false)
 	}

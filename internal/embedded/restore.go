@@ -22,24 +22,23 @@ type RestoreOptions struct {
 	Options
 	// Archive is the backup: a file, or s3://BUCKET/KEY.
 	Archive BackupTarget
-	// Replace allows an installation that is there to be replaced. Its files are kept beside the new ones.
+	// Replace allows the replacement of an existing installation. Its files are moved to a folder beside it.
 	Replace bool
 }
 
-// Restored is an installation that was made from a backup.
+// Restored is the result of a restore.
 type Restored struct {
 	archive.Manifest
-	// Kept is the folder with what was there before; empty when there was nothing.
+	// Kept is the folder with the replaced files; empty when there were none.
 	Kept string `json:"kept,omitempty"`
 }
 
-// restoredParts are what a restore brings, in the order in which it comes. The state comes last: without one there is no
-// installation.
+// restoredParts lists the restored files in the order of their move. The state is last: it marks a complete installation.
 var restoredParts = []string{pkiName, "etcd", stateName}
 
-// Restore makes an installation from a backup. Nothing of what is there changes before the whole backup was unpacked and
-// checked; then the new files take their places by renames, which are gone on with after a crash: by another Restore of the
-// same backup, or by the start of the plane.
+// Restore creates an installation from a backup. It unpacks and checks the whole backup before it changes existing files. Then
+// it renames the new files to their places. After a crash, another Restore of the same backup or the start of the plane
+// continues.
 func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	l, assets, err := o.complete()
 	if err != nil {
@@ -55,7 +54,7 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	defer unlock()
 	lock, err := lockPlane(l)
 	if errors.Is(err, errRunning) {
-		return Restored{}, fmt.Errorf("wanted a plane that does not run: %w; stop it with `capstan down --keep-state`", err)
+		return Restored{}, fmt.Errorf("wanted a stopped plane: %w; stop it with `capstan down --keep-state`", err)
 	}
 	if err != nil {
 		return Restored{}, err
@@ -89,12 +88,12 @@ func Restore(ctx context.Context, o RestoreOptions) (Restored, error) {
 	return l.restored(manifest), err
 }
 
-// restorePart holds a restore that is being prepared. restoreReady is the same folder once it is complete: what is in it
-// takes its place whatever happens.
+// restorePart is the folder of a restore in preparation. restoreReady is the name of this folder when it is complete. From
+// then on the restore is always completed.
 func (l Layout) restorePart() string  { return filepath.Join(l.Root, "restore.part") }
 func (l Layout) restoreReady() string { return filepath.Join(l.Root, "restore.ready") }
 
-// before is where a restore keeps what it replaces.
+// before is the folder for the files that a restore replaces.
 func (l Layout) before(m archive.Manifest) string {
 	return filepath.Join(l.Root, "before-"+archiveID(m))
 }
@@ -107,14 +106,14 @@ func (l Layout) restored(m archive.Manifest) Restored {
 	return r
 }
 
-// archiveID names a backup.
+// archiveID identifies a backup.
 func archiveID(m archive.Manifest) string {
 	return m.Installation + "-" + m.Time.UTC().Format("20060102-150405")
 }
 
 const restoreManifest = "manifest.json"
 
-// fetchArchive is the archive as a file of this box.
+// fetchArchive returns the path of the archive on this box. It downloads the archive if needed.
 func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, error) {
 	if !from.inS3() {
 		return from.To, nil
@@ -131,7 +130,7 @@ func fetchArchive(ctx context.Context, l Layout, from BackupTarget) (string, err
 	return local, nil
 }
 
-// finishSame goes on with an interrupted restore of this backup.
+// finishSame continues an interrupted restore of this backup.
 func finishSame(l Layout, m archive.Manifest) (bool, error) {
 	var begun archive.Manifest
 	err := atomicfile.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &begun)
@@ -141,7 +140,7 @@ func finishSame(l Layout, m archive.Manifest) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// Of another backup: it comes first, too, so that what is replaced afterwards is one whole.
+	// An interrupted restore of another backup is completed first, so that the files to replace belong together.
 	if err := finishRestore(l); err != nil {
 		return false, err
 	}
@@ -151,7 +150,7 @@ func finishSame(l Layout, m archive.Manifest) (bool, error) {
 	return false, os.RemoveAll(l.restoreReady())
 }
 
-// mayRestore returns the reason why a backup cannot be restored here.
+// mayRestore returns an error if the backup cannot be restored here.
 func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error {
 	for _, name := range []string{snapshotName, stateName} {
 		if !m.Has(name) {
@@ -164,7 +163,7 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 		}
 	}
 	if semver.Compare(m.CapstanVersion, Version) > 0 {
-		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version or a newer one", Version, m.CapstanVersion)
+		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", Version, m.CapstanVersion)
 	}
 	if _, err := versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
 		return err
@@ -174,25 +173,25 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 	}
 	for _, part := range restoredParts {
 		if path := filepath.Join(l.Root, part); atomicfile.Exists(path) {
-			return fmt.Errorf("wanted an empty --root, found an installation in %s (%s): choose another one, or replace its data with --replace; its machines stay", l.Root, path)
+			return fmt.Errorf("wanted an empty --root, found an installation in %s (%s): choose another folder, or replace its data with --replace; its machines stay", l.Root, path)
 		}
 	}
 	return nil
 }
 
-// versionFor is the version of Kubernetes that goes on with data of another plane: its own, or the newest one.
+// versionFor returns the Kubernetes version for the restored data: the version of the backup, or else the newest one.
 func versionFor(a Assets, version string) (string, error) {
 	if isDir(filepath.Join(a.Kubernetes(), version)) {
 		return version, nil
 	}
 	newest, err := newestKubernetes(a)
 	if err == nil && semver.Compare(newest, version) < 0 {
-		err = fmt.Errorf("wanted Kubernetes %s, which the backup is of, or a newer one below %s, found %s: use a build that has it", version, a.Kubernetes(), newest)
+		err = fmt.Errorf("wanted Kubernetes %s, the version of the backup, or a newer one in %s, found %s: use a build with this version", version, a.Kubernetes(), newest)
 	}
 	return newest, err
 }
 
-// unpack checks the archive and makes the files of the installation from it, in a folder of their own.
+// unpack checks the archive and creates the files of the installation in a separate folder.
 func unpack(ctx context.Context, l Layout, assets, file string) error {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -202,7 +201,7 @@ func unpack(ctx context.Context, l Layout, assets, file string) error {
 	if err != nil {
 		return err
 	}
-	// The files, and the data that is made from the snapshot.
+	// The space for the files, and for the data from the snapshot.
 	if err := backup.Room(l.Root, 2*manifest.SizeBytes()+info.Size()); err != nil {
 		return err
 	}
@@ -233,7 +232,7 @@ func unpack(ctx context.Context, l Layout, assets, file string) error {
 	return os.RemoveAll(from.Root)
 }
 
-// unpackKeys moves the folder of the keys. The two keys of the API server are its user's.
+// unpackKeys moves the folder of the keys. Two keys belong to the user of the API server.
 func unpackKeys(from, to Layout, owner user) error {
 	for _, path := range []string{from.ServiceAccountKey(), from.EncryptionConfig()} {
 		if err := os.Chown(path, owner.uid, owner.gid); err != nil {
@@ -248,7 +247,7 @@ func unpackKeys(from, to Layout, owner user) error {
 	return atomicfile.Rename(from.PKI(), to.PKI())
 }
 
-// unpackData makes etcd's data from the snapshot, which etcd itself checks.
+// unpackData creates etcd's data from the snapshot. etcd checks the snapshot.
 func unpackData(ctx context.Context, from, to Layout, assets string, m archive.Manifest, owner user) error {
 	version, err := versionFor(Assets{assets}, m.KubernetesVersion)
 	if err != nil {
@@ -270,7 +269,8 @@ func unpackData(ctx context.Context, from, to Layout, assets string, m archive.M
 	})
 }
 
-// unpackState adapts the state to this box: programs are here, and certificates to listen with may be missing.
+// unpackState adapts the state to this box: the path of the programs, and the address for remote managers if its certificates
+// are missing.
 func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) error {
 	state, err := LoadState(from)
 	if err != nil {
@@ -286,8 +286,8 @@ func unpackState(l Layout, from, to Layout, assets string, m archive.Manifest) e
 	return state.save(to)
 }
 
-// finishRestore moves the prepared files to their places, and what was there before to the folder before. It is gone on
-// with after a crash between any two lines.
+// finishRestore moves existing files to the folder before, and then the prepared files to their places. It can be repeated
+// after a crash at any point.
 func finishRestore(l Layout) error {
 	var m archive.Manifest
 	err := atomicfile.ReadJSON(filepath.Join(l.restoreReady(), restoreManifest), &m)
@@ -314,7 +314,7 @@ func finishRestore(l Layout) error {
 	return nil
 }
 
-// keep moves what a restore replaces aside. What an earlier restore of the same backup has kept stays.
+// keep moves the replaced files to their folder. Files of an earlier restore of the same backup stay there.
 func keep(l Layout, m archive.Manifest, part string) error {
 	if err := os.MkdirAll(l.before(m), 0o700); err != nil {
 		return err
@@ -326,10 +326,10 @@ func keep(l Layout, m archive.Manifest, part string) error {
 	return atomicfile.Rename(filepath.Join(l.Root, part), to)
 }
 
-// endRestore is for the plane that starts: from now on another restore of the same backup begins anew.
+// endRestore is called at the start of the plane. Later restores of the same backup start from the beginning.
 func endRestore(l Layout) error {
 	if err := finishRestore(l); err != nil {
-		return fmt.Errorf("wanted to go on with the interrupted restore in %s: %w", l.restoreReady(), err)
+		return fmt.Errorf("wanted to continue the interrupted restore in %s: %w", l.restoreReady(), err)
 	}
 	return errors.Join(os.RemoveAll(l.restoreReady()), os.RemoveAll(l.restorePart()))
 }

@@ -14,23 +14,23 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// scheduleNone takes back what --backup-to has asked for before.
+// scheduleNone as --backup-to ends the schedule.
 const scheduleNone = "none"
 
 const (
-	// A backup that failed is tried again after backupRetry, then after twice that, up to backupRetryMax.
+	// A failed backup is retried after backupRetry. The delay doubles with each failure, up to backupRetryMax.
 	backupRetry    = time.Minute
 	backupRetryMax = time.Hour
 )
 
-// BackupSchedule has the daemon make backups.
+// BackupSchedule configures backups by the daemon.
 type BackupSchedule struct {
 	BackupTarget
-	// Every is the time from one backup to the next.
+	// Every is the interval between backups.
 	Every metav1.Duration `json:"every,omitzero"`
 }
 
-// scheduleOf is the schedule after something was asked for; what is empty there changes nothing.
+// scheduleOf returns the schedule after a request. Empty fields of the request change nothing.
 func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSchedule, error) {
 	if asked == (BackupSchedule{}) {
 		return have, nil
@@ -49,7 +49,7 @@ func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSc
 		CredentialsFile: cmp.Or(asked.S3.CredentialsFile, out.S3.CredentialsFile), CAFile: cmp.Or(asked.S3.CAFile, out.S3.CAFile),
 	}
 	if out.To == "" {
-		return nil, errors.New("wanted --backup-to with the other flags of backups: a folder, or s3://BUCKET/PREFIX")
+		return nil, errors.New("wanted --backup-to with the other flags for backups: set it to a folder, or to s3://BUCKET/PREFIX")
 	}
 	if out.Every.Duration < minBackupEvery {
 		return nil, fmt.Errorf("wanted --backup-every of at least %s, found %s", minBackupEvery, out.Every.Duration)
@@ -61,7 +61,7 @@ func scheduleOf(have *BackupSchedule, asked BackupSchedule, l Layout) (*BackupSc
 	return &out, err
 }
 
-// BackupStatus is what has become of the scheduled backups.
+// BackupStatus is the status of the scheduled backups.
 type BackupStatus struct {
 	// Last is the newest complete backup.
 	Last *Backup `json:"last,omitempty"`
@@ -70,11 +70,11 @@ type BackupStatus struct {
 	// Failures in a row, and the time of the last attempt.
 	Failures int       `json:"failures,omitempty"`
 	Tried    time.Time `json:"tried,omitzero"`
-	// Next is when a backup is made again.
+	// Next is the time of the next backup.
 	Next time.Time `json:"next,omitzero"`
 }
 
-// next is when the next backup is due. One that was missed is made at once.
+// next returns the time of the next backup. A missed backup is due at once.
 func (s BackupStatus) next(every time.Duration, now time.Time) time.Time {
 	switch {
 	case s.Failures > 0:
@@ -83,16 +83,16 @@ func (s BackupStatus) next(every time.Duration, now time.Time) time.Time {
 			pause = min(backupRetry<<(s.Failures-1), backupRetryMax)
 		}
 		return s.Tried.Add(min(pause, every))
-	case s.Last == nil || s.Last.Time.After(now): // a clock that was ahead would stop the schedule
+	case s.Last == nil || s.Last.Time.After(now): // A time in the future, from a wrong clock, must not stop the schedule.
 		return now
 	}
 	return s.Last.Time.Add(every)
 }
 
-// backupStatus is where the status outlives the daemon.
+// backupStatus is the file that keeps the status when the daemon ends.
 func (l Layout) backupStatus() string { return filepath.Join(l.Root, "backup.json") }
 
-// backUp makes the scheduled backups until ctx ends.
+// backUp creates the scheduled backups until ctx ends.
 func (p *plane) backUp(ctx context.Context) {
 	schedule := p.state.Backup
 	if schedule == nil {
@@ -103,7 +103,7 @@ func (p *plane) backUp(ctx context.Context) {
 	}
 	var status BackupStatus
 	if err := atomicfile.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
-		fmt.Fprintln(os.Stderr, "error:", err) // the file is written anew
+		fmt.Fprintln(os.Stderr, "error:", err) // the next backup writes the file again
 	}
 	for {
 		now := time.Now()
@@ -126,13 +126,13 @@ func (p *plane) backUp(ctx context.Context) {
 	}
 }
 
-// attempt makes one backup.
+// attempt creates one backup.
 func (p *plane) attempt(ctx context.Context, before BackupStatus) BackupStatus {
 	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 	defer cancel()
 	made, err := MakeBackup(ctx, p.layout, p.state.Backup.BackupTarget)
 	after := BackupStatus{Last: before.Last, Tried: time.Now().UTC().Truncate(time.Second)}
-	if made.Location != "" { // complete, even if an older one could not be removed
+	if made.Location != "" { // The backup is complete, even if an older one could not be removed.
 		after.Last = &made
 	}
 	if err != nil {

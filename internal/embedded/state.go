@@ -15,28 +15,27 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// State is what an installation decides once and keeps: it is written before anything is started.
+// State contains the persistent decisions of an installation. It is written before a component starts.
 type State struct {
-	// ID tells installations of one box apart.
+	// ID identifies the installation.
 	ID string `json:"id"`
 	// Assets is the folder with the binaries.
 	Assets string `json:"assets"`
 	// KubernetesVersion of the management plane, with the leading v.
 	KubernetesVersion string `json:"kubernetesVersion"`
-	// Hosts are the names of the CapstanHosts of this box; each has a capstand of its own.
+	// Hosts are the names of the CapstanHosts of this box. Each has its own capstand.
 	Hosts []string `json:"hosts"`
-	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere; none when empty.
+	// Listen is the address, host:port, on which the only host of this box serves remote managers; empty for none.
 	Listen string `json:"listen,omitempty"`
 	// Backup is the schedule of backups; nil when there is none.
 	Backup *BackupSchedule `json:"backup,omitempty"`
 	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
 	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`
-	// PortBase is the first of the ports on loopback that the installation has; 0 before its first
-	// start.
+	// PortBase is the first port of the installation on loopback; 0 before its first start.
 	PortBase int `json:"portBase,omitempty"`
 }
 
-// LoadState reads the state. The error is fs.ErrNotExist when nothing was installed below the root.
+// LoadState reads the state. Without an installation in the root folder, the error is fs.ErrNotExist.
 func LoadState(l Layout) (State, error) {
 	data, err := os.ReadFile(l.State())
 	if err != nil {
@@ -44,15 +43,15 @@ func LoadState(l Layout) (State, error) {
 	}
 	var s State
 	if err := json.Unmarshal(data, &s); err != nil {
-		return State{}, fmt.Errorf("wanted the state of an installation in %s, found something that is not: %w; restore the file, or remove %s with `capstan down`", l.State(), err, l.Root)
+		return State{}, fmt.Errorf("wanted the state of an installation in %s, found a damaged file: %w; restore the file, or remove %s with `capstan down`", l.State(), err, l.Root)
 	}
 	return s, nil
 }
 
-// listenNowhere takes back what --listen has said before.
+// listenNowhere as --listen ends the service for remote managers.
 const listenNowhere = "none"
 
-// listenOf is the address that a host has after it was asked to have another one; nothing asked changes nothing.
+// listenOf returns the address after a request. An empty request changes nothing.
 func listenOf(have, asked string) string {
 	switch asked {
 	case "":
@@ -63,26 +62,26 @@ func listenOf(have, asked string) string {
 	return asked
 }
 
-// checkListen says what is missing for managers elsewhere.
+// checkListen returns an error if the host cannot serve remote managers.
 func checkListen(l Layout, s State) error {
 	if s.Listen == "" {
 		return nil
 	}
 	if len(s.Hosts) != 1 {
-		return fmt.Errorf("wanted one host on this box for --listen %s, found %d: run a capstand of its own for each instead, see docs/hosts.md", s.Listen, len(s.Hosts))
+		return fmt.Errorf("wanted one host on this box for --listen %s, found %d: run a separate capstand for each host instead, see docs/hosts.md", s.Listen, len(s.Hosts))
 	}
 	if _, _, err := net.SplitHostPort(s.Listen); err != nil {
 		return fmt.Errorf("wanted --listen host:port, or none, found %q: %w", s.Listen, err)
 	}
 	dir := filepath.Join(l.HostRoot(s.Hosts[0]), "tls")
 	if _, err := os.Stat(filepath.Join(dir, "server.crt")); err != nil {
-		return fmt.Errorf("wanted the certificates for --listen %s: %w; make them with `capstan host credentials %s --address HOST:PORT --dir %s`, and keep what it prints for the other management plane", s.Listen, err, s.Hosts[0], dir)
+		return fmt.Errorf("wanted the certificates for --listen %s: %w; create them with `capstan host credentials %s --address HOST:PORT --dir %s`, and apply its output in the remote management cluster", s.Listen, err, s.Hosts[0], dir)
 	}
 	return nil
 }
 
-// decideState completes what is on disk with what was asked for. Hosts are only ever added: machines
-// may be on those that are there.
+// decideState combines the stored state with the options. It adds hosts and never removes one, because a host can have
+// machines.
 func decideState(l Layout, assets string, o Options) (State, error) {
 	hosts := o.Hosts
 	s, err := LoadState(l)
@@ -96,7 +95,7 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 		s.ID = strings.ToLower(rand.Text()[:8])
 	}
 	s.Assets = assets
-	// The version stays: a newer one in the assets is taken by an upgrade, not by chance.
+	// The version does not change when the assets contain a newer one: an upgrade is an explicit step.
 	if s.KubernetesVersion == "" || !isDir(filepath.Join(Assets{assets}.Kubernetes(), s.KubernetesVersion)) {
 		if s.KubernetesVersion, err = newestKubernetes(Assets{assets}); err != nil {
 			return State{}, err
@@ -115,7 +114,7 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 	return s, checkListen(l, s)
 }
 
-// hostName of the i-th host of a box.
+// hostName returns the name of the i-th host of a box.
 func hostName(i int) string {
 	if i == 0 {
 		return "local"
@@ -123,7 +122,7 @@ func hostName(i int) string {
 	return fmt.Sprintf("local-%d", i+1)
 }
 
-// save writes the state in one step: a crash leaves the old one or the new one.
+// save writes the state atomically: after a crash the file has the old or the new content.
 func (s State) save(l Layout) error {
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
@@ -138,12 +137,12 @@ func newestKubernetes(a Assets) (string, error) {
 		return "", err
 	}
 	if len(versions) == 0 {
-		return "", fmt.Errorf("wanted a Kubernetes version below %s, found none: run `make build`, or point --assets at the folder that it filled", a.Kubernetes())
+		return "", fmt.Errorf("wanted a Kubernetes version below %s, found none: run `make build`, or set --assets to the folder with the programs", a.Kubernetes())
 	}
 	return versions[len(versions)-1], nil
 }
 
-// KubernetesVersions lists the versions whose binaries are in the assets, oldest first.
+// KubernetesVersions lists the versions in the assets folder, the oldest first.
 func KubernetesVersions(a Assets) ([]string, error) {
 	entries, err := os.ReadDir(a.Kubernetes())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -166,7 +165,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// writeFile replaces a file in one step. The new one exists with its final mode from the start.
+// writeFile replaces a file atomically. The new file has its final mode from the start.
 func writeFile(path string, data []byte, mode os.FileMode) error {
 	return writeFileAs(path, data, mode, os.Getuid(), os.Getgid())
 }

@@ -148,7 +148,7 @@ func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "photos.tar"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := prepareRoot(Layout{Root: dir}); err == nil || !strings.Contains(err.Error(), "choose another one") {
+	if err := prepareRoot(Layout{Root: dir}); err == nil || !strings.Contains(err.Error(), "choose another folder") {
 		t.Errorf("got %v", err)
 	}
 	if err := Down(context.Background(), Options{Root: dir}, false, func(string) {}); err != nil {

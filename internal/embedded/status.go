@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Status is what a running plane says of itself.
+// Status is the status of a running plane.
 type Status struct {
 	PID int `json:"pid"`
 	// Unit of systemd that runs the plane; empty when `capstan up` started it.
 	Unit string `json:"unit,omitempty"`
-	// Ready once everything has been up at the same time.
+	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
-	// Error is why the plane cannot become ready.
+	// Error is the reason why the plane cannot become ready.
 	Error             string          `json:"error,omitempty"`
 	Root              string          `json:"root"`
 	Assets            string          `json:"assets"`
@@ -32,16 +32,16 @@ type Status struct {
 	CoreFeatureGates  map[string]bool `json:"coreFeatureGates,omitempty"`
 	Installed         bool            `json:"installed"`
 	Components        []ProcessStatus `json:"components"`
-	// EtcdAlarms that etcd has raised, such as NOSPACE; empty when all is well.
+	// EtcdAlarms are the active alarms of etcd, for example NOSPACE; empty without alarms.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
-	// CertificatesExpiring are files of certificates that should have been renewed by now, with their end.
+	// CertificatesExpiring lists the files of certificates that are due for renewal, with their expiry.
 	CertificatesExpiring []string `json:"certificatesExpiring,omitempty"`
-	// Backup is the schedule of backups; nil when there is none. BackupStatus is what has become of them.
+	// Backup is the schedule of backups; nil when there is none. BackupStatus is its status.
 	Backup       *BackupSchedule `json:"backup,omitempty"`
 	BackupStatus BackupStatus    `json:"backupStatus,omitzero"`
 }
 
-// board holds the status and tells whoever watches of each change.
+// board stores the status and notifies watchers of each change.
 type board struct {
 	mu      sync.Mutex
 	status  Status
@@ -69,7 +69,7 @@ func (b *board) component(p ProcessStatus) {
 	})
 }
 
-// get returns the status and a channel that is closed when it is no longer the newest.
+// get returns the status, and a channel that is closed at the next change.
 func (b *board) get() (Status, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +78,7 @@ func (b *board) get() (Status, <-chan struct{}) {
 	return s, b.changed
 }
 
-// await returns true once the status is so, and false when ctx ends before.
+// await returns true when the status meets the condition, and false when ctx ends first.
 func (b *board) await(ctx context.Context, is func(Status) bool) bool {
 	for {
 		status, changed := b.get()
@@ -93,9 +93,9 @@ func (b *board) await(ctx context.Context, is func(Status) bool) bool {
 	}
 }
 
-// serve answers GET /v1/status, with ?watch=true by one line at once and at each change.
+// serve answers GET /v1/status. With ?watch=true it sends a line at once and at each change.
 func (b *board) serve(path string) (*http.Server, error) {
-	if err := os.RemoveAll(path); err != nil { // of a plane that was killed; the lock is ours
+	if err := os.RemoveAll(path); err != nil { // left by a killed plane; this process has the lock
 		return nil, err
 	}
 	listener, err := net.Listen("unix", path)
@@ -126,8 +126,8 @@ func (b *board) serve(path string) (*http.Server, error) {
 	return server, nil
 }
 
-// WatchStatus calls back with the status of the running plane, at once and at each change, until the
-// callback returns false or the plane ends, which is an error.
+// WatchStatus calls the function with the status of the running plane, at once and at each change, until the function returns
+// false. The end of the plane is an error.
 func WatchStatus(ctx context.Context, l Layout, next func(Status) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -12,15 +12,15 @@ import (
 	"syscall"
 )
 
-// Supervisor is who has started the daemon, and is told when its status is served.
+// Supervisor describes the process that started the daemon and waits until its status can be read.
 type Supervisor struct {
-	// NotifyFD is a file that a byte is written to then; none when 0.
+	// NotifyFD is the descriptor of a file to which the daemon then writes one byte; 0 for none.
 	NotifyFD int
-	// Unit of systemd that runs the daemon; none when empty. `capstan up` starts it again, instead of a daemon of its own.
+	// Unit of systemd that runs the daemon; empty for none. `capstan up` restarts this unit instead of starting a daemon.
 	Unit string
 }
 
-// notify reports whether the status is served. The file is closed, so that no child keeps it open.
+// notify notifies the supervisor that the status can be read. It closes the file, so that no child process keeps it open.
 func (s Supervisor) notify() error {
 	if s.NotifyFD > 0 {
 		f := os.NewFile(uintptr(s.NotifyFD), "notify")
@@ -40,8 +40,8 @@ func (s Supervisor) notify() error {
 	return errors.Join(err, conn.Close())
 }
 
-// lock takes the plane's lock. A unit has the commands' one, too, until unlock is called: they find a plane that tells its
-// status. `capstan up`, which has started the daemon otherwise, has that lock itself.
+// lock takes the lock of the plane. A systemd unit also takes the lock of the commands until unlock is called, so that commands
+// find a plane with a status. Without a unit, `capstan up` has this lock.
 func (s Supervisor) lock(ctx context.Context, l Layout) (lock *os.File, unlock func(), err error) {
 	if s.Unit != "" {
 		return takeOver(ctx, l)
@@ -50,9 +50,8 @@ func (s Supervisor) lock(ctx context.Context, l Layout) (lock *os.File, unlock f
 	return lock, func() {}, err
 }
 
-// takeOver ends the daemon that runs, if any, and takes its lock: a unit that is started beside a plane of `capstan up`
-// is its supervisor from then on. It waits until no other command works on the installation, and none does until
-// unlock is called.
+// takeOver stops the daemon that runs, if any, and takes its lock. A systemd unit that starts while a plane of `capstan up` runs
+// is then its supervisor. takeOver waits until no command works on the installation. Commands wait until unlock is called.
 func takeOver(ctx context.Context, l Layout) (lock *os.File, unlock func(), err error) {
 	if unlock, err = lockCommand(ctx, l); err != nil {
 		return nil, nil, err
@@ -67,8 +66,8 @@ func takeOver(ctx context.Context, l Layout) (lock *os.File, unlock func(), err 
 	return lock, unlock, nil
 }
 
-// becomeBuild goes on as the daemon of the build that `capstan up` was called with last: a unit names one program for
-// ever. It returns when this is that one, or when that build has none.
+// becomeBuild replaces this process with the daemon of the build of the last `capstan up`, because a unit always starts the same
+// program. It returns if this process is that build, or if that build no longer exists.
 func becomeBuild(assets string) error {
 	wanted := filepath.Join(assets, "capstan")
 	executable, err := os.Executable()
@@ -80,15 +79,15 @@ func becomeBuild(assets string) error {
 		return err
 	}
 	if other, err := os.Stat(wanted); err != nil || os.SameFile(own, other) {
-		return nil // a build that is gone is told of when its programs are needed
+		return nil // The start of the components reports that the build no longer exists.
 	}
 	return fmt.Errorf("cannot run %s: %w", wanted, syscall.Exec(wanted, append([]string{wanted}, os.Args[1:]...), os.Environ())) //nolint:gosec // root wrote the state
 }
 
-// startUnit starts the daemon as a unit of systemd, and returns when it serves its status.
+// startUnit starts the daemon as a systemd unit, and returns when its status can be read.
 func startUnit(ctx context.Context, unit string) error {
 	if out, err := exec.CommandContext(ctx, "systemctl", "start", unit).CombinedOutput(); err != nil {
-		return fmt.Errorf("wanted systemd to start %s, which ran the management plane: %w: %s; see `journalctl -u %s`", unit, err, strings.TrimSpace(string(out)), unit)
+		return fmt.Errorf("wanted systemd to start %s, the unit of the management plane: %w: %s; see `journalctl -u %s`", unit, err, strings.TrimSpace(string(out)), unit)
 	}
 	return nil
 }

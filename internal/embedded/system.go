@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ensureUser finds the system user, or makes it.
+// ensureUser returns the system user, and creates it if it does not exist.
 func ensureUser() (user, error) {
 	found, err := osuser.Lookup(SystemUser)
 	if errors.As(err, new(osuser.UnknownUserError)) {
 		out, addErr := exec.CommandContext(context.Background(), "useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin", SystemUser).CombinedOutput()
-		// Another installation may have made it meanwhile: what counts is that it is there.
+		// Another installation can have created the user at the same time.
 		if found, err = osuser.Lookup(SystemUser); err != nil {
-			return user{}, fmt.Errorf("wanted the system user %s, and useradd failed: %w: %s; make it by hand, it needs no home and no shell", SystemUser, addErr, strings.TrimSpace(string(out)))
+			return user{}, fmt.Errorf("wanted the system user %s, and useradd failed: %w: %s; create this user yourself, without a home and a shell", SystemUser, addErr, strings.TrimSpace(string(out)))
 		}
 	}
 	if err != nil {
@@ -39,8 +39,7 @@ func ensureUser() (user, error) {
 	return user{uid, gid}, err
 }
 
-// lockPlane takes the lock of a root and writes the process id into it. It is let go of when the
-// process ends, however it ends.
+// lockPlane takes the lock of a root folder and writes the process id into it. The kernel releases it when the process ends.
 func lockPlane(l Layout) (*os.File, error) {
 	f, err := os.OpenFile(l.Lock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -62,7 +61,7 @@ func lockPlane(l Layout) (*os.File, error) {
 
 func writeAt(f *os.File, s string) error { _, err := f.WriteAt([]byte(s), 0); return err }
 
-// planeProcess returns the process id of the running plane, 0 when none runs.
+// planeProcess returns the process id of the running plane; 0 when none runs.
 func planeProcess(l Layout) (int, error) {
 	f, err := os.OpenFile(l.Lock(), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -74,7 +73,7 @@ func planeProcess(l Layout) (int, error) {
 	defer f.Close()
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
-		return 0, nil // nobody has it
+		return 0, nil // no process has the lock
 	}
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return 0, err
@@ -86,19 +85,19 @@ func planeProcess(l Layout) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(data)))
 }
 
-// Enterable reports whether the system user gets to a folder, which is an absolute path: each one above it must let
-// others in.
+// Enterable returns an error if the system user cannot enter a folder, which is an absolute path. Each parent folder must be
+// executable for other users.
 func Enterable(dir string) error {
 	for d := filepath.Dir(dir); ; d = filepath.Dir(d) {
 		info, err := os.Stat(d)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // MkdirAll will make it so that it can be entered
+			continue // MkdirAll creates it with a suitable mode
 		}
 		if err != nil {
 			return err
 		}
 		if info.Mode().Perm()&0o001 == 0 {
-			return fmt.Errorf("wanted a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
+			return fmt.Errorf("wanted a root folder that the system user %s can enter, found %s with mode %s: choose another --root, or run `chmod o+x %s`", SystemUser, d, info.Mode().Perm(), d)
 		}
 		if d == filepath.Dir(d) {
 			return nil
@@ -125,10 +124,10 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// notifyFD is where a daemon finds the file that it was given.
+// notifyFD is the descriptor of the notification file in a daemon.
 const notifyFD = 3
 
-// daemonize starts a program that outlives this one and its terminal.
+// daemonize starts a program that outlives this process and its terminal.
 func daemonize(log string, notify *os.File, name string, args ...string) error {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -154,8 +153,8 @@ func boxMemory() (int64, error) {
 	return int64(info.Totalram) * int64(info.Unit), nil
 }
 
-// trimLogs moves what is in logs above the limit to <log>.1, in place of what was there. Whoever writes
-// to a log keeps it open and appends: the file stays, and a line written at this moment may be lost.
+// trimLogs copies each log above the limit to <log>.1 and empties it. The writer keeps the file open and appends, so the file
+// itself stays. A line that is written at this moment can be lost.
 func trimLogs(dir string, limit int64) error {
 	logs, err := filepath.Glob(filepath.Join(dir, "*.log"))
 	if err != nil {

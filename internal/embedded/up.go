@@ -17,20 +17,20 @@ import (
 
 // Options of `capstan up`.
 type Options struct {
-	// Root is the folder of all state; DefaultRoot when empty.
+	// Root is the folder of all state. Default: DefaultRoot.
 	Root string
-	// Assets is the folder with the binaries; that of the running program when empty.
+	// Assets is the folder with the binaries. Default: the folder of the running program.
 	Assets string
-	// Hosts is how many CapstanHosts this box has; never less than there are. When 0, those that there
-	// are, and one in a new installation; negative for none, when all hosts are elsewhere.
+	// Hosts is the number of CapstanHosts on this box. It cannot decrease. 0: unchanged, and one in a new installation. Negative:
+	// none, because all hosts are other boxes.
 	Hosts int
-	// Listen is the address, host:port, on which the only host of this box serves managers elsewhere, with the
-	// certificates of `capstan host credentials`. Empty leaves it as it is, "none" ends it.
+	// Listen is the address, host:port, on which the only host of this box serves remote managers, with the certificates of
+	// `capstan host credentials`. Empty: unchanged. "none": no address.
 	Listen string
-	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty leaves them as
-	// they are, "none" ends all settings.
+	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty: unchanged. "none":
+	// all defaults.
 	CoreFeatureGates string
-	// Backup is the schedule of the plane's backups. What is empty stays as it is; To "none" ends the schedule.
+	// Backup is the schedule of the plane's backups. Empty fields are unchanged. To "none" ends the schedule.
 	Backup BackupSchedule
 }
 
@@ -38,8 +38,8 @@ type Options struct {
 // root to run its components as other users.
 var ErrNotRoot = errors.New("wanted to run as root, found another user: use sudo")
 
-// Up starts the management plane, or waits for the one that runs, and returns when it is ready. It
-// calls progress with each change of the status. A plane of an older build is replaced by this one.
+// Up starts the management plane, or waits for a running one, and returns when it is ready. It calls progress with each change
+// of the status. It restarts a plane of another build.
 func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	l, assets, err := o.complete()
 	if err != nil {
@@ -84,7 +84,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 	return awaitReady(ctx, l, progress)
 }
 
-// served reports whether a plane is what was asked for, and of this build.
+// served reports whether a plane has the requested options and this build.
 func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
@@ -105,7 +105,7 @@ func (o Options) complete() (Layout, string, error) {
 	return Layout{Root: root}, assets, err
 }
 
-// AssetsDir is the folder of the assets: the one given, or that of the running program.
+// AssetsDir returns the folder of the assets: the argument, or else the folder of the running program.
 func AssetsDir(given string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -114,7 +114,7 @@ func AssetsDir(given string) (string, error) {
 	return filepath.Dir(executable), err
 }
 
-// prepareRoot makes the root folder. A folder with files of others is left alone.
+// prepareRoot creates the root folder. A folder with other files is an error.
 func prepareRoot(l Layout) error {
 	if os.Getuid() != 0 {
 		return ErrNotRoot
@@ -124,7 +124,7 @@ func prepareRoot(l Layout) error {
 		return err
 	}
 	if _, err := os.Stat(l.commandLock()); len(entries) > 0 && errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("wanted an empty folder or one of Capstan for --root, found other files in %s: choose another one", l.Root)
+		return fmt.Errorf("wanted an empty folder or an installation of Capstan for --root, found other files in %s: choose another folder", l.Root)
 	}
 	if err := Enterable(l.Root); err != nil {
 		return err
@@ -132,11 +132,11 @@ func prepareRoot(l Layout) error {
 	if err := os.MkdirAll(l.Root, 0o711); err != nil {
 		return err
 	}
-	return os.Chmod(l.Root, 0o711) // the system user must get to its own folders in it
+	return os.Chmod(l.Root, 0o711) // the system user must be able to reach its own folders
 }
 
-// commandLock keeps two commands that change the installation apart. It is the first file of a root
-// and the last one to go: it tells a folder of ours.
+// commandLock is the lock file of commands that change the installation. It is the first file in a root folder and the last one
+// to be removed, so it identifies a folder of Capstan.
 func (l Layout) commandLock() string { return filepath.Join(l.Root, ".capstan") }
 
 func lockCommand(ctx context.Context, l Layout) (unlock func(), err error) {
@@ -163,7 +163,7 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// startPlane starts the daemon and returns when it serves its status.
+// startPlane starts the daemon and returns when its status can be read.
 func startPlane(l Layout) error {
 	executable, err := os.Executable()
 	if err != nil {
@@ -182,7 +182,7 @@ func startPlane(l Layout) error {
 	if err != nil {
 		return err
 	}
-	// One byte when it serves; the end of the file when it ended before.
+	// The daemon writes one byte when its status can be read. The file ends without a byte if the daemon has ended.
 	if n, _ := read.Read(make([]byte, 1)); n == 0 {
 		return fmt.Errorf("wanted the management plane to start, and it ended: %s (log: %s)", lastLineOf(l.Log("plane")), l.Log("plane"))
 	}
@@ -208,7 +208,7 @@ func awaitReady(ctx context.Context, l Layout, progress func(Status)) (Status, e
 	return last, nil
 }
 
-// notReady names what a plane still waits for.
+// notReady describes the first component that is not ready.
 func notReady(s Status, l Layout) string {
 	for _, c := range s.Components {
 		if c.State != ProcessReady && c.State != ProcessWaiting {
@@ -218,7 +218,7 @@ func notReady(s Status, l Layout) string {
 	return "see " + l.Log("plane")
 }
 
-// stopPlane ends the daemon, which ends its components, and waits until it is gone.
+// stopPlane stops the daemon, which stops its components, and waits for its end.
 func stopPlane(ctx context.Context, l Layout) error {
 	pid, err := planeProcess(l)
 	if err != nil || pid == 0 {
@@ -240,7 +240,7 @@ func stopPlane(ctx context.Context, l Layout) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// Its children die with it.
+	// The kernel kills its children, too.
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}

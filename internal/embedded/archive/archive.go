@@ -1,5 +1,5 @@
-// Package archive is the file that a backup of an embedded management plane is: a tar.gz with manifest.json first, which
-// names every other file in it with its size and SHA-256.
+// Package archive reads and writes backups of an embedded management plane. A backup is a tar.gz file. Its first entry is
+// manifest.json, which lists all other files with their size and SHA-256.
 //
 // Layer: tool.
 package archive
@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// Format of the archives that this package writes. It reads no other.
+	// Format is the version of the format. This package reads and writes this version only.
 	Format = 1
 
 	manifestName = "manifest.json"
-	// manifestLimit and filesLimit bound an archive of unknown origin.
+	// manifestLimit and filesLimit protect against large archives of unknown origin.
 	manifestLimit = 1 << 20
 	filesLimit    = 100
 )
@@ -34,14 +34,14 @@ const (
 // Manifest describes a backup.
 type Manifest struct {
 	Format int `json:"format"`
-	// Installation is the id of the plane that was backed up.
+	// Installation is the id of the plane.
 	Installation string    `json:"installation"`
 	Time         time.Time `json:"time"`
-	// CapstanVersion, KubernetesVersion and EtcdVersion are those of the plane.
+	// CapstanVersion, KubernetesVersion and EtcdVersion are the versions of the plane.
 	CapstanVersion    string `json:"capstanVersion"`
 	KubernetesVersion string `json:"kubernetesVersion"`
 	EtcdVersion       string `json:"etcdVersion"`
-	// Revision of etcd: everything up to it is in the backup.
+	// Revision of etcd. The backup contains all writes up to it.
 	Revision int64  `json:"revision"`
 	Files    []File `json:"files"`
 }
@@ -54,7 +54,7 @@ type File struct {
 	SHA256    string `json:"sha256"`
 }
 
-// Write makes the archive at path, which must not exist, mode 0600, from the files of dir with these names.
+// Write creates an archive with mode 0600 from the named files in dir. The file at path must not exist.
 func Write(path string, m Manifest, dir string, names []string) (err error) {
 	m.Format, m.Files = Format, nil
 	for _, name := range names {
@@ -107,7 +107,7 @@ func sumOf(path string) (size int64, sum string, err error) {
 	return size, hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// add a file. One that has changed since its sum was taken is an error.
+// add adds a file. It is an error if the file has changed since its checksum was calculated.
 func add(w *tar.Writer, path string, f File, at time.Time) error {
 	in, err := os.Open(path)
 	if err != nil {
@@ -134,7 +134,7 @@ func Read(path string) (Manifest, error) {
 	return m, err
 }
 
-// Extract unpacks an archive into the empty folder dir, with mode 0600, and checks all of it.
+// Extract unpacks an archive into the empty folder dir with mode 0600, and checks all files.
 func Extract(path, dir string) (Manifest, error) {
 	m := Manifest{}
 	err := open(path, func(r *tar.Reader, manifest Manifest) error {
@@ -160,7 +160,7 @@ func open(path string, use func(*tar.Reader, Manifest) error) error {
 		return damaged(path, err)
 	}
 	if m.Format != Format {
-		return fmt.Errorf("wanted a backup of format %d in %s, found format %d: use the version of Capstan that made it (%s), or a newer one", Format, path, m.Format, m.CapstanVersion)
+		return fmt.Errorf("wanted a backup of format %d in %s, found format %d: use the version of Capstan that created it (%s), or a newer one", Format, path, m.Format, m.CapstanVersion)
 	}
 	if err := use(r, m); err != nil {
 		return damaged(path, err)
@@ -172,7 +172,7 @@ func damaged(path string, err error) error {
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("wanted a whole backup of a management plane in %s: %w", path, err)
+	return fmt.Errorf("wanted a complete backup of a management plane in %s: %w", path, err)
 }
 
 func readManifest(r *tar.Reader) (m Manifest, err error) {
@@ -187,7 +187,7 @@ func readManifest(r *tar.Reader) (m Manifest, err error) {
 		return m, fmt.Errorf("%s: %w", manifestName, err)
 	}
 	if len(m.Files) > filesLimit {
-		return m, fmt.Errorf("%s names %d files, %d at most are expected", manifestName, len(m.Files), filesLimit)
+		return m, fmt.Errorf("%s lists %d files, wanted at most %d", manifestName, len(m.Files), filesLimit)
 	}
 	return m, nil
 }
@@ -200,16 +200,16 @@ func extractAll(r *tar.Reader, files []File, dir string) error {
 		}
 		switch {
 		case h.Name != f.Name || h.Typeflag != tar.TypeReg || !filepath.IsLocal(f.Name):
-			return fmt.Errorf("it holds %s where its manifest names the file %s", h.Name, f.Name)
+			return fmt.Errorf("it contains %s where its manifest lists %s", h.Name, f.Name)
 		case h.Size != f.SizeBytes:
-			return fmt.Errorf("%s has %d bytes, its manifest names %d", f.Name, h.Size, f.SizeBytes)
+			return fmt.Errorf("%s has %d bytes, wanted %d as in its manifest", f.Name, h.Size, f.SizeBytes)
 		}
 		if err := extract(r, f, filepath.Join(dir, filepath.FromSlash(f.Name))); err != nil {
 			return err
 		}
 	}
 	if h, err := r.Next(); err == nil {
-		return fmt.Errorf("it holds %s, which its manifest does not name", h.Name)
+		return fmt.Errorf("it contains %s, which its manifest does not list", h.Name)
 	} else if !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -230,12 +230,12 @@ func extract(r io.Reader, f File, path string) error {
 		return err
 	}
 	if sum := hex.EncodeToString(hash.Sum(nil)); sum != f.SHA256 {
-		return fmt.Errorf("%s is damaged: its SHA-256 is %s, its manifest names %s", f.Name, sum, f.SHA256)
+		return fmt.Errorf("%s is damaged: its SHA-256 is %s, wanted %s as in its manifest", f.Name, sum, f.SHA256)
 	}
 	return nil
 }
 
-// SizeBytes of all files.
+// SizeBytes returns the size of all files.
 func (m Manifest) SizeBytes() (total int64) {
 	for _, f := range m.Files {
 		total += f.SizeBytes
@@ -243,7 +243,7 @@ func (m Manifest) SizeBytes() (total int64) {
 	return total
 }
 
-// Has reports whether a file is in the backup.
+// Has reports whether the backup contains a file.
 func (m Manifest) Has(name string) bool {
 	return slices.ContainsFunc(m.Files, func(f File) bool { return f.Name == name })
 }

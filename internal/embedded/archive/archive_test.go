@@ -98,7 +98,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a file that is not what the manifest says: %v", err)
 	}
 	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
-	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a whole backup") {
+	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a complete backup") {
 		t.Errorf("no archive: %v", err)
 	}
 }
