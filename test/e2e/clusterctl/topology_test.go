@@ -113,11 +113,11 @@ func TestTopology(t *testing.T) {
 		// One machine deployment only.
 		patchCluster(t, c, `[
 			{"op":"replace","path":"/spec/topology/workers/machineDeployments/0/replicas","value":1},
-			{"op":"add","path":"/spec/topology/workers/machineDeployments/0/variables","value":{"overrides":[{"name":"workerMachine","value":{"cpus":1,"memory":"800Mi"}}]}}]`)
+			{"op":"add","path":"/spec/topology/workers/machineDeployments/0/variables","value":{"overrides":[{"name":"workerMachine","value":{"cpus":1,"memory":"800Mi","disk":"3Gi"}}]}}]`)
 		harness.Eventually(t, "new workers", 4*time.Minute, func(ctx context.Context) error {
 			for _, m := range c.Machines(t) {
-				if _, ok := m.Labels[clusterv1.MachineDeploymentNameLabel]; ok && m.Spec.Memory.String() != "800Mi" {
-					return fmt.Errorf("%s has %s", m.Name, m.Spec.Memory)
+				if _, ok := m.Labels[clusterv1.MachineDeploymentNameLabel]; ok && (m.Spec.Memory.String() != "800Mi" || m.Spec.Disk.Size == nil || m.Spec.Disk.Size.String() != "3Gi") {
+					return fmt.Errorf("%s has %s of memory and %v of disk", m.Name, m.Spec.Memory, m.Spec.Disk.Size)
 				}
 			}
 			return c.NodesReady(ctx, 3)
