@@ -2,9 +2,13 @@ package expiry
 
 import (
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"capstan.dev/capstan/internal/pki"
@@ -46,14 +50,38 @@ func (files) Collect(metrics chan<- prometheus.Metric) {
 }
 
 func collect(kind, folder string, metrics chan<- prometheus.Metric) {
+	for _, c := range read(folder) {
+		metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, float64(c.NotAfter.Unix()),
+			kind, "", filepath.Base(folder), c.Name)
+	}
+}
+
+// read returns the certificates of a folder by the names of their files.
+func read(folder string) (certificates []Certificate) {
 	paths, err := filepath.Glob(filepath.Join(folder, "*.crt"))
 	if err != nil {
-		return // The pattern is invalid: no file has such a name.
+		return nil // The pattern is invalid: no file has such a name.
 	}
 	for _, path := range paths {
 		if c, err := pki.ReadCert(path); err == nil {
-			metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, float64(c.NotAfter.Unix()),
-				kind, "", filepath.Base(folder), filepath.Base(path))
+			certificates = append(certificates, Of(filepath.Base(path), c))
 		}
 	}
+	return certificates
+}
+
+// Folders returns the condition of the certificates in all reported folders. No object has it: the manager logs it and makes an
+// event of it.
+func Folders(now time.Time) metav1.Condition {
+	var certificates []Certificate
+	reported.Range(func(folder, _ any) bool {
+		for _, c := range read(folder.(string)) {
+			c.Name = filepath.Join(folder.(string), c.Name)
+			certificates = append(certificates, c)
+		}
+		return true
+	})
+	slices.SortFunc(certificates, func(a, b Certificate) int { return strings.Compare(a.Name, b.Name) })
+	condition, _ := Condition(certificates, "see docs/certificates.md for their renewal", now)
+	return condition
 }

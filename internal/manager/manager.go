@@ -92,7 +92,8 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 	if err != nil {
 		return nil, err
 	}
-	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), migrateStorage(ctx, mgr, flags, providers), addChecks(mgr, flags))
+	return mgr, errors.Join(setup(ctx, mgr, opts, flags, providers), migrateStorage(ctx, mgr, flags, providers), addChecks(mgr, flags),
+		addCertificates(mgr, flags, options.LeaderElectionID))
 }
 
 // reportCertificates that this process serves with, and those of folders that flags name.
