@@ -1,6 +1,6 @@
-// Package accounts holds the users that the services of a machine run as. Their numbers are the same on every machine,
-// so that files keep their owners whatever the machine's /etc/passwd holds. Machines share the host's numbers: these lie
-// in a range that neither Debian nor systemd gives to anybody.
+// Package accounts defines the users that the services of a machine run as. Their ids are the same on every machine, so
+// files keep their owners whatever the machine's /etc/passwd contains. Machines share the ids of the host; these are in a
+// range that neither Debian nor systemd assigns.
 //
 // Layer: node.
 package accounts
@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// Users of services, each with a group of its own.
+// Users of services, each with its own group.
 const (
 	Etcd              = "etcd"
 	APIServer         = "kube-apiserver"
@@ -19,30 +19,30 @@ const (
 	Scheduler         = "kube-scheduler"
 	CoreDNS           = "coredns"
 	KubeProxy         = "kube-proxy"
-	// Config is no user but the group of files that the user's own arguments name: the components of the control
-	// plane may read them.
+	// Config is not a user. It is the group of the files that the user's own arguments name, which the components of the
+	// control plane may read.
 	Config = "kube-config"
 )
 
 const first = 60700
 
-// names in the order of their numbers, from first on. A name is only ever added at the end.
+// names in the order of their ids, starting at first. Add new names only at the end.
 var names = []string{Etcd, APIServer, ControllerManager, Scheduler, CoreDNS, KubeProxy, Config}
 
-// ID is the number of a user and of its group.
+// ID returns the id of a user and of its group.
 func ID(name string) (id int, known bool) {
 	i := slices.Index(names, name)
 	return first + i, i >= 0
 }
 
-// Passwd returns the content of /etc/passwd with the accounts that it lacks.
+// Passwd returns the content of /etc/passwd with the missing accounts added.
 func Passwd(old []byte) []byte {
 	return complete(old, func(name string, id int) string {
 		return fmt.Sprintf("%s:x:%d:%d::/nonexistent:/usr/sbin/nologin\n", name, id, id)
 	})
 }
 
-// Group returns the content of /etc/group with the groups that it lacks.
+// Group returns the content of /etc/group with the missing groups added.
 func Group(old []byte) []byte {
 	return complete(old, func(name string, id int) string { return fmt.Sprintf("%s:x:%d:\n", name, id) })
 }

@@ -1,9 +1,9 @@
-// Package agent is `capstan-init node agent`, a service of every machine: pod networking between
-// machines (CNI configuration, routes, masquerade), NetworkPolicies, the DNS Service's endpoints, the members of etcd, and
-// the renewal of certificates.
+// Package agent is `capstan-init node agent`, a service of every machine. It configures pod networking between machines (CNI
+// configuration, routes, masquerading), enforces NetworkPolicies, publishes the endpoints of the DNS Service, manages the
+// members of etcd, and renews certificates.
 //
-// The configuration of CNI must not wait for a certificate to be approved, so it is made with the
-// kubelet's credential, which may read its own Node. Everything else uses the agent's own.
+// The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
+// which may read its own Node. Everything else uses the agent's own credential.
 //
 // Layer: node.
 package agent
@@ -77,7 +77,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	return group.Wait()
 }
 
-// latest returns a function that puts a time into the channel, in place of one that nobody has taken.
+// latest returns a function that sends a time to the channel and replaces a time that was not received yet.
 func latest(times chan time.Time) func(time.Time) {
 	return func(at time.Time) {
 		select {
@@ -88,7 +88,7 @@ func latest(times chan time.Time) func(time.Time) {
 	}
 }
 
-// client returns a client with the credential of a kubeconfig, once that is there.
+// client returns a client with the credential of a kubeconfig when the file exists.
 func (a *agent) client(ctx context.Context, kubeconfig string) (dynamic.Interface, error) {
 	if err := changes.WaitFor(ctx, kubeconfig); err != nil {
 		return nil, err
@@ -96,13 +96,13 @@ func (a *agent) client(ctx context.Context, kubeconfig string) (dynamic.Interfac
 	return kube.NewClient(kubeconfig)
 }
 
-// configureCNI writes CNI's configuration as soon as the Node has its pod networks.
+// configureCNI writes the CNI configuration as soon as the Node has its pod networks.
 func (a *agent) configureCNI(ctx context.Context) error {
 	client, err := a.client(ctx, nodeconfig.KubeletKubeconfig)
 	if err != nil {
 		return err
 	}
-	// The kubelet may read no Node but its own, hence the field selector.
+	// The kubelet may only read its own Node, hence the field selector.
 	return watchNodes(ctx, client, "metadata.name="+a.name, func(nodes []node) error {
 		for _, n := range nodes {
 			if n.name != a.name || len(n.podCIDRs) == 0 {
@@ -120,7 +120,7 @@ func (a *agent) configureCNI(ctx context.Context) error {
 	})
 }
 
-// routePods keeps routes to the other nodes' pods, and masquerades what leaves the pod networks.
+// routePods maintains the routes to the pods of other nodes, and masquerades packets that leave the pod networks.
 func (a *agent) routePods(ctx context.Context) error {
 	podNetworks, err := parsePrefixes(a.config.Network.PodCIDRs)
 	if err != nil {
@@ -141,18 +141,18 @@ func (a *agent) routePods(ctx context.Context) error {
 	})
 }
 
-// node is what matters of a Node.
+// node contains the relevant fields of a Node.
 type node struct {
 	name      string
 	uid       string
 	podCIDRs  []netip.Prefix
 	addresses []netip.Addr
-	// annotations of the node agent's own.
+	// annotations of the node agent.
 	annotations map[string]string
 }
 
-// watchNodes calls see with all Nodes that match, at first when all are known, then at each change.
-// An error of see is tried again with the next change, or a second later.
+// watchNodes calls see with all Nodes that match: first when all are known, then at each change. After an error it calls see
+// again at the next change, or a second later.
 func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector string, see func([]node) error) error {
 	wake := make(chan struct{}, 1)
 	notify := notifier(wake)
@@ -172,8 +172,8 @@ func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector str
 			nodes = append(nodes, nodeOf(object.(*unstructured.Unstructured)))
 		}
 		if err := see(nodes); err != nil {
-			slog.Default().Error("will be tried again", "error", err)
-			// Routes fail for reasons that no watch tells of, such as an interface that is still down.
+			slog.Default().Error("Cannot process the Nodes; the agent tries again", "error", err)
+			// Routes can fail for reasons without an event, such as an interface that is still down.
 			time.AfterFunc(time.Second, notify)
 		}
 	}
@@ -208,7 +208,7 @@ func follow(ctx context.Context, client dynamic.Interface, resource schema.Group
 	return store, nil
 }
 
-// stripNode drops what is not needed of a Node: images and conditions are most of it.
+// stripNode removes the unneeded parts of a Node; most of them are images and conditions.
 func stripNode(object any) (any, error) {
 	full, ok := object.(*unstructured.Unstructured)
 	if !ok {

@@ -16,8 +16,8 @@ import (
 	"capstan.dev/capstan/internal/node/provision"
 )
 
-// followAuthorities brings this machine to the certificate authorities that its Node names, and says on the
-// Node when it is there. The kubelet's credential may do both, and every machine has it.
+// followAuthorities makes this machine trust the certificate authorities in the annotations of its Node, and reports the
+// result on the Node. It uses the kubelet's credential, which every machine has and which may do both.
 func (a *agent) followAuthorities(ctx context.Context) error {
 	client, err := a.client(ctx, nodeconfig.KubeletKubeconfig)
 	if err != nil {
@@ -37,8 +37,8 @@ func (a *agent) followAuthorities(ctx context.Context) error {
 	})
 }
 
-// follow publishes the challenge before it follows: until the control plane provider has answered it nothing is
-// taken over.
+// follow publishes the challenge before it follows a bundle. It accepts a bundle only after the control plane provider has
+// signed this challenge.
 func (a *agent) follow(ctx context.Context, client dynamic.Interface, n node, follower *provision.Authorities) error {
 	challenge, err := follower.Challenge()
 	if err != nil {
@@ -56,7 +56,7 @@ func (a *agent) follow(ctx context.Context, client dynamic.Interface, n node, fo
 	})
 }
 
-// annotate writes on this machine's Node what it does not have yet.
+// annotate writes annotations that this machine's Node does not have yet.
 func (a *agent) annotate(ctx context.Context, client dynamic.Interface, n node, annotations map[string]string) error {
 	maps.DeleteFunc(annotations, func(key, value string) bool { return n.annotations[key] == value })
 	if len(annotations) == 0 {
@@ -68,7 +68,7 @@ func (a *agent) annotate(ctx context.Context, client dynamic.Interface, n node, 
 	}
 	_, err = client.Resource(kube.Nodes).Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if err == nil {
-		a.log.Info("told the Node", "annotations", annotations)
+		a.log.Info("Node annotated", "annotations", annotations)
 	}
 	return err
 }

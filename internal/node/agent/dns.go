@@ -13,8 +13,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// publishDNS keeps this machine's EndpointSlices of the kube-dns Service, ready when CoreDNS is. They
-// are owned by the Node, so they go with it.
+// publishDNS maintains this machine's EndpointSlices of the kube-dns Service, which are ready while CoreDNS is. The Node
+// owns them, so they are deleted with it.
 func (a *agent) publishDNS(ctx context.Context) error {
 	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
 	if err != nil {
@@ -29,7 +29,7 @@ func (a *agent) publishDNS(ctx context.Context) error {
 		return err
 	}
 	var published *bool
-	// PID 1 tells when CoreDNS is ready, and when it is not.
+	// PID 1 reports when CoreDNS becomes ready or not ready.
 	return initapi.NewClient(initapi.Socket).Watch(ctx, func(status initapi.Status) bool {
 		ready := len(status.NotReady([]string{"coredns"})) == 0
 		if published != nil && *published == ready {
@@ -51,7 +51,7 @@ func (a *agent) publishDNS(ctx context.Context) error {
 	})
 }
 
-// dnsSlices is one EndpointSlice for each IP family of the machine.
+// dnsSlices returns one EndpointSlice for each IP family of the machine.
 func dnsSlices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.Unstructured {
 	var slices []*unstructured.Unstructured
 	seen := map[string]bool{}

@@ -16,8 +16,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// endpointClient has the agent's credential and talks to the cluster's endpoint: the machine's own API server
-// may be stopped, or ill while its etcd leads.
+// endpointClient returns a client with the agent's credential for the cluster's endpoint. The machine's own API server may
+// be stopped or unhealthy while its etcd leads.
 func (a *agent) endpointClient(ctx context.Context) (dynamic.Interface, error) {
 	if err := changes.WaitFor(ctx, nodeconfig.AgentKubeconfig); err != nil {
 		return nil, err
@@ -25,7 +25,7 @@ func (a *agent) endpointClient(ctx context.Context) (dynamic.Interface, error) {
 	return kube.NewEndpointClient(nodeconfig.AgentKubeconfig, "https://"+a.config.Endpoint)
 }
 
-// careForEtcd looks after all members of etcd while this machine's leads.
+// careForEtcd manages all members of etcd while this machine's member leads.
 func (a *agent) careForEtcd(ctx context.Context) error {
 	client, err := a.endpointClient(ctx)
 	if err != nil {
@@ -43,7 +43,7 @@ func (a *agent) careForEtcd(ctx context.Context) error {
 	return care.Run(ctx)
 }
 
-// careForOwnMember tells of this machine's own member, and lets it go when it is to leave.
+// careForOwnMember reports the state of this machine's member, and stops the machine's servers when the member must leave.
 func (a *agent) careForOwnMember(ctx context.Context, expires <-chan time.Time) error {
 	client, err := a.endpointClient(ctx)
 	if err != nil {
@@ -57,10 +57,10 @@ func (a *agent) careForOwnMember(ctx context.Context, expires <-chan time.Time) 
 	return self.Run(ctx)
 }
 
-// backupDir holds a snapshot on its way to the store.
+// backupDir contains a snapshot until it is in the store.
 const backupDir = "/var/lib/capstan/etcd-backup"
 
-// makeBackups makes the backups, and the checks of backups, that name this machine's member.
+// makeBackups makes the backups and the backup checks that name this machine's member.
 func (a *agent) makeBackups(ctx context.Context) error {
 	client, err := a.endpointClient(ctx)
 	if err != nil {

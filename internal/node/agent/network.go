@@ -20,22 +20,21 @@ import (
 
 const (
 	cniPath = "/etc/cni/net.d/10-capstan.conflist"
-	// cniState is in memory: a machine that starts anew has no pods.
+	// cniState is in memory, because a machine that starts again has no pods.
 	cniState = "/run/capstan-cni"
-	// routeProtocol marks routes as the agent's (see /etc/iproute2/rt_protos; 3 to 15 and some others
-	// are taken).
+	// routeProtocol marks the agent's routes (see /etc/iproute2/rt_protos; 3 to 15 and some others are in use).
 	routeProtocol = 102
 )
 
-// writeCNI writes the configuration of the pod network, if it differs: ptp gives each pod a veth pair
-// and a route, with no bridge and so no need of bridge-nf-call-iptables.
+// writeCNI writes the configuration of the pod network if it differs. ptp gives each pod a veth pair and a route, without a
+// bridge, so bridge-nf-call-iptables is not needed.
 func writeCNI(path string, podCIDRs []netip.Prefix) (changed bool, err error) {
 	data, err := cniConfig(podCIDRs)
 	if err != nil {
 		return false, err
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return false, os.Chmod(path, 0o600) // of a machine that was made before
+		return false, os.Chmod(path, 0o600) // An older version wrote the file with another mode.
 	}
 	// In the same folder, and under a name that is not loaded: containerd looks again when a file in
 	// it is written or renamed, but not when one is moved in from elsewhere.
@@ -77,7 +76,7 @@ type route struct {
 	via netip.Addr
 }
 
-// wantedRoutes are those to the pods of all nodes but self, by the node's address of the same family.
+// wantedRoutes returns the routes to the pods of all nodes except self, through the node's address of the same family.
 func wantedRoutes(self string, nodes []node) []route {
 	var routes []route
 	for _, n := range nodes {
@@ -95,15 +94,15 @@ func wantedRoutes(self string, nodes []node) []route {
 	return routes
 }
 
-// staleRoutes are the agent's routes that are not wanted any more.
+// staleRoutes returns the agent's routes that are no longer wanted.
 func staleRoutes(have, want []route) []route {
 	return slices.DeleteFunc(slices.Clone(have), func(r route) bool {
 		return slices.ContainsFunc(want, func(w route) bool { return w.to == r.to })
 	})
 }
 
-// syncRoutes makes the agent's routes the wanted ones. Other routes are left alone; a node that claims
-// a network outside of the pod networks gets no route.
+// syncRoutes adds and removes the agent's routes and leaves other routes alone. A node that claims a network outside of the
+// pod networks gets no route.
 func syncRoutes(log *slog.Logger, want []route, podNetworks []netip.Prefix) error {
 	want = slices.DeleteFunc(want, func(r route) bool {
 		return !slices.ContainsFunc(podNetworks, func(p netip.Prefix) bool { return p.Contains(r.to.Addr()) && p.Bits() <= r.to.Bits() })
@@ -118,7 +117,7 @@ func syncRoutes(log *slog.Logger, want []route, podNetworks []netip.Prefix) erro
 			continue
 		}
 		if err := netlink.RouteReplace(r.netlink()); err != nil {
-			errs = append(errs, fmt.Errorf("route to pods %s via %s: %w", r.to, r.via, err))
+			errs = append(errs, fmt.Errorf("adding the route to pods %s via %s: %w", r.to, r.via, err))
 			continue
 		}
 		log.Info("route added", "pods", r.to, "via", r.via)
@@ -162,7 +161,7 @@ func orEmpty(n *net.IPNet) *net.IPNet {
 	return n
 }
 
-// forward lets the machine pass packets between its pods and the others.
+// forward enables packet forwarding between the machine's pods and other machines.
 func forward(ips []netip.Addr) error {
 	paths := []string{"/proc/sys/net/ipv4/ip_forward"}
 	if slices.ContainsFunc(ips, netip.Addr.Is6) {
@@ -173,18 +172,18 @@ func forward(ips []netip.Addr) error {
 			continue
 		}
 		if err := os.WriteFile(path, []byte("1"), 0); err != nil {
-			return fmt.Errorf("a node forwards packets between pods: %w", err)
+			return fmt.Errorf("enabling packet forwarding for pods: %w", err)
 		}
 	}
 	return nil
 }
 
-// masquerade hides pods behind their machine towards everything outside of the pod networks. The
-// table is replaced as a whole, in one transaction.
+// masquerade hides the addresses of pods behind their machine for destinations outside of the pod networks. It replaces the
+// table in one transaction.
 func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
 	nft, err := knftables.New(knftables.InetFamily, "capstan")
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return fmt.Errorf("starting nft: %w", err)
 	}
 	tx := nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -198,7 +197,7 @@ func masquerade(ctx context.Context, podNetworks []netip.Prefix) error {
 		tx.Add(&knftables.Rule{Chain: "postrouting", Rule: rule})
 	}
 	if err := nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("masquerading pods: %w", err)
+		return fmt.Errorf("writing the nftables rules that masquerade pods: %w", err)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ type Metadata = machineapi.Metadata
 // Address of the machine.
 type Address = machineapi.Address
 
-// Load reads the metadata. A file that is not there gives fs.ErrNotExist.
+// Load reads the metadata. For a missing file it returns fs.ErrNotExist.
 func Load(path string) (Metadata, error) {
 	var m Metadata
 	data, err := os.ReadFile(path)

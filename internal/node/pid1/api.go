@@ -31,7 +31,7 @@ func answer(w http.ResponseWriter, err error) {
 	}
 }
 
-// getStatus answers the status once, or with ?watch=true at each change until the client leaves.
+// getStatus answers with the status once, or with ?watch=true at each change until the client disconnects.
 func (m *manager) getStatus(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
@@ -50,8 +50,7 @@ func (m *manager) getStatus(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// status returns the state of now, and a function that returns true at its next change and false
-// when ctx has ended.
+// status returns the current status, and a function that returns true at the next change and false when ctx has ended.
 func (m *manager) status(ctx context.Context) (initapi.Status, func() bool) {
 	m.mu.Lock()
 	status, changed := m.bootstrap, m.changed

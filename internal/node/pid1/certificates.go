@@ -13,17 +13,17 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// certificatesInterval is the pause between two looks at the certificates. Their files change once in months, by several
-// programs and in several ways (files, links), so there is no one event to wait for.
+// certificatesInterval is the pause between two checks of the certificates. Their files change once in months, by several
+// programs and in several ways (files, links), so there is no single event to wait for.
 const certificatesInterval = time.Minute
 
-// kubeletCurrent are the links of the kubelet to its present certificates.
+// kubeletCurrent lists the kubelet's links to its current certificates.
 const (
 	kubeletCurrent = "/var/lib/kubelet/pki/*" + currentSuffix
 	currentSuffix  = "-current.pem"
 )
 
-// followCertificates keeps the certificates in the status up to date until ctx ends.
+// followCertificates updates the certificates in the status until ctx ends.
 func (m *manager) followCertificates(ctx context.Context) {
 	for {
 		m.setCertificates(certificatesBelow("/"))
@@ -46,8 +46,8 @@ func (m *manager) setCertificates(found []initapi.Certificate) {
 	m.changed = make(chan struct{})
 }
 
-// certificatesBelow are the leaf certificates that a machine with this root folder uses. Files that cannot be read are left
-// out: the machine may be about to get its first ones.
+// certificatesBelow returns the leaf certificates that a machine with this root folder uses. It omits unreadable files,
+// because the machine may not have its first certificates yet.
 func certificatesBelow(root string) []initapi.Certificate {
 	var out []initapi.Certificate
 	dir := filepath.Join(root, nodeconfig.PKIDir)

@@ -1,6 +1,5 @@
-// Package pid1 is the first process of a machine: it prepares what little a machine needs, applies
-// the bootstrap data, supervises the services, reaps what others leave behind, and tells capstand
-// about all of it. It ends only when it is told to.
+// Package pid1 is the first process of a machine. It prepares the machine, applies the bootstrap data, supervises the
+// services, reaps orphaned processes, and reports the state of the machine to capstand. It ends only on request.
 //
 // Layer: node.
 package pid1
@@ -33,28 +32,28 @@ import (
 const (
 	// shutdownTimeout bounds the orderly stop of all services.
 	shutdownTimeout = 20 * time.Second
-	// killTimeout is what everything else gets between SIGTERM and SIGKILL.
+	// killTimeout is the time between SIGTERM and SIGKILL for all processes that are not services.
 	killTimeout = 2 * time.Second
 )
 
-// poweroff is SIGRTMIN+3, with which container managers ask an init to power off.
+// poweroff is SIGRTMIN+3, which container managers send to an init to request a power-off.
 const poweroff = syscall.Signal(34 + 3)
 
-// Run is PID 1. It returns when the machine was told to stop, with everything else ended.
+// Run is PID 1. It returns when all other processes have ended after a request to stop.
 func Run(log *slog.Logger) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT, poweroff)
 	// A closed log must not end PID 1.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
 
-	complain(log, "protection from lack of memory", process.ProtectInit())
+	complain(log, "protection of PID 1 from the out-of-memory killer", process.ProtectInit())
 	reaper := process.NewReaper()
 	metadata, err := machine.LoadOptional(machine.MetadataPath)
 	complain(log, "metadata", err)
 	for name, err := range prepare(metadata) {
 		complain(log, name, err)
 	}
-	log.Info("machine starts", "name", metadata.Name, "id", metadata.ID)
+	log.Info("Machine starts", "name", metadata.Name, "id", metadata.ID)
 
 	m := &manager{
 		log:        log,
@@ -69,25 +68,25 @@ func Run(log *slog.Logger) {
 	go m.followCertificates(ctx)
 	go bootstrap.New(reaper, log, metadata, setHostname).Run(ctx, m.setBootstrap)
 
-	log.Info("machine stops", "signal", (<-stop).String())
+	log.Info("Machine stops", "signal", (<-stop).String())
 	cancel()
 	m.shutdown()
-	log.Info("machine stopped")
+	log.Info("Machine stopped")
 }
 
-// complain logs what could not be done. PID 1 goes on: a machine that is up can be looked at.
-func complain(log *slog.Logger, what string, err error) {
+// complain logs an error of the preparation. PID 1 continues, because a person can examine a machine that is up.
+func complain(log *slog.Logger, step string, err error) {
 	if err != nil {
-		log.Error("cannot prepare the machine", "what", what, "error", err)
+		log.Error("Cannot prepare the machine", "step", step, "error", err)
 	}
 }
 
-// manager is what the socket shows.
+// manager contains the state that the socket serves.
 type manager struct {
 	log        *slog.Logger
 	supervisor *supervisor.Supervisor
 
-	// reloading serialises changes of the set of services.
+	// reloading serialises changes to the set of services.
 	reloading sync.Mutex
 
 	mu        sync.Mutex
@@ -96,7 +95,7 @@ type manager struct {
 }
 
 func (m *manager) setBootstrap(state initapi.Bootstrap, message string) {
-	m.log.Info("bootstrap", "state", string(state), "message", message)
+	m.log.Info("Bootstrap", "state", string(state), "message", message)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bootstrap.Bootstrap, m.bootstrap.BootstrapMessage = state, message
@@ -131,23 +130,23 @@ func (m *manager) serve(path string) error {
 	return nil
 }
 
-// shutdown ends everything: services in order, then whatever is left.
+// shutdown ends all processes: first the services in order, then the others.
 func (m *manager) shutdown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	m.supervisor.Shutdown(ctx)
 	_ = syscall.Kill(-1, syscall.SIGTERM)
 	for deadline := time.Now().Add(killTimeout); anyLeft() && time.Now().Before(deadline); {
-		// The reaper sees each end; who is still there is only known by asking.
+		// The reaper waits for the processes and reports no end of theirs, so shutdown asks the kernel.
 		time.Sleep(20 * time.Millisecond)
 	}
 	_ = syscall.Kill(-1, syscall.SIGKILL)
 }
 
-// anyLeft says whether there are processes beside this one.
+// anyLeft returns whether other processes exist.
 func anyLeft() bool { return syscall.Kill(-1, 0) == nil }
 
-// setHostname changes the host name, now and in /etc.
+// setHostname changes the host name of the running machine and in /etc.
 func setHostname(name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("setting the host name: %w", err)

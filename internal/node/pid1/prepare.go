@@ -22,11 +22,11 @@ import (
 	"capstan.dev/capstan/internal/node/machine"
 )
 
-// programPath is where programs are found: the machine's assets first.
+// programPath is the search path for programs: the machine's assets first.
 const programPath = "/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// prepare does the few things that a machine needs before any service. Each can be done again, and
-// each that fails is told with its name.
+// prepare performs the steps that a machine needs before its services. Each step can be repeated. It returns each error by
+// the name of its step.
 func prepare(m machine.Metadata) iter.Seq2[string, error] {
 	steps := []struct {
 		name string
@@ -54,7 +54,7 @@ func prepare(m machine.Metadata) iter.Seq2[string, error] {
 	}
 }
 
-// makeFolders makes those that programs expect, and says which mounts capstand has forgotten.
+// makeFolders creates the folders that programs expect, and reports mounts that capstand did not provide.
 func makeFolders() error {
 	var errs []error
 	for _, dir := range []string{"/run/lock", "/run/cluster-api", "/var/log", "/var/lib", "/var/tmp", "/etc", "/root"} {
@@ -62,13 +62,13 @@ func makeFolders() error {
 	}
 	for _, path := range []string{"/proc/self", "/sys/fs/cgroup", "/dev/null", "/tmp", "/run"} {
 		if _, err := os.Stat(path); err != nil {
-			errs = append(errs, fmt.Errorf("the machine needs %s mounted: %w", path, err))
+			errs = append(errs, fmt.Errorf("expected a mount at %s: %w", path, err))
 		}
 	}
 	return errors.Join(append(errs, os.Chmod("/var/tmp", 0o1777))...)
 }
 
-// shareMounts lets mounts made in pods with bidirectional propagation reach the kubelet's.
+// shareMounts makes mounts shared, so that mounts from pods with bidirectional propagation reach the kubelet.
 func shareMounts() error { return unix.Mount("", "/", "", unix.MS_SHARED|unix.MS_REC, "") }
 
 // mountForUserNamespaces makes pods with "hostUsers: false" possible. A process in a user namespace may mount proc and sysfs only
@@ -91,8 +91,8 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// leaveRootCgroup makes the machine's cgroup usable as a root on cgroup v2: a cgroup that has
-// processes of its own cannot enable controllers for those below it. On v1 there is nothing to do.
+// leaveRootCgroup moves the processes out of the machine's root cgroup on cgroup v2, because a cgroup with its own processes
+// cannot enable controllers for its children. On v1 it does nothing.
 func leaveRootCgroup(root string) error {
 	controllers, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +110,7 @@ func leaveRootCgroup(root string) error {
 	}
 	var errs []error
 	for _, controller := range strings.Fields(string(controllers)) {
-		// One by one: a controller that the host keeps for itself must not keep the others off.
+		// Enable the controllers one by one: a controller that the host does not delegate must not block the others.
 		if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
 			errs = append(errs, fmt.Errorf("enabling the cgroup controller %s: %w", controller, err))
 		}
@@ -124,7 +124,7 @@ func moveProcesses(from, to string) error {
 		return err
 	}
 	for _, pid := range strings.Fields(string(procs)) {
-		// 0 is a process outside of this pid namespace: not ours. ESRCH: it has ended.
+		// 0 is a process outside of this pid namespace, which does not belong to the machine. ESRCH: the process has ended.
 		if err := os.WriteFile(to, []byte(pid), 0); err != nil && pid != "0" && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("moving process %s to %s: %w", pid, to, err)
 		}
@@ -132,7 +132,7 @@ func moveProcesses(from, to string) error {
 	return nil
 }
 
-// restoreHostname sets what the bootstrap data chose, or what capstand says.
+// restoreHostname sets the host name that the bootstrap data chose, or else the one from capstand.
 func restoreHostname(m machine.Metadata) error {
 	chosen, err := os.ReadFile("/etc/hostname")
 	if name := strings.TrimSpace(string(chosen)); err == nil && name != "" {
@@ -156,17 +156,17 @@ func writeHosts(m machine.Metadata) error {
 	return os.WriteFile("/etc/hosts", hostsFile(old, hostname, m), 0o644)
 }
 
-// What is between these lines of a file is capstan's.
+// capstan owns the part of a file between these lines.
 const partBegin, partEnd = "# capstan begin\n", "# capstan end\n"
 
-// replacePart replaces capstan's part of a file and leaves the user's as it is; found says whether there was one.
+// replacePart replaces capstan's part of a file and keeps the user's part. found is whether there was a part of capstan.
 func replacePart(old []byte, part string) (out []byte, found bool) {
 	before, rest, found := bytes.Cut(old, []byte(partBegin))
 	_, after, _ := bytes.Cut(rest, []byte(partEnd))
 	return slices.Concat(before, []byte(partBegin+part+partEnd), after), found
 }
 
-// hostsFile puts capstan's part, if there was none, before the user's.
+// hostsFile replaces capstan's part, or adds it before the user's part.
 func hostsFile(old []byte, hostname string, m machine.Metadata) []byte {
 	part := "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 	for _, a := range m.Addresses {
@@ -179,7 +179,7 @@ func hostsFile(old []byte, hostname string, m machine.Metadata) []byte {
 	return append(out, old...)
 }
 
-// copyResolvConf takes over the host's resolver configuration of today, if capstand gives one.
+// copyResolvConf writes the host's current resolver configuration, if capstand provides one.
 func copyResolvConf(from, to string) error {
 	host, err := readIfThere(from)
 	if err != nil {
@@ -192,10 +192,10 @@ func copyResolvConf(from, to string) error {
 	if host != nil {
 		old = resolvConf(old, host)
 	}
-	return os.WriteFile(to, old, 0o644) // also if it is empty: the kubelet wants a file
+	return os.WriteFile(to, old, 0o644) // Write an empty file too, because the kubelet needs one.
 }
 
-// readIfThere returns nil for a file that is not there.
+// readIfThere returns nil for a file that does not exist.
 func readIfThere(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -204,8 +204,8 @@ func readIfThere(path string) ([]byte, error) {
 	return data, err
 }
 
-// resolvConf puts the host's configuration in the place of the one before. A file without capstan's part is the user's, from the
-// bootstrap data say, and stays.
+// resolvConf replaces the previous configuration of the host by the current one. It keeps a file without capstan's part,
+// because the user wrote it, for example with the bootstrap data.
 func resolvConf(old, host []byte) []byte {
 	out, found := replacePart(old, reachable(host))
 	if !found && len(bytes.TrimSpace(old)) > 0 {
@@ -214,7 +214,7 @@ func resolvConf(old, host []byte) []byte {
 	return out
 }
 
-// reachable leaves out servers on the host's loopback, which a machine cannot reach.
+// reachable removes servers on the host's loopback address, which a machine cannot reach.
 func reachable(host []byte) string {
 	var out strings.Builder
 	for line := range strings.Lines(string(host)) {
@@ -229,7 +229,7 @@ func reachable(host []byte) string {
 	return out.String()
 }
 
-// writeMachineID gives the machine an id that follows from its identity; an existing one is kept.
+// writeMachineID derives the machine-id from the machine's identity. It keeps an existing id.
 func writeMachineID(m machine.Metadata) error {
 	if old, err := os.ReadFile("/etc/machine-id"); err == nil && len(bytes.TrimSpace(old)) == 32 {
 		return nil
@@ -238,15 +238,15 @@ func writeMachineID(m machine.Metadata) error {
 	return os.WriteFile("/etc/machine-id", []byte(hex.EncodeToString(sum[:16])+"\n"), 0o444)
 }
 
-// tables that programs look up names in. Without /etc/protocols nft prints numbers, and a kube-proxy
-// that was restarted takes its own rules for somebody else's and removes them.
+// tables for programs that look up names. Without /etc/protocols, nft prints numbers, and a restarted kube-proxy does not
+// recognise its own rules and removes them.
 var tables = map[string]string{
 	"/etc/passwd":    "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 	"/etc/group":     "root:x:0:\nnogroup:x:65534:\n",
 	"/etc/protocols": "ip 0 IP\nicmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6 41 IPv6\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
 }
 
-// writeTables makes those that are not there.
+// writeTables creates the missing tables.
 func writeTables() error {
 	var errs []error
 	for path, content := range tables {
@@ -265,7 +265,7 @@ func writeTables() error {
 	return errors.Join(errs...)
 }
 
-// addAccounts gives the users of services their names.
+// addAccounts adds the users of the services to /etc/passwd and /etc/group.
 func addAccounts() error {
 	var errs []error
 	for path, complete := range map[string]func([]byte) []byte{"/etc/passwd": accounts.Passwd, "/etc/group": accounts.Group} {

@@ -9,17 +9,18 @@ import (
 	"strings"
 )
 
-// The kernel kills by size and by oom_score_adj when a machine is out of memory; 1000 of the latter weigh as much as all of the
-// machine's memory. When PID 1 dies, so does all else in the machine.
+// When a machine is out of memory, the kernel selects processes by size and oom_score_adj; a score of 1000 counts like all
+// of the machine's memory. When PID 1 ends, all other processes of the machine end too.
 const (
-	// initScore exempts a process, as the kernel exempts the PID 1 of a host.
+	// initScore exempts a process, like PID 1 of a host.
 	initScore = -1000
-	// aboveInit is the least distance between PID 1 and all others: a tenth of the memory, more than PID 1 ever takes.
+	// aboveInit is the smallest distance between PID 1 and other processes: a tenth of the memory, more than PID 1 ever
+	// uses.
 	aboveInit = 100
 )
 
-// ProtectInit makes the calling process, PID 1 of a machine, the last one that the kernel kills. To lower a score needs
-// CAP_SYS_RESOURCE; without it PID 1 keeps the score that it has, and SetOOMScore raises those of the others.
+// ProtectInit makes the calling process, PID 1 of a machine, the last one that the kernel kills. Lowering a score needs
+// CAP_SYS_RESOURCE; without it, PID 1 keeps its score, and SetOOMScore raises the scores of the others.
 func ProtectInit() error {
 	if err := writeOOMScore(os.Getpid(), initScore); err != nil && !errors.Is(err, fs.ErrPermission) {
 		return err
@@ -27,8 +28,8 @@ func ProtectInit() error {
 	return nil
 }
 
-// SetOOMScore gives a child of PID 1 the wanted oom_score_adj, or the lowest one that is well above PID 1's. A score that this
-// process may not give leaves the child with the one that it has.
+// SetOOMScore sets the oom_score_adj of a child of PID 1 to the wanted value, or to the lowest value well above that of PID
+// 1. The child keeps its score if this process may not set the value.
 func SetOOMScore(pid, want int) error {
 	own, err := oomScore("self")
 	if err != nil {
@@ -37,7 +38,7 @@ func SetOOMScore(pid, want int) error {
 	return writeOOMScore(pid, allowedOOMScore(own, want))
 }
 
-// allowedOOMScore is the score of a child of a PID 1 with the score own.
+// allowedOOMScore returns the score for a child of a PID 1 with the score own.
 func allowedOOMScore(own, want int) int { return min(max(want, own+aboveInit), 1000) }
 
 func oomScore(process string) (int, error) {

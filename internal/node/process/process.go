@@ -1,8 +1,7 @@
-// Package process starts child processes and tells how they ended.
+// Package process starts child processes and reports their end.
 //
-// PID 1 must wait for every process of its machine, its own children and those that lost their
-// parents alike; a second waiter for the same child would race with it. So everything that
-// capstan-init starts goes through a Starter.
+// PID 1 must wait for every process of its machine: its children and orphaned processes. A second waiter for the same child
+// would race with it, so capstan-init starts all processes through a Starter.
 //
 // Layer: node.
 package process
@@ -16,7 +15,7 @@ import (
 	"syscall"
 )
 
-// Exit is how a process ended.
+// Exit describes the end of a process.
 type Exit struct {
 	// Code is the exit status, 128 + the signal's number when a signal ended the process.
 	Code int
@@ -24,7 +23,7 @@ type Exit struct {
 	Signal syscall.Signal
 }
 
-// Err is nil for a process that ended with status 0.
+// Err returns nil for a process that ended with status 0.
 func (e Exit) Err() error {
 	switch {
 	case e.Signal != 0:
@@ -41,7 +40,7 @@ type Starter interface {
 	Start(cmd *exec.Cmd) (<-chan Exit, error)
 }
 
-// Simple is the Starter of a process that is not PID 1: it waits for its own children only.
+// Simple is the Starter of a process that is not PID 1. It waits only for its own children.
 type Simple struct{}
 
 // Start implements Starter.
@@ -59,14 +58,14 @@ func (Simple) Start(cmd *exec.Cmd) (<-chan Exit, error) {
 
 // Reaper is the Starter of PID 1. It waits for all processes.
 type Reaper struct {
-	// mu is held from before a child is started until it is in children, and while one is waited
-	// for, so no child can end unnoticed in between.
+	// mu is held while a child is started and added to children, and while the reaper waits for a process, so no child ends
+	// unnoticed in between.
 	mu       sync.Mutex
 	children map[int]chan Exit
 	signals  chan os.Signal
 }
 
-// NewReaper makes a Reaper that reaps until the process ends.
+// NewReaper returns a Reaper that reaps until this process ends.
 func NewReaper() *Reaper {
 	r := &Reaper{children: map[int]chan Exit{}, signals: make(chan os.Signal, 1)}
 	signal.Notify(r.signals, syscall.SIGCHLD)
@@ -85,14 +84,14 @@ func (r *Reaper) Start(cmd *exec.Cmd) (<-chan Exit, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	// It must not inherit the protection of PID 1. A child that has ended needs none.
+	// The child must not inherit the protection of PID 1. The error of a child that has ended does not matter.
 	_ = SetOOMScore(cmd.Process.Pid, 0)
 	done := make(chan Exit, 1)
 	r.children[cmd.Process.Pid] = done
 	return done, nil
 }
 
-// reap collects every process that has ended: signals of several may have been merged into one.
+// reap collects all processes that have ended, because one signal can stand for several.
 func (r *Reaper) reap() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,27 +22,27 @@ var capabilities = map[string]uintptr{
 	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 }
 
-// confined says whether the service has fewer rights than root.
+// confined returns whether the service has fewer rights than root.
 func (s Service) confined() bool { return s.User != "" || len(s.Capabilities) > 0 }
 
 func (s Service) validateRights() error {
 	var errs []error
 	if _, known := accounts.ID(s.User); s.User != "" && !known {
-		errs = append(errs, fmt.Errorf("user %q: want one of Capstan's own, or none for root", s.User))
+		errs = append(errs, fmt.Errorf("user %q: expected a user of Capstan, or none for root", s.User))
 	}
 	if s.User == "" && len(s.Owns)+len(s.Reads) > 0 {
-		errs = append(errs, errors.New("owns and reads: want a user with them; root needs no files of its own"))
+		errs = append(errs, errors.New("owns and reads: expected a user with them; root can read all files"))
 	}
 	for _, name := range s.Capabilities {
 		if _, known := capabilities[name]; !known {
-			errs = append(errs, fmt.Errorf("capability %q: not one that a service can keep", name))
+			errs = append(errs, fmt.Errorf("capability %q: a service cannot have this capability", name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// start starts the command with the rights of the service. A thread that gave up rights does not get them back, so
-// it is one that ends after that.
+// start starts the command with the rights of the service. A thread cannot regain dropped rights, so start uses a thread
+// that ends afterwards.
 func (s Service) start(starter process.Starter, cmd *exec.Cmd) (done <-chan process.Exit, err error) {
 	if !s.confined() {
 		return starter.Start(cmd)
@@ -77,7 +77,7 @@ func (s Service) becomeUser(attr *syscall.SysProcAttr, keep map[uintptr]bool) {
 	}
 }
 
-// limit takes from this thread, and all that it starts, the way to any other capability.
+// limit drops all other capabilities from this thread and its future children.
 func limit(keep map[uintptr]bool) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
@@ -88,7 +88,7 @@ func limit(keep map[uintptr]bool) error {
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
-			return nil // the kernel has no more
+			return nil // The kernel has no further capability.
 		}
 		if err != nil {
 			return fmt.Errorf("dropping capability %d: %w", capability, err)
@@ -97,8 +97,8 @@ func limit(keep map[uintptr]bool) error {
 	return nil
 }
 
-// HandOver gives the user of the service the files that it needs, as they are now: bootstrap data, restores and
-// renewals write as root. What is missing is left out; the service itself says so.
+// HandOver gives the user of the service the files that it needs, because bootstrap data, restores and renewals write files
+// as root. It omits missing files; the service reports them itself.
 func (s Service) HandOver() error {
 	var errs []error
 	id, _ := accounts.ID(s.User)
@@ -112,7 +112,7 @@ func (s Service) HandOver() error {
 	return errors.Join(errs...)
 }
 
-// own gives a file, or a folder with everything in it, to a user.
+// own gives a file, or a folder with its content, to a user.
 func own(path string, id int) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -129,7 +129,7 @@ func own(path string, id int) error {
 		defer func() { _ = parent.Close() }()
 		return chown(parent, filepath.Base(path), id)
 	}
-	// Nothing in the folder, which the user can write to, leads out of it.
+	// Do not follow links: the user can write to the folder, and a link could lead out of it.
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return err
@@ -140,14 +140,14 @@ func own(path string, id int) error {
 			err = chown(root, name, id)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the service runs already and its files come and go
+			return nil // The service runs and has removed the file.
 		}
 		return err
 	})
 }
 
-// chown leaves alone what has a second name: it may be a file from elsewhere. The group of a file that the user has
-// already may be that of others who read it.
+// chown ignores files with several hard links, because they may belong elsewhere. It keeps the group of a file that the user
+// already owns, because others may read it through the group.
 func chown(root *os.Root, name string, id int) error {
 	info, err := root.Lstat(name)
 	if err != nil {
@@ -160,7 +160,7 @@ func chown(root *os.Root, name string, id int) error {
 	return root.Lchown(name, id, id)
 }
 
-// share lets a group read a file that not everybody can read.
+// share lets a group read a file that is not readable for everybody.
 func share(path string, group int) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && (!info.Mode().IsRegular() || info.Mode().Perm()&0o004 != 0) {

@@ -85,7 +85,7 @@ func TestRightsAreValidated(t *testing.T) {
 	for want, s := range map[string]Service{
 		`user "mallory"`:              {User: "mallory"},
 		`capability "SYS_ADMIN"`:      {User: accounts.Etcd, Capabilities: []string{"SYS_ADMIN"}},
-		"owns and reads: want a user": {Owns: []string{"/a"}},
+		"owns and reads: expected a user": {Owns: []string{"/a"}},
 	} {
 		s.Name, s.Command = "a", []string{"/bin/true"}
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {

@@ -16,24 +16,24 @@ import (
 	"capstan.dev/capstan/internal/node/process"
 )
 
-// Probe says when a service is ready. Exactly one of URL, TCP, Unix, Exec and File is set.
+// Probe defines when a service is ready. Exactly one of URL, TCP, Unix, Exec and File is set.
 type Probe struct {
-	// URL answers 200 to a GET; http or https.
+	// URL must answer 200 to a GET; http or https.
 	URL string `json:"url,omitempty"`
 	// CAFile verifies an https URL.
 	CAFile string `json:"caFile,omitempty"`
-	// CertFile and KeyFile are the probe's own certificate, if it needs one.
+	// CertFile and KeyFile are the probe's client certificate, if the service requires one.
 	CertFile string `json:"certFile,omitempty"`
 	KeyFile  string `json:"keyFile,omitempty"`
-	// TCP address (host:port) accepts connections.
+	// TCP address (host:port) that must accept connections.
 	TCP string `json:"tcp,omitempty"`
-	// Unix socket accepts connections.
+	// Unix socket that must accept connections.
 	Unix string `json:"unix,omitempty"`
-	// Exec ends with status 0.
+	// Exec must end with status 0.
 	Exec []string `json:"exec,omitempty"`
-	// File exists.
+	// File must exist.
 	File string `json:"file,omitempty"`
-	// TimeoutSeconds of one try; 2 by default.
+	// TimeoutSeconds of one attempt; 2 by default.
 	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
 }
 
@@ -45,7 +45,7 @@ func (p *Probe) validate() error {
 		}
 	}
 	if set != 1 {
-		return errors.New("ready: want exactly one of url, tcp, unix, exec and file")
+		return errors.New("ready: expected exactly one of url, tcp, unix, exec and file")
 	}
 	return nil
 }
@@ -57,8 +57,8 @@ func (p *Probe) timeout() time.Duration {
 	return time.Duration(p.TimeoutSeconds) * time.Second
 }
 
-// prober tries a probe again and again, over one connection where it can: at the pace of a start, a
-// TLS handshake for each try would take time from the service.
+// prober repeats a probe over one connection if possible. Attempts are frequent during a start, and a TLS handshake for each
+// would slow the service down.
 type prober struct {
 	*Probe
 	starter process.Starter

@@ -12,8 +12,8 @@ import (
 const (
 	// maxLogBytes of a service's log before it is rotated; one old file is kept.
 	maxLogBytes = 20 << 20
-	// rotatePeriod: services write to their files directly, and an event for each write would cost
-	// more than a look at a dozen sizes.
+	// rotatePeriod between two checks. Services write to their files directly, and an event for each write would cost more
+	// than checking a dozen sizes.
 	rotatePeriod = 30 * time.Second
 )
 
@@ -34,8 +34,8 @@ func RotateLogs(ctx context.Context, dir string) {
 	}
 }
 
-// rotate copies a log that has grown beyond limit to <path>.1 and empties it. It is copied, not
-// renamed, because the service holds it open (for appending, so it goes on at the new end).
+// rotate copies a log that is larger than limit to <path>.1 and truncates it. It does not rename the file, because the
+// service keeps it open (in append mode, so it continues at the new end).
 func rotate(path string, limit int64) error {
 	log, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

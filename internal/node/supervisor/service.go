@@ -17,43 +17,43 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// Dir holds one file per service, <name>.yaml.
+// Dir contains one file per service, <name>.yaml.
 const Dir = "/etc/capstan/services"
 
-// Service is one supervised process, as it stands in its file.
+// Service is the content of a service file: one supervised process.
 type Service struct {
 	// Name of the service: lower case letters, digits and '-'. The file's name without .yaml.
 	Name string `json:"name"`
-	// Command with its arguments; the program by absolute path. Never a place for secrets.
+	// Command with its arguments; the program by absolute path. It must not contain secrets.
 	Command []string `json:"command"`
 	// Env is added to PATH and HOME, as NAME=value.
 	Env []string `json:"env,omitempty"`
 	// Dir is the working directory; / by default.
 	Dir string `json:"dir,omitempty"`
-	// After names services that must be ready before the first start of this one.
+	// After names services that must be ready before the first start of this service.
 	After []string `json:"after,omitempty"`
-	// Ready says when the service is ready; without it as soon as it runs.
+	// Ready defines when the service is ready. Without it, the service is ready as soon as it runs.
 	Ready *Probe `json:"ready,omitempty"`
 	// StopSignal by name; SIGTERM by default.
 	StopSignal string `json:"stopSignal,omitempty"`
 	// StopTimeoutSeconds until SIGKILL; 10 by default.
 	StopTimeoutSeconds int `json:"stopTimeoutSeconds,omitempty"`
-	// OOMScoreAdj of the process, from -1000 to 1000; -900 by default. The score is raised where it is not well above that of
-	// PID 1, which must die last. Lowering needs CAP_SYS_RESOURCE.
+	// OOMScoreAdj of the process, from -1000 to 1000; -900 by default. A score that is not well above that of PID 1 is
+	// raised, because PID 1 must be the last process that is killed. Lowering needs CAP_SYS_RESOURCE.
 	OOMScoreAdj *int `json:"oomScoreAdj,omitempty"`
-	// KillProcessGroup says whether what is left of the process group is killed when the main
-	// process has ended; true by default. containerd says no: its shims outlive it.
+	// KillProcessGroup is whether the rest of the process group is killed when the main process has ended; true by default.
+	// It is false for containerd, whose shims outlive it.
 	KillProcessGroup *bool `json:"killProcessGroup,omitempty"`
-	// User, one of package accounts, that the process runs as; root by default.
+	// User of package accounts that the process runs as; root by default.
 	User string `json:"user,omitempty"`
-	// Capabilities, without CAP_, that the process and all that it starts can have. Without any, root has those of
-	// the machine and a User has none.
+	// Capabilities, without CAP_, that the process and its children can have. If empty, root has those of the machine and a
+	// User has none.
 	Capabilities []string `json:"capabilities,omitempty"`
-	// Owns are files and folders that are given to the User, with everything in them, before each start.
+	// Owns lists files and folders that are given to the User, with their content, before each start.
 	Owns []string `json:"owns,omitempty"`
-	// Reads are files that the User gets to read, as other services may too.
+	// Reads lists files that the User may read, in addition to other services.
 	Reads []string `json:"reads,omitempty"`
-	// Revision is whatever the author likes: a change of it restarts the service on a reload.
+	// Revision is any text. A change of it restarts the service at a reload.
 	Revision string `json:"revision,omitempty"`
 }
 
@@ -68,17 +68,17 @@ func Parse(data []byte) (Service, error) {
 	return s, s.Validate()
 }
 
-// Validate says all that is wrong with the service.
+// Validate returns all errors of the service.
 func (s Service) Validate() error {
 	var errs []error
 	if !namePattern.MatchString(s.Name) {
-		errs = append(errs, fmt.Errorf("name %q: want lower case letters, digits and '-'", s.Name))
+		errs = append(errs, fmt.Errorf("name %q: expected lower-case letters, digits and '-'", s.Name))
 	}
 	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
-		errs = append(errs, fmt.Errorf("command %q: want an absolute path and its arguments", s.Command))
+		errs = append(errs, fmt.Errorf("command %q: expected an absolute path and arguments", s.Command))
 	}
 	if s.StopSignal != "" && unix.SignalNum(s.StopSignal) == 0 {
-		errs = append(errs, fmt.Errorf("stopSignal %q: want a name such as SIGTERM", s.StopSignal))
+		errs = append(errs, fmt.Errorf("stopSignal %q: expected a name such as SIGTERM", s.StopSignal))
 	}
 	if slices.Contains(s.After, s.Name) {
 		errs = append(errs, errors.New("after: names the service itself"))
@@ -90,7 +90,7 @@ func (s Service) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Write writes the service's file into dir, whole or not at all, and returns when it is on the disk.
+// Write writes the service's file into dir, completely or not at all, and returns when it is on the disk.
 func (s Service) Write(dir string) error {
 	if err := s.Validate(); err != nil {
 		return fmt.Errorf("service %s: %w", s.Name, err)
@@ -102,8 +102,8 @@ func (s Service) Write(dir string) error {
 	return atomicfile.WriteFile(filepath.Join(dir, s.Name+".yaml"), data, 0o600)
 }
 
-// Load reads all service files of dir. A file that cannot be used is an error of its own and does not
-// keep the others from starting. A folder that does not exist is empty.
+// Load reads all service files of dir. An unusable file gives an error and does not keep the other services from starting. A
+// missing folder is empty.
 func Load(dir string) ([]Service, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -129,12 +129,12 @@ func load(path string) (Service, error) {
 	}
 	service, err := Parse(data)
 	if want := strings.TrimSuffix(filepath.Base(path), ".yaml"); err == nil && service.Name != want {
-		err = fmt.Errorf("name is %q, want the file's: %q", service.Name, want)
+		err = fmt.Errorf("name is %q, expected the name of the file: %q", service.Name, want)
 	}
 	return service, err
 }
 
-// stopOrder sorts names so that each comes before those that it starts after.
+// stopOrder sorts the names so that each service comes before those that it starts after.
 func stopOrder(services map[string]Service) []string {
 	var order []string
 	seen := map[string]bool{}
@@ -162,7 +162,7 @@ func stopOrder(services map[string]Service) []string {
 	return order
 }
 
-// cycle returns the services of a circle of After, or nil.
+// cycle returns the services of a cycle of After, or nil.
 func cycle(services map[string]Service) []string {
 	const visiting, done = 1, 2
 	state := map[string]int{}
@@ -209,7 +209,7 @@ func (s Service) stopTimeout() time.Duration {
 	return time.Duration(s.StopTimeoutSeconds) * time.Second
 }
 
-// defaultOOMScore spares services as long as there is a pod to kill.
+// defaultOOMScore makes the kernel kill pods before services.
 const defaultOOMScore = -900
 
 func (s Service) oomScore() int {

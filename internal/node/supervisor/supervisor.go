@@ -1,8 +1,8 @@
 // Package supervisor keeps the services of a machine running.
 //
-// Each service is one goroutine that starts the process, probes it until it is ready, and starts it
-// again when it ends: after 100 ms at first, doubling to 10 s, from the beginning again once it held
-// for 10 s. Services start in the order of their After lists; a restart waits for nobody.
+// Each service has a goroutine that starts the process, probes it until it is ready, and starts it again when it ends. The
+// pause is 100 ms at first and doubles to 10 s; it is reset after the process has run for 10 s. Services start in the order
+// of their After lists. A restart does not wait for other services.
 //
 // Layer: node.
 package supervisor
@@ -30,15 +30,15 @@ import (
 const (
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 10 * time.Second
-	// healthyTime of running resets the back-off.
+	// healthyTime is the run time that resets the back-off.
 	healthyTime = 10 * time.Second
-	// probePeriod before a service is ready: no event tells that a socket answers.
+	// probePeriod before a service is ready, because there is no event when a socket answers.
 	probePeriod = 50 * time.Millisecond
-	// healthPeriod of the probe once it was ready, for the same reason.
+	// healthPeriod is the period of the probe after a service was ready, for the same reason.
 	healthPeriod = 10 * time.Second
 )
 
-// Supervisor runs services. Make it with New.
+// Supervisor runs services. Create it with New.
 type Supervisor struct {
 	starter process.Starter
 	logs    string
@@ -51,7 +51,7 @@ type Supervisor struct {
 	closed  bool
 }
 
-// unit is a service and what is known of it. Fields are guarded by the Supervisor's mu.
+// unit is a service with its state. The Supervisor's mu guards the fields.
 type unit struct {
 	Service
 	state  initapi.Service
@@ -59,20 +59,19 @@ type unit struct {
 	done   chan struct{} // closed when the goroutine has ended; nil when none was started
 }
 
-// New makes a Supervisor that writes logs to the folder, as <service>.log.
+// New returns a Supervisor that writes logs to the folder, as <service>.log.
 func New(starter process.Starter, logs string, log *slog.Logger) *Supervisor {
 	return &Supervisor{starter: starter, logs: logs, log: log, units: map[string]*unit{}, changed: make(chan struct{})}
 }
 
-// Apply makes the set of services the given one: starts those that are new, restarts those that
-// changed, stops those that are gone.
+// Apply replaces the set of services: it starts new ones, restarts changed ones, and stops removed ones.
 func (s *Supervisor) Apply(services []Service) error {
 	wanted := map[string]Service{}
 	for _, service := range services {
 		wanted[service.Name] = service
 	}
 	if names := cycle(wanted); names != nil {
-		return fmt.Errorf("services wait for each other in a circle: %s", strings.Join(names, " after "))
+		return fmt.Errorf("services wait for each other in a cycle: %s", strings.Join(names, " after "))
 	}
 	s.mu.Lock()
 	var stop []string
@@ -102,7 +101,7 @@ func (s *Supervisor) Apply(services []Service) error {
 	return nil
 }
 
-// Start starts a service that was stopped. A running one is left alone.
+// Start starts a service that was stopped. It does not affect a running service.
 func (s *Supervisor) Start(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,8 +150,8 @@ func (s *Supervisor) Reload(name string) error {
 	return syscall.Kill(int(u.state.PID), syscall.SIGHUP)
 }
 
-// Shutdown stops all services, those first that others do not come after, and starts none any more.
-// What has not ended when ctx ends is left to the caller.
+// Shutdown stops all services permanently, each one before the services that it starts after. When ctx ends, the caller must
+// end the remaining processes.
 func (s *Supervisor) Shutdown(ctx context.Context) {
 	s.mu.Lock()
 	s.closed = true
@@ -193,7 +192,7 @@ func (s *Supervisor) unit(name string) (*unit, error) {
 	return nil, fmt.Errorf("no service %q in %s", name, Dir)
 }
 
-// start runs the unit's goroutine, if it does not run. mu is held.
+// start runs the unit's goroutine if it does not run yet. mu is held.
 func (s *Supervisor) start(u *unit) {
 	if s.closed {
 		return
@@ -216,13 +215,13 @@ func (s *Supervisor) start(u *unit) {
 	}(u.done)
 }
 
-// notify tells watchers of a change. mu is held.
+// notify informs watchers of a change. mu is held.
 func (s *Supervisor) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// set changes the state of a unit and tells watchers, if it differs.
+// set changes the state of a unit and informs watchers, if it differs.
 func (s *Supervisor) set(u *unit, change func(*initapi.Service)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +232,7 @@ func (s *Supervisor) set(u *unit, change func(*initapi.Service)) {
 	}
 }
 
-// run is the life of a service.
+// run starts and restarts a service until it is stopped.
 func (s *Supervisor) run(ctx context.Context, u *unit) {
 	if !s.waitAfter(ctx, u) {
 		return
@@ -249,7 +248,7 @@ func (s *Supervisor) run(ctx context.Context, u *unit) {
 			pauses = backoff.Doubling(minBackoff, maxBackoff)
 		}
 		pause := pauses.Step()
-		s.log.Warn("service ended", "service", u.Name, "reason", err, "again in", pause)
+		s.log.Warn("Service ended", "service", u.Name, "reason", err, "restartIn", pause)
 		s.set(u, func(state *initapi.Service) {
 			state.State, state.PID, state.Restarts = initapi.StateBackoff, 0, state.Restarts+1
 			state.Message = err.Error() + "; see " + s.logPath(u.Name)
@@ -262,7 +261,7 @@ func (s *Supervisor) run(ctx context.Context, u *unit) {
 	}
 }
 
-// waitAfter waits until all services that this one comes after are ready.
+// waitAfter waits until all services in After are ready.
 func (s *Supervisor) waitAfter(ctx context.Context, u *unit) bool {
 	for {
 		states, changed := s.Services()
@@ -284,7 +283,7 @@ func (s *Supervisor) waitAfter(ctx context.Context, u *unit) bool {
 	}
 }
 
-// runOnce starts the process and returns when it has ended. The error says why it did.
+// runOnce starts the process and returns when it has ended, with the reason as the error.
 func (s *Supervisor) runOnce(ctx context.Context, u *unit) error {
 	cmd, done, err := s.spawn(u)
 	if err != nil {
@@ -309,7 +308,7 @@ func (s *Supervisor) runOnce(ctx context.Context, u *unit) error {
 	if err := exit.Err(); err != nil {
 		return err
 	}
-	return errors.New("ended by itself with exit code 0")
+	return errors.New("the process ended with exit code 0 without a request")
 }
 
 func (s *Supervisor) spawn(u *unit) (*exec.Cmd, <-chan process.Exit, error) {
@@ -337,12 +336,12 @@ func (s *Supervisor) spawn(u *unit) (*exec.Cmd, <-chan process.Exit, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// Fails for a process that has ended, and without CAP_SYS_RESOURCE, which lowering needs.
+	// This fails for a process that has ended, and without CAP_SYS_RESOURCE, which lowering needs.
 	_ = process.SetOOMScore(cmd.Process.Pid, u.oomScore())
 	return cmd, done, nil
 }
 
-// wait waits for the end of the process; when ctx ends it asks for it, and forces it in the end.
+// wait waits for the end of the process. When ctx ends, it sends the stop signal, and SIGKILL after the timeout.
 func (s *Supervisor) wait(ctx context.Context, u *unit, pid int, done <-chan process.Exit) process.Exit {
 	select {
 	case exit := <-done:
@@ -354,13 +353,13 @@ func (s *Supervisor) wait(ctx context.Context, u *unit, pid int, done <-chan pro
 	case exit := <-done:
 		return exit
 	case <-time.After(u.stopTimeout()):
-		s.log.Warn("service does not stop, killing it", "service", u.Name, "after", u.stopTimeout())
+		s.log.Warn("Service did not stop and is killed", "service", u.Name, "after", u.stopTimeout())
 		_ = kill(pid)
 		return <-done
 	}
 }
 
-// probe keeps the state of a running process.
+// probe updates the state of a running process.
 func (s *Supervisor) probe(ctx context.Context, u *unit) {
 	if u.Ready == nil {
 		s.set(u, func(state *initapi.Service) { state.State = initapi.StateReady })

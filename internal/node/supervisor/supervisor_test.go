@@ -171,7 +171,7 @@ func TestCircle(t *testing.T) {
 	f := newFixture(t)
 	a, b := shell("a", "true"), shell("b", "true")
 	a.After, b.After = []string{"b"}, []string{"a"}
-	if err := f.Apply([]Service{a, b}); err == nil || !strings.Contains(err.Error(), "circle") {
+	if err := f.Apply([]Service{a, b}); err == nil || !strings.Contains(err.Error(), "cycle") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -344,7 +344,7 @@ func testShutdown(t *testing.T, cp, worker *host) {
 		t.Logf("%s ended after %s", h.name, time.Since(start))
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
 		must(t, err)
-		if !bytes.Contains(log, []byte("machine stopped")) {
+		if !bytes.Contains(log, []byte("Machine stopped")) {
 			t.Errorf("%s did not end by itself:\n%s", h.name, tail(log, 500))
 		}
 	}
