@@ -83,8 +83,8 @@ func TestConfinedRoot(t *testing.T) {
 
 func TestRightsAreValidated(t *testing.T) {
 	for want, s := range map[string]Service{
-		`user "mallory"`:              {User: "mallory"},
-		`capability "SYS_ADMIN"`:      {User: accounts.Etcd, Capabilities: []string{"SYS_ADMIN"}},
+		`user "mallory"`:                  {User: "mallory"},
+		`capability "SYS_ADMIN"`:          {User: accounts.Etcd, Capabilities: []string{"SYS_ADMIN"}},
 		"owns and reads: expected a user": {Owns: []string{"/a"}},
 	} {
 		s.Name, s.Command = "a", []string{"/bin/true"}
