@@ -520,7 +520,8 @@ func TestProviderLabel_CTL08(t *testing.T) {
 	}
 }
 
-// CTL-11
+// CTL-11: the names of the providers are valid, clusterctl accepts them, and no provider in clusterctl's own list has one of
+// them. A provider needs the prefix <org>- only in that list.
 func TestName_CTL11(t *testing.T) {
 	name := regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 	repositories, err := os.ReadDir(filepath.Join(dist, "repository"))
@@ -530,6 +531,25 @@ func TestName_CTL11(t *testing.T) {
 	for _, r := range repositories {
 		if !name.MatchString(r.Name()) {
 			t.Errorf("%s is not a name of a provider", r.Name())
+		}
+	}
+	own := configuration(t, func(provider string) string {
+		return filepath.Join(dist, "repository", clusterctlv1.ManifestLabel("capstan", kindOf[provider]), "latest", provider+"-components.yaml")
+	})
+	empty := filepath.Join(t.TempDir(), "clusterctl.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for config, want := range map[string]int{empty: 0, own: len(kindOf)} {
+		out, err := clusterctl(t, nil, "config", "repositories", "--config", config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out, "kubeadm") {
+			t.Fatalf("clusterctl does not print its own list:\n%s", out)
+		}
+		if got := len(regexp.MustCompile(`(?m)^capstan\s`).FindAllString(out, -1)); got != want {
+			t.Errorf("clusterctl knows %d providers with the name capstan, want %d:\n%s", got, want, out)
 		}
 	}
 }
