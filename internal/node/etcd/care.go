@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// followPeriod is how often an agent asks whether its member leads now: etcd tells nobody.
+	// followPeriod is the period in which an agent checks whether its member leads, because etcd sends no event.
 	followPeriod = time.Second
-	// carePeriod is how often members are asked, for the same reason; busyPeriod while something is
-	// under way, for busyTime at most.
+	// carePeriod is the period in which members are checked, for the same reason; busyPeriod while a change is in progress,
+	// for at most busyTime.
 	carePeriod = 2 * time.Second
 	busyPeriod = 250 * time.Millisecond
 	busyTime   = 5 * time.Minute
-	// retryPause after something that failed.
+	// retryPause is the pause after an error.
 	retryPause = 500 * time.Millisecond
 )
 
 // Objects are the EtcdMembers of the cluster.
 type Objects interface {
-	// List from memory, and a channel that tells of changes.
+	// List returns the cached objects, and a channel that reports changes.
 	List() map[string]etcdv1.EtcdMember
 	Changed() <-chan struct{}
-	// Create makes the object of a member that has none.
+	// Create creates the object of a member that has none.
 	Create(ctx context.Context, name string, spec etcdv1.EtcdMemberSpec) error
-	// ApplyStatus writes what the leader's agent knows of a member.
+	// ApplyStatus writes the part of the status that the leader's agent owns.
 	ApplyStatus(ctx context.Context, name string, status etcdv1.EtcdMemberStatus) error
-	// RenewLease says that this machine's agent looks after etcd.
+	// RenewLease reports that this machine's agent manages etcd.
 	RenewLease(ctx context.Context, holder string, now time.Time) error
 }
 
-// Care looks after all members for as long as the local one leads. Every control plane machine's agent
-// runs it, so whoever leads next takes over.
+// Care manages all members while the local one leads. The agents of all control plane machines run it, so the agent of the
+// next leader takes over.
 type Care struct {
 	// Name of the local member.
 	Name string
@@ -56,7 +56,7 @@ type Care struct {
 	Log      *slog.Logger
 
 	local *client
-	// remote are connections to members by client URL.
+	// remote contains the connections to members by client URL.
 	remote map[string]*client
 	memory
 	renewed time.Time
@@ -87,7 +87,7 @@ func (c *Care) Run(ctx context.Context) error {
 	}
 }
 
-// forget what was seen as a leader.
+// forget drops the observations of a former leader.
 func (c *Care) forget() {
 	for _, r := range c.remote {
 		_ = r.Close()
@@ -96,7 +96,7 @@ func (c *Care) forget() {
 	c.memory, c.renewed = memory{}, time.Time{}
 }
 
-// look looks after etcd once, and says when to look again.
+// look manages etcd once, and returns the time of the next call.
 func (c *Care) look(ctx context.Context) time.Duration {
 	now := time.Now()
 	self, leads := c.leads(ctx)
@@ -105,7 +105,7 @@ func (c *Care) look(ctx context.Context) time.Duration {
 		return followPeriod
 	}
 	if c.led.IsZero() {
-		c.Log.Info("this machine looks after etcd now", "member", hexID(self))
+		c.Log.Info("This machine manages etcd now", "member", hexID(self))
 		c.memory = memory{
 			unstarted: map[uint64]time.Time{}, approved: map[string]time.Time{}, failing: map[uint64]time.Time{},
 			learning: map[uint64]time.Time{}, defragments: map[uint64]time.Time{}, led: now,
@@ -116,7 +116,7 @@ func (c *Care) look(ctx context.Context) time.Duration {
 		err = c.publish(ctx, v)
 	}
 	if err != nil {
-		c.Log.Warn("looking after etcd", "error", err)
+		c.Log.Warn("Cannot manage etcd; the agent tries again", "error", err)
 		return retryPause
 	}
 	a := decide(v)
@@ -124,14 +124,14 @@ func (c *Care) look(ctx context.Context) time.Duration {
 		return c.pause(v)
 	}
 	if err := c.do(ctx, v, a); err != nil {
-		c.Log.Warn("looking after etcd", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why, "error", err)
+		c.Log.Warn("Changing etcd failed; the agent tries again", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why, "error", err)
 		return retryPause
 	}
-	c.Log.Info("looking after etcd", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why)
+	c.Log.Info("etcd changed", "action", a.kind, "member", a.member.Name, "id", hexID(a.member.ID), "why", a.why)
 	return 0
 }
 
-// leads says whether the local member leads, and its id.
+// leads returns whether the local member leads, and its id.
 func (c *Care) leads(ctx context.Context) (uint64, bool) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -142,7 +142,7 @@ func (c *Care) leads(ctx context.Context) (uint64, bool) {
 	return s.Header.MemberId, s.Leader == s.Header.MemberId
 }
 
-// view asks etcd for its members and alarms, and each member for its state.
+// view reads etcd's members and alarms, and the state of each member.
 func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, error) {
 	members, err := c.local.members(ctx)
 	if err != nil {
@@ -170,7 +170,7 @@ func (c *Care) view(ctx context.Context, self uint64, now time.Time) (view, erro
 	return v, nil
 }
 
-// note since when something is so.
+// note records the time since when a state lasts.
 func note[K comparable](times map[K]time.Time, key K, is bool, now time.Time) {
 	if !is {
 		delete(times, key)
@@ -179,7 +179,7 @@ func note[K comparable](times map[K]time.Time, key K, is bool, now time.Time) {
 	}
 }
 
-// probe asks all members at once.
+// probe checks all members at the same time.
 func (c *Care) probe(ctx context.Context, members []Member) {
 	used := map[string]bool{}
 	var wait sync.WaitGroup
@@ -211,7 +211,7 @@ func (c *Care) probe(ctx context.Context, members []Member) {
 	}
 }
 
-// publish makes the objects of members that have none, and writes what has changed.
+// publish creates the missing objects of members, and writes changes.
 func (c *Care) publish(ctx context.Context, v view) error {
 	if v.now.Sub(c.renewed) >= etcdv1.CareLeaseRenewal {
 		if err := c.Objects.RenewLease(ctx, c.Name, v.now); err != nil {
@@ -225,7 +225,7 @@ func (c *Care) publish(ctx context.Context, v view) error {
 		}
 		spec := etcdv1.EtcdMemberSpec{PeerURL: m.PeerURLs[0], ClientURL: m.ClientURLs[0]}
 		if err := c.Objects.Create(ctx, m.Name, spec); err != nil {
-			return fmt.Errorf("making EtcdMember %s: %w", m.Name, err)
+			return fmt.Errorf("creating EtcdMember %s: %w", m.Name, err)
 		}
 		c.Log.Info("EtcdMember made", "member", m.Name)
 	}
@@ -234,7 +234,7 @@ func (c *Care) publish(ctx context.Context, v view) error {
 		want := v.status(o)
 		if differs(o.Status, want) {
 			if err := c.Objects.ApplyStatus(ctx, name, want); err != nil {
-				return fmt.Errorf("status of EtcdMember %s: %w", name, err)
+				return fmt.Errorf("writing the status of EtcdMember %s: %w", name, err)
 			}
 		}
 		note(c.approved, name, apimeta.IsStatusConditionTrue(want.Conditions, etcdv1.LeavingCondition), v.now)
@@ -242,7 +242,7 @@ func (c *Care) publish(ctx context.Context, v view) error {
 	return nil
 }
 
-// do does what was decided, if the local member still leads.
+// do performs the action, if the local member still leads.
 func (c *Care) do(ctx context.Context, v view, a action) error {
 	if self, leads := c.leads(ctx); !leads || self != v.self {
 		return fmt.Errorf("another member leads now")
@@ -283,7 +283,7 @@ func (c *Care) do(ctx context.Context, v view, a action) error {
 	return err
 }
 
-// pause until the next look.
+// pause returns the pause before the next call of look.
 func (c *Care) pause(v view) time.Duration {
 	underWay := func() bool {
 		for _, m := range v.members {

@@ -13,29 +13,28 @@ import (
 )
 
 const (
-	// unstartedTimeout is how long a member that nobody has announced may take to start. Announced ones
-	// have as long as their machine: the control plane provider knows when to give it up.
+	// unstartedTimeout is the longest time until a member without an EtcdMember starts. Announced members have as long as
+	// their machine, because the control plane provider decides when to replace it.
 	unstartedTimeout = 5 * time.Minute
-	// promoteAfter is how long the machine of a learner may take to ask for its vote.
+	// promoteAfter is the longest time until the machine of a learner asks for its vote.
 	promoteAfter = 5 * time.Second
-	// stopTimeout is how long a healthy machine that may leave has to stop its API server.
+	// stopTimeout is the longest time until a healthy machine that may leave has stopped its API server.
 	stopTimeout = 20 * time.Second
 
-	// A file is defragmented when it has at least defragWaste free bytes, and they are more than half of it,
-	// but not more often than once in defragEvery: etcd serves nothing meanwhile.
+	// A file is defragmented when at least defragWaste bytes and more than half of it are free, at most once per
+	// defragEvery, because etcd serves no requests meanwhile.
 	defragWaste = 128 << 20
 	defragEvery = time.Hour
-	// A member that is out of space gets back whatever there is; the alarm goes once a fifth of the
-	// quota is free.
+	// A member that is out of space is defragmented in any case. Its alarm is disarmed when a fifth of the quota is free.
 	defragWasteFull = 1 << 20
 	spaceRegained   = 0.8
-	// compactEvery while there is no space: the API server, which compacts otherwise, cannot.
+	// compactEvery is the period of compactions while there is no space, because the API server cannot compact then.
 	compactEvery = time.Minute
 
 	alarmNoSpace = "NOSPACE"
 )
 
-// view is what decisions are made on.
+// view is the input of decisions.
 type view struct {
 	now time.Time
 	// self is the leader, whose agent decides.
@@ -45,20 +44,20 @@ type view struct {
 	memory
 }
 
-// memory is what a leader's agent has seen since it leads.
+// memory contains the observations of a leader's agent since the member leads.
 type memory struct {
-	// unstarted says since when members are known that never ran.
+	// unstarted contains the times since when members without a start are known.
 	unstarted map[uint64]time.Time
-	// approved says since when machines know that they may leave.
+	// approved contains the times since when machines may leave.
 	approved map[string]time.Time
-	// learning says since when members are learners that answer.
+	// learning contains the times since when learners answer.
 	learning map[uint64]time.Time
-	// failing says since when members do not answer.
+	// failing contains the times since when members do not answer.
 	failing     map[uint64]time.Time
 	defragments map[uint64]time.Time
 	compacted   time.Time
 	led         time.Time
-	// busySince is since when something is under way.
+	// busySince is the time since when a change is in progress.
 	busySince time.Time
 }
 
@@ -74,20 +73,20 @@ const (
 	actDisarm     actionKind = "disarm alarm"
 )
 
-// action on a member. Of moving leadership it is the new leader.
+// action is a change to a member. To move the leadership, it contains the new leader.
 type action struct {
 	kind   actionKind
 	member Member
 	why    string
 }
 
-// healthy says whether a member counts for a quorum: it answers, and follows the same leader.
+// healthy returns whether a member counts for a quorum: it answers, and follows the same leader.
 func (v view) healthy(m Member) bool {
 	return m.Started() && m.Err == nil && m.Leader == v.self && !slices.Contains(m.Alarms, "CORRUPT")
 }
 
-// object of a member: by its name, or by its address as long as it has no name. A machine may have the
-// address of one that is gone.
+// object returns the object of a member, by its name, or by its address if it has no name yet. A machine may have the
+// address of a former member.
 func (v view) object(m Member) (etcdv1.EtcdMember, bool) {
 	if m.Started() {
 		o, found := v.objects[m.Name]
@@ -105,7 +104,7 @@ func (v view) object(m Member) (etcdv1.EtcdMember, bool) {
 	return best, best.Name != ""
 }
 
-// member of an object.
+// member returns the member of an object.
 func (v view) member(o etcdv1.EtcdMember) (Member, bool) {
 	for _, m := range v.members {
 		if mine, found := v.object(m); found && mine.Name == o.Name {
@@ -120,7 +119,7 @@ func (v view) leaving(m Member) bool {
 	return found && o.Spec.Leave
 }
 
-// quorumWithout says whether the voters but one have a quorum of healthy ones, and how it would be.
+// quorumWithout returns whether the voters except one have a quorum of healthy members, and an explanation.
 func (v view) quorumWithout(leaver Member) (bool, string) {
 	voters, healthy := 0, 0
 	var sick []string
@@ -145,18 +144,18 @@ func (v view) quorumWithout(leaver Member) (bool, string) {
 		healthy, voters, voters/2+1, strings.Join(sick, ", "))
 }
 
-// departure is how far a voting member is whose object says leave.
+// departure is the progress of a voting member whose object has leave set.
 type departure struct {
 	reason  string // of the condition Leaving
 	message string
-	// now says that it can be removed at once.
+	// now is true if the member can be removed at once.
 	now bool
-	// heir leads next when the leaver is the leader.
+	// heir leads next if the leaver is the leader.
 	heir Member
 }
 
-// leavers are the voters that are to leave, the next one first: what does not answer, then what was told
-// that it may go, then those that do not lead.
+// leavers returns the voters that must leave, in order: members that do not answer, then members that were approved, then
+// members that do not lead.
 func (v view) leavers() []Member {
 	var out []Member
 	for _, m := range v.members {
@@ -184,7 +183,7 @@ func falseFirst(a, b bool) int {
 	return 1
 }
 
-// departure of a voter that is to leave: one at a time.
+// departure returns the progress of a voter that must leave. Voters leave one at a time.
 func (v view) departure(m Member) departure {
 	if next := v.leavers()[0]; next.ID != m.ID {
 		return departure{reason: etcdv1.QuorumAtRiskReason, message: "Members leave one at a time, and " + next.Name + " is the next"}
@@ -207,7 +206,7 @@ func (v view) departure(m Member) departure {
 	}
 }
 
-// heir is who leads when the leader leaves: a healthy voter that stays, the first by name.
+// heir returns the next leader when the leader leaves: the first healthy voter, by name, that stays.
 func (v view) heir() (Member, bool) {
 	var best Member
 	for _, m := range v.members {
@@ -218,7 +217,7 @@ func (v view) heir() (Member, bool) {
 	return best, best.ID != 0
 }
 
-// decide what to do next; the members that were asked a moment ago are all that counts.
+// decide returns the next action. It uses only the answers of the last check.
 func decide(v view) action {
 	for _, rule := range []func(view) action{removeUnstarted, removeLeaver, promote, mendSpace, defragment} {
 		if a := rule(v); a.kind != actNone {
@@ -228,8 +227,8 @@ func decide(v view) action {
 	return action{}
 }
 
-// removeUnstarted removes members that never ran: those whose machine is not wanted any more, and those
-// that nobody has announced. None of them has a vote that counts, or data.
+// removeUnstarted removes members that never started: those that must leave, and those without an EtcdMember. None of them
+// has data or a vote that counts.
 func removeUnstarted(v view) action {
 	for _, m := range v.members {
 		if m.Started() {
@@ -245,7 +244,7 @@ func removeUnstarted(v view) action {
 	return action{}
 }
 
-// removeLeaver removes one member that is to leave, learners first: they have no vote.
+// removeLeaver removes one member that must leave, learners first, because they have no vote.
 func removeLeaver(v view) action {
 	for _, m := range v.members {
 		if m.Started() && m.Learner && v.leaving(m) {
@@ -265,8 +264,8 @@ func removeLeaver(v view) action {
 	return action{}
 }
 
-// promote gives a learner its vote; etcd refuses while it is behind. Machines ask for it themselves, so
-// this is for those that died in between.
+// promote gives a learner its vote; etcd refuses while the learner is behind. Machines ask for their vote themselves, so
+// this is for machines that ended in between.
 func promote(v view) action {
 	for _, m := range v.members {
 		since, learning := v.learning[m.ID]
@@ -277,8 +276,7 @@ func promote(v view) action {
 	return action{}
 }
 
-// mendSpace clears the alarm of members that ran out of space: history is compacted, what that freed
-// is given back, and then the alarm goes.
+// mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm.
 func mendSpace(v view) action {
 	for _, m := range v.members {
 		if !slices.Contains(m.Alarms, alarmNoSpace) || m.Err != nil || m.Quota == 0 {
@@ -297,8 +295,7 @@ func mendSpace(v view) action {
 	return action{}
 }
 
-// defragment gives back the free part of a database file: one member at a time, the leader last, and
-// only while all members are healthy voters.
+// defragment defragments one database file at a time, the leader's last, and only while all members are healthy voters.
 func defragment(v view) action {
 	var leader action
 	for _, m := range v.members {

@@ -22,13 +22,13 @@ import (
 const (
 	servingSigner  = "kubernetes.io/kubelet-serving"
 	kubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
-	// appliedAuthorities holds the authorities that the services of this machine have been restarted with.
+	// appliedAuthorities contains the authorities that this machine's services were last restarted with.
 	appliedAuthorities = "/etc/capstan/authorities.pem"
 )
 
-// Authorities brings a machine to the certificate authorities that its Node names (docs/certificates.md). A
-// worker takes over what it trusts. The files of a control plane machine come with its bootstrap data: for
-// other authorities it is replaced; only its kubelet's certificates, which others may have signed, follow here.
+// Authorities makes a machine trust the certificate authorities in the annotations of its Node (docs/certificates.md). A
+// worker replaces what it trusts. The files of a control plane machine come with its bootstrap data, and for other
+// authorities the machine is replaced; only its kubelet's certificates, which others may have signed, are renewed here.
 type Authorities struct {
 	Config   *nodeconfig.NodeConfiguration
 	NodeName string
@@ -36,20 +36,21 @@ type Authorities struct {
 	Log      *slog.Logger
 }
 
-// AuthoritiesReport is what a machine says of itself: what it trusts, and who signed its kubelet's certificates.
+// AuthoritiesReport is the machine's report: the authorities that it trusts, and the authority that signed its kubelet's
+// certificates.
 type AuthoritiesReport struct {
 	Trusted []string
 	Kubelet string
 }
 
-// errElsewhere says that the control plane machine has other authorities: it is being replaced.
+// errElsewhere reports that the control plane machine has other authorities and is being replaced.
 var errElsewhere = errors.New("this control plane machine has other certificate authorities and is to be replaced")
 
-// Challenge is what the control plane provider has to sign for this machine.
+// Challenge returns the challenge that the control plane provider must sign for this machine.
 func (a *Authorities) Challenge() (string, error) { return machineTrust.challenge() }
 
-// Follow does all that the bundle asks for, if an authority that the machine trusts has signed it. It can be done
-// again at any time: what is done is left as it is.
+// Follow applies the bundle if an authority that the machine trusts has signed it. It can be repeated at any time and leaves
+// completed steps alone.
 func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature string) (AuthoritiesReport, error) {
 	if err := a.takeOver(bundle, signature); err != nil {
 		return AuthoritiesReport{}, err
@@ -82,7 +83,7 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature strin
 	return report, nil
 }
 
-// takeOver has a worker trust what the bundle says.
+// takeOver makes a worker trust the bundle.
 func (a *Authorities) takeOver(bundle []byte, signature string) error {
 	if has, err := machineTrust.has(bundle); err != nil || has {
 		return err
@@ -93,13 +94,13 @@ func (a *Authorities) takeOver(bundle []byte, signature string) error {
 	return machineTrust.change(bundle, signature)
 }
 
-// signedBy says whether the certificate of a file is signed by an authority.
+// signedBy returns whether an authority has signed the certificate in a file.
 func signedBy(path string, authority *x509.Certificate) bool {
 	certs, err := cert.CertsFromFile(path)
 	return err == nil && certs[0].CheckSignatureFrom(authority) == nil
 }
 
-// renewAll has those certificates signed anew that another authority has signed.
+// renewAll renews the certificates that another authority has signed.
 func (a *Authorities) renewAll(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
 	for _, renew := range []func(context.Context, *x509.Certificate) (bool, error){a.renewKubeletClient, a.renewKubeletServing, a.renewClients} {
 		did, err := renew(ctx, authority)
@@ -115,7 +116,7 @@ func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Ce
 	return a.renewKubelet(ctx, authority, "kubelet-client", kube.Request{Signer: kubeletSigner})
 }
 
-// renewKubeletServing asks for the names and addresses that the kubelet has asked for.
+// renewKubeletServing requests the names and addresses of the kubelet's own request.
 func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.Certificate) (bool, error) {
 	certs, err := cert.CertsFromFile(kubeletServing)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,8 +128,8 @@ func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.C
 	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: servingSigner, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
 }
 
-// renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and puts it where the
-// kubelet takes it from when it starts: by itself it would wait until the old one is about to expire.
+// renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and stores it where the kubelet reads
+// it at its start. The kubelet itself would wait until the old one is about to expire.
 func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certificate, name string, r kube.Request) (bool, error) {
 	if signedBy(filepath.Join(kubeletPKIDir, name+"-current.pem"), authority) {
 		return false, nil
@@ -153,17 +154,16 @@ func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certific
 	if err := kube.LinkCurrent(kubeletPKIDir, name, append(certificate, key...)); err != nil {
 		return false, err
 	}
-	a.Log.Info("certificate of another authority replaced", "certificate", name)
+	a.Log.Info("Certificate of another authority replaced", "certificate", name)
 	return true, os.Remove(r.KeyFile)
 }
 
-// requestPrefix tells requests for the same key under different authorities apart.
+// requestPrefix distinguishes requests for the same key under different authorities.
 func requestPrefix(name string, authority *x509.Certificate) string {
 	return name + "-" + nodeconfig.Fingerprint(authority.Raw)
 }
 
-// renewClients renews the certificates of kube-proxy and the node agent on a worker. A control plane
-// machine has signed its own.
+// renewClients renews the certificates of kube-proxy and the node agent on a worker. A control plane machine signs its own.
 func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certificate) (renewed bool, err error) {
 	if a.Config.Role != nodeconfig.RoleWorker {
 		return false, nil
@@ -177,13 +177,13 @@ func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certific
 			return renewed, err
 		}
 		renewed = true
-		a.Log.Info("certificate of another authority replaced", "user", request.CommonName)
+		a.Log.Info("Certificate of another authority replaced", "user", request.CommonName)
 	}
 	return renewed, nil
 }
 
-// restart restarts what reads its authorities or its certificates only when it starts, and this agent last
-// of all. Pods go on, and get the new authorities into their volumes when the kubelet starts.
+// restart restarts the services that read their authorities or certificates only at their start, and this agent last. Pods
+// continue, and get the new authorities in their volumes when the kubelet starts.
 func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool) error {
 	applied, err := os.ReadFile(appliedAuthorities)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -210,7 +210,7 @@ func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool)
 	if a.Config.Role != nodeconfig.RoleWorker {
 		return nil
 	}
-	a.Log.Info("certificate authorities changed: starting again")
+	a.Log.Info("Certificate authorities changed: the agent restarts")
 	if err := a.Init.Service(ctx, "node-agent", "restart"); err != nil {
 		return err
 	}

@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// joinEtcd makes this machine's etcd a voting member of the cluster's. It says who it is before it asks
-// for membership, so that whatever becomes of it, the membership has an owner.
+// joinEtcd makes this machine's etcd a voting member of the cluster's etcd. It creates its EtcdMember before it asks for
+// membership, so that the membership always has an owner.
 func (n *node) joinEtcd(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
@@ -61,7 +61,7 @@ func (n *node) joinEtcd(ctx context.Context) error {
 	})
 }
 
-// announceEtcd applies the EtcdMember of this machine. One that is to leave is refused for good.
+// announceEtcd applies the EtcdMember of this machine. It refuses permanently if the member must leave.
 func (n *node) announceEtcd(ctx context.Context, client dynamic.Interface) error {
 	applied, err := client.Resource(kube.EtcdMembers).Apply(ctx, n.name, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": etcdv1.GroupVersion.String(), "kind": "EtcdMember",
@@ -93,7 +93,7 @@ func listEtcdMembers(ctx context.Context, client dynamic.Interface) ([]etcdv1.Et
 	return members, nil
 }
 
-// announcedLately are the peer URLs of machines that came in the last moments.
+// announcedLately returns the peer URLs of machines that were announced within lately.
 func announcedLately(ctx context.Context, client dynamic.Interface) ([]string, error) {
 	members, err := listEtcdMembers(ctx, client)
 	var urls []string
@@ -105,10 +105,10 @@ func announcedLately(ctx context.Context, client dynamic.Interface) ([]string, e
 	return urls, err
 }
 
-// lately is how old the announcement of a machine may be that is about to join: they do it at once.
+// lately is the largest age of the announcement of a machine that is about to join, because machines join right after it.
 const lately = 20 * time.Second
 
-// etcdEndpoints are the client URLs of all members that have joined.
+// etcdEndpoints returns the client URLs of all members that have joined.
 func etcdEndpoints(members []etcdv1.EtcdMember) []string {
 	var out []string
 	for _, m := range members {
@@ -120,8 +120,8 @@ func etcdEndpoints(members []etcdv1.EtcdMember) []string {
 	return out
 }
 
-// recordedInitialCluster is what etcd was started with before: it is of no meaning once etcd has data,
-// and a change would restart it.
+// recordedInitialCluster returns the initial cluster of the previous start. etcd ignores it once it has data, and a change
+// would restart etcd.
 func recordedInitialCluster() string {
 	services, _ := supervisor.Load(supervisor.Dir)
 	for _, s := range services {

@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// renewRetry after a renewal that failed: there is a third of a validity left to try.
+	// renewRetry is the pause after a failed renewal. A third of the validity remains for attempts.
 	renewRetry = time.Minute
-	// renewMax: clocks jump and machines sleep, so a renewal that is far off is looked at now and then.
+	// renewMax bounds the pause before a renewal, because clocks can jump and machines can sleep.
 	renewMax = time.Hour
 )
 
-// RenewCertificates renews the leaf certificates of this machine when two thirds of their validity
-// are over, until ctx ends. Nothing is restarted: all components read certificate files anew. The
-// kubelet looks after its own. On control plane machines tell is called with the time at which the first
-// of the certificates expires, whenever that may have changed.
+// RenewCertificates renews the leaf certificates of this machine when two thirds of their validity are over, until ctx ends.
+// It restarts no service, because all components read certificate files again. The kubelet renews its own certificates. On
+// control plane machines, RenewCertificates calls tell with the time when the first certificate expires, whenever that time
+// may have changed.
 func RenewCertificates(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, tell func(time.Time), log *slog.Logger) error {
 	for {
 		next, err := renew(ctx, config, nodeName, tell, log)
 		wait := min(time.Until(next), renewMax)
 		if err != nil {
-			log.Error("renewing certificates", "error", err, "again in", renewRetry)
+			log.Error("Cannot renew certificates", "error", err, "retryIn", renewRetry)
 			wait = renewRetry
 		}
 		select {
@@ -44,7 +44,7 @@ func RenewCertificates(ctx context.Context, config *nodeconfig.NodeConfiguration
 	}
 }
 
-// renew renews what is due and returns when the next one is.
+// renew renews the certificates that are due and returns the time of the next renewal.
 func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, tell func(time.Time), log *slog.Logger) (time.Time, error) {
 	if config.Role == nodeconfig.RoleWorker {
 		return renewClients(ctx, config, nodeName, log)
@@ -65,7 +65,7 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 	if err != nil {
 		return time.Time{}, err
 	}
-	// A key that was lost is made anew, by root.
+	// root creates a lost key again.
 	services, err := supervisor.Load(supervisor.Dir)
 	for _, service := range services {
 		err = errors.Join(err, service.HandOver())
@@ -81,7 +81,7 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 	return next, nil
 }
 
-// firstExpiry is when the first of the leaves expires.
+// firstExpiry returns the time when the first of the leaves expires.
 func firstExpiry(dir string, leaves []certfiles.Leaf) (time.Time, error) {
 	var first time.Time
 	for _, leaf := range leaves {
@@ -110,13 +110,13 @@ func ensureLeaves(dir string, leaves []certfiles.Leaf, validity time.Duration, n
 	return next, nil
 }
 
-// renewClients has a worker's client certificates renewed.
+// renewClients renews a worker's client certificates.
 func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, log *slog.Logger) (time.Time, error) {
 	next := time.Now().Add(renewMax)
 	for _, request := range ClientRequests(config, nodeName) {
 		c, err := pki.ReadCert(request.CertFile)
 		if err != nil {
-			// `node up` is still about to get the first one.
+			// `node up` still has to request the first one.
 			next = time.Now().Add(renewRetry)
 			continue
 		}
@@ -130,14 +130,14 @@ func renewClients(ctx context.Context, config *nodeconfig.NodeConfiguration, nod
 		if err := request.renew(ctx); err != nil {
 			return time.Time{}, err
 		}
-		log.Info("certificate renewed", "user", request.CommonName)
+		log.Info("Certificate renewed", "user", request.CommonName)
 		next = time.Now()
 	}
 	return next, nil
 }
 
-// renew has the certificate signed again. It waits for the approval, with the certificate itself until that expires and
-// with the kubelet's from then on: nobody may have been there to approve the request, or the Cluster was paused.
+// renew requests a new certificate and waits for the approval. It uses the certificate itself until that expires, and the
+// kubelet's from then on: the Cluster may be paused, so that no controller approves the request.
 func (r ClientRequest) renew(ctx context.Context) error {
 	kubeconfig, until := r.credential(time.Now())
 	if !until.IsZero() {
@@ -152,8 +152,8 @@ func (r ClientRequest) renew(ctx context.Context) error {
 	return kube.EnsureCertificate(ctx, client, r.Request, r.CertFile)
 }
 
-// credential is the kubeconfig with which the certificate is requested, and until when that is of use; zero: as long as
-// the kubelet renews its own.
+// credential returns the kubeconfig for the request and the time until which it is valid; a zero time means that the kubelet
+// renews it.
 func (r ClientRequest) credential(now time.Time) (kubeconfig string, until time.Time) {
 	if c, err := pki.ReadCert(r.CertFile); err == nil && pki.ValidAt(c, now) {
 		return r.Kubeconfig, c.NotAfter

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// restoreTimeout of everything, and restoreTries how often it is tried: a store may be away for a moment. After that
-	// the machine says that it has failed, and why.
+	// restoreTimeout bounds the restore, and restoreTries is the number of attempts, because a store may be unavailable for
+	// a moment. Then the machine reports the failure with its cause.
 	restoreTimeout = time.Hour
 	restoreTries   = 5
 	restorePause   = 10 * time.Second
 )
 
-// restoreEtcd lets this machine's etcd begin with a backup, if the bootstrap data name one. What names it, with the
-// credentials of the store, is erased once it is done: from then on the machine has its own data.
+// restoreEtcd initializes this machine's etcd from a backup if the bootstrap data names one. Afterwards it erases the name
+// of the backup and the credentials of the store, because the machine has its own data from then on.
 func (n *node) restoreEtcd(ctx context.Context, path string) error {
 	r, err := loadRestore(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -41,10 +41,10 @@ func (n *node) restoreEtcd(ctx context.Context, path string) error {
 	for try := 1; ; try++ {
 		err = restoring.Run(ctx)
 		if err == nil {
-			n.log.Info("etcd begins with a backup", "backup", r.Name)
+			n.log.Info("etcd was restored from a backup", "backup", r.Name)
 			return os.Remove(path)
 		}
-		n.log.Warn("restoring etcd", "backup", r.Name, "error", err)
+		n.log.Warn("Cannot restore etcd; the machine tries again", "backup", r.Name, "error", err)
 		if try == restoreTries {
 			return fmt.Errorf("restoring etcd from the backup %s: %w", r.Name, err)
 		}

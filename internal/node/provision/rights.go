@@ -14,16 +14,16 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// rights are what a service needs beside the files that everybody can read.
+// rights are what a service needs in addition to files that every user can read.
 type rights struct {
 	// user is empty for root.
 	user         string
 	capabilities []string
-	// owns are files that nobody else reads, and folders that nobody else writes to.
+	// owns are files that no other user reads, and folders that no other user writes to.
 	owns []string
 }
 
-// agentCapabilities let the node agent, which is root, make routes and nftables rules, and renew certificates whose
+// agentCapabilities let the node agent, which runs as root, create routes and nftables rules, and renew certificates whose
 // keys belong to other users.
 var agentCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "NET_ADMIN"}
 
@@ -56,8 +56,8 @@ func serviceRights(command []string) map[string]rights {
 	}
 }
 
-// confine gives the service the rights that it needs and no more. One whose configuration names a unix socket stays
-// root: the socket belongs to a process of the user's, a key management plugin for example.
+// confine gives the service the rights that it needs. A service whose configuration names a unix socket stays root, because
+// the socket belongs to a process of the user, for example a key management plugin.
 func (n *node) confine(service *supervisor.Service) {
 	r, found := serviceRights(service.Command)[service.Name]
 	if !found {
@@ -72,7 +72,7 @@ func (n *node) confine(service *supervisor.Service) {
 	service.Reads = slices.DeleteFunc(reads, func(path string) bool { return slices.Contains(service.Owns, path) })
 }
 
-// extraArgs are the user's own arguments of a service.
+// extraArgs returns the user's own arguments of a service.
 func (n *node) extraArgs(service string) []nodeconfig.Arg {
 	if n.ControlPlane == nil {
 		return nil
@@ -90,7 +90,7 @@ func (n *node) extraArgs(service string) []nodeconfig.Arg {
 	return nil
 }
 
-// ownFolders are those that a command line says the service writes to.
+// ownFolders returns the folders that a service writes to, according to its command line.
 func ownFolders(command []string) []string {
 	var folders []string
 	for _, name := range []string{"data-dir", "wal-dir"} {
@@ -104,13 +104,13 @@ func ownFolders(command []string) []string {
 	return folders
 }
 
-// maxConfig is how much of a file is searched for the names of others.
+// maxConfig is the part of a file that is searched for the names of other files.
 const maxConfig = 1 << 20
 
 var absolutePath = regexp.MustCompile(`/[A-Za-z0-9_./-]+`)
 
-// filesNamedIn are the files that arguments name, and those that these files name in turn: the configuration of
-// admission names that of each plugin.
+// filesNamedIn returns the files that arguments name, and the files that those files name: the configuration of admission
+// names the configuration of each plugin.
 func filesNamedIn(args []nodeconfig.Arg) []string {
 	var files []string
 	add := func(text string) {
@@ -137,7 +137,7 @@ func readConfig(path string) []byte {
 	return data
 }
 
-// namesSocket says whether the command line, or one of the files, names a unix socket.
+// namesSocket returns whether the command line, or one of the files, names a unix socket.
 func namesSocket(command, files []string) bool {
 	if strings.Contains(strings.Join(command, " "), "unix://") {
 		return true

@@ -15,14 +15,14 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// trust is what a machine trusts, and how it comes to trust something else: an authority that it trusts has to
-// sign that, over a challenge of the machine's that is used only once.
+// trust contains what a machine trusts and how that changes: a trusted authority must sign the new authorities together with
+// a challenge of the machine, which is used only once.
 type trust struct{ caFile, challengeFile string }
 
-// machineTrust is that of the machine that this runs on.
+// machineTrust returns the trust of the machine that this process runs on.
 var machineTrust = trust{caFile: caFile, challengeFile: "/etc/capstan/authorities-challenge"}
 
-// challenge is what the next signature has to be over.
+// challenge returns the challenge that the next signature must cover.
 func (t trust) challenge() (string, error) {
 	data, err := os.ReadFile(t.challengeFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -36,7 +36,7 @@ func (t trust) newChallenge() (string, error) {
 	return challenge, certfiles.WriteFile(t.challengeFile, []byte(challenge+"\n"))
 }
 
-// has says whether the bundle has the authorities, in the order, that the machine trusts.
+// has returns whether the bundle contains the authorities that the machine trusts, in the same order.
 func (t trust) has(bundle []byte) (bool, error) {
 	wanted, err := nodeconfig.Fingerprints(bundle)
 	if err != nil {
@@ -53,8 +53,8 @@ func (t trust) has(bundle []byte) (bool, error) {
 	return slices.Equal(wanted, has), nil
 }
 
-// change takes over a bundle that is signed. The challenge is used up before that, so a crash between the two asks
-// for another signature, and never lets one be used twice.
+// change applies a bundle that is signed. It uses up the challenge first: a crash between the two steps requires another
+// signature, and no signature is used twice.
 func (t trust) change(bundle []byte, signature string) error {
 	own, err := cert.CertsFromFile(t.caFile)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package provision is `capstan-init node up`: it makes a machine a node of its cluster, as kubeadm does
-// elsewhere. Certificates and kubeconfigs have kubeadm's paths. Everything can be done again: a
-// second run changes only what is missing or different.
+// Package provision is `capstan-init node up`: it makes a machine a node of its cluster, like kubeadm. Certificates and
+// kubeconfigs have kubeadm's paths. Every step can be repeated: a second run changes only what is missing or different.
 //
 // Layer: node.
 package provision
@@ -28,27 +27,27 @@ import (
 )
 
 const (
-	// readyTimeout of services; an API server on a busy host needs a while.
+	// readyTimeout for services. An API server on a busy host needs several minutes.
 	readyTimeout = 5 * time.Minute
-	// joinTimeout of a machine that is not the first: its control plane may still be coming up.
+	// joinTimeout for machines that join, whose control plane may still be starting.
 	joinTimeout = 15 * time.Minute
 )
 
-// node is the machine that is made a node.
+// node is the machine that becomes a node.
 type node struct {
 	*nodeconfig.NodeConfiguration
 	machine machine.Metadata
 	name    string
-	// hostname of the machine, in lower case as the kubelet takes it; name is the same unless the user chose one.
+	// hostname of the machine in lower case, as the kubelet uses it; name is the same unless the user chose a name.
 	hostname string
 	ips      []netip.Addr
 	init     *initapi.Client
 	log      *slog.Logger
-	// initialCluster is what a joining etcd was told of the others.
+	// initialCluster is the list of members that a joining etcd starts with.
 	initialCluster string
 }
 
-// Run makes this machine a node and returns when it is one.
+// Run makes this machine a node and returns when it is ready.
 func Run(ctx context.Context, log *slog.Logger) error {
 	config, err := nodeconfig.Load(nodeconfig.Path)
 	if err != nil {
@@ -91,12 +90,12 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 	return n, err
 }
 
-// program is a program of the node's Kubernetes version.
+// program returns the path of a program of the node's Kubernetes version.
 func (n *node) program(name string) string {
 	return filepath.Join(machine.AssetsDir, "kubernetes", n.KubernetesVersion, name)
 }
 
-// runtimeProgram is one that all versions share.
+// runtimeProgram returns the path of a program that all versions share.
 func runtimeProgram(name string) string { return filepath.Join(machine.AssetsDir, "node/bin", name) }
 
 func (n *node) ip() string { return n.ips[0].String() }
@@ -109,12 +108,12 @@ func (n *node) ipStrings() []string {
 	return out
 }
 
-// localServer is the API server of this control plane machine.
+// localServer returns the API server of this control plane machine.
 func (n *node) localServer() string {
 	return "https://" + net.JoinHostPort(n.ip(), fmt.Sprint(n.ControlPlane.APIServerPort))
 }
 
-// server is the API server that this machine talks to: its own, or the cluster's endpoint.
+// server returns the API server that this machine uses: its own, or the cluster's endpoint.
 func (n *node) server() string {
 	if n.ControlPlane != nil && n.Role != nodeconfig.RoleWorker {
 		return n.localServer()
@@ -122,9 +121,9 @@ func (n *node) server() string {
 	return "https://" + n.Endpoint
 }
 
-// upControlPlane starts etcd and the API server first, with everything else after them: on a small
-// host the others would only take their time. A machine that is not the first has its etcd join before,
-// because an API server can do nothing with an etcd that has no vote.
+// upControlPlane starts etcd and the API server first and everything else after them, because on a small host the others
+// would slow them down. On a machine that joins, etcd joins before that, because an API server cannot work with an etcd that
+// has no vote.
 func (n *node) upControlPlane(ctx context.Context) error {
 	step := n.steps()
 	if err := errors.Join(n.writeCertificates(), n.writeConfigs()); err != nil {
@@ -168,7 +167,7 @@ func (n *node) upControlPlane(ctx context.Context) error {
 	return err
 }
 
-// upWorker starts containerd while the cluster signs the kubelet's certificate, and then the rest.
+// upWorker starts containerd while the cluster signs the kubelet's certificate, and then the other services.
 func (n *node) upWorker(ctx context.Context) error {
 	step := n.steps()
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
@@ -194,7 +193,7 @@ func (n *node) upWorker(ctx context.Context) error {
 		return n.startServices(groupCtx, named(services, "kubelet", "node-agent")...)
 	})
 	group.Go(func() error {
-		// The agent begins with the kubelet's credential and waits for this one.
+		// The agent starts with the kubelet's credential and waits for its own.
 		if err := n.joinClients(groupCtx, client); err != nil {
 			return err
 		}
@@ -214,19 +213,19 @@ func (n *node) upWorker(ctx context.Context) error {
 	return n.forgetToken()
 }
 
-// steps returns a function that logs how long each step took.
+// steps returns a function that logs the time since the start after each step.
 func (n *node) steps() func(string) {
 	start := time.Now()
 	return func(what string) { n.log.Info(what, "after", time.Since(start).Round(time.Millisecond)) }
 }
 
-// startServices writes service files and has PID 1 start what is new or different.
+// startServices writes service files and makes PID 1 start the new and changed services.
 func (n *node) startServices(ctx context.Context, services ...supervisor.Service) error {
 	if err := os.MkdirAll(supervisor.Dir, 0o755); err != nil {
 		return err
 	}
 	for _, service := range services {
-		// A service that runs already may have had a file of its own replaced.
+		// A file of a service that already runs may have been replaced.
 		if err := errors.Join(service.Write(supervisor.Dir), service.HandOver()); err != nil {
 			return err
 		}
@@ -258,18 +257,18 @@ func named(services []supervisor.Service, names ...string) []supervisor.Service 
 	return out
 }
 
-// loadPause imports the pause image, which no registry has. containerd keeps it: it is pinned.
+// loadPause imports the pause image, which no registry has. containerd keeps it because it is pinned.
 func (n *node) loadPause(ctx context.Context) error {
 	if err := n.init.WaitReady(ctx, readyTimeout, "containerd"); err != nil {
 		return err
 	}
 	archive, err := os.Open(filepath.Join(machine.AssetsDir, "images/pause.tar"))
 	if err != nil {
-		return fmt.Errorf("the pause image: %w", err)
+		return fmt.Errorf("loading the pause image: %w", err)
 	}
 	defer func() { _ = archive.Close() }()
 	if _, err := images.Import(ctx, images.Socket, archive); err != nil {
-		return fmt.Errorf("the pause image: %w", err)
+		return fmt.Errorf("loading the pause image: %w", err)
 	}
 	return nil
 }
