@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a command only if its inputs have changed since it last succeeded.
+# Runs a command if its inputs have changed since its last success.
 #
 #   hack/cached.sh NAME 'OUTPUT...' 'INPUT...' COMMAND [ARGUMENT...]
 #
-# Go caches packages, but even a fully cached link of Kubernetes takes ten
-# seconds. The stamp is a hash over the content of the inputs (files or folders),
-# the command and the Go version, so neither a checkout nor a touch invalidates
-# it. Two makes at once in one checkout wait for each other.
+# Go caches packages, but the link of Kubernetes alone takes ten seconds. The
+# stamp is a hash of the content of the inputs (files or folders), the command and
+# the Go version. A checkout or a touch does not invalidate it. Concurrent calls
+# in one checkout wait for each other.
 set -euo pipefail
 
 name=$1 outputs=$2 inputs=$3
@@ -14,7 +14,7 @@ shift 3
 stamp=bin/.stamp/$name
 mkdir -p bin/.stamp
 
-# The lock is not inherited by the command: a daemon started by it must not hold it.
+# The command does not inherit the lock: a daemon that it starts must not keep it.
 exec 9>"$stamp.lock"
 flock 9
 
@@ -39,7 +39,7 @@ start=$SECONDS
 rm -f "$stamp"
 "$@" 9>&-
 for output in $outputs; do
-	[[ -e $output ]] || { echo "$name did not make $output" >&2; exit 1; }
+	[[ -e $output ]] || { echo "cached.sh: wanted $output from $name, found no such file" >&2; exit 1; }
 done
 echo "$hash" >"$stamp"
 echo "<== $name ($((SECONDS - start)) s)" >&2

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds Cluster API's managers and clusterctl, and copies the manifests of the
-# same version out of its module.
+# Builds Cluster API's managers and clusterctl, and copies the manifests from the
+# same version of its module.
 #
 #   hack/capi-build.sh core      bin/capi/capi-core-manager, bin/clusterctl, bin/capi/crds,
 #                                bin/capi/repository (clusterctl's local repository)
 #   hack/capi-build.sh kubeadm   bin/capi/capi-kubeadm-{bootstrap,control-plane}-manager,
 #                                bin/capi/kubeadm-crds, and their part of the repository
 #
-# KUBECTL renders the components (kustomize of its own wants a newer Go).
+# KUBECTL renders the components (the separate kustomize needs a newer Go).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,7 +38,7 @@ manifests() {
 	local repository=bin/capi/repository/$3/$version
 	rm -rf "bin/capi/$2" "bin/capi/repository/$3"
 	mkdir -p "bin/capi/$2" "$repository"
-	# The module cache is read-only, copies of it need not be.
+	# Files in the module cache are read-only; the copies are not.
 	cp --no-preserve=mode "$source/$1"/config/crd/bases/*.yaml "bin/capi/$2/"
 	cp --no-preserve=mode "$source/metadata.yaml" "$repository/"
 	"$KUBECTL" kustomize "$source/$1/config/default" >"$repository/$4"

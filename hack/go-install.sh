@@ -4,8 +4,8 @@
 #
 #   LDFLAGS=... hack/go-install.sh MODULE-FOLDER OUTPUT-FOLDER [go build flag...] PACKAGE...
 #
-# They are built beside and then moved, because a binary that runs cannot be
-# written to, and whoever starts one meanwhile must not get half of it.
+# The binaries are built in a temporary folder and then moved: a running binary
+# cannot be overwritten, and no process must start an incomplete file.
 set -euo pipefail
 
 module=$1 out=$(realpath -m "$2")

@@ -1,12 +1,12 @@
 #!/bin/sh
-# gotest.sh GOTESTSUM PACKAGES [go test flags]: runs the tests of packages, as many words. The events of the run stay in
-# bin/test-events for "make test-times".
+# gotest.sh GOTESTSUM PACKAGES [go test flags]: runs the tests of packages. PACKAGES is one argument, separated by spaces. The
+# events of the run are stored in bin/test-events for "make test-times".
 #
-# One test that fails is run once more by itself, and the summary still names its first failure: on a slow box a
-# hundred real processes meet timings that no developer has seen. More than a few are not chance, and are not run again.
+# A failed test is repeated once by itself, because timings on a slow box with many real processes differ. The summary still
+# contains the first failure. If more than ten tests fail, none is repeated.
 #
-# A package that fails outside of its tests, because what they all need did not start or something was left behind,
-# fails for good: gotestsum would run it once more without any test, and call that a success.
+# A package that fails outside of its tests is a failure, for example if its setup fails or its tests leave processes behind:
+# gotestsum would repeat it without any test and report a success.
 set -eu
 gotestsum=$1 packages=$2
 shift 2

@@ -12,7 +12,7 @@ cd "$module"
 
 IFS=. read -r major minor _ <<<"${GIT_VERSION#v}"
 flags="-s -w"
-# client-go has a copy of its own: it makes the User-Agent of every client.
+# client-go has its own copy, which it uses for the User-Agent of clients.
 for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 	for pair in "gitVersion=$GIT_VERSION" "gitMajor=$major" "gitMinor=$minor" \
 		gitCommit= gitTreeState=clean "buildDate=$BUILD_DATE"; do
@@ -21,7 +21,8 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 done
 
 mkdir -p "$out"
-# Built beside, then moved: a binary that is running cannot be written to.
+# The binary is built under another name and then moved: a running binary cannot
+# be overwritten.
 go build -trimpath -ldflags "$flags" -o "$out/.capstan-kube.new" .
 mv -f "$out/.capstan-kube.new" "$out/capstan-kube"
 for name in $("$out/capstan-kube" --list); do

@@ -4,14 +4,14 @@
 #   hack/kube-module.sh v1.36.3
 #
 # k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by
-# folders that are not part of the module, so whoever imports it must replace
-# each of them by the published v0.Y.Z. The list changes with every minor: it is
-# read from the release's own go.mod. etcd, etcdctl and etcdutl are pinned to
-# the version that the release itself asks for.
+# folders outside of the module. A module that imports it must replace each of
+# them by the published v0.Y.Z. The list changes with each minor version, so it is
+# read from the go.mod of the release. etcd, etcdctl and etcdutl are pinned to the
+# version that the release requires.
 set -euo pipefail
 
 version=${1:?usage: hack/kube-module.sh vX.Y.Z}
-[[ $version =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || { echo "not a release version: $version" >&2; exit 1; }
+[[ $version =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || { echo "kube-module.sh: wanted a release version such as v1.36.3, found $version" >&2; exit 1; }
 minor=${BASH_REMATCH[1]} staging=v0.${BASH_REMATCH[1]}.${BASH_REMATCH[2]}
 dir=$(dirname "$0")/../kube/v1.$minor
 mkdir -p "$dir"
@@ -24,8 +24,8 @@ json() { sed -n "s/.*\"$1\": \"\\([^\"]*\\)\".*/\\1/p" | head -n1; }
 info=$(cd / && go mod download -json "k8s.io/kubernetes@$version")
 mod=$(json GoMod <<<"$info")
 
-# Start from nothing: a requirement left over from the previous patch release
-# would silently keep a newer dependency than the release was tested with.
+# Start with an empty file: a requirement of the previous patch release could keep
+# a newer dependency than the release was tested with.
 cat >go.mod <<MOD
 module capstan.dev/capstan/kube/v1-$minor
 
@@ -46,7 +46,7 @@ done
 go mod edit "${args[@]}"
 go mod tidy
 
-# What the binaries report. The commit is not known: a module has none.
+# The version that the binaries report. A module contains no commit.
 time=$(cd / && go list -m -json "k8s.io/kubernetes@$version" | json Time)
 cat >version.env <<ENV
 # Written by hack/kube-module.sh: what the binaries report as their version.

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds what a machine needs beside Kubernetes: containerd, runc and the CNI
-# plugins, into bin/node.
+# Builds the programs of a machine, except for Kubernetes, into bin/node:
+# containerd, runc and the CNI plugins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version() { (cd "$1" && go list -m -f '{{.Version}}' "$2"); }
 
-# Debian's libseccomp is linked in statically: runc also runs inside machines,
-# which need not have the library. osusergo and netgo keep glibc's name service
-# out, which cannot be linked statically.
+# libseccomp of Debian is linked statically: runc also runs inside machines, which
+# may lack the library. osusergo and netgo exclude the name service of glibc, which
+# cannot be linked statically.
 CGO_ENABLED=1 LDFLAGS='-linkmode external -extldflags "-static"' \
 	hack/go-install.sh node/runc bin/node/bin \
 	-tags seccomp,osusergo,netgo,urfave_cli_no_docs github.com/opencontainers/runc

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a release below a folder, from what is built and with neither Docker nor a registry.
+# Creates a release in a folder from the files in bin/. It needs neither Docker nor a registry.
 #
 #   hack/release.sh programs VERSION             fails unless bin/ was built for VERSION
-#   hack/release.sh manifests VERSION [FOLDER]   what clusterctl reads
+#   hack/release.sh manifests VERSION [FOLDER]   the files for clusterctl
 #   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
 #   hack/release.sh host VERSION [FOLDER]        the programs of a host
 #   hack/release.sh checksums VERSION [FOLDER]
@@ -13,7 +13,7 @@
 #   repository/LABEL/VERSION/  clusterctl's local repository, with Cluster API core of the pinned version
 #   clusterctl.yaml            a configuration for clusterctl that names the local repository
 #
-# KUBECTL renders the components (kustomize of its own wants a newer Go).
+# KUBECTL renders the components (the separate kustomize needs a newer Go).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,24 +29,23 @@ assets=$out/assets/$version
 
 core_version() { basename bin/capi/repository/cluster-api/v*; }
 
-# programs looks at what was built: clusterctl compares the versions that the embedded plane records with those of
-# other planes, and hosts tell theirs.
+# programs checks the version of the programs. The embedded plane records it for clusterctl, and hosts report it.
 programs() {
 	local p found
 	found=$(bin/capstan version | sed -n 's/^capstan //p')
 	if [[ $found != "$version" ]]; then
-		echo "release.sh: wanted bin/capstan of $version, found $found: make release VERSION=$version" >&2
+		echo "release.sh: wanted bin/capstan of version $version, found $found: run make release VERSION=$version" >&2
 		exit 1
 	fi
 	for p in capstan capstan-init capstand manager; do
 		if go version -m "bin/$p" | grep -q maxLife; then
-			echo "release.sh: bin/$p bounds the life of certificates, as only make test-expiry may: make release VERSION=$version" >&2
+			echo "release.sh: bin/$p limits the validity of certificates, which is only for make test-expiry: run make release VERSION=$version" >&2
 			exit 1
 		fi
 	done
 	for p in capstand manager; do
 		if ! go version -m "bin/$p" | grep -qE -- "-ldflags=.*Version=${version//./\\.}[ \"]"; then
-			echo "release.sh: bin/$p was not built for $version: make release VERSION=$version" >&2
+			echo "release.sh: wanted bin/$p of version $version, found another version: run make release VERSION=$version" >&2
 			exit 1
 		fi
 	done
@@ -82,8 +81,8 @@ repository() {
 	cp "$@" "$folder/"
 }
 
-# core copies Cluster API core, for boxes that cannot pull its image: the module's own manifests name an image
-# that only exists while Cluster API is being developed.
+# core copies the manifests of Cluster API core, for boxes without access to its registry. The manifests in the module
+# contain a staging image, which releases do not have.
 core() {
 	local core
 	core=$(core_version)
@@ -120,8 +119,8 @@ images() {
 	"$work/mkimage" -name "$REGISTRY/cluster-api-controller:$(core_version)" -out "$assets/cluster-api-controller-image.tar" "$work/manager"
 }
 
-# host packs what a host needs, with its unit, to be unpacked to /usr/lib/capstan, also over an older release: tar replaces
-# each file by a new one, and the versions of Kubernetes that are not in it stay. The same content gives the same bytes.
+# host packs the programs of a host and the unit, for /usr/lib/capstan. The archive can be unpacked over an older release: tar replaces
+# each file, and other Kubernetes versions stay. The same content gives the same bytes.
 host() {
 	mkdir -p "$assets"
 	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \

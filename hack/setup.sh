@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the build and the machines need, if they are
-# missing; says nothing and needs no root and no network if they are all there.
+# Installs missing Debian packages for the build and for machines. If all are
+# installed, it prints nothing and needs neither root nor network.
 set -euo pipefail
 
 packages=(
@@ -11,7 +11,7 @@ packages=(
 )
 
 if ! command -v dpkg-query >/dev/null; then
-	echo "Not a Debian system: please install what corresponds to: ${packages[*]}" >&2
+	echo "setup.sh: wanted a Debian system, found no dpkg-query: install the equivalents of these packages: ${packages[*]}" >&2
 	exit 0
 fi
 missing=()
@@ -21,7 +21,7 @@ done
 ((${#missing[@]})) || exit 0
 
 if ((EUID)); then
-	echo "Missing packages; as root: apt-get install ${missing[*]}" >&2
+	echo "setup.sh: packages are missing: run as root: apt-get install ${missing[*]}" >&2
 	exit 1
 fi
 echo "==> apt-get install ${missing[*]}" >&2

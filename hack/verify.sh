@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails if "make generate" or "go mod tidy" would change anything. It works on a
-# copy of the files as they are (committed or not), so it changes nothing itself.
+# Fails if "make generate" or "go mod tidy" would change a file. It works on a copy
+# of the current files (committed or not), so it changes none of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,11 +16,11 @@ ln -s "$PWD/bin" "$copy/bin" # the tools
 failed=0
 make -s -C "$copy" generate
 if ! diff -rq -x bin "$copy.before" "$copy" | sed "s#$copy[^/ :]*/\\{0,1\\}##g" >&2; then
-	echo 'make generate would change the files above' >&2
+	echo 'verify.sh: the files above are outdated: run make generate' >&2
 	failed=1
 fi
 while IFS= read -r -d '' mod; do
 	dir=$(dirname "$mod")
-	(cd "$copy/$dir" && go mod tidy -diff) || { echo "go mod tidy is needed in $dir" >&2; failed=1; }
+	(cd "$copy/$dir" && go mod tidy -diff) || { echo "verify.sh: go.mod or go.sum in $dir is outdated: run go mod tidy there" >&2; failed=1; }
 done < <(git ls-files -z -- go.mod '*/go.mod')
 exit $failed

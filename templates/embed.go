@@ -5,7 +5,7 @@ package templates
 
 import "embed"
 
-// FS holds cluster-template.yaml and its flavors.
+// FS contains cluster-template.yaml, its flavors and the ClusterClass.
 //
 //go:embed *
 var FS embed.FS

@@ -1,4 +1,4 @@
-// Command capstan-init is PID 1 of a machine. Its subcommands make the machine a node.
+// Command capstan-init is PID 1 of a machine. Its subcommands configure the machine as a Kubernetes node.
 //
 // Layer: main.
 package main
@@ -24,7 +24,7 @@ import (
 	"capstan.dev/capstan/internal/node/provision"
 )
 
-// gcPercent keeps what lives on every machine small; both do little.
+// gcPercent reduces the memory of these two processes, which run on each machine and do little work.
 const gcPercent = 25
 
 func main() {
@@ -50,13 +50,13 @@ func command(log *slog.Logger) *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	node := &cobra.Command{Use: "node", Short: "Make this machine a Kubernetes node"}
+	node := &cobra.Command{Use: "node", Short: "Configure this machine as a Kubernetes node"}
 	node.AddCommand(&cobra.Command{
-		Use: "up", Short: "Make certificates and configuration, start the services, wait until they are ready",
+		Use: "up", Short: "Create certificates and configuration, start the services, and wait until they are ready",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return provision.Run(cmd.Context(), log) },
 	}, &cobra.Command{
-		Use: "agent", Short: "Look after pod network, DNS endpoints and certificates",
+		Use: "agent", Short: "Maintain the pod network, DNS endpoints and certificates",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			debug.SetGCPercent(gcPercent)
@@ -68,7 +68,7 @@ func command(log *slog.Logger) *cobra.Command {
 }
 
 func serviceCommand() *cobra.Command {
-	service := &cobra.Command{Use: "service", Short: "Look after the services of this machine"}
+	service := &cobra.Command{Use: "service", Short: "List and control the services of this machine"}
 	service.AddCommand(&cobra.Command{
 		Use: "list", Short: "List the services", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return listServices(cmd.Context()) },
@@ -115,7 +115,7 @@ func statusCommand() *cobra.Command {
 	return cmd
 }
 
-// imagesCommand has the subcommand that capstand runs for `capstan load image`.
+// imagesCommand contains the subcommand that capstand runs for `capstan load image`.
 func imagesCommand() *cobra.Command {
 	c := &cobra.Command{Use: "images", Short: "Manage the images of this machine"}
 	c.AddCommand(&cobra.Command{

@@ -1,4 +1,4 @@
-// Command capstan makes a Linux box into Kubernetes clusters, and looks after them.
+// Command capstan creates and manages Kubernetes clusters on Linux hosts.
 //
 // Layer: main.
 package main

@@ -21,17 +21,17 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// hollowCommand serves a host whose machines are made of nothing. It needs no privileges.
+// hollowCommand serves a host with simulated machines. It needs no privileges.
 func hollowCommand(log *slog.Logger) *cobra.Command {
 	var o options
 	var c hollow.Config
 	var memory string
 	cmd := &cobra.Command{
 		Use:   "hollow",
-		Short: "Be a host whose machines are made of nothing, to try or to test hundreds of them",
-		Long: `Be a host whose machines are made of nothing: they come up after a while, register a Node in their
-cluster and keep it healthy, but run no container. Control planes need a real host: set spec.controlPlane
-of this one's CapstanHost to false.`,
+		Short: "Serve a host with simulated machines, for tests with hundreds of machines",
+		Long: `Serve a host with simulated machines. A machine starts after a delay, registers a Node in its cluster and keeps it
+healthy. It runs no containers. Control planes need a real host: set spec.controlPlane of the CapstanHost of the
+simulated host to false.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			quantity, err := resource.ParseQuantity(memory)
@@ -44,22 +44,22 @@ of this one's CapstanHost to false.`,
 	}
 	hostname, _ := os.Hostname()
 	f := cmd.Flags()
-	f.StringVar(&c.Root, "root", "/var/lib/capstan/hollow", "folder of all state, made when missing")
-	f.StringVar(&o.socket, "socket", "", "path of the unix socket to serve on (default <root>/capstand.sock)")
-	f.StringVar(&o.socketGroup, "socket-group", "", "group, by name or number, that may connect too (mode 0660)")
-	f.IntVar(&o.socketUID, "socket-uid", -1, "user, by number, that owns the socket (default the caller)")
+	f.StringVar(&c.Root, "root", "/var/lib/capstan/hollow", "folder of all state; created if missing")
+	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
+	f.StringVar(&o.socketGroup, "socket-group", "", "group, name or number, that can also connect (mode 0660)")
+	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: the current user)")
 	o.addListenFlags(f)
 	f.StringVar(&c.Name, "name", hostname+"-hollow", "name of the host")
-	f.Int32Var(&c.CPUs, "cpus", 1024, "processors that the host says it has")
-	f.StringVar(&memory, "memory", "16Ti", "memory that the host says it has for machines")
-	f.StringSliceVar(&c.Versions, "versions", nil, "versions of Kubernetes that machines can claim to run, for example v1.36.3")
+	f.Int32Var(&c.CPUs, "cpus", 1024, "number of processors that the host reports")
+	f.StringVar(&memory, "memory", "16Ti", "memory for machines that the host reports")
+	f.StringSliceVar(&c.Versions, "versions", nil, "Kubernetes versions that machines can report, for example v1.36.3")
 	f.DurationVar(&c.Behaviour.StartDelay, "start-delay", 500*time.Millisecond, "time until a machine runs")
-	f.DurationVar(&c.Behaviour.BootDelay, "boot-delay", 1500*time.Millisecond, "time from there until its Node registers")
+	f.DurationVar(&c.Behaviour.BootDelay, "boot-delay", 1500*time.Millisecond, "time from the start of a machine until its Node registers")
 	f.Float64Var(&c.Behaviour.Jitter, "jitter", 0.2, "fraction by which the delays vary")
 	f.Float64Var(&c.Behaviour.FailStart, "fail-start", 0, "probability that a machine never runs")
 	f.Float64Var(&c.Behaviour.FailBootstrap, "fail-bootstrap", 0, "probability that a machine's bootstrap fails")
-	f.DurationVar(&c.Behaviour.FailAfter, "fail-after", 0, "time for which a machine runs on average until it fails (0: for ever)")
-	f.DurationVar(&c.Behaviour.LeaseInterval, "lease-interval", 10*time.Second, "how often a machine renews its Node's lease, at most 40s")
+	f.DurationVar(&c.Behaviour.FailAfter, "fail-after", 0, "average time until a running machine fails; 0 for never")
+	f.DurationVar(&c.Behaviour.LeaseInterval, "lease-interval", 10*time.Second, "interval between renewals of a Node's lease, at most 40s")
 	_ = cmd.MarkFlagRequired("versions")
 	return cmd
 }
@@ -114,17 +114,17 @@ func checkHollow(c hollow.Config) error {
 	var errs []error
 	for _, v := range c.Versions {
 		if !strings.HasPrefix(v, "v") {
-			errs = append(errs, fmt.Errorf("--versions %q: want a version with a leading v, for example v1.36.3", v))
+			errs = append(errs, fmt.Errorf("wanted --versions with a leading v, for example v1.36.3, found %q", v))
 		}
 	}
 	b := c.Behaviour
 	for name, p := range map[string]float64{"--fail-start": b.FailStart, "--fail-bootstrap": b.FailBootstrap, "--jitter": b.Jitter} {
 		if p < 0 || p > 1 {
-			errs = append(errs, fmt.Errorf("%s %v: want a number from 0 to 1", name, p))
+			errs = append(errs, fmt.Errorf("wanted %s from 0 to 1, found %v", name, p))
 		}
 	}
 	if b.LeaseInterval > 40*time.Second {
-		errs = append(errs, fmt.Errorf("--lease-interval %s: a Node counts as lost after 40s", b.LeaseInterval))
+		errs = append(errs, fmt.Errorf("wanted --lease-interval of at most 40s, found %s: a Node is lost after 40s", b.LeaseInterval))
 	}
 	return errors.Join(errs...)
 }

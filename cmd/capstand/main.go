@@ -52,7 +52,7 @@ func command(log *slog.Logger) *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:           "capstand",
-		Short:         "Make machines, networks and load balancers of Cluster API clusters on this Linux host",
+		Short:         "Run machines, networks and load balancers of Cluster API clusters on this Linux host",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -60,24 +60,24 @@ func command(log *slog.Logger) *cobra.Command {
 	}
 	hostname, _ := os.Hostname()
 	f := cmd.Flags()
-	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state, made when missing")
-	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs that machines run, as `make build` fills it")
-	f.StringVar(&o.backups, "backups", "", "folder for backups of clusters' etcd; control plane machines find their cluster's part of it at /var/lib/capstan/backups (default <root>/backups)")
-	f.StringVar(&o.socket, "socket", "", "path of the unix socket to serve on (default <root>/capstand.sock)")
+	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state; created if missing")
+	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs of machines: the output of make build")
+	f.StringVar(&o.backups, "backups", "", "folder for etcd backups of clusters; control plane machines see the folder of their cluster at /var/lib/capstan/backups (default: <root>/backups)")
+	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
 	f.StringVar(&o.name, "name", hostname, "name of the host")
-	f.StringVar(&o.socketGroup, "socket-group", "", "group, by name or number, that may connect too (mode 0660)")
-	f.IntVar(&o.socketUID, "socket-uid", -1, "user, by number, that owns the socket (default root)")
+	f.StringVar(&o.socketGroup, "socket-group", "", "group, name or number, that can also connect (mode 0660)")
+	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: root)")
 	o.addListenFlags(f)
-	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that is kept from machines, for the host itself and for the management plane")
-	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free space of the host below which it accepts no new machine")
+	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that machines cannot use: for the host itself and the management plane")
+	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free disk space below which the host accepts no new machine")
 	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
-	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "user and group, by number, that load balancers run as")
+	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "number of the user and group of load balancers")
 	return cmd
 }
 
 func run(ctx context.Context, o options, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
-		return errors.New("capstand makes containers and networks and must run as root")
+		return errors.New("wanted to run as root, found another user: capstand creates containers and networks")
 	}
 	config, socket, err := o.parse()
 	if err != nil {
@@ -95,7 +95,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	}
 	err = o.serve(ctx, socket, h, log)
 	h.Wait()
-	log.Info("capstand ends; machines and load balancers go on")
+	log.Info("capstand ends. Machines and load balancers continue")
 	return err
 }
 
@@ -148,14 +148,14 @@ func balancerCommand(log *slog.Logger) *cobra.Command {
 	var config string
 	cmd := &cobra.Command{
 		Use:    "balancer",
-		Short:  "Be the load balancer of one cluster (capstand starts it)",
+		Short:  "Run the load balancer of one cluster (capstand starts it)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return balancer.New(filepath.Dir(config), balancer.DefaultTiming, log).Run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&config, "config", "", "configuration file; its folder also takes the status")
+	cmd.Flags().StringVar(&config, "config", "", "configuration file; the status is written to the same folder")
 	_ = cmd.MarkFlagRequired("config")
 	return cmd
 }

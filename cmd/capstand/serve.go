@@ -19,22 +19,22 @@ import (
 
 // addListenFlags adds the flags of the TCP listener.
 func (o *options) addListenFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.listen, "listen", "", "address, host:port, to serve on over TCP with mutual TLS, beside the socket (default none)")
-	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for --listen (default <root>/tls/server.crt, as `capstan host credentials` makes it)")
-	f.StringVar(&o.tls.Key, "tls-key", "", "private key of --tls-cert (default <root>/tls/server.key)")
-	f.StringVar(&o.tls.ClientCA, "client-ca", "", "authority of the certificates that clients must have (default <root>/tls/ca.crt)")
-	f.StringVar(&o.tls.ClientName, "client-name", credentials.ClientName, "common name, or DNS name, that the certificates of clients must have; who has one is root on this host")
+	f.StringVar(&o.listen, "listen", "", "address, host:port, for TCP with mutual TLS, in addition to the socket (default: none)")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "certificate for --listen; 'capstan host credentials' creates it (default: <root>/tls/server.crt)")
+	f.StringVar(&o.tls.Key, "tls-key", "", "private key of --tls-cert (default: <root>/tls/server.key)")
+	f.StringVar(&o.tls.ClientCA, "client-ca", "", "certificate authority of clients (default: <root>/tls/ca.crt)")
+	f.StringVar(&o.tls.ClientName, "client-name", credentials.ClientName, "common name or DNS name that client certificates must have; any client with such a certificate has root access to this host")
 }
 
-// handshakeTimeout bounds how long a connection may take to say who it is.
+// handshakeTimeout limits the TLS handshake of a connection.
 const handshakeTimeout = 10 * time.Second
 
-// server answers on a listener until the context is done.
+// server answers requests on a listener until the context ends.
 type server interface {
 	Serve(context.Context, net.Listener, ...grpc.ServerOption) error
 }
 
-// serve answers on the socket and, if asked to, on TCP. One that cannot go on ends the other one.
+// serve answers requests on the socket and, with --listen, on TCP. An error of one listener ends both.
 func (o options) serve(ctx context.Context, socket host.Socket, s server, log *slog.Logger) error {
 	local, err := socket.Listen()
 	if err != nil {
@@ -54,7 +54,7 @@ func (o options) serve(ctx context.Context, socket host.Socket, s server, log *s
 	return g.Wait()
 }
 
-// tlsFiles are those of the TCP listener.
+// tlsFiles are the certificate files of the TCP listener.
 func (o options) tlsFiles() credentials.Server {
 	files := credentials.In(filepath.Join(o.root, "tls"))
 	files.ClientName = o.tls.ClientName

@@ -87,7 +87,7 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the cluster's objects; made when it is missing")
+	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the cluster's objects; created if missing")
 	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest of this box)")
 	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "number of control plane machines; must be odd")
 	f.IntVar(&o.workers, "workers", 1, "number of worker machines")
