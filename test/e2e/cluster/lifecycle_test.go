@@ -46,6 +46,7 @@ func TestLifecycle(t *testing.T) {
 		{"a killed machine comes back", killMachine},
 		{"killed daemons come back and touch nothing", killDaemons},
 		{"a reboot", reboot},
+		{"a pod that fills its disk is evicted", evictFromFullDisk},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
 			t.FailNow()

@@ -4,19 +4,27 @@ package controlplane
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/thread"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -58,6 +66,127 @@ func losePackets(t *testing.T, s *subject) {
 	}
 	s.progress(t, 50)
 	s.same(t, before)
+}
+
+// slowMembers delays each message between members of etcd by 100 ms, so that an answer takes longer than the interval of etcd's
+// heartbeats. Writes go on, each of them later by one exchange at least, and nothing is replaced.
+func slowMembers(t *testing.T, s *subject) {
+	const delay, writes = 100 * time.Millisecond, 20
+	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
+	for _, name := range before {
+		t.Cleanup(delayPeers(t, name, delay))
+	}
+	// From the second write on, all connections of before are gone.
+	s.progress(t, 2)
+	start := time.Now()
+	s.progress(t, writes)
+	if took := time.Since(start); took < (writes-1)*2*delay {
+		t.Errorf("%d writes took %s: they were not delayed", writes, took)
+	}
+	s.same(t, before)
+}
+
+// peerPort is where members of etcd answer each other.
+const peerPort = 2380
+
+// delayPeers delays what the etcd of a machine sends to other members, and their answers. The machine's connections to them go
+// through a relay in its network namespace, because the kernel may have no netem.
+func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func()) {
+	t.Helper()
+	const mark = 0xca9
+	pid, err := strconv.Atoi(pid1(t, machine))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dialer := net.Dialer{Timeout: 5 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark) })
+		return err
+	}}
+	var listener net.Listener
+	err = enter(pid, func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				var member net.Conn
+				to, err := originalDestination(client.(*net.TCPConn))
+				if err == nil {
+					err = enter(pid, func() (err error) {
+						member, err = dialer.Dial("tcp", to.String())
+						return err
+					})
+				}
+				if err != nil {
+					_ = client.Close()
+					return
+				}
+				go carryLate(client, member, delay)
+				carryLate(member, client, delay)
+			}()
+		}
+	}()
+	mendRules := rules(t, machine, "slow", fmt.Sprintf(`
+	chain relay { type nat hook output priority -150; oifname "eth0" tcp dport %[1]d meta mark != %[2]d redirect to :%[3]d; }
+	chain former { type filter hook output priority 0; oifname "eth0" tcp dport %[1]d meta mark != %[2]d reject with tcp reset; }
+`, peerPort, mark, listener.Addr().(*net.TCPAddr).Port))
+	return func() {
+		mendRules()
+		_ = listener.Close()
+	}
+}
+
+// enter runs f in the network namespace of a process.
+func enter(pid int, f func() error) error {
+	ns, err := netns.GetFromPid(pid)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	thread.Throwaway(func() {
+		if err = netns.Set(ns); err == nil {
+			err = f()
+		}
+	})
+	return err
+}
+
+// originalDestination is where a redirected connection was going.
+func originalDestination(conn *net.TCPConn) (to netip.AddrPort, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return to, err
+	}
+	_ = raw.Control(func(fd uintptr) {
+		// A sockaddr_in has the size of this answer's first field.
+		var answer *unix.IPv6Mreq
+		if answer, err = unix.GetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IP, unix.SO_ORIGINAL_DST); err == nil {
+			a := answer.Multiaddr
+			to = netip.AddrPortFrom(netip.AddrFrom4([4]byte(a[4:8])), binary.BigEndian.Uint16(a[2:4]))
+		}
+	})
+	return to, err
+}
+
+// carryLate copies each message after the delay, until one end closes.
+func carryLate(from, to net.Conn, delay time.Duration) {
+	defer func() { _, _ = from.Close(), to.Close() }()
+	data := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(data)
+		time.Sleep(delay)
+		if _, writeErr := to.Write(data[:n]); err != nil || writeErr != nil {
+			return
+		}
+	}
 }
 
 // progress waits for so many acknowledged writes.
@@ -107,12 +236,16 @@ func (s *subject) leader(t *testing.T) (name string) {
 // spoil applies a rule to all packets of a machine, in its own network namespace, until mend is called.
 func spoil(t *testing.T, machine, rule string) (mend func()) {
 	t.Helper()
-	pid := ""
-	for _, p := range plane.FindRunning(t, machine, "capstan-init", 2) { // PID 1 and the node agent
-		if len(p.Args) == 1 {
-			pid = strconv.Itoa(p.PID)
-		}
-	}
+	return rules(t, machine, "spoil", fmt.Sprintf(`
+	chain input { type filter hook input priority -400; iifname "eth0" %[1]s; }
+	chain output { type filter hook output priority -400; oifname "eth0" %[1]s; }
+`, rule))
+}
+
+// rules adds a table of nftables to a machine, in its own network namespace, until mend is called.
+func rules(t *testing.T, machine, table, chains string) (mend func()) {
+	t.Helper()
+	pid := pid1(t, machine)
 	inside := func(rules string) error {
 		cmd := exec.Command("nsenter", "-n", "-t", pid, "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(rules)
@@ -121,17 +254,23 @@ func spoil(t *testing.T, machine, rule string) (mend func()) {
 		}
 		return nil
 	}
-	err := inside(fmt.Sprintf(`table inet spoil {
-	chain input { type filter hook input priority -400; iifname "eth0" %[1]s; }
-	chain output { type filter hook output priority -400; oifname "eth0" %[1]s; }
-}
-`, rule))
-	if err != nil {
+	if err := inside(fmt.Sprintf("table inet %s {%s}\n", table, chains)); err != nil {
 		t.Fatal(err)
 	}
 	return func() {
-		if err := inside("delete table inet spoil\n"); err != nil {
+		if err := inside("delete table inet " + table + "\n"); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// pid1 is the number of a machine's first process on the box.
+func pid1(t *testing.T, machine string) (pid string) {
+	t.Helper()
+	for _, p := range plane.FindRunning(t, machine, "capstan-init", 2) { // PID 1 and the node agent
+		if len(p.Args) == 1 {
+			pid = strconv.Itoa(p.PID)
+		}
+	}
+	return pid
 }

@@ -55,6 +55,7 @@ func TestLife(t *testing.T) {
 		{"lost owner references", lostOwners},
 		{"etcd's leader is cut off", cutOff},
 		{"packets are lost", losePackets},
+		{"etcd's members answer late", slowMembers},
 		{"a rollout of another template", rollOut},
 		{"a deleted Machine is replaced", deleteOne},
 		{"a machine that is killed for good is replaced", killOne},
