@@ -172,6 +172,17 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
+// TestAnchors: the decoder never sees a kubeconfig with anchors. Without them this one is accepted.
+func TestAnchors(t *testing.T) {
+	good := marshal(t, aConfig(t))
+	if _, err := Load(good, here); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(append(good, "\n# &a\n"...), here); err == nil || !strings.Contains(err.Error(), "anchor") {
+		t.Errorf("a kubeconfig with &: %v", err)
+	}
+}
+
 // TestRewrite: only what was checked is left, and it is loaded as before.
 func TestRewrite(t *testing.T) {
 	config := aConfig(t)
