@@ -34,7 +34,7 @@ const secretRetry = 30 * time.Second
 
 // backups is the step that makes backups of etcd.
 type backups struct {
-	*objects
+	*recorder
 	workloads *workloads
 	stores    *stores
 }

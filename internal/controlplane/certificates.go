@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/keyutil"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -31,7 +30,10 @@ import (
 const noCertificates = "certificates are not available"
 
 // authorities is the step that provides the certificate authorities and the encryption key of a cluster.
-type authorities struct{ *objects }
+type authorities struct {
+	*clients
+	*secrets
+}
 
 // reconcile creates the missing certificate authorities and the encryption key, and checks the existing ones (CP-15). It
 // never overwrites one. Once the control plane is initialized it creates none, because the machines use the missing key, and
@@ -200,19 +202,6 @@ func ownedSecret(s *scope, name string, value []byte) *corev1.Secret {
 		Type: clusterv1.ClusterSecretType,
 		Data: map[string][]byte{secret.KubeconfigDataName: value},
 	}
-}
-
-// getSecret reads a Secret from the cache, and live when the cache does not contain it; nil when it does not exist.
-func (r *objects) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
-	out := &corev1.Secret{}
-	err := r.SecretClient.Get(ctx, key, out)
-	if apierrors.IsNotFound(err) {
-		err = r.Client.Get(ctx, key, out)
-	}
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return out, err
 }
 
 func controllerRef(controlPlane *controlplanev1.CapstanControlPlane) metav1.OwnerReference {

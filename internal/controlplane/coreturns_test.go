@@ -24,7 +24,7 @@ import (
 func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	machine, config := cluster.Machine("abandoned", func(m *clusterv1.Machine) { m.Finalizers = []string{clusterv1.MachineFinalizer} }, nil)
-	r := &objects{Client: env.Client, LiveClient: env.Client}
+	r := &abandonment{clients: &clients{Client: env.Client, LiveClient: env.Client}, recorder: &recorder{}}
 	start := time.Now()
 	step := func(what string, after time.Duration, wantAgain bool, wantFinalizers int) {
 		t.Helper()
@@ -83,7 +83,7 @@ type untouched struct{ client.Client }
 // CP-02, ALL-15: with --strict-contract the endpoint is the Cluster's and no other, and core's turns are left to core.
 // Without it the endpoint of the infrastructure's object is used too, which TestPreparesBeforeProvisioned proves.
 func TestStrictContract_CP02_ALL15(t *testing.T) {
-	r := newReconciler(&objects{Client: untouched{}, LiveClient: untouched{}, StrictContract: true}, nil, reconciling.Options{})
+	r := newReconciler(untouched{}, nil, reconciling.Options{LiveClient: untouched{}, StrictContract: true})
 	s := &scope{ControlPlane: &model.ControlPlane{Cluster: &clusterv1.Cluster{}, Object: &controlplanev1.CapstanControlPlane{}, Workload: model.NotAsked(), Now: time.Now()}}
 	s.Cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.capstan.dev", Kind: "CapstanCluster", Name: "demo"}
 	if done, err := r.infrastructure.findEndpoint(context.Background(), s); done || err != nil {
@@ -104,7 +104,7 @@ func TestStrictContract_CP02_ALL15(t *testing.T) {
 	if m := r.machines.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 0 {
 		t.Errorf("the Machine has core's finalizers %v", m.Finalizers)
 	}
-	r.StrictContract = false
+	r.machines.strictContract = false
 	if m := r.machines.freshMachine(s, &unstructured.Unstructured{}); len(m.Finalizers) != 1 {
 		t.Errorf("without the flag the Machine has the finalizers %v", m.Finalizers)
 	}

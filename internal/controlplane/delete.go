@@ -17,15 +17,21 @@ import (
 const formerFinalizer = "capstancontrolplane.controlplane.capstan.dev"
 
 // dropFormerFinalizer removes the former finalizer from a control plane that has the present one.
-func (r *objects) dropFormerFinalizer(ctx context.Context, controlPlane *controlplanev1.CapstanControlPlane) error {
+func dropFormerFinalizer(ctx context.Context, c client.Client, controlPlane *controlplanev1.CapstanControlPlane) error {
 	if !controllerutil.ContainsFinalizer(controlPlane, controlplanev1.ControlPlaneFinalizer) {
 		return nil
 	}
-	return reconciling.Change(ctx, r.Client, controlPlane, func() { controllerutil.RemoveFinalizer(controlPlane, formerFinalizer) })
+	return reconciling.Change(ctx, c, controlPlane, func() { controllerutil.RemoveFinalizer(controlPlane, formerFinalizer) })
 }
 
 // deletion is the step of a control plane that is being deleted.
-type deletion struct{ *objects }
+type deletion struct {
+	*clients
+	*machineReader
+	*machineWriter
+	*secrets
+	*abandonment
+}
 
 // reconcile waits for the deletion of the workers, because draining them needs the control plane, then deletes the control
 // plane Machines, waits for their deletion and removes the finalizer. The deletion of each Machine is an event.

@@ -7,17 +7,20 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
 // departures is the step that lets Machines and etcd members go.
-type departures struct{ *objects }
+type departures struct {
+	*machineReader
+	*machineWriter
+	*abandonment
+	*recorder
+}
 
 // reconcile asks the etcd members of Machines that are being deleted to leave, one after the other, and then releases the
 // Machines. Members without a Machine leave as well.
@@ -128,21 +131,5 @@ func (r *departures) askToLeave(ctx context.Context, s *scope, name string) erro
 	s.Workload.Members[name] = *after
 	ctrl.LoggerFrom(ctx).Info("Removing etcd member", "EtcdMember", name)
 	r.event(s, corev1.EventTypeNormal, "EtcdMemberLeaves", "Leave", "The etcd member %s leaves", name)
-	return nil
-}
-
-// dropHook removes our hook, so that Cluster API continues the deletion of a Machine.
-func (r *objects) dropHook(ctx context.Context, machine *clusterv1.Machine) error {
-	if _, ok := machine.Annotations[controlplanev1.PreTerminateHookAnnotation]; !ok {
-		return nil
-	}
-	before := machine.DeepCopy()
-	after := machine.DeepCopy()
-	delete(after.Annotations, controlplanev1.PreTerminateHookAnnotation)
-	if err := client.IgnoreNotFound(r.Client.Patch(ctx, after, client.MergeFrom(before))); err != nil {
-		return fmt.Errorf("cannot remove the hook of the Machine %s: %w", machine.Name, err)
-	}
-	machine.Annotations = after.Annotations
-	ctrl.LoggerFrom(ctx).Info("Released Machine", "Machine", klog.KObj(machine))
 	return nil
 }

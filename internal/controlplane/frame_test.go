@@ -37,7 +37,7 @@ func TestLateWrite(t *testing.T) {
 func TestForeignCondition(t *testing.T) {
 	cluster := unled(t, false)
 	cache := &delayed{Client: &unpaused{env.Client}}
-	r := newReconciler(&objects{Client: cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})
+	r := newReconciler(cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}
 	reconcile := func() {

@@ -15,7 +15,7 @@ import (
 
 // health is the step that asks the API server through the endpoint.
 type health struct {
-	*objects
+	*annotator
 	prober    *prober
 	workloads *workloads
 	answered  *sightings

@@ -22,8 +22,9 @@ import (
 
 // infrastructure reads the infrastructure provider's objects, and watches their kinds.
 type infrastructure struct {
-	*objects
-	tracker external.ObjectTracker
+	*clients
+	strictContract bool
+	tracker        external.ObjectTracker
 }
 
 // missingTemplateError is the message about an infrastructure template that does not exist.
@@ -48,7 +49,7 @@ func (r *infrastructure) reconcile(ctx context.Context, s *scope) (result, error
 func (r *infrastructure) findEndpoint(ctx context.Context, s *scope) (known bool, err error) {
 	s.endpoint = s.Cluster.Spec.ControlPlaneEndpoint
 	provisioned := ptr.Deref(s.Cluster.Status.Initialization.InfrastructureProvisioned, false)
-	if provisioned && s.endpoint.IsValid() || !s.Cluster.Spec.InfrastructureRef.IsDefined() || r.StrictContract {
+	if provisioned && s.endpoint.IsValid() || !s.Cluster.Spec.InfrastructureRef.IsDefined() || r.strictContract {
 		return s.endpoint.IsValid(), nil
 	}
 	infraCluster, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, s.Cluster.Spec.InfrastructureRef, s.Cluster.Namespace)

@@ -23,7 +23,10 @@ import (
 )
 
 // kubeconfigs is the step that provides the kubeconfig Secret of a cluster.
-type kubeconfigs struct{ *objects }
+type kubeconfigs struct {
+	*clients
+	*secrets
+}
 
 // reconcile creates the kubeconfig Secret as soon as the endpoint is known. It renews the Secret before its certificate
 // expires, and when the endpoint or the certificate authority has changed (CP-13, CP-14). A kubeconfig of the user is used

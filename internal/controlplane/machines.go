@@ -29,7 +29,13 @@ import (
 
 // machines is the step that creates and deletes Machines.
 type machines struct {
-	*objects
+	*clients
+	*machineReader
+	*machineWriter
+	*annotator
+	*applier
+	*recorder
+	strictContract bool
 	infrastructure *infrastructure
 	// trials are the Machines that could not be created.
 	trials trials
@@ -75,25 +81,6 @@ func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error)
 	return blocked(p.Why), nil
 }
 
-// readLive replaces objects from the cache by live ones. current is false when the spec has changed, which is an event.
-func (r *objects) readLive(ctx context.Context, s *scope) (current bool, err error) {
-	live := &controlplanev1.CapstanControlPlane{}
-	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
-		return false, client.IgnoreNotFound(err)
-	}
-	if live.UID != s.Object.UID || live.Generation != s.Object.Generation || !live.DeletionTimestamp.IsZero() {
-		return false, nil
-	}
-	s.Object.Annotations = live.Annotations
-	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.Ambiguous != "" {
-		return false, err
-	}
-	if err := r.readAuthority(ctx, s); err != nil {
-		return false, err
-	}
-	return true, r.findOutdated(ctx, s)
-}
-
 // createMachines creates Machines. All but the first one of a cluster may be created at once.
 func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (out result, err error) {
 	for range p.Create {
@@ -103,23 +90,6 @@ func (r *machines) createMachines(ctx context.Context, s *scope, p model.Plan) (
 		}
 	}
 	return out, nil
-}
-
-// deleteMachine deletes a Machine if it has not changed since it was read. Its pre-terminate hook keeps it until its member
-// has left etcd.
-func (r *objects) deleteMachine(ctx context.Context, s *scope, machine *clusterv1.Machine, why string) error {
-	err := r.Client.Delete(ctx, machine, client.Preconditions{UID: &machine.UID, ResourceVersion: &machine.ResourceVersion})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // It has changed, which is an event.
-	}
-	if err != nil {
-		return fmt.Errorf("cannot delete the Machine %s: %w", machine.Name, err)
-	}
-	machine.DeletionTimestamp = &metav1.Time{Time: s.Now}
-	deleted.WithLabelValues(s.Object.Namespace, s.Object.Name, why).Inc()
-	r.event(s, corev1.EventTypeNormal, why, "Delete", "Deleting Machine %s", machine.Name)
-	ctrl.LoggerFrom(ctx).Info("Deleting Machine", "Machine", klog.KObj(machine), "reason", why)
-	return nil
 }
 
 // createMachine creates a Machine, unless a recent attempt failed.
@@ -300,7 +270,7 @@ func (r *machines) removeUnfinished(ctx context.Context, s *scope, config *boots
 }
 
 // deleteAsRead deletes an object without a Machine, if it has not changed since it was read.
-func (r *objects) deleteAsRead(ctx context.Context, obj client.Object) error {
+func (r *machines) deleteAsRead(ctx context.Context, obj client.Object) error {
 	if metav1.GetControllerOfNoCopy(obj) != nil {
 		return nil // A Machine has it.
 	}

@@ -13,7 +13,7 @@ import (
 
 // observation is the step that reads the Machines and the workload cluster.
 type observation struct {
-	*objects
+	*machineReader
 	workloads *workloads
 	// reached is the time when a workload cluster could be asked last.
 	reached *sightings

@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,13 +23,11 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// fieldManager owns the fields that this provider applies. A field that it does not apply any more is removed; fields of
-// other managers stay.
-const fieldManager = "capstan-control-plane"
-
 // propagation is the step that brings changes of the template to existing Machines in place.
 type propagation struct {
-	*objects
+	*clients
+	*machineReader
+	*applier
 	applied memory
 }
 
@@ -221,27 +218,6 @@ func specOf(obj client.Object) any {
 		return machine.Spec
 	}
 	return nil
-}
-
-// apply uses server-side apply and stores the answer in the object.
-func (r *objects) apply(ctx context.Context, obj client.Object) error {
-	u, ok := obj.(*unstructured.Unstructured)
-	if !ok {
-		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-		if err != nil {
-			return err
-		}
-		u = &unstructured.Unstructured{Object: content}
-	}
-	unstructured.RemoveNestedField(u.Object, "status")
-	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
-	if err := r.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(fieldManager), client.ForceOwnership); err != nil {
-		return err
-	}
-	if ok {
-		return nil
-	}
-	return runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, obj)
 }
 
 // memory of applied objects. It is lost with the process; then everything is applied again without an effect.

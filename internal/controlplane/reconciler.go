@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-	"sigs.k8s.io/cluster-api/controllers/clustercache"
 	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/cluster-api/util/certs"
 	capicontroller "sigs.k8s.io/cluster-api/util/controller"
@@ -31,7 +31,9 @@ import (
 
 // Reconciler reconciles CapstanControlPlanes.
 type Reconciler struct {
-	*objects
+	*clients
+	*machineReader
+	*recorder
 	// Options hold the watch filter (ALL-07).
 	Options reconciling.Options
 
@@ -56,27 +58,39 @@ type Reconciler struct {
 	deletion       *deletion
 }
 
-// newReconciler connects the steps.
-func newReconciler(o *objects, cache clustercache.ClusterCache, opts reconciling.Options) *Reconciler {
+// newReconciler gives each step the objects that it needs. c reads from the cache; events can be nil.
+func newReconciler(c client.Client, events events.EventRecorder, opts reconciling.Options) *Reconciler {
+	clients, recorder := &clients{Client: c, LiveClient: opts.LiveClient, SecretClient: opts.SecretCachingClient}, &recorder{events}
+	secrets, annotator, applier := &secrets{clients}, &annotator{clients}, &applier{clients}
+	reader, writer := &machineReader{clients, secrets}, &machineWriter{clients, recorder}
+	abandonment := &abandonment{clients: clients, recorder: recorder}
 	prober, answered := newProber(), &sightings{}
-	workloads, infrastructure, stores := &workloads{ClusterCache: cache}, &infrastructure{objects: o}, &stores{o}
-	machines := &machines{objects: o, infrastructure: infrastructure}
+	workloads, stores := &workloads{ClusterCache: opts.ClusterCache}, &stores{secrets}
+	infrastructure := &infrastructure{clients: clients, strictContract: opts.StrictContract}
+	machines := &machines{
+		clients: clients, machineReader: reader, machineWriter: writer, annotator: annotator, applier: applier, recorder: recorder,
+		strictContract: opts.StrictContract, infrastructure: infrastructure,
+	}
 	return &Reconciler{
-		objects: o, Options: opts, prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
-		adoption:      &adoption{o},
-		authorities:   &authorities{o},
-		kubeconfigs:   &kubeconfigs{o},
-		bootstrapData: &bootstrapData{o},
-		health:        &health{objects: o, prober: prober, workloads: workloads, answered: answered},
-		observation:   &observation{objects: o, workloads: workloads, reached: &sightings{}},
-		rotations:     &rotations{o},
-		restores:      &restores{objects: o, workloads: workloads, stores: stores, machines: machines, answered: answered},
-		backups:       &backups{objects: o, workloads: workloads, stores: stores},
-		propagation:   &propagation{objects: o},
-		machineStatus: &machineStatus{o},
-		departures:    &departures{o},
-		remediations:  &remediations{o},
-		deletion:      &deletion{o},
+		clients: clients, machineReader: reader, recorder: recorder, Options: opts,
+		prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
+		adoption:      &adoption{clients, reader, recorder},
+		authorities:   &authorities{clients, secrets},
+		kubeconfigs:   &kubeconfigs{clients, secrets},
+		bootstrapData: &bootstrapData{clients, opts.StrictContract},
+		health:        &health{annotator: annotator, prober: prober, workloads: workloads, answered: answered},
+		observation:   &observation{machineReader: reader, workloads: workloads, reached: &sightings{}},
+		rotations:     &rotations{clients, secrets, annotator, recorder},
+		restores: &restores{
+			clients: clients, machineReader: reader, machineWriter: writer, annotator: annotator, recorder: recorder,
+			workloads: workloads, stores: stores, machines: machines, answered: answered,
+		},
+		backups:       &backups{recorder: recorder, workloads: workloads, stores: stores},
+		propagation:   &propagation{clients: clients, machineReader: reader, applier: applier},
+		machineStatus: &machineStatus{writer},
+		departures:    &departures{reader, writer, abandonment, recorder},
+		remediations:  &remediations{clients, reader, writer, annotator, recorder},
+		deletion:      &deletion{clients, reader, writer, secrets, abandonment},
 	}
 }
 
@@ -158,7 +172,7 @@ func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, err
 	}
 	if controllerutil.ContainsFinalizer(controlPlane, formerFinalizer) && controlPlane.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.dropFormerFinalizer(ctx, controlPlane) // The change is an event.
+		return ctrl.Result{}, dropFormerFinalizer(ctx, r.Client, controlPlane) // The change is an event.
 	}
 	if s.Machines, err = r.ownMachines(ctx, r.Client, s); err != nil {
 		return ctrl.Result{}, err

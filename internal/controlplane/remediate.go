@@ -17,7 +17,13 @@ import (
 )
 
 // remediations is the step that replaces unhealthy Machines.
-type remediations struct{ *objects }
+type remediations struct {
+	*clients
+	*machineReader
+	*machineWriter
+	*annotator
+	*recorder
+}
 
 // reconcile deletes the unhealthy Machine whose replacement helps most. The replacement is created like any missing Machine.
 func (r *remediations) reconcile(ctx context.Context, s *scope) (out result, err error) {
@@ -90,11 +96,6 @@ func (r *remediations) forgetHealed(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// finishRemediation removes the record from the control plane: the replacement has it now.
-func (r *objects) finishRemediation(ctx context.Context, s *scope) error {
-	return r.annotate(ctx, s, controlplanev1.RemediationInProgressAnnotation, s.OpenRemediation().String())
-}
-
 // forgetReplaced ends remediations that need no replacement any more.
 func (r *remediations) forgetReplaced(ctx context.Context, s *scope) error {
 	same := func() bool {
@@ -107,19 +108,4 @@ func (r *remediations) forgetReplaced(ctx context.Context, s *scope) error {
 		return err
 	}
 	return r.finishRemediation(ctx, s)
-}
-
-// annotate writes an annotation of the control plane; "" removes it.
-func (r *objects) annotate(ctx context.Context, s *scope, name, value string) error {
-	if s.Object.Annotations[name] == value {
-		return nil
-	}
-	before := s.Object.DeepCopy()
-	if value == "" {
-		delete(s.Object.Annotations, name)
-	} else {
-		metav1.SetMetaDataAnnotation(&s.Object.ObjectMeta, name, value)
-	}
-	// The answer goes into a copy: it has an older status than we have.
-	return client.IgnoreNotFound(r.Client.Patch(ctx, s.Object.DeepCopy(), client.MergeFrom(before)))
 }

@@ -78,7 +78,7 @@ type leader struct {
 
 func newLeader(stopAt int, behind bool) *leader {
 	c := newStoppable(stopAt, behind)
-	return &leader{c, newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})}
+	return &leader{c, newReconciler(c, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})}
 }
 
 // acts lets a leader act until there is a Machine and nothing more to do. What fails is tried again, as a manager does.
@@ -221,7 +221,7 @@ func (r *refusals) Create(ctx context.Context, obj client.Object, opts ...client
 func TestRefusedConfig(t *testing.T) {
 	cluster := unled(t, false)
 	c := &refusals{Client: &unpaused{env.Client}}
-	r := newReconciler(&objects{Client: c, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, nil, reconciling.Options{})
+	r := newReconciler(c, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
 	reconcile := func(times int) {

@@ -26,7 +26,11 @@ const restoredMarker = "capstan-restored"
 
 // restores is the step that takes a cluster back to a backup.
 type restores struct {
-	*objects
+	*clients
+	*machineReader
+	*machineWriter
+	*annotator
+	*recorder
 	workloads *workloads
 	stores    *stores
 	machines  *machines

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -24,7 +23,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
@@ -41,46 +39,13 @@ const (
 // caName returns the name of the Secret of the cluster's certificate authority.
 func caName(s *scope) string { return secret.Name(s.Cluster.Name, secret.ClusterCA) }
 
-// readAuthority reads the Secret of the certificate authority live.
-func (r *objects) readAuthority(ctx context.Context, s *scope) error {
-	stored := &corev1.Secret{}
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: caName(s)}, stored); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	s.Authority = stored
-	return nil
-}
-
-// authoritiesOf returns the fingerprints of the authorities in the bootstrap data of a Machine.
-func (r *objects) authoritiesOf(ctx context.Context, machine *clusterv1.Machine) (made bool, has []string, err error) {
-	name := ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "")
-	if name == "" {
-		return false, nil, nil
-	}
-	data, err := r.getSecret(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: name})
-	if err != nil || data == nil {
-		return true, nil, err
-	}
-	return true, model.SplitFingerprints(data.Annotations[bootstrapv1.AuthoritiesAnnotation]), nil
-}
-
-// findOtherAuthorities marks the Machines with other certificate authorities as outdated.
-func (r *objects) findOtherAuthorities(ctx context.Context, s *scope) error {
-	state := s.Rotation()
-	for _, machine := range s.Machines {
-		made, has, err := r.authoritiesOf(ctx, machine)
-		if err != nil {
-			return err
-		}
-		if why := state.OtherAuthorities(made, has); why != "" {
-			s.Outdated[machine.Name] = append(s.Outdated[machine.Name], why)
-		}
-	}
-	return nil
-}
-
 // rotations is the step that rotates the certificate authority of a cluster.
-type rotations struct{ *objects }
+type rotations struct {
+	*clients
+	*secrets
+	*annotator
+	*recorder
+}
 
 // reconcile brings the whole cluster to the certificate authorities of the Secret, and then does the next step.
 func (r *rotations) reconcile(ctx context.Context, s *scope) (result, error) {

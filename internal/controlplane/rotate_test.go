@@ -32,7 +32,7 @@ import (
 type rotating struct {
 	t                    *testing.T
 	management, workload client.Client
-	objects              *objects
+	clients              *clients
 }
 
 func newRotating(t *testing.T) *rotating {
@@ -76,7 +76,7 @@ func newRotating(t *testing.T) *rotating {
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{"client-ca-file": string(ca.Cert)}},
 		).Build(),
 	}
-	r.objects = &objects{Client: r.management, LiveClient: r.management, SecretClient: r.management}
+	r.clients = &clients{Client: r.management, LiveClient: r.management, SecretClient: r.management}
 	return r
 }
 
@@ -108,7 +108,7 @@ func (r *rotating) look() (reason, message string, list []string, bundle []byte)
 		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
 		Machines: collections.FromMachines(machine), Authority: ca, Workload: &model.Workload{}, Now: time.Now(),
 	}, client: r.workload}
-	if _, err := (&rotations{r.objects}).reconcile(context.Background(), s); err != nil {
+	if _, err := (&rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}).reconcile(context.Background(), s); err != nil {
 		r.t.Fatal(err)
 	}
 	r.get(r.management, "ns", "demo-ca", ca)
@@ -253,7 +253,7 @@ func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	r.get(r.management, "ns", "cp", cp)
 	check := func() string {
 		s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}, Now: time.Now()}}
-		problem, err := (&authorities{r.objects}).ensureCertificate(context.Background(), s, bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ClusterCA))
+		problem, err := (&authorities{r.clients, &secrets{r.clients}}).ensureCertificate(context.Background(), s, bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ClusterCA))
 		if err != nil {
 			t.Fatal(err)
 		}

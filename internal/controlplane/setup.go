@@ -54,13 +54,7 @@ var Provider = reconciling.Provider{
 
 // SetupWithManager adds the control plane provider's reconcilers (ALL-13).
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
-	r := newReconciler(&objects{
-		Client:         mgr.GetClient(),
-		LiveClient:     opts.LiveClient,
-		SecretClient:   opts.SecretCachingClient,
-		StrictContract: opts.StrictContract,
-		recorder:       mgr.GetEventRecorder("capstancontrolplane-controller"),
-	}, opts.ClusterCache, opts)
+	r := newReconciler(mgr.GetClient(), mgr.GetEventRecorder("capstancontrolplane-controller"), opts)
 	if err := mgr.Add(r.prober); err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ func newStale(t *testing.T) *stale {
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
 	s := &stale{world: w, cp: cp, cache: &delayed{Client: env.Client}, workload: &straight{Client: env.Client}}
-	s.reconciler = newReconciler(&objects{Client: s.cache, LiveClient: &unpaused{env.Client}, SecretClient: env.Client}, s.workload, reconciling.Options{})
+	s.reconciler = newReconciler(s.cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client, ClusterCache: s.workload})
 	s.frozen(1)
 	s.run(1)
 	s.beat() // It has met all Leases just now.

@@ -6,7 +6,6 @@ import (
 	"sort"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -207,17 +206,4 @@ func setAvailable(s *scope, found *result) {
 		reason = controlplanev1.InvalidConfigurationReason
 	}
 	setCondition(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, reason, "* "+strings.Join(problems, "\n* "))
-}
-
-// recordQuorum records events when etcd has lost its majority, and when it has it again.
-func (r *objects) recordQuorum(s *scope, before *controlplanev1.CapstanControlPlane) {
-	lost := func(cp *controlplanev1.CapstanControlPlane) bool {
-		return conditions.GetReason(cp, controlplanev1.EtcdClusterHealthyCondition) == controlplanev1.QuorumLostReason
-	}
-	switch was, is := lost(before), lost(s.Object); {
-	case is && !was:
-		r.event(s, corev1.EventTypeWarning, controlplanev1.QuorumLostReason, "Observe", "%s", conditions.GetMessage(s.Object, controlplanev1.EtcdClusterHealthyCondition))
-	case was && !is:
-		r.event(s, corev1.EventTypeNormal, "QuorumRegained", "Observe", "etcd may have its majority again; see EtcdClusterHealthy")
-	}
 }

@@ -1,0 +1,124 @@
+package controlplane
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/external"
+	"sigs.k8s.io/cluster-api/util/collections"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
+)
+
+// machineReader reads the Machines of a control plane with the objects that belong to them.
+type machineReader struct {
+	*clients
+	*secrets
+}
+
+// ownMachines returns the Machines of a control plane. s.Ambiguous names those that have the labels and belong to another
+// owner.
+func (r *machineReader) ownMachines(ctx context.Context, c client.Reader, s *scope) (collections.Machines, error) {
+	list := &clusterv1.MachineList{}
+	if err := c.List(ctx, list, client.InNamespace(s.Cluster.Namespace), client.MatchingLabels{
+		clusterv1.ClusterNameLabel: s.Cluster.Name,
+	}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
+		return nil, err
+	}
+	out, others := collections.Machines{}, []string{}
+	for i := range list.Items {
+		m := &list.Items[i]
+		switch why := model.WhyNotOwned(s.Object, s.Cluster, m); {
+		case why == "":
+			out.Insert(m)
+		case model.IsReferenced(s.Object, s.Cluster):
+			others = append(others, why)
+		}
+	}
+	slices.Sort(others)
+	s.Ambiguous = strings.Join(others, "; ")
+	return out, nil
+}
+
+// everyMachine returns all Machines of the cluster from the API server, including those without labels and owners.
+func (r *machineReader) everyMachine(ctx context.Context, s *scope) ([]clusterv1.Machine, error) {
+	list := &clusterv1.MachineList{}
+	if err := r.LiveClient.List(ctx, list, client.InNamespace(s.Cluster.Namespace)); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(m clusterv1.Machine) bool { return m.Spec.ClusterName != s.Cluster.Name }), nil
+}
+
+// readLive replaces objects from the cache by live ones. current is false when the spec has changed, which is an event.
+func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, err error) {
+	live := &controlplanev1.CapstanControlPlane{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.Object), live); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	if live.UID != s.Object.UID || live.Generation != s.Object.Generation || !live.DeletionTimestamp.IsZero() {
+		return false, nil
+	}
+	s.Object.Annotations = live.Annotations
+	if s.Machines, err = r.ownMachines(ctx, r.LiveClient, s); err != nil || s.Ambiguous != "" {
+		return false, err
+	}
+	if err := r.readAuthority(ctx, s); err != nil {
+		return false, err
+	}
+	return true, r.findOutdated(ctx, s)
+}
+
+// findOutdated finds the outdated Machines and the reasons, and the deletion timestamps of infrastructure machines.
+func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
+	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
+	for _, machine := range s.Machines {
+		config, infraMachine, err := r.partsOf(ctx, machine)
+		if err != nil {
+			return err
+		}
+		if infraMachine != nil && infraMachine.GetDeletionTimestamp() != nil {
+			s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
+		}
+		s.Outdated[machine.Name] = model.Outdated(s.Object, machine, config, infraMachine, s.Now)
+	}
+	return r.findOtherAuthorities(ctx, s)
+}
+
+// partsOf returns the CapstanConfig and the infrastructure machine of a Machine; nil for one that does not exist or cannot be
+// read. A missing object does not make a Machine outdated.
+func (r *machineReader) partsOf(ctx context.Context, machine *clusterv1.Machine) (*bootstrapv1.CapstanConfig, *unstructured.Unstructured, error) {
+	config := &bootstrapv1.CapstanConfig{}
+	key := client.ObjectKey{Namespace: machine.Namespace, Name: machine.Spec.Bootstrap.ConfigRef.Name}
+	if err := r.Client.Get(ctx, key, config); client.IgnoreNotFound(err) != nil {
+		return nil, nil, err
+	} else if err != nil {
+		config = nil
+	}
+	infraMachine, err := external.GetObjectFromContractVersionedRef(ctx, r.Client, machine.Spec.InfrastructureRef, machine.Namespace)
+	if err != nil {
+		infraMachine = nil
+	}
+	return config, infraMachine, nil
+}
+
+// findOtherAuthorities marks the Machines with other certificate authorities as outdated.
+func (r *machineReader) findOtherAuthorities(ctx context.Context, s *scope) error {
+	state := s.Rotation()
+	for _, machine := range s.Machines {
+		made, has, err := r.authoritiesOf(ctx, machine)
+		if err != nil {
+			return err
+		}
+		if why := state.OtherAuthorities(made, has); why != "" {
+			s.Outdated[machine.Name] = append(s.Outdated[machine.Name], why)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/controlplane/model"
+)
+
+// secrets reads the Secrets of a cluster, and makes control planes their owners.
+type secrets struct{ *clients }
+
+// getSecret reads a Secret from the cache, and live when the cache does not contain it; nil when it does not exist.
+func (r *secrets) getSecret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
+	out := &corev1.Secret{}
+	err := r.SecretClient.Get(ctx, key, out)
+	if apierrors.IsNotFound(err) {
+		err = r.Client.Get(ctx, key, out)
+	}
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return out, err
+}
+
+// ownSecret makes the control plane the controller of a Secret of its cluster, so that it is moved and deleted with it. As
+// with KubeadmControlPlane, the type determines the owner: Cluster API uses its own type, and Secrets of users have another
+// one. A Secret with another controller does not change.
+func (r *secrets) ownSecret(ctx context.Context, s *scope, existing *corev1.Secret) error {
+	ref := controllerRef(s.Object)
+	if existing.Type != clusterv1.ClusterSecretType || util.HasExactOwnerRef(existing.OwnerReferences, ref) {
+		return nil
+	}
+	if metav1.GetControllerOfNoCopy(existing) != nil && !model.IsController(s.Object, existing) {
+		return nil
+	}
+	if err := own(ctx, r.Client, existing, ref); err != nil {
+		return fmt.Errorf("cannot adopt the secret %s: %w", existing.Name, err)
+	}
+	return nil
+}
+
+// ownSecrets owns all existing Secrets before the control plane is deleted.
+func (r *secrets) ownSecrets(ctx context.Context, s *scope) error {
+	names := []string{bootstrap.EncryptionSecretName(s.Cluster.Name), secret.Name(s.Cluster.Name, secret.Kubeconfig)}
+	for _, c := range bootstrap.Certificates(s.Object.Spec.Config.Cluster) {
+		if !c.External {
+			names = append(names, secret.Name(s.Cluster.Name, c.Purpose))
+		}
+	}
+	for _, name := range names {
+		existing, err := r.getSecret(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: name})
+		if err != nil {
+			return err
+		}
+		if existing == nil {
+			continue
+		}
+		if err := r.ownSecret(ctx, s, existing); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readAuthority reads the Secret of the certificate authority live.
+func (r *secrets) readAuthority(ctx context.Context, s *scope) error {
+	stored := &corev1.Secret{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.Cluster.Namespace, Name: caName(s)}, stored); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	s.Authority = stored
+	return nil
+}
+
+// authoritiesOf returns the fingerprints of the authorities in the bootstrap data of a Machine.
+func (r *secrets) authoritiesOf(ctx context.Context, machine *clusterv1.Machine) (made bool, has []string, err error) {
+	name := ptr.Deref(machine.Spec.Bootstrap.DataSecretName, "")
+	if name == "" {
+		return false, nil, nil
+	}
+	data, err := r.getSecret(ctx, client.ObjectKey{Namespace: machine.Namespace, Name: name})
+	if err != nil || data == nil {
+		return true, nil, err
+	}
+	return true, model.SplitFingerprints(data.Annotations[bootstrapv1.AuthoritiesAnnotation]), nil
+}
