@@ -36,7 +36,7 @@ func owned(t *testing.T, cluster *testcluster.Cluster) []client.Object {
 
 // changeOwners changes the references of everything that a control plane owns, while the manager keeps away, as a backup
 // tool does that restores a namespace.
-func changeOwners(w *world, change func(client.Object)) {
+func changeOwners(w *simulation, change func(client.Object)) {
 	w.t.Helper()
 	pause := func(paused bool) {
 		w.cluster.Change(w.cluster.Cluster, func() { w.cluster.Spec.Paused = &paused })
@@ -54,7 +54,7 @@ func changeOwners(w *world, change func(client.Object)) {
 
 func withoutOwners(obj client.Object) { obj.SetOwnerReferences(nil) }
 
-func ownersAre(t *testing.T, w *world, cp *controlplanev1.CapstanControlPlane) func() bool {
+func ownersAre(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) func() bool {
 	t.Helper()
 	return func() bool {
 		for _, obj := range owned(t, w.cluster) {

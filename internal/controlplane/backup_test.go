@@ -29,7 +29,7 @@ func inDirectory() etcdv1.BackupStore {
 }
 
 // backups are the EtcdBackups, in the order of their names: that of time.
-func (w *world) backups() []etcdv1.EtcdBackup {
+func (w *simulation) backups() []etcdv1.EtcdBackup {
 	w.t.Helper()
 	list := &etcdv1.EtcdBackupList{}
 	if err := env.Client.List(context.Background(), list); err != nil {
@@ -39,7 +39,7 @@ func (w *world) backups() []etcdv1.EtcdBackup {
 }
 
 // backupWith waits for an EtcdBackup that is to be made.
-func (w *world) backupWith(trigger etcdv1.BackupTrigger, request string) *etcdv1.EtcdBackup {
+func (w *simulation) backupWith(trigger etcdv1.BackupTrigger, request string) *etcdv1.EtcdBackup {
 	w.t.Helper()
 	var found *etcdv1.EtcdBackup
 	w.until(fmt.Sprintf("a backup %s %s", trigger, request), func() bool {
@@ -54,7 +54,7 @@ func (w *world) backupWith(trigger etcdv1.BackupTrigger, request string) *etcdv1
 }
 
 // ends plays the machine that makes a backup.
-func (w *world) ends(b *etcdv1.EtcdBackup, phase etcdv1.BackupPhase, message string) {
+func (w *simulation) ends(b *etcdv1.EtcdBackup, phase etcdv1.BackupPhase, message string) {
 	w.t.Helper()
 	before := b.DeepCopy()
 	at := metav1.Now()
@@ -68,7 +68,7 @@ func (w *world) ends(b *etcdv1.EtcdBackup, phase etcdv1.BackupPhase, message str
 	}
 }
 
-func demand(w *world, cp *controlplanev1.CapstanControlPlane, value string) {
+func demand(w *simulation, cp *controlplanev1.CapstanControlPlane, value string) {
 	w.t.Helper()
 	w.cluster.Change(cp, func() {
 		if cp.Annotations == nil {
@@ -246,7 +246,7 @@ func TestBackupNotAdmitted(t *testing.T) {
 }
 
 // refuseBackups has the API server refuse EtcdBackups, as an admission webhook of the user's may.
-func refuseBackups(w *world) {
+func refuseBackups(w *simulation) {
 	w.t.Helper()
 	ctx := context.Background()
 	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{

@@ -35,8 +35,8 @@ func TestLateWrite(t *testing.T) {
 
 // TestForeignCondition checks that a condition of another writer survives the status of a reconcile whose cache is behind.
 func TestForeignCondition(t *testing.T) {
-	cluster := unled(t, false)
-	cache := &delayed{Client: &unpaused{env.Client}}
+	cluster := clusterWithoutManager(t, false)
+	cache := &frozenCache{Client: &unpaused{env.Client}}
 	r := newReconciler(cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: cluster.Meta("demo")}
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}

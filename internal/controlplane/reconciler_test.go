@@ -249,10 +249,10 @@ func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*t
 }
 
 // connected is a started cluster that core and we have a connection to, with a world in it.
-func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*world, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
+func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*simulation, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
 	t.Helper()
 	cluster, cp, endpoint := started(t, change)
-	w := newWorld(t, cluster)
+	w := newSimulation(t, cluster)
 	cluster.SetEndpoint(endpoint.APIEndpoint)
 	// As core does: the cluster cache connects once the Cluster says that its API server answers.
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
@@ -403,9 +403,9 @@ func TestCrash(t *testing.T) {
 	cp := cluster.ControlPlane(nil)
 	left := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-left1", true)
 	cluster.Create(left)
-	stale := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-stale", true)
-	stale.Spec.PreCommands = []string{"echo of another spec"}
-	cluster.Create(stale)
+	staleControlPlane := desiredConfig(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}}, "demo-stale", true)
+	staleControlPlane.Spec.PreCommands = []string{"echo of another spec"}
+	cluster.Create(staleControlPlane)
 	cluster.SetInfraEndpoint(somewhere)
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	testcluster.Consistently(t, "one Machine, one config", func() bool {
@@ -452,7 +452,7 @@ func TestDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Change(worker, func() { worker.Finalizers = nil })
-	newWorld(t, cluster).until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, cluster)) == 0 && cluster.Get(cp) != nil })
+	newSimulation(t, cluster).until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, cluster)) == 0 && cluster.Get(cp) != nil })
 }
 
 // TestPaused (ALL-08, CP-22): nothing is done for a paused Cluster, deletion included, and it is said.

@@ -22,7 +22,7 @@ import (
 )
 
 // checkFor waits until a machine is asked to look at a backup.
-func (w *world) checkFor(backup string) *etcdv1.EtcdBackupCheck {
+func (w *simulation) checkFor(backup string) *etcdv1.EtcdBackupCheck {
 	w.t.Helper()
 	var found *etcdv1.EtcdBackupCheck
 	w.until("a machine is asked to look at "+backup, func() bool {
@@ -41,7 +41,7 @@ func (w *world) checkFor(backup string) *etcdv1.EtcdBackupCheck {
 }
 
 // finds plays the machine that has looked at a backup.
-func (w *world) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCheckStatus) {
+func (w *simulation) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCheckStatus) {
 	w.t.Helper()
 	before := c.DeepCopy()
 	c.Status = status
@@ -216,7 +216,7 @@ func TestRestoreNewCluster(t *testing.T) {
 		t.Errorf("%+v", config.Spec)
 	}
 	endpoint.Serve(t, cluster.Secret("demo-ca"), env.Config)
-	w := newWorld(t, cluster)
+	w := newSimulation(t, cluster)
 	cluster.SetEndpoint(endpoint.APIEndpoint)
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 	w.until("it is restored", func() bool {

@@ -1,97 +1,271 @@
 package controlplane
 
 import (
-	"bytes"
+	"context"
 	"crypto/x509"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"sigs.k8s.io/cluster-api/util/certs"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/collections"
+	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/cluster-api/util/secret"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// TestAuthoritySecret: what the steps write. Who only trusts the old authority can verify what the new one
-// signs, with the certificate that the old one has signed last.
-func TestAuthoritySecret(t *testing.T) {
-	old, err := newAuthority(time.Now())
+// rotating is a cluster whose certificate authority is rotated: a control plane Machine, a worker on its way, a
+// Node. A new scope is made for each look, as if the manager were killed after each step.
+type rotating struct {
+	t                    *testing.T
+	management, workload client.Client
+	clients              *clients
+}
+
+func newRotating(t *testing.T) *rotating {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, clusterv1.AddToScheme, Provider.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cp", UID: "cp", Annotations: map[string]string{controlplanev1.InitializedAnnotation: "true"}}}
+	ca, err := newAuthority(time.Now().Add(-time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
-	data := map[string][]byte{secret.TLSCrtDataName: old.Cert, secret.TLSKeyDataName: old.Key}
-	if err := beginRotation(data, time.Now()); err != nil {
+	authority := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo-ca", OwnerReferences: []metav1.OwnerReference{controllerRef(cp)}},
+		Data:       map[string][]byte{secret.TLSCrtDataName: ca.Cert, secret.TLSKeyDataName: ca.Key},
+	}
+	machine := func(name string, labels map[string]string) *clusterv1.Machine {
+		m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{clusterv1.ClusterNameLabel: "demo"}}}
+		m.Spec.Bootstrap.DataSecretName = ptr.To(name)
+		for k, v := range labels {
+			m.Labels[k] = v
+		}
+		return m
+	}
+	data := func(name string) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+	}
+	worker := machine("w", nil)
+	worker.Status.NodeRef.Name = "w"
+	r := &rotating{
+		t: t,
+		management: fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&clusterv1.Machine{}).
+			WithObjects(cp, authority, machine("a", map[string]string{clusterv1.MachineControlPlaneLabel: ""}), worker, data("a"), data("w")).Build(),
+		workload: fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "w"}},
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "orphan", Annotations: map[string]string{clusterv1.MachineAnnotation: "gone", clusterv1.ClusterNameAnnotation: "demo", clusterv1.ClusterNamespaceAnnotation: "ns"}}},
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-root-ca.crt"}},
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{"client-ca-file": string(ca.Cert)}},
+		).Build(),
+	}
+	r.clients = &clients{Client: r.management, LiveClient: r.management, SecretClient: r.management}
+	return r
+}
+
+func (r *rotating) get(c client.Client, namespace, name string, obj client.Object) {
+	r.t.Helper()
+	if err := c.Get(context.Background(), client.ObjectKey{Namespace: namespace, Name: name}, obj); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rotating) change(c client.Client, namespace, name string, obj client.Object, change func()) {
+	r.t.Helper()
+	r.get(c, namespace, name, obj)
+	before := obj.DeepCopyObject().(client.Object)
+	change()
+	if err := c.Patch(context.Background(), obj, client.MergeFrom(before)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// look reconciles once and returns what the condition says, and the authorities of the secret.
+func (r *rotating) look() (reason, message string, list []string, bundle []byte) {
+	r.t.Helper()
+	cp, machine, ca := &controlplanev1.CapstanControlPlane{}, &clusterv1.Machine{}, &corev1.Secret{}
+	r.get(r.management, "ns", "cp", cp)
+	r.get(r.management, "ns", "a", machine)
+	r.get(r.management, "ns", "demo-ca", ca)
+	s := &scope{ControlPlane: &model.ControlPlane{
+		Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}},
+		Machines: collections.FromMachines(machine), Authority: ca, Workload: &model.Workload{}, Now: time.Now(),
+	}, client: r.workload}
+	if _, err := (&rotations{r.clients, &secrets{r.clients}, &annotator{r.clients}, &recorder{}}).reconcile(context.Background(), s); err != nil {
+		r.t.Fatal(err)
+	}
+	r.get(r.management, "ns", "demo-ca", ca)
+	list, err := nodeconfig.Fingerprints(ca.Data[secret.TLSCrtDataName])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	kind := controlplanev1.CertificateAuthorityRotatingCondition
+	return conditions.GetReason(cp, kind), conditions.GetMessage(cp, kind), list, ca.Data[secret.TLSCrtDataName]
+}
+
+// signature is what the provider has signed for a Node.
+func (r *rotating) signature(name string) string {
+	r.t.Helper()
+	n := &corev1.Node{}
+	r.get(r.workload, "", name, n)
+	return n.Annotations[nodeconfig.SignatureAnnotation]
+}
+
+func parseCerts(t *testing.T, bundle []byte) []*x509.Certificate {
+	t.Helper()
+	out, err := cert.ParseCertsPEM(bundle)
+	if err != nil {
 		t.Fatal(err)
 	}
-	next := data[model.NextCertName]
-	if !bytes.Equal(data[secret.TLSKeyDataName], old.Key) || !sameCerts(t, data[secret.TLSCrtDataName], old.Cert, next) {
-		t.Error("the new one signs at once, or is not trusted")
+	return out
+}
+
+// says looks until the condition has a reason and says something; a step needs a look or two.
+func (r *rotating) says(reason, words string) (list []string, bundle []byte) {
+	r.t.Helper()
+	var is, message string
+	for range 5 {
+		if is, message, list, bundle = r.look(); is == reason && strings.Contains(message, words) {
+			return list, bundle
+		}
 	}
-	if err := signWithNext(data); err != nil {
+	r.t.Fatalf("%s: %s; want %s: %s", is, message, reason, words)
+	return nil, nil
+}
+
+// TestRotationToTheEnd_CP15: in each phase control plane Machines come first, then what pods get, then Nodes; the
+// next phase begins when the last one is there, and in the end nothing of the old authority is left.
+func TestRotationToTheEnd_CP15(t *testing.T) {
+	r := newRotating(t)
+	_, _, first, trusted := r.look()
+	cp := &controlplanev1.CapstanControlPlane{}
+	r.change(r.management, "ns", "cp", cp, func() { cp.Spec.Certificates.RotateCAAfter = metav1.NewTime(time.Now().Add(-time.Minute)) })
+	var last []string
+	for _, phase := range []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason} {
+		list, bundle := r.says(phase, "control plane Machine a is to be replaced")
+		if slices.Equal(list, last) {
+			t.Fatalf("%s: the secret still has %v", phase, list)
+		}
+		last = list
+		data := &corev1.Secret{}
+		r.change(r.management, "ns", "a", data, func() {
+			data.Annotations = map[string]string{bootstrapv1.AuthoritiesAnnotation: strings.Join(list, ",")}
+		})
+		r.says(phase, "has not published")
+		node := &corev1.Node{}
+		if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] == string(bundle) {
+			t.Errorf("%s: the Node was told too early", phase)
+		}
+		published := &corev1.ConfigMap{}
+		r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(bundle)} })
+		r.says(phase, "Node w")
+		r.change(r.workload, "", "w", node, func() {
+			if node.Annotations[nodeconfig.SignatureAnnotation] != "" {
+				t.Errorf("%s: signed for a machine that has not said its challenge", phase)
+			}
+			node.Annotations[nodeconfig.ChallengeAnnotation] = "challenge of " + phase
+		})
+		r.says(phase, "Node w")
+		r.change(r.workload, "", "w", node, func() {
+			if node.Annotations[nodeconfig.AuthoritiesAnnotation] != string(bundle) {
+				t.Errorf("%s: the Node was not told", phase)
+			}
+			signature := node.Annotations[nodeconfig.SignatureAnnotation]
+			if err := nodeconfig.VerifyAuthorities(parseCerts(t, trusted), bundle, "challenge of "+phase, signature); err != nil {
+				t.Errorf("%s: %v", phase, err)
+			}
+			if _, _, _, trusted = r.look(); r.signature("w") != signature {
+				t.Errorf("%s: what is signed is signed again", phase)
+			}
+			delete(node.Annotations, nodeconfig.ChallengeAnnotation) // for the next phase
+			node.Annotations[nodeconfig.TrustedAuthoritiesAnnotation] = strings.Join(list, ",")
+			node.Annotations[nodeconfig.KubeletAuthorityAnnotation] = list[0]
+		})
+	}
+	list, bundle := r.says(controlplanev1.NotRotatingReason, "")
+	if len(list) != 1 || list[0] == first[0] {
+		t.Errorf("in the end %v, before %v", list, first)
+	}
+	node, orphans, published := &corev1.Node{}, &corev1.NodeList{}, &corev1.ConfigMap{}
+	if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] != "" || node.Annotations[nodeconfig.SignatureAnnotation] != "" {
+		t.Error("the Node still has what it was told")
+	}
+	if err := r.workload.List(context.Background(), orphans); err != nil || len(orphans.Items) != 1 {
+		t.Errorf("the Node whose Machine is gone is still there: %v", err)
+	}
+	if r.get(r.workload, "kube-system", "extension-apiserver-authentication", published); published.Data["client-ca-file"] != string(bundle) {
+		t.Error("the old authority is still published for other servers")
+	}
+	for range 3 {
+		if reason, message, again, _ := r.look(); reason != controlplanev1.NotRotatingReason || !slices.Equal(again, list) {
+			t.Errorf("the same wish begins again: %s: %s", reason, message)
+		}
+	}
+}
+
+// TestRotationWaitsForWorkersOnTheWay: a worker that was made before, and has not joined, would not know the
+// servers any more.
+func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
+	r := newRotating(t)
+	r.look()
+	worker := &clusterv1.Machine{}
+	r.get(r.management, "ns", "w", worker)
+	worker.Status.NodeRef = clusterv1.MachineNodeReference{}
+	if err := r.management.Status().Update(context.Background(), worker); err != nil {
 		t.Fatal(err)
 	}
-	if !sameCerts(t, data[secret.TLSCrtDataName], next, old.Cert) || len(data[model.NextKeyName])+len(data[model.NextCertName]) > 0 || bytes.Equal(data[secret.TLSKeyDataName], old.Key) {
-		t.Error("the new one does not sign, or the old one is not trusted any more, or its key is still there")
+	cp, data, published := &controlplanev1.CapstanControlPlane{}, &corev1.Secret{}, &corev1.ConfigMap{}
+	r.change(r.management, "ns", "cp", cp, func() { cp.Spec.Certificates.RotateCAAfter = metav1.NewTime(time.Now().Add(-time.Minute)) })
+	list, bundle := r.says(controlplanev1.TrustingNewReason, "to be replaced")
+	r.change(r.management, "ns", "a", data, func() {
+		data.Annotations = map[string]string{bootstrapv1.AuthoritiesAnnotation: strings.Join(list, ",")}
+	})
+	r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(bundle)} })
+	r.says(controlplanev1.TrustingNewReason, "Machine w has no Node yet")
+}
+
+// TestUnsafeAuthorityIsRefused: a secret that somebody replaces by one that nothing trusts is not used.
+func TestUnsafeAuthorityIsRefused(t *testing.T) {
+	r := newRotating(t)
+	r.look()
+	other, err := newAuthority(time.Now())
+	if err != nil {
+		t.Fatal(err)
 	}
-	pair := &certs.KeyPair{Cert: data[secret.TLSCrtDataName], Key: data[secret.TLSKeyDataName]}
-	leafPEM, _ := leafOf(t, pair)
-	verify := func(roots []byte, cross []byte) error {
-		leaf, err := certs.DecodeCertPEM(leafPEM)
+	stored, cp := &corev1.Secret{}, &controlplanev1.CapstanControlPlane{}
+	r.get(r.management, "ns", "cp", cp)
+	check := func() string {
+		s := &scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"}}, Now: time.Now()}}
+		problem, err := (&authorities{r.clients, &secrets{r.clients}}).ensureCertificate(context.Background(), s, bootstrap.Certificates(bootstrapv1.ClusterConfiguration{}).GetByPurpose(secret.ClusterCA))
 		if err != nil {
 			t.Fatal(err)
 		}
-		options := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
-		options.Roots.AppendCertsFromPEM(roots)
-		options.Intermediates.AppendCertsFromPEM(cross)
-		_, err = leaf.Verify(options)
-		return err
+		return problem
 	}
-	if err := verify(old.Cert, data[bootstrap.CrossCADataName]); err != nil {
-		t.Errorf("who trusts the old one: %v", err)
+	if problem := check(); problem != "" {
+		t.Errorf("its own: %s", problem)
 	}
-	if verify(old.Cert, nil) == nil {
-		t.Error("the old one has signed it")
+	r.change(r.management, "ns", "demo-ca", stored, func() {
+		stored.Data[secret.TLSCrtDataName], stored.Data[secret.TLSKeyDataName] = other.Cert, other.Key
+	})
+	if problem := check(); !strings.Contains(problem, "put it behind the one that signs now") {
+		t.Errorf("another one: %q", problem)
 	}
-	if err := dropOld(data); err != nil {
-		t.Fatal(err)
-	}
-	if !sameCerts(t, data[secret.TLSCrtDataName], next) {
-		t.Error("the old one is still trusted")
-	}
-	for _, cross := range [][]byte{nil, data[bootstrap.CrossCADataName]} {
-		if err := verify(data[secret.TLSCrtDataName], cross); err != nil {
-			t.Errorf("who trusts the new one: %v", err)
-		}
-	}
-}
-
-// TestAuthorityOfClusterAPI: one that must not sign another one is rotated without that.
-func TestAuthorityOfClusterAPI(t *testing.T) {
-	old := newCA(t)
-	data := map[string][]byte{secret.TLSCrtDataName: old.Cert, secret.TLSKeyDataName: old.Key, bootstrap.CrossCADataName: []byte("former")}
-	if err := beginRotation(data, time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	if err := signWithNext(data); err != nil {
-		t.Fatal(err)
-	}
-	if data[bootstrap.CrossCADataName] != nil {
-		t.Error("nobody who only trusts the old one accepts this")
-	}
-}
-
-func sameCerts(t *testing.T, bundle []byte, want ...[]byte) bool {
-	t.Helper()
-	has, err := nodeconfig.Fingerprints(bundle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wanted, err := nodeconfig.Fingerprints(bytes.Join(want, nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.Equal(has, wanted)
 }

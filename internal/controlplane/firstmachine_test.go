@@ -22,8 +22,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// stoppable is a client whose user is stopped at one of its writes, before it or right behind it, until it may go on.
-type stoppable struct {
+// stoppableClient is a client whose user is stopped at one of its writes, before it or right behind it, until it may go on.
+type stoppableClient struct {
 	client.Client
 	mu             sync.Mutex
 	writes, stopAt int
@@ -31,11 +31,11 @@ type stoppable struct {
 	stopped, goOn  chan struct{}
 }
 
-func newStoppable(stopAt int, behind bool) *stoppable {
-	return &stoppable{Client: &unpaused{env.Client}, stopAt: stopAt, behind: behind, stopped: make(chan struct{}), goOn: make(chan struct{})}
+func newStoppableClient(stopAt int, behind bool) *stoppableClient {
+	return &stoppableClient{Client: &unpaused{env.Client}, stopAt: stopAt, behind: behind, stopped: make(chan struct{}), goOn: make(chan struct{})}
 }
 
-func (s *stoppable) write(do func() error) error {
+func (s *stoppableClient) write(do func() error) error {
 	s.mu.Lock()
 	s.writes++
 	here := s.writes == s.stopAt
@@ -54,30 +54,30 @@ func (s *stoppable) write(do func() error) error {
 	return err
 }
 
-func (s *stoppable) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
+func (s *stoppableClient) Create(ctx context.Context, obj client.Object, opts ...client.CreateOption) error {
 	return s.write(func() error { return s.Client.Create(ctx, obj, opts...) })
 }
 
-func (s *stoppable) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+func (s *stoppableClient) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	return s.write(func() error { return s.Client.Delete(ctx, obj, opts...) })
 }
 
-func (s *stoppable) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+func (s *stoppableClient) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 	return s.write(func() error { return s.Client.Patch(ctx, obj, patch, opts...) })
 }
 
-func (s *stoppable) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+func (s *stoppableClient) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 	return s.write(func() error { return s.Client.Apply(ctx, obj, opts...) })
 }
 
 // leader is a manager that believes to be the leader.
 type leader struct {
-	client     *stoppable
+	client     *stoppableClient
 	reconciler *Reconciler
 }
 
 func newLeader(stopAt int, behind bool) *leader {
-	c := newStoppable(stopAt, behind)
+	c := newStoppableClient(stopAt, behind)
 	return &leader{c, newReconciler(c, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})}
 }
 
@@ -101,8 +101,8 @@ func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
 	}
 }
 
-// unled is a cluster that no manager looks after, so that a test can have its own.
-func unled(t *testing.T, restored bool) *testcluster.Cluster {
+// clusterWithoutManager is a cluster that no manager looks after, so that a test can have its own.
+func clusterWithoutManager(t *testing.T, restored bool) *testcluster.Cluster {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
@@ -140,7 +140,7 @@ func TestTwoLeaders(t *testing.T) {
 	for name, c := range map[string]struct{ restored, renamed bool }{"new": {}, "restored": {restored: true}, "renamed": {renamed: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cluster := unled(t, c.restored)
+			cluster := clusterWithoutManager(t, c.restored)
 			alone := newLeader(-1, false)
 			alone.acts(t, cluster)
 			begins(t, cluster)
@@ -161,7 +161,7 @@ func TestTwoLeaders(t *testing.T) {
 }
 
 func twoLeaders(t *testing.T, restored, renamed bool, stopAt int, behind bool) {
-	cluster := unled(t, restored)
+	cluster := clusterWithoutManager(t, restored)
 	first, second := newLeader(stopAt, behind), newLeader(-1, false)
 	done := make(chan struct{})
 	go func() { defer close(done); first.acts(t, cluster) }()
@@ -219,7 +219,7 @@ func (r *refusals) Create(ctx context.Context, obj client.Object, opts ...client
 // TestRefusedConfig (hostile tenants, C8): a CapstanConfig that is refused is tried again under the same name, and ever less
 // often, however often the control plane is reconciled and however the message changes.
 func TestRefusedConfig(t *testing.T) {
-	cluster := unled(t, false)
+	cluster := clusterWithoutManager(t, false)
 	c := &refusals{Client: &unpaused{env.Client}}
 	r := newReconciler(c, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}

@@ -30,10 +30,10 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// world plays Cluster API's core, the machines and the agent that looks after etcd: one step of each at a
+// simulation plays Cluster API's core, the machines and the agent that looks after etcd: one step of each at a
 // time, so that a test can look at every state in between. It fails the test when anything is done that
 // etcd would not survive.
-type world struct {
+type simulation struct {
 	t       *testing.T
 	cluster *testcluster.Cluster
 
@@ -52,8 +52,8 @@ type world struct {
 	made map[string]bool
 }
 
-// newWorld clears what former tests have left in the workload cluster, which has the same API server.
-func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
+// newSimulation clears what former tests have left in the workload cluster, which has the same API server.
+func newSimulation(t *testing.T, cluster *testcluster.Cluster) *simulation {
 	t.Helper()
 	ctx := context.Background()
 	if err := env.Client.DeleteAllOf(ctx, &etcdv1.EtcdMember{}); err != nil {
@@ -68,7 +68,7 @@ func newWorld(t *testing.T, cluster *testcluster.Cluster) *world {
 	if err := env.Client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
+	return &simulation{t: t, cluster: cluster, broken: map[string]bool{}, dead: map[string]bool{}, stubborn: map[string]bool{}, careful: map[string]bool{}, made: map[string]bool{}, fewest: 1000}
 }
 
 // installMembers installs the kinds EtcdMember, EtcdBackup and EtcdBackupCheck, as the first control plane machine does.
@@ -103,7 +103,7 @@ func installKind(kind string, list client.ObjectList) error {
 }
 
 // until lets time go on until a condition holds.
-func (w *world) until(what string, holds func() bool) {
+func (w *simulation) until(what string, holds func() bool) {
 	w.t.Helper()
 	testcluster.Eventually(w.t, what, func() bool {
 		w.step()
@@ -112,7 +112,7 @@ func (w *world) until(what string, holds func() bool) {
 }
 
 // still lets time go on and checks that a condition does not cease to hold.
-func (w *world) still(what string, holds func() bool) {
+func (w *simulation) still(what string, holds func() bool) {
 	w.t.Helper()
 	testcluster.Consistently(w.t, what, func() bool {
 		w.step()
@@ -120,7 +120,7 @@ func (w *world) still(what string, holds func() bool) {
 	})
 }
 
-func (w *world) step() {
+func (w *simulation) step() {
 	w.t.Helper()
 	machines := machinesOf(w.t, w.cluster)
 	w.most = max(w.most, len(machines))
@@ -138,7 +138,7 @@ func (w *world) step() {
 }
 
 // boot does what happens until a machine is in the cluster; its member is a learner at first.
-func (w *world) boot(m *clusterv1.Machine) {
+func (w *simulation) boot(m *clusterv1.Machine) {
 	w.t.Helper()
 	if m.Spec.Bootstrap.DataSecretName == nil {
 		w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(
@@ -167,7 +167,7 @@ func (w *world) boot(m *clusterv1.Machine) {
 }
 
 // remove does what core does with a Machine that is deleted.
-func (w *world) remove(m *clusterv1.Machine) {
+func (w *simulation) remove(m *clusterv1.Machine) {
 	w.t.Helper()
 	if w.stubborn[m.Name] {
 		return
@@ -197,13 +197,13 @@ func (w *world) remove(m *clusterv1.Machine) {
 
 // patchConditions writes a Machine's status. Locked: the conditions are a list, and not ours alone. Who is late comes
 // again with the next step.
-func (w *world) patchConditions(m, before *clusterv1.Machine) {
+func (w *simulation) patchConditions(m, before *clusterv1.Machine) {
 	w.t.Helper()
 	w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
 // lookAfterEtcd does what the agent next to etcd's leader does: members join, one learner at a time, and leave.
-func (w *world) lookAfterEtcd() {
+func (w *simulation) lookAfterEtcd() {
 	w.t.Helper()
 	members := w.members()
 	voting, working, leaving, learners := 0, 0, 0, 0
@@ -255,7 +255,7 @@ func (w *world) lookAfterEtcd() {
 	}
 }
 
-func (w *world) set(m *etcdv1.EtcdMember, wanted ...metav1.Condition) {
+func (w *simulation) set(m *etcdv1.EtcdMember, wanted ...metav1.Condition) {
 	w.t.Helper()
 	before := m.DeepCopy()
 	for _, c := range wanted {
@@ -264,7 +264,7 @@ func (w *world) set(m *etcdv1.EtcdMember, wanted ...metav1.Condition) {
 	w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFrom(before)))
 }
 
-func (w *world) renew(name string, labels map[string]string) {
+func (w *simulation) renew(name string, labels map[string]string) {
 	w.t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: name}}
 	if _, err := controllerutil.CreateOrPatch(context.Background(), env.Client, lease, func() error {
@@ -282,7 +282,7 @@ func (w *world) renew(name string, labels map[string]string) {
 	}
 }
 
-func (w *world) members() []etcdv1.EtcdMember {
+func (w *simulation) members() []etcdv1.EtcdMember {
 	w.t.Helper()
 	list := &etcdv1.EtcdMemberList{}
 	if err := env.Client.List(context.Background(), list); err != nil {
@@ -291,7 +291,7 @@ func (w *world) members() []etcdv1.EtcdMember {
 	return list.Items
 }
 
-func (w *world) member(name string) *etcdv1.EtcdMember {
+func (w *simulation) member(name string) *etcdv1.EtcdMember {
 	for _, m := range w.members() {
 		if m.Name == name {
 			return &m
@@ -301,7 +301,7 @@ func (w *world) member(name string) *etcdv1.EtcdMember {
 }
 
 // voting are the names of the voting members.
-func (w *world) voting() int {
+func (w *simulation) voting() int {
 	n := 0
 	for _, m := range w.members() {
 		if conditions.IsTrue(&m, etcdv1.JoinedCondition) {
@@ -313,7 +313,7 @@ func (w *world) voting() int {
 
 // settled says that there are n Machines, all of them up to date, with n voting members and no others, and that the
 // status says so (CP-03, CP-05).
-func (w *world) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
+func (w *simulation) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
 	return func() bool {
 		machines := machinesOf(w.t, w.cluster)
 		if len(machines) != n || w.voting() != n || len(w.members()) != n || w.cluster.Get(cp) != nil {
@@ -335,7 +335,7 @@ func (w *world) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bo
 }
 
 // ignoreGone: what a test plays races with what it tests, as in life.
-func (w *world) ignoreGone(err error) {
+func (w *simulation) ignoreGone(err error) {
 	w.t.Helper()
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		w.t.Fatal(err)

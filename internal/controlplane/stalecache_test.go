@@ -22,8 +22,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// delayed is a cache that has stood still: reads give what was there when it was frozen, writes go through.
-type delayed struct {
+// frozenCache is a cache that has stood still: reads give what was there when it was frozen, writes go through.
+type frozenCache struct {
 	client.Client
 	mu       sync.Mutex
 	machines *clusterv1.MachineList
@@ -31,7 +31,7 @@ type delayed struct {
 	deletes  []string
 }
 
-func (d *delayed) freeze(t *testing.T, w *world, cp *controlplanev1.CapstanControlPlane) {
+func (d *frozenCache) freeze(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,7 +45,7 @@ func (d *delayed) freeze(t *testing.T, w *world, cp *controlplanev1.CapstanContr
 	d.objects = map[client.ObjectKey]client.Object{client.ObjectKeyFromObject(cp): cp.DeepCopy()}
 }
 
-func (d *delayed) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (d *frozenCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if machines, ok := list.(*clusterv1.MachineList); ok && d.machines != nil {
@@ -55,7 +55,7 @@ func (d *delayed) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return d.Client.List(ctx, list, opts...)
 }
 
-func (d *delayed) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+func (d *frozenCache) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if cp, ok := obj.(*controlplanev1.CapstanControlPlane); ok && d.objects[key] != nil {
@@ -66,46 +66,46 @@ func (d *delayed) Get(ctx context.Context, key client.ObjectKey, obj client.Obje
 }
 
 // Delete notes which Machines are deleted.
-func (d *delayed) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+func (d *frozenCache) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	if _, ok := obj.(*clusterv1.Machine); ok {
 		d.deletes = append(d.deletes, obj.GetName())
 	}
 	return d.Client.Delete(ctx, obj, opts...)
 }
 
-// straight is a way to the workload cluster without a manager. It notes which members of etcd are asked to leave.
-type straight struct {
+// directClusterCache is a way to the workload cluster without a manager. It notes which members of etcd are asked to leave.
+type directClusterCache struct {
 	clustercache.ClusterCache
 	client.Client
 	leaves []string
 }
 
-func (s *straight) GetUncachedClient(context.Context, client.ObjectKey) (client.Client, error) {
+func (s *directClusterCache) GetUncachedClient(context.Context, client.ObjectKey) (client.Client, error) {
 	return s, nil
 }
 
-func (s *straight) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+func (s *directClusterCache) Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 	if m, ok := obj.(*etcdv1.EtcdMember); ok && m.Spec.Leave {
 		s.leaves = append(s.leaves, m.Name)
 	}
 	return s.Client.Patch(ctx, obj, patch, opts...)
 }
 
-// stale is a control plane whose own reconciler is kept away by pausing. One with a frozen cache runs in its place.
-type stale struct {
-	*world
+// staleControlPlane is a control plane whose own reconciler is kept away by pausing. One with a frozen cache runs in its place.
+type staleControlPlane struct {
+	*simulation
 	cp         *controlplanev1.CapstanControlPlane
-	cache      *delayed
-	workload   *straight
+	cache      *frozenCache
+	workload   *directClusterCache
 	reconciler *Reconciler
 }
 
-func newStale(t *testing.T) *stale {
+func newStaleControlPlane(t *testing.T) *staleControlPlane {
 	w, cp, _ := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
 	w.cluster.Change(cp, func() { cp.Annotations[clusterv1.PausedAnnotation] = "" })
 	becomes(t, w.cluster, cp, "the manager keeps away", func() bool { return has(cp, clusterv1.PausedCondition, "True", "") })
-	s := &stale{world: w, cp: cp, cache: &delayed{Client: env.Client}, workload: &straight{Client: env.Client}}
+	s := &staleControlPlane{simulation: w, cp: cp, cache: &frozenCache{Client: env.Client}, workload: &directClusterCache{Client: env.Client}}
 	s.reconciler = newReconciler(s.cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client, ClusterCache: s.workload})
 	s.frozen(1)
 	s.run(1)
@@ -114,17 +114,17 @@ func newStale(t *testing.T) *stale {
 }
 
 // frozen makes the cache stand still with what there is once the spec wants so many replicas.
-func (s *stale) frozen(replicas int32) {
+func (s *staleControlPlane) frozen(replicas int32) {
 	s.t.Helper()
 	s.cache.machines, s.cache.objects = nil, nil
 	s.cluster.Change(s.cp, func() { s.cp.Spec.Replicas = &replicas })
-	s.cache.freeze(s.t, s.world, s.cp)
+	s.cache.freeze(s.t, s.simulation, s.cp)
 	for _, o := range s.cache.objects {
 		delete(o.GetAnnotations(), clusterv1.PausedAnnotation)
 	}
 }
 
-func (s *stale) run(times int) {
+func (s *staleControlPlane) run(times int) {
 	s.t.Helper()
 	for range times {
 		s.lookAfterEtcd()
@@ -135,7 +135,7 @@ func (s *stale) run(times int) {
 }
 
 // thaw lets time go on, with a cache that knows what there is, until a condition holds.
-func (s *stale) thaw(what string, replicas int32, holds func() bool) {
+func (s *staleControlPlane) thaw(what string, replicas int32, holds func() bool) {
 	s.t.Helper()
 	testcluster.Eventually(s.t, what, func() bool {
 		s.step()
@@ -146,7 +146,7 @@ func (s *stale) thaw(what string, replicas int32, holds func() bool) {
 }
 
 // beat renews every Lease.
-func (s *stale) beat() {
+func (s *staleControlPlane) beat() {
 	s.t.Helper()
 	list := &coordinationv1.LeaseList{}
 	if err := env.Client.List(context.Background(), list, client.InNamespace(metav1.NamespaceSystem), client.HasLabels{"test"}); err != nil {
@@ -161,7 +161,7 @@ func (s *stale) beat() {
 	}
 }
 
-func (s *stale) deleting() (names []string) {
+func (s *staleControlPlane) deleting() (names []string) {
 	for _, m := range machinesOf(s.t, s.cluster) {
 		if !m.DeletionTimestamp.IsZero() {
 			names = append(names, m.Name)
@@ -173,14 +173,14 @@ func (s *stale) deleting() (names []string) {
 // TestStaleCache: a cache that stands still, while reconciliations come again and again, causes no second create, no
 // second delete and no second leave.
 func TestStaleCache(t *testing.T) {
-	s := newStale(t)
+	s := newStaleControlPlane(t)
 	s.staleCreate()
 	s.staleRemediation()
 	s.staleDelete()
 	s.staleSpec()
 }
 
-func (s *stale) staleCreate() {
+func (s *staleControlPlane) staleCreate() {
 	s.t.Helper()
 	s.frozen(3)
 	s.run(5)
@@ -198,12 +198,12 @@ func (s *stale) staleCreate() {
 }
 
 // staleRemediation: one that a MachineHealthCheck has marked is deleted once, and replaced once.
-func (s *stale) staleRemediation() {
+func (s *staleControlPlane) staleRemediation() {
 	s.t.Helper()
 	dead := machinesOf(s.t, s.cluster)[0]
 	s.dead[dead.Name] = true
 	s.lookAfterEtcd()
-	unhealthy(s.world, &dead)
+	unhealthy(s.simulation, &dead)
 	s.cache.deletes = nil
 	s.frozen(3)
 	s.run(5)
@@ -217,7 +217,7 @@ func (s *stale) staleRemediation() {
 }
 
 // staleDelete: one Machine goes and leaves etcd, once each, also when the cache still has it after it is gone.
-func (s *stale) staleDelete() {
+func (s *staleControlPlane) staleDelete() {
 	s.t.Helper()
 	s.cache.deletes, s.workload.leaves = nil, nil
 	s.frozen(1)
@@ -255,7 +255,7 @@ func (s *stale) staleDelete() {
 }
 
 // staleSpec: the spec that the cache has is not the one that is stored, so that nothing is done.
-func (s *stale) staleSpec() {
+func (s *staleControlPlane) staleSpec() {
 	s.t.Helper()
 	s.cache.deletes = nil
 	s.frozen(1)

@@ -27,7 +27,7 @@ import (
 )
 
 // namesOfMachines are sorted, with the oldest first.
-func namesOfMachines(t *testing.T, w *world) []string {
+func namesOfMachines(t *testing.T, w *simulation) []string {
 	t.Helper()
 	machines := machinesOf(t, w.cluster)
 	slices.SortFunc(machines, func(a, b clusterv1.Machine) int {
@@ -43,12 +43,12 @@ func namesOfMachines(t *testing.T, w *world) []string {
 	return out
 }
 
-func scaleTo(w *world, cp *controlplanev1.CapstanControlPlane, n int32) {
+func scaleTo(w *simulation, cp *controlplanev1.CapstanControlPlane, n int32) {
 	w.t.Helper()
 	w.cluster.Change(cp, func() { cp.Spec.Replicas = &n })
 }
 
-func deleteMachine(t *testing.T, w *world, name string) {
+func deleteMachine(t *testing.T, w *simulation, name string) {
 	t.Helper()
 	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: name}}
 	if err := env.Client.Delete(context.Background(), m); err != nil {
@@ -84,7 +84,7 @@ func TestScaleUpAndDown(t *testing.T) {
 }
 
 // otherTemplate makes the control plane use another infrastructure template.
-func otherTemplate(w *world, cp *controlplanev1.CapstanControlPlane, name string) {
+func otherTemplate(w *simulation, cp *controlplanev1.CapstanControlPlane, name string) {
 	w.t.Helper()
 	w.cluster.MachineTemplate(name)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = name })
@@ -281,7 +281,7 @@ func TestRepairedMachine(t *testing.T) {
 	}
 }
 
-func unhealthy(w *world, m *clusterv1.Machine) {
+func unhealthy(w *simulation, m *clusterv1.Machine) {
 	w.t.Helper()
 	w.cluster.ChangeStatus(m, func() {
 		conditions.Set(m, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionFalse, Reason: "Test"})
@@ -471,9 +471,9 @@ func TestMoved(t *testing.T) {
 
 // TestBadFirstMachine: before there is data, a spec that is mended gets another first Machine.
 func TestBadFirstMachine(t *testing.T) {
-	w, cp := func() (*world, *controlplanev1.CapstanControlPlane) {
+	w, cp := func() (*simulation, *controlplanev1.CapstanControlPlane) {
 		cluster := testcluster.New(t, env, nil)
-		return newWorld(t, cluster), cluster.ControlPlane(nil)
+		return newSimulation(t, cluster), cluster.ControlPlane(nil)
 	}()
 	w.cluster.SetInfraEndpoint(somewhere)
 	w.until("the first", func() bool { return len(w.made) == 1 })
