@@ -156,7 +156,7 @@ spec: {}
 // running waits until the control plane and both workers have a version, and Cluster API reports the cluster as available.
 func running(t *testing.T, c *harness.Cluster, version string) {
 	t.Helper()
-	harness.Eventually(t, "three Nodes of "+version, 3*time.Minute, func(ctx context.Context) error {
+	harness.Eventually(t, "three Nodes of "+version, 6*time.Minute, func(ctx context.Context) error {
 		if err := c.NodesReady(ctx, 3); err != nil {
 			return err
 		}
@@ -186,7 +186,7 @@ func running(t *testing.T, c *harness.Cluster, version string) {
 // upgraded waits until the control plane has only machines of the new version.
 func upgraded(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	harness.Eventually(t, "the upgraded control plane", 3*time.Minute, func(context.Context) error {
+	harness.Eventually(t, "the upgraded control plane", 6*time.Minute, func(context.Context) error {
 		status := kubectl(t, "-n", namespace, "get", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane",
 			"-o", "jsonpath={.status.version} {.status.ready} {.status.replicas} {.status.updatedReplicas} {.status.unavailableReplicas}")
 		if want := harness.KubernetesVersion + " true 1 1 0"; status != want {
