@@ -115,7 +115,7 @@ func rules(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, line := range lines(t, "contract.md") {
-		if id := row.FindStringSubmatch(line); id != nil && all[id[1]] == "" {
+		if id := row.FindStringSubmatch(line); len(id) > 1 && all[id[1]] == "" {
 			all[id[1]] = cells(line)[1]
 		}
 	}

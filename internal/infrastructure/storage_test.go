@@ -110,7 +110,7 @@ func (b *box) storedIn(plural, name string) string {
 	b.t.Helper()
 	etcd, err := clientv3.New(clientv3.Config{Endpoints: []string{env.Etcd()}})
 	b.Expect(err).NotTo(HaveOccurred())
-	defer etcd.Close()
+	defer func() { _ = etcd.Close() }()
 	key := fmt.Sprintf("/registry/%s/%s/%s/%s", infrav1.GroupVersion.Group, plural, b.namespace, name)
 	found, err := etcd.Get(ctx, key)
 	b.Expect(err).NotTo(HaveOccurred())

@@ -53,7 +53,8 @@ func TestForkBomb(t *testing.T) {
 func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 	t.Helper()
 	free := uint64(0) // the kernel gives the lowest number
-	for ; gone(fmt.Sprintf("/proc/%d/fd/%d", pid, free)) != nil; free++ {
+	for gone(fmt.Sprintf("/proc/%d/fd/%d", pid, free)) != nil {
+		free++
 	}
 	var process unix.Stat_t
 	check(t, unix.Stat(fmt.Sprintf("/proc/%d", pid), &process))
@@ -158,9 +159,11 @@ func TestDescriptorsOfBalancer(t *testing.T) {
 	_, err = io.WriteString(old, "GET /name HTTP/1.1\r\nHost: a\r\n\r\n")
 	check(t, err)
 	check(t, old.SetReadDeadline(time.Now().Add(patience)))
-	if _, err := http.ReadResponse(bufio.NewReader(old), nil); err != nil {
-		t.Errorf("the connection of before: %v", err)
+	answer, err := http.ReadResponse(bufio.NewReader(old), nil)
+	if err != nil {
+		t.Fatalf("the former connection: %v", err)
 	}
+	check(t, answer.Body.Close())
 	select {
 	case err := <-late:
 		t.Errorf("a connection is served without descriptors: %v", err)
