@@ -16,7 +16,8 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 )
 
-// certificatesPeriod is how often a manager looks at the files of its certificates. Nothing happens when two thirds of a life are over.
+// certificatesPeriod is the pause between two checks of a manager's certificate files. No event marks the end of two thirds of a
+// certificate's life.
 const certificatesPeriod = time.Hour
 
 // certificates reports certificates that should have been renewed: those with which the process serves webhooks and metrics, and

@@ -12,6 +12,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -162,7 +163,7 @@ func isolate(d direction, policies []*networkingv1.NetworkPolicy, all []pod, nod
 			isolated[address] = chain.Name
 		}
 	}
-	return isolated, sortedValues(chains)
+	return isolated, slices.SortedFunc(maps.Values(chains), func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // applies follows the defaults of policyTypes: Ingress always, Egress if there are egress rules.
@@ -341,13 +342,4 @@ func set(elements []string) string {
 func hash(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "/")))
 	return hex.EncodeToString(sum[:8])
-}
-
-func sortedValues(chains map[string]Chain) []Chain {
-	var sorted []Chain
-	for _, chain := range chains {
-		sorted = append(sorted, chain)
-	}
-	slices.SortFunc(sorted, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
-	return sorted
 }
