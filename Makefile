@@ -22,22 +22,19 @@ PROVIDER_controlplane := control-plane
 # Protocol buffers: the generated code is in the same folder.
 PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one that have tests.
-TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns
+TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns tools/docs tools/sbom
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
 
-export GOFLAGS := -buildvcs=false
+# One set of flags for all modules: packages in the same version are compiled once. -trimpath makes builds reproducible.
+export GOFLAGS := -buildvcs=false -trimpath
 export GOWORK := off
 export GOEXPERIMENT :=
 export GOOS :=
 export GOARCH :=
 export CGO_ENABLED := 0
 export LC_ALL := C.UTF-8
-
-# Third-party binaries are built with -trimpath. Our own are not, so that a manual
-# "go test" and "make" share one build cache.
-THIRD_PARTY := GOFLAGS='-buildvcs=false -trimpath'
 
 BIN := bin
 TOOLS := $(BIN)/tools
@@ -59,6 +56,16 @@ help: ## Show this help.
 setup: ## Install missing Debian packages (as root).
 	@hack/setup.sh
 
+.PHONY: setup-vm
+setup-vm: setup
+	@hack/setup.sh mmdebstrap qemu-system-x86
+
+.PHONY: modules
+modules: ## Download the Go modules of our packages and their tests.
+	@for m in . $(TEST_MODULES); do hack/download.sh $$m list -deps -test -tags e2e ./...; done
+	@GOOS=windows hack/download.sh . list -deps ./cmd/capstan
+	@hack/download.sh tools/crds mod download github.com/cert-manager/cert-manager sigs.k8s.io/cluster-api-operator
+
 .PHONY: clean
 clean: ## Remove all build results. Fails while machines of this box use them.
 	@hack/unused.sh $(BIN)
@@ -79,38 +86,38 @@ build-kube: $(KUBE_MINORS:%=build-kube-%) ## Kubernetes and etcd: bin/kubernetes
 .PHONY: $(KUBE_MINORS:%=build-kube-%)
 $(KUBE_MINORS:%=build-kube-%): build-kube-%:
 	@out=$(BIN)/kubernetes/$(call kube_version,$*); \
-	$(THIRD_PARTY) $(CACHED) kubernetes-$* "$$out/capstan-kube $$out/kube-apiserver" \
+	$(CACHED) kubernetes-$* "$$out/capstan-kube $$out/kube-apiserver" \
 		'kube/$* kube/multicall hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
 
 .PHONY: build-node
 build-node: ## containerd, runc and the CNI plugins: bin/node/.
-	@$(THIRD_PARTY) $(CACHED) node '$(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/node/cni/,ptp host-local portmap loopback)' \
+	@$(CACHED) node '$(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/node/cni/,ptp host-local portmap loopback)' \
 		'node/go.mod node/go.sum node/runc hack/node-build.sh hack/go-install.sh' hack/node-build.sh
 
 .PHONY: build-images
 build-images: ## Our pause and test images as OCI archives: bin/images/.
-	@$(THIRD_PARTY) $(CACHED) images '$(BIN)/images/pause.tar $(BIN)/images/echo.tar' \
+	@$(CACHED) images '$(BIN)/images/pause.tar $(BIN)/images/echo.tar' \
 		'node/images hack/images-build.sh hack/go-install.sh' hack/images-build.sh
 
 .PHONY: build-capi
 build-capi: $(firstword $(KUBE_MINORS:%=build-kube-%)) ## Cluster API core, its manifests, clusterctl: bin/capi/, bin/clusterctl.
-	@KUBECTL=$(KUBERNETES)/kubectl $(THIRD_PARTY) $(CACHED) capi \
+	@KUBECTL=$(KUBERNETES)/kubectl $(CACHED) capi \
 		'$(BIN)/clusterctl $(BIN)/capi/capi-core-manager $(BIN)/capi/crds $(BIN)/capi/repository/cluster-api' \
 		'capi hack/capi-build.sh hack/go-install.sh' hack/capi-build.sh core
 
 .PHONY: build-capi-kubeadm
 build-capi-kubeadm: $(firstword $(KUBE_MINORS:%=build-kube-%)) ## Cluster API's kubeadm providers (not part of build).
-	@KUBECTL=$(KUBERNETES)/kubectl $(THIRD_PARTY) $(CACHED) capi-kubeadm \
+	@KUBECTL=$(KUBERNETES)/kubectl $(CACHED) capi-kubeadm \
 		'$(BIN)/capi/capi-kubeadm-bootstrap-manager $(BIN)/capi/capi-kubeadm-control-plane-manager $(BIN)/capi/kubeadm-crds' \
 		'capi hack/capi-build.sh hack/go-install.sh' hack/capi-build.sh kubeadm
 
 .PHONY: build-coredns
 build-coredns: ## CoreDNS: bin/node/bin/coredns.
-	@$(THIRD_PARTY) $(CACHED) coredns $(BIN)/node/bin/coredns \
+	@$(CACHED) coredns $(BIN)/node/bin/coredns \
 		'coredns hack/go-install.sh' hack/go-install.sh coredns $(BIN)/node/bin .
 
 # A release sets its version. Other builds keep the version in the source. Only the linker uses it.
-STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/embedded.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
+STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
 
 # No stamp file: Go's build cache detects changes, and links only then.
 .PHONY: build-capstan
@@ -149,7 +156,7 @@ provider = $(or $(PROVIDER_$(1)),$(1))
 GROUPS_WITH_CODE := $(patsubst internal/%,%,$(wildcard $(API_GROUPS:%=internal/%)))
 
 .PHONY: generate
-generate: setup generate-api generate-proto ## Generate code, CRDs and roles from types, markers and protocol buffers.
+generate: setup generate-api generate-proto generate-reference ## Generate code, CRDs, roles and docs/reference.
 
 .PHONY: generate-api
 generate-api: tools
@@ -161,6 +168,12 @@ generate-api: tools
 		rbac:roleName=capstan-$(call provider,$(g))-manager webhook paths=./internal/$(g)/... \
 		output:rbac:dir=config/$(call provider,$(g))/rbac output:webhook:dir=config/$(call provider,$(g))/webhook;)
 
+# The pages of the API follow from the CRDs, so this comes after generate-api. TMPDIR is part of a default of the manager.
+.PHONY: generate-reference
+generate-reference: generate-api
+	@for c in capstan manager capstand; do TMPDIR=/tmp go run ./cmd/$$c man-pages --markdown docs/reference; done
+	@go run ./hack/reference docs/reference
+
 .PHONY: generate-proto
 generate-proto: tools
 	@for p in $(PROTOS); do \
@@ -169,18 +182,26 @@ generate-proto: tools
 			--go-grpc_out=$$(dirname $$p) --go-grpc_opt=paths=source_relative $$(basename $$p); \
 	done
 
-# The analysis of all of Kubernetes takes minutes: the modules beside the root one are skipped while they are unchanged.
+# Linters that follow values through packages analyse all of Kubernetes for minutes. The modules beside the root one are a few
+# files each, so other linters are enough there, and they are skipped while they are unchanged.
+SIDE_LINTERS := asciicheck,bidichk,copyloopvar,errcheck,funlen,gocritic,ineffassign,misspell,nakedret,noctx,perfsprint,predeclared,revive,unconvert
 .PHONY: lint
 lint: golangci-lint ## Run golangci-lint in each of our modules.
 	@for m in $(TEST_MODULES); do \
-		$(THIRD_PARTY) $(CACHED) lint-$${m//\//-} '' "$$m kube/multicall .golangci.yml tools/golangci-lint" \
-			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml ./...; \
+		TESTS=read $(CACHED) lint-$${m//\//-} '' "$$m kube/multicall .golangci.yml tools/golangci-lint" \
+			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
 	@$(GOLANGCI_LINT) run
 
 .PHONY: verify
 verify: setup tools ## Fail if generated files or a go.mod are not up to date.
 	@hack/verify.sh
+
+.PHONY: docs
+docs: build-kube build-capi ## Check the documents, and build them as a web site with a search: dist/docs/index.html.
+	go test ./docs
+	go test ./cmd/manager -run TestExamplesOfDocuments
+	cd tools/docs && go test ./... && go run . ../.. ../../dist/docs
 
 ##@ Test
 
@@ -194,22 +215,47 @@ gotestsum:
 # The S3-compatible server for tests of backups.
 .PHONY: versitygw
 versitygw:
-	@$(THIRD_PARTY) $(CACHED) versitygw $(TOOLS)/versitygw 'tools/versitygw hack/go-install.sh' \
+	@$(CACHED) versitygw $(TOOLS)/versitygw 'tools/versitygw hack/go-install.sh' \
 		hack/go-install.sh tools/versitygw $(TOOLS) github.com/versity/versitygw/cmd/versitygw
+
+# The image registry for tests of containerd's configuration.
+.PHONY: registry
+registry:
+	@$(CACHED) registry $(TOOLS)/registry 'tools/registry hack/go-install.sh' \
+		hack/go-install.sh tools/registry $(TOOLS) github.com/distribution/distribution/v3/cmd/registry
 
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
-test: setup ## Set up, lint, verify, build and run all tests.
+test: setup modules ## Set up, lint, verify, build and run all tests.
 	@$(MAKE) lint verify
-	@$(MAKE) build
-	@$(MAKE) test-unit test-fuzz run-e2e
+	@$(MAKE) build gotestsum versitygw registry
+	@$(MAKE) --jobs --keep-going side-by-side-run-unit side-by-side-run-e2e-changes side-by-side-run-e2e-others
 
 .PHONY: test-e2e
-test-e2e: setup build build-capi-kubeadm run-e2e ## End-to-end tests only: real machines and the clusterctl program.
+test-e2e: setup build gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
+	@$(MAKE) --jobs --keep-going side-by-side-run-e2e-changes side-by-side-run-e2e-others
 
-.PHONY: run-e2e
-run-e2e: gotestsum versitygw
-	$(call gotest,./test/...) -tags e2e -count=1 -p 1 -timeout 60m
+# End-to-end tests wait more than they compute, so several series of tests run at a time, each in namespaces of its own.
+# The lines of a series start with its name.
+side-by-side-%:
+	@setpriv --pdeathsig TERM hack/isolated.sh $* $(MAKE) $* 2>&1 | sed -u 's/^/$(*:run-%=%): /'
+
+# Two series of about the same length. A new package is in the second one.
+E2E_CHANGES := $(addprefix ./test/e2e/,controlplane clusterctl machinepool cluster ipam)
+e2e_others = $(filter-out $(E2E_CHANGES),$(patsubst $(CURDIR)/%,./%,$(shell go list -tags e2e -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./test/...)))
+
+.PHONY: run-e2e-changes
+run-e2e-changes:
+	$(call gotest,$(E2E_CHANGES)) -tags e2e -count=1 -p 1 -timeout 60m
+
+.PHONY: run-e2e-others
+run-e2e-others:
+	$(call gotest,$(e2e_others)) -tags e2e -count=1 -p 1 -timeout 60m
+
+.PHONY: run-unit
+run-unit:
+	@$(MAKE) test-unit
+	@$(MAKE) test-fuzz
 	$(call gotest,./internal/ipam/integration) -tags e2e -count=1 -run Heavy -timeout 30m
 
 # The validity of all certificates in this test, those of kube-controller-manager included. All are backdated by five
@@ -228,10 +274,34 @@ test-expiry: setup build ## Run a cluster past the expiry of all its certificate
 	CAPSTAN_BIN=$(CURDIR)/$(EXPIRY_BIN) CAPSTAN_MAX_LIFE=$(EXPIRY_LIFE) \
 		go test -tags e2e,expiry ./test/e2e/expiry -count=1 -v -timeout 90m
 
+.PHONY: test-rack
+test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
+	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
+
+.PHONY: test-inplace
+test-inplace: setup build ## Update a cluster of 3 + 5 machines in place and kill what takes part in each step, 20 minutes (not part of test).
+	go test -tags e2e,inplace ./test/e2e/inplace -run TestLargeCluster -count=1 -v -timeout 90m
+
+.PHONY: test-monitoring
+test-monitoring: setup build ## Check the alerts with promtool, and each panel of the dashboards against a real Prometheus (not part of test).
+	@hack/setup.sh prometheus
+	hack/monitoring.sh
+	go test -tags e2e,monitoring ./test/e2e/plane -run TestMonitoring -count=1 -v -timeout 20m
+
+# SCREENSHOTS=1 replaces the pictures of docs/images.
+.PHONY: test-dashboard
+test-dashboard: setup build-kube build-capstan ## Test the page of capstan dashboard in a headless Chromium, one minute (not part of test).
+	@hack/setup.sh chromium fonts-inter fonts-jetbrains-mono
+	CAPSTAN_SCREENSHOTS=$(if $(SCREENSHOTS),$(CURDIR)/docs/images) go test -tags dashboard ./test/dashboard -count=1 -v -timeout 20m
+
+.PHONY: test-vm
+test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal in an emulated Debian 12 guest, an hour or more (not part of test).
+	go test -tags vm ./test/vm -count=1 -v -timeout 6h
+
 .PHONY: test-unit
 test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.
-	@for m in $(TEST_MODULES); do (cd $$m && $(THIRD_PARTY) go test ./...); done
-	$(call gotest,$(foreach d,api cmd config docs internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
+	@for m in $(TEST_MODULES); do (cd $$m && go test ./...); done
+	$(call gotest,$(foreach d,api cmd config docs hack internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
 
 .PHONY: test-times
 test-times: gotestsum ## Show the slowest tests and packages of the last run.
@@ -244,7 +314,8 @@ test-times: gotestsum ## Show the slowest tests and packages of the last run.
 
 # Fuzz tests as PACKAGE:NAME. Go runs one fuzz test at a time. FUZZTIME is a number of inputs by default, because a time
 # limit can end an input on a busy machine, and Go counts that as a failure. FUZZTIME=10m runs each test for ten minutes.
-FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse
+FUZZ_TESTS := ipam/alloc:FuzzSet ipam/alloc:FuzzParseRange ipam/alloc:FuzzBelow ipam/alloc:FuzzU128 node/cloudconfig:FuzzParse naming:FuzzParse \
+	kubeconfig:FuzzLoad infrastructure/capstanhost:FuzzParseNetworks
 FUZZTIME := 10000x
 
 .PHONY: test-fuzz
@@ -265,9 +336,17 @@ bench: setup build ## Measure the creation of clusters, and the lower bound of t
 bench-controlplane: setup build ## Measure control planes: from 1 to 3, rollout, upgrade, interruption of writes.
 	go run ./test/bench/controlplane
 
+.PHONY: bench-inplace
+bench-inplace: setup build ## Measure the upgrade of a cluster in place, and by replacement: time, interruption of writes, lost containers.
+	go run ./test/bench/inplace
+
 .PHONY: bench-pools
 bench-pools: setup build ## Measure machine pools: real machines, and thousands of hollow (simulated) ones.
 	go run ./test/bench/pools
+
+.PHONY: bench-hosts
+bench-hosts: setup build ## Measure one manager with 10 and 100 hollow (simulated) hosts, up to 5 000 machines in 200 clusters. HOSTS=2,4 for fewer.
+	go run ./test/bench/hosts $(if $(HOSTS),-hosts $(HOSTS))
 
 .PHONY: bench-ipam
 bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 claims, 20 minutes. CLAIMS=100,1000 for fewer.
@@ -276,8 +355,8 @@ bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 cl
 ##@ Release
 
 .PHONY: release
-release: build ## Build a release into dist/: files for clusterctl, images, checksums. VERSION=v0.1.0 is required.
-	@for part in programs manifests images host checksums; do \
+release: build ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
+	@for part in programs manifests images host cli packages sbom checksums; do \
 		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$part '$(VERSION)'; \
 	done
 
@@ -286,6 +365,10 @@ release: build ## Build a release into dist/: files for clusterctl, images, chec
 .PHONY: quickstart
 quickstart: setup build-first-cluster ## Build one Kubernetes minor, then create a management plane and a first cluster.
 	$(BIN)/capstan quickstart
+
+.PHONY: demo-rack
+demo-rack: setup build-first-cluster ## Show the loss of a host: three hosts on this box, a cluster across them, one of them cut off (as root).
+	go run -tags e2e ./test/demo/rack
 
 .PHONY: down
 down: ## Remove the management plane and all clusters of this box.

@@ -15,7 +15,7 @@ import (
 )
 
 // TestReasonsAreDocumented_IC03 (IC-03): what cannot be mended is a condition with a documented reason, so every condition
-// type and every reason says what it means.
+// type and every reason has a description.
 func TestReasonsAreDocumented_IC03(t *testing.T) {
 	files, err := filepath.Glob("*/v1beta*/*.go")
 	if err != nil {
@@ -40,7 +40,7 @@ func TestReasonsAreDocumented_IC03(t *testing.T) {
 				}
 				found++
 				if spec.Doc == nil && spec.Comment == nil && !mentioned(decl, name) {
-					t.Errorf("%s: %s has no comment that says what it means", file, name)
+					t.Errorf("%s: %s has no comment with its meaning", file, name)
 				}
 			}
 			return false

@@ -2,5 +2,5 @@
 // Kubernetes, Cluster API and other packages of types, and never code from internal. The tests of this package hold all
 // types to the project's conventions.
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 package api

@@ -24,15 +24,15 @@ import (
 
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 
-	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// hosts that clusterctl believes to talk to.
+// hosts contains the servers that clusterctl connects to.
 var hosts = []string{"github.com", "api.github.com", "modules.example.org", "gitlab.example.org"}
 
-// internet serves the release as GitHub, a Go module proxy and GitLab would. It returns the environment
-// that makes a program take it for the internet: a proxy, and the authority that signed for the hosts.
+// internet serves the release like GitHub, a Go module proxy and GitLab. It returns an environment with a proxy and a
+// certificate authority, so that a program connects to this server instead of the internet.
 func internet(t *testing.T) []string {
 	t.Helper()
 	ca, certificate := certificates(t)
@@ -47,7 +47,7 @@ func internet(t *testing.T) []string {
 	mux.HandleFunc("github.com/example/capstan/releases/download/", func(w http.ResponseWriter, r *http.Request) {
 		serve(w, r, "/example/capstan/releases/download/")
 	})
-	// Asked for what is not among the downloads.
+	// requests for other data than downloads
 	mux.HandleFunc("api.github.com/repos/example/capstan/releases/tags/"+releaseVersion, func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintf(w, `{"tag_name": %q, "assets": []}`, releaseVersion)
 	})
@@ -99,7 +99,7 @@ func tunnel(t *testing.T, w http.ResponseWriter, to string) {
 	}()
 }
 
-// certificates makes a certificate for the hosts, and the file of its authority, which is itself.
+// certificates creates a certificate for the hosts and the file of its authority. The certificate is self-signed.
 func certificates(t *testing.T) (ca string, certificate tls.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -121,7 +121,7 @@ func certificates(t *testing.T) (ca string, certificate tls.Certificate) {
 	return ca, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// clusterctl runs the real one, away from the user's own configuration.
+// clusterctl runs the real clusterctl without the user's own configuration.
 func clusterctl(t *testing.T, environment []string, args ...string) (string, error) {
 	t.Helper()
 	home := t.TempDir()
@@ -135,7 +135,7 @@ func clusterctl(t *testing.T, environment []string, args ...string) (string, err
 	return out.String(), nil
 }
 
-// configuration names the providers' repositories below a URL.
+// configuration returns a configuration with the providers' repositories below a URL.
 func configuration(t *testing.T, url func(provider string) string) string {
 	t.Helper()
 	var text strings.Builder
@@ -150,9 +150,8 @@ func configuration(t *testing.T, url func(provider string) string) string {
 	return file
 }
 
-// CTL-01, CTL-02, CTL-10, CTL-15: the real clusterctl reads the release where it may lie: in a folder, as the assets of
-// a GitHub release, as a GitLab generic package.
-// Row MP-12.
+// CTL-01, CTL-02, CTL-10, CTL-15: the real clusterctl reads the release from all places: a folder, the assets of a
+// GitHub release, and a GitLab generic package. Row MP-12.
 func TestClusterctlReads_CTL02(t *testing.T) {
 	environment := internet(t)
 	for name, url := range map[string]func(provider string) string{
@@ -173,7 +172,7 @@ func TestClusterctlReads_CTL02(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got, err := embedded.Parse([]byte(out)); err != nil || len(got) != len(components(t, provider)) {
+				if got, err := manifest.Parse([]byte(out)); err != nil || len(got) != len(components(t, provider)) {
 					t.Errorf("%s: %d objects, %v", provider, len(got), err)
 				}
 			}
@@ -186,15 +185,15 @@ func TestClusterctlReads_CTL02(t *testing.T) {
 				if err != nil {
 					t.Errorf("%q: %v", flavor, err)
 				}
-				// The class comes along by itself.
+				// The class is added to the output.
 				if got := strings.Contains(out, "kind: ClusterClass\n"); got != (flavor == "topology") {
 					t.Errorf("%q: with a class: %v", flavor, got)
 				}
 				if strings.Count(out, "namespace: elsewhere\n") < strings.Count(out, "\nkind: ") {
-					t.Errorf("%q: not everything is in the namespace:\n%s", flavor, out)
+					t.Errorf("%q: not all objects are in the namespace:\n%s", flavor, out)
 				}
 			}
-			// A value that is missing is named.
+			// The error names a missing value.
 			if _, err := clusterctl(t, environment, append(generate, "--flavor", "ipam")...); err == nil || !strings.Contains(err.Error(), "[CAPSTAN_MACHINE_CIDR] is not set") {
 				t.Errorf("ipam: %v", err)
 			}
@@ -208,7 +207,7 @@ func TestClusterctlReads_CTL02(t *testing.T) {
 	}
 }
 
-// CTL-15: the configuration of the release names everything, Cluster API core included.
+// CTL-15: the configuration of the release contains all providers, including Cluster API core.
 func TestClusterctlConfiguration_CTL15(t *testing.T) {
 	out, err := clusterctl(t, nil, "config", "repositories", "--config", filepath.Join(dist, "clusterctl.yaml"))
 	if err != nil {

@@ -12,17 +12,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// columns of every kind, as kubectl shows them. The first ones tell whether an object works and to which cluster it belongs.
+// columns contains the columns of every kind, as kubectl shows them. The first ones show whether an object works and to
+// which cluster it belongs.
 var columns = map[string][]string{
 	"CapstanCluster":              {"Cluster", "Ready", "Reason", "Provisioned", "Endpoint", "Port", "Network", "Paused", "Age"},
 	"CapstanClusterTemplate":      {"Age"},
 	"CapstanConfig":               {"Cluster", "Role", "Data secret", "Ready", "Reason", "Paused", "Age"},
 	"CapstanConfigTemplate":       {"Age"},
-	"CapstanControlPlane":         {"Cluster", "Available", "Reason", "Initialized", "Desired", "Current", "Ready", "Up-to-date", "Paused", "Age", "Version"},
+	"CapstanControlPlane":         {"Cluster", "Available", "Reason", "Initialized", "Desired", "Current", "Ready", "Up-to-date", "Updating", "Paused", "Age", "Version"},
 	"CapstanControlPlaneTemplate": {"Age"},
-	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Disk", "Versions", "Address", "Age"},
+	"CapstanHost":                 {"Ready", "Reason", "Domain", "Machines", "Memory", "Free", "Disk", "Versions", "Capstand", "Kernel", "Address", "Age"},
 	"CapstanIPPool":               {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
-	"CapstanMachine":              {"Cluster", "Machine", "Ready", "Reason", "Host", "Address", "ProviderID", "Restarts", "Paused", "Age"},
+	"CapstanMachine":              {"Cluster", "Machine", "Ready", "Reason", "Updating", "Host", "Address", "ProviderID", "Restarts", "Paused", "Age"},
 	"CapstanMachinePool":          {"Cluster", "MachinePool", "Ready", "Reason", "Replicas", "Available", "UpToDate", "ProviderID", "Paused", "Age"},
 	"CapstanMachinePoolTemplate":  {"CPU", "Memory", "Age"},
 	"CapstanMachineTemplate":      {"CPU", "Memory", "Age"},
@@ -32,7 +33,7 @@ var columns = map[string][]string{
 	"GlobalCapstanIPPool":         {"Ready", "Total", "Used", "Free", "Waiting", "Out Of Range", "Reason", "Age"},
 }
 
-// ALL-06: every kind has its columns, by name and in order, and each column shows a field that the schema has.
+// ALL-06: every kind has these columns, by name and in order, and each column shows a field of the schema.
 func TestPrinterColumns_ALL06(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"*/crd/bases/*.yaml", "../internal/node/provision/manifests/etcd.capstan.dev_*.yaml"} {
@@ -73,11 +74,11 @@ func TestPrinterColumns_ALL06(t *testing.T) {
 	}
 }
 
-// filter is a part of a JSONPath that selects items of a list.
+// filter is the part of a JSONPath that selects items of a list.
 var filter = regexp.MustCompile(`\[[^\]]*\]`)
 
-// missingField is the first field of a JSONPath that a schema does not have; "" if it has all. Metadata is Kubernetes' own,
-// and the keys of maps are free.
+// missingField returns the first field of a JSONPath that a schema does not have, or "". It ignores metadata, which
+// Kubernetes defines, and the keys of maps.
 func missingField(schema *apiextensionsv1.JSONSchemaProps, path string) string {
 	for name := range strings.SplitSeq(strings.Trim(filter.ReplaceAllString(path, ""), "."), ".") {
 		if schema.Items != nil && schema.Items.Schema != nil {

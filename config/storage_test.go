@@ -18,8 +18,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// TestStoredVersions_ALL14: the manager of each kind with several versions migrates its stored objects, through the status where
-// the kind has one, and its role allows the writes.
+// TestStoredVersions_ALL14: the manager of each kind with several versions migrates its stored objects. It uses the
+// status if the kind has one. Its role allows the writes.
 func TestStoredVersions_ALL14(t *testing.T) {
 	for _, provider := range []reconciling.Provider{infrastructure.Provider(), controlplane.Provider, bootstrap.Provider, ipam.Provider} {
 		configs := migrations(t, provider)
@@ -33,7 +33,7 @@ func TestStoredVersions_ALL14(t *testing.T) {
 		for _, crd := range ofKind[apiextensionsv1.CustomResourceDefinition](t, objects, "CustomResourceDefinition") {
 			config, found := configs[crd.Name]
 			if found != (len(crd.Spec.Versions) > 1) {
-				t.Errorf("%s has %d versions, and a migration: %v", crd.Name, len(crd.Spec.Versions), found)
+				t.Errorf("%s has %d versions and a migration: %v", crd.Name, len(crd.Spec.Versions), found)
 			}
 			if !found {
 				continue

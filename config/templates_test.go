@@ -17,7 +17,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// given is what `clusterctl generate cluster` gives by itself, and what a user must give.
+// given contains the variables that `clusterctl generate cluster` sets, and the variables that a user must set.
 func given(namespace string) map[string]string {
 	return map[string]string{
 		"CLUSTER_NAME": "demo", "NAMESPACE": namespace, "KUBERNETES_VERSION": "v1.36.3",
@@ -25,8 +25,8 @@ func given(namespace string) map[string]string {
 	}
 }
 
-// CTL-09, CTL-16: templates use the common variables, the others are ours and documented, and only what
-// cannot be guessed has no default.
+// CTL-09, CTL-16: templates use the common variables. The other variables have the prefix CAPSTAN_ and are documented.
+// Only variables without a sensible default have none.
 func TestVariablesOfTemplates_CTL09(t *testing.T) {
 	common := []string{"CLUSTER_NAME", "NAMESPACE", "KUBERNETES_VERSION", "CONTROL_PLANE_MACHINE_COUNT", "WORKER_MACHINE_COUNT"}
 	documentation := document(t)
@@ -45,20 +45,20 @@ func TestVariablesOfTemplates_CTL09(t *testing.T) {
 			switch {
 			case name == "CLUSTER_CLASS_NAMESPACE": // CTL-18
 			case !strings.HasPrefix(name, "CAPSTAN_"):
-				t.Errorf("%s: %s is not ours by its name", file, name)
+				t.Errorf("%s: %s does not have the prefix of Capstan", file, name)
 			case !strings.Contains(documentation, "`"+name+"`"):
-				t.Errorf("%s: docs/clusterctl.md says nothing of %s", file, name)
+				t.Errorf("%s: docs/clusterctl.md does not contain %s", file, name)
 			case value == nil && given("")[name] == "":
 				t.Errorf("%s: %s has no default", file, name)
 			}
 		}
 		if !strings.Contains(documentation, "`"+strings.TrimSuffix(strings.TrimPrefix(file, "cluster-template-"), ".yaml")+"`") && file != "cluster-template.yaml" {
-			t.Errorf("docs/clusterctl.md says nothing of %s", file)
+			t.Errorf("docs/clusterctl.md does not contain %s", file)
 		}
 	}
 }
 
-// CTL-09, CTL-17: all objects of a template are in the one namespace, and what they name is there.
+// CTL-09, CTL-17: all objects of a template are in one namespace, and the template contains all referenced objects.
 func TestTemplatesAreComplete(t *testing.T) {
 	class := process(t, asset(t, "clusterclass-capstan.yaml"), nil)
 	for _, file := range assets(t, "cluster-template*.yaml") {
@@ -69,14 +69,14 @@ func TestTemplatesAreComplete(t *testing.T) {
 			}
 			references(o.Object, func(field, kind, name string) {
 				if !contains(objects, kind, name) {
-					t.Errorf("%s: %s of %s %s names the %s %s, which is not there", file, field, o.GetKind(), o.GetName(), kind, name)
+					t.Errorf("%s: %s of %s %s references the %s %s, which is missing", file, field, o.GetKind(), o.GetName(), kind, name)
 				}
 			})
 		}
 		if file == "cluster-template-topology.yaml" {
 			name, _, _ := unstructured.NestedString(objects[0].Object, "spec", "topology", "classRef", "name")
 			if !contains(class, "ClusterClass", name) {
-				t.Errorf("the class %s is not there", name)
+				t.Errorf("the class %s is missing", name)
 			}
 		}
 	}
@@ -108,8 +108,8 @@ func references(in any, found func(field, kind, name string)) {
 	}
 }
 
-// CTL-10, CTL-17: no variables, no namespaces, every object is there and is used once.
-// Row CTL-16.
+// CTL-10, CTL-17: the class contains no variables of clusterctl and no namespaces. Each referenced object exists and is
+// used once. Row CTL-16.
 func TestClusterClass_CTL10(t *testing.T) {
 	owner := map[string]string{}
 	for _, file := range assets(t, "clusterclass-*.yaml") {
@@ -129,29 +129,29 @@ func TestClusterClass_CTL10(t *testing.T) {
 			owner[id], unused[id] = file, true
 		}
 		if want := strings.TrimSuffix(strings.TrimPrefix(file, "clusterclass-"), ".yaml"); objects[0].GetKind() != "ClusterClass" || objects[0].GetName() != want {
-			t.Errorf("%s holds the %s %s first", file, objects[0].GetKind(), objects[0].GetName())
+			t.Errorf("the first object of %s is the %s %s", file, objects[0].GetKind(), objects[0].GetName())
 		}
 		delete(unused, "ClusterClass "+objects[0].GetName())
 		references(objects[0].Object, func(field, kind, name string) {
 			if !unused[kind+" "+name] {
-				t.Errorf("%s: %s names %s %s, which is not there or used twice", file, field, kind, name)
+				t.Errorf("%s: %s references %s %s, which is missing or used twice", file, field, kind, name)
 			}
 			delete(unused, kind+" "+name)
 		})
 		for id := range unused {
-			t.Errorf("%s: nothing uses %s", file, id)
+			t.Errorf("%s: no object uses %s", file, id)
 		}
 		class := typed[clusterv1.ClusterClass](t, objects[0])
 		documentation := document(t)
 		for _, v := range class.Spec.Variables {
 			if !strings.Contains(documentation, "`"+v.Name+"`") {
-				t.Errorf("docs/clusterctl.md says nothing of the variable %s of the class", v.Name)
+				t.Errorf("docs/clusterctl.md does not contain the variable %s of the class", v.Name)
 			}
 		}
 	}
 }
 
-// CTL-18: a topology may use the class of another namespace.
+// CTL-18: a topology can reference a class in another namespace.
 func TestClassNamespace_CTL18(t *testing.T) {
 	for name, want := range map[string]string{"": "here", "classes": "classes"} {
 		values := given("here")
@@ -160,12 +160,12 @@ func TestClassNamespace_CTL18(t *testing.T) {
 		}
 		cluster := process(t, asset(t, "cluster-template-topology.yaml"), values)[0]
 		if got, _, _ := unstructured.NestedString(cluster.Object, "spec", "topology", "classRef", "namespace"); got != want {
-			t.Errorf("%q: the class is looked for in %q, want %q", name, got, want)
+			t.Errorf("%q: the class is read from %q, want %q", name, got, want)
 		}
 	}
 }
 
-// CTL-09, CTL-10: an API server with our CRDs takes all of it as it is; nothing is misspelt.
+// CTL-09, CTL-10: an API server with Capstan's CRDs accepts all objects unchanged, so no field is misspelt.
 func TestTemplatesAreAccepted(t *testing.T) {
 	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, controlplanev1.AddToScheme, bootstrapv1.AddToScheme}})
 	if err != nil {

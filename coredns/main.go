@@ -34,8 +34,8 @@ var plugins = []string{
 	"loop", "metadata", "prometheus", "ready", "reload", "rewrite", "template", "transfer",
 }
 
-// directives keeps what is built in of all that upstream knows. The order is
-// upstream's: it decides in which order plugins see a query.
+// directives contains the built-in plugins, in the order of upstream. The order determines in which order plugins see a
+// query.
 func directives(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(d string) bool {
 		return !slices.Contains(plugins, d)

@@ -24,7 +24,7 @@ func TestContract(t *testing.T) {
 			continue
 		}
 		if rows[id[1]] {
-			t.Errorf("%s stands twice", id[1])
+			t.Errorf("%s exists twice", id[1])
 		}
 		rows[id[1]] = true
 		checkReferences(t, id[1], line)
@@ -56,7 +56,7 @@ func TestSecurityRules(t *testing.T) {
 			rules++
 			rule, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " |")
 			if path.FindString(line) == "" || test.FindString(line) == "" {
-				t.Errorf("%q names no code or no test", rule)
+				t.Errorf("%q does not name code and a test", rule)
 			}
 			checkReferences(t, rule, line)
 		}

@@ -42,7 +42,7 @@ func TestContractFields(t *testing.T) {
 	for id, rule := range rules(t) {
 		for _, version := range versionsOf(rule) {
 			if mark.MatchString(rule) && !slices.Contains(withoutFields, id) && !slices.Contains(listed[id], version) {
-				t.Errorf("%s has a rule for %s and lists no field of that version", id, version)
+				t.Errorf("%s has a rule for %s but lists no field of that version", id, version)
 			}
 		}
 	}
@@ -69,7 +69,7 @@ func TestContractState(t *testing.T) {
 	want := map[string][3]int{}
 	for id, rule := range rules(t) {
 		if !slices.Contains(gaps, id) && !proofs[id] {
-			t.Errorf("%s names no test and is no known gap", id)
+			t.Errorf("%s names no test and is not a known gap", id)
 		}
 		for _, version := range versionsOf(rule) {
 			counts := want[version]
@@ -91,7 +91,7 @@ func TestContractState(t *testing.T) {
 		}
 	}
 	for version := range want {
-		t.Errorf("no state of %s", version)
+		t.Errorf("the state of %s is missing", version)
 	}
 }
 
@@ -199,4 +199,29 @@ func hasField(schema *apiextensionsv1.JSONSchemaProps, path string) bool {
 		}
 	}
 	return true
+}
+
+// TestBothVersionsAreTested checks that the tests of a row with fields of v1beta1 use this version: a test of v1beta2 alone does not
+// prove them.
+func TestBothVersionsAreTested(t *testing.T) {
+	needed := map[string]bool{}
+	for _, line := range section(t, "### Fields") {
+		if c := cells(line); len(c) == 4 && rowID.MatchString(c[1]) && field.MatchString(c[2]) {
+			needed[c[1]] = true
+		}
+	}
+	if len(needed) < 25 {
+		t.Errorf("%d rows have fields of v1beta1, want the table of at least 25", len(needed))
+	}
+	for _, line := range lines(t, "contract.md") {
+		id := row.FindStringSubmatch(line)
+		if len(id) < 2 || !needed[id[1]] {
+			continue
+		}
+		if !slices.ContainsFunc(test.FindAllStringSubmatch(line, -1), func(found []string) bool {
+			return strings.Contains(strings.ToLower(source(t, filepath.Join("..", found[2]), found[1])), "v1beta1")
+		}) {
+			t.Errorf("%s has fields of v1beta1, but no test of the row uses this version", id[1])
+		}
+	}
 }

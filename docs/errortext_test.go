@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestNoErrorTexts checks that no decision rests on the text of an error: a library may change it. errors.Is, errors.As, the
-// functions of apierrors and the reasons of package refusal identify errors.
+// TestNoErrorTexts checks that no decision depends on the text of an error, because a library may change it. errors.Is,
+// errors.As, the functions of apierrors and the reasons of package refusal identify errors.
 func TestNoErrorTexts(t *testing.T) {
 	files := 0
 	for _, root := range []string{"api", "cmd", "internal"} {
@@ -62,14 +62,14 @@ func TestErrorTextSearches(t *testing.T) {
 	}
 }
 
-// searches are the names of functions that look for a text, in packages strings, bytes and regexp.
+// searches are the names of functions that search for a text, in packages strings, bytes and regexp.
 var searches = []string{
 	"Contains", "ContainsAny", "Count", "Cut", "CutPrefix", "CutSuffix", "EqualFold", "HasPrefix", "HasSuffix", "Index",
 	"LastIndex", "Match", "MatchString", "FindString", "FindStringIndex", "FindStringSubmatch",
 }
 
-// errorTextSearches returns the calls that look for something in the text of an error: in err.Error(), in the message of a
-// gRPC status, or in a variable of the same function with one of them.
+// errorTextSearches returns the calls that search the text of an error: err.Error(), the message of a gRPC status, or a
+// variable of the same function with one of them.
 func errorTextSearches(file *ast.File) (found []*ast.CallExpr) {
 	for _, decl := range file.Decls {
 		var texts []string
@@ -106,7 +106,7 @@ func errorTextSearches(file *ast.File) (found []*ast.CallExpr) {
 	return found
 }
 
-// isErrorCall is true for err.Error().
+// isErrorCall reports whether an expression is err.Error().
 func isErrorCall(e ast.Expr) bool {
 	call, ok := e.(*ast.CallExpr)
 	if !ok || len(call.Args) > 0 {

@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -15,7 +16,7 @@ import (
 
 const module = "capstan.dev/capstan/"
 
-// layers lists which layers the packages of a layer can import, besides their own.
+// layers contains the layers that the packages of a layer can import, besides their own.
 var layers = map[string][]string{
 	"api":        nil,
 	"library":    {"api"},
@@ -32,27 +33,33 @@ var layers = map[string][]string{
 // layerOf assigns folders to layers; the longest prefix decides.
 var layerOf = map[string]string{
 	"api": "api", "config": "library", "templates": "library", "docs": "test", "test": "test",
-	"cmd": "main",
+	"cmd": "main", "hack": "main",
 
 	"internal/cidr": "library", "internal/backoff": "library", "internal/conversion": "library", "internal/manager/replace": "library",
-	"internal/changes": "library", "internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/thread": "library",
-	"internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/pki": "library",
+	"internal/changes": "library", "internal/manifest": "library", "internal/version": "library", "internal/manpages": "library", "internal/naming": "library", "internal/polarity": "library", "internal/selection": "library", "internal/thread": "library", "internal/wakeup": "library",
+	"internal/inplace": "library", "internal/kubeconfig": "library", "internal/atomicfile": "library", "internal/pki": "library",
 
-	// The two sides of a boundary share these: manager and host, manager and node, host and node.
-	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract",
+	// The two sides of a boundary share these packages: manager and host, manager and node, host and node.
+	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract", "internal/host/joining": "contract",
 	"internal/host/refusal": "contract", "internal/machineapi": "contract",
 	"internal/node/nodeconfig": "contract", "internal/node/cloudconfig": "contract", "internal/node/initapi": "contract",
 	"internal/node/kube": "contract", "internal/node/provision/manifests": "contract",
 
 	"internal/bootstrap": "reconciler", "internal/controlplane": "reconciler", "internal/infrastructure": "reconciler",
-	"internal/ipam": "reconciler", "internal/reconciling": "reconciler", "internal/expiry": "reconciler",
+	"internal/ipam": "reconciler", "internal/reconciling": "reconciler", "internal/expiry": "reconciler", "internal/nodedrain": "reconciler",
 	"internal/manager": "manager",
 	"internal/host":    "host", "internal/node": "node",
 	"internal/cli": "tool", "internal/doctor": "tool", "internal/embedded": "tool",
 
-	"internal/testenv": "test", "internal/host/conformance": "test", "internal/bootstrap/testcluster": "test", "internal/host/network/ownnet": "test",
+	"internal/testenv": "test", "internal/host/conformance": "test", "internal/node/process/processtest": "test", "internal/bootstrap/testcluster": "test",
 	"internal/infrastructure/connections/fakehost": "test", "internal/infrastructure/machinepool/integration": "test",
 	"internal/ipam/integration": "test",
+}
+
+// testsImport contains the additional layers that the tests of a package can import.
+var testsImport = map[string][]string{
+	"config":                  {"reconciler", "tool"}, // compares roles and manifests with the code that needs them
+	"internal/infrastructure": {"manager"},            // checks that a manifest can replace live objects
 }
 
 // layer returns the layer of a package by its path below the module, or "".
@@ -70,11 +77,17 @@ func layer(path string) string {
 type listed struct {
 	ImportPath, Name, Dir string
 	GoFiles, Imports      []string
+	// TestImports and XTestImports are the imports of the tests inside and outside of the package.
+	TestImports, XTestImports []string
 }
 
-func packages(t *testing.T) []listed {
+// packages lists the packages of this module, or those that other arguments of go list select.
+func packages(t *testing.T, arguments ...string) []listed {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-e", "-tags=e2e", "-json=ImportPath,Name,Dir,GoFiles,Imports", "./...")
+	if len(arguments) == 0 {
+		arguments = []string{"./..."}
+	}
+	cmd := exec.Command("go", append([]string{"list", "-e", "-tags=e2e", "-json=ImportPath,Name,Dir,GoFiles,Imports,TestImports,XTestImports"}, arguments...)...)
 	cmd.Dir = ".."
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -100,8 +113,8 @@ func packages(t *testing.T) []listed {
 	return all
 }
 
-// TestLayers checks that no package imports a package of a higher layer, that host and node do not import each other, and
-// that no program contains test code.
+// TestLayers checks that no package and no test imports a package of a higher layer, that host and node do not import each
+// other, and that no program contains test code.
 func TestLayers(t *testing.T) {
 	all := packages(t)
 	if len(all) < 80 {
@@ -112,25 +125,45 @@ func TestLayers(t *testing.T) {
 		if own == "" {
 			t.Errorf("%s has no layer: add its folder to layerOf", p.ImportPath)
 		}
-		for _, imported := range p.Imports {
-			path, ours := strings.CutPrefix(imported, module)
-			if other := layer(path); ours && other != own && !slices.Contains(layers[own], other) {
-				t.Errorf("%s (layer %s) imports %s (layer %s): layer %s can import %v", p.ImportPath, own, path, other, own, layers[own])
+		check(t, p.ImportPath, own, p.Imports, layers[own])
+		check(t, "the test of "+p.ImportPath, own, slices.Concat(p.TestImports, p.XTestImports),
+			slices.Concat([]string{"test"}, layers[own], testsImport[p.ImportPath]))
+	}
+}
+
+// check reports imports that are neither in the own layer nor in the allowed ones.
+func check(t *testing.T, importer, own string, imports, allowed []string) {
+	t.Helper()
+	for _, imported := range imports {
+		path, ours := strings.CutPrefix(imported, module)
+		if other := layer(path); ours && other != own && !slices.Contains(allowed, other) {
+			t.Errorf("%s (layer %s) imports %s (layer %s): expected only %v", importer, own, path, other, allowed)
+		}
+	}
+}
+
+// TestInotify checks that only internal/changes uses inotify, because it also works when a pod has exhausted the limit
+// of inotify. On hosts, this includes all libraries.
+func TestInotify(t *testing.T) {
+	for _, p := range append(packages(t), packages(t, "-deps", "./cmd/capstand", "./cmd/capstan-init")...) {
+		if slices.Contains(p.Imports, "github.com/fsnotify/fsnotify") && p.ImportPath != "internal/changes" {
+			t.Errorf("%s imports fsnotify: use internal/changes, which also works without inotify", p.ImportPath)
+		}
+	}
+	for _, p := range packages(t) {
+		for _, name := range p.GoFiles {
+			source, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(source), ".InotifyInit") {
+				t.Errorf("%s of %s uses inotify: use internal/changes, which also works without it", name, p.ImportPath)
 			}
 		}
 	}
 }
 
-// TestInotify checks that one package uses inotify: the one that goes on when a pod has used up its budget.
-func TestInotify(t *testing.T) {
-	for _, p := range packages(t) {
-		if slices.Contains(p.Imports, "github.com/fsnotify/fsnotify") && p.ImportPath != "internal/changes" {
-			t.Errorf("%s imports fsnotify: use internal/changes, which goes on without inotify", p.ImportPath)
-		}
-	}
-}
-
-// TestPackageComments checks that the comment of each package describes it and names its layer.
+// TestPackageComments checks that the comment of each package describes it, and names its layer and the layers that it can import.
 func TestPackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		if len(p.GoFiles) == 0 || layer(p.ImportPath) == "test" {
@@ -140,10 +173,19 @@ func TestPackageComments(t *testing.T) {
 		if p.Name != "main" && !strings.HasPrefix(comment, "Package "+p.Name+" ") {
 			t.Errorf("the comment of %s is %q, want: Package %s …", p.ImportPath, comment, p.Name)
 		}
-		if want := "Layer: " + layer(p.ImportPath) + "."; !slices.Contains(strings.Split(comment, "\n"), want) {
+		if want := layerLine(layer(p.ImportPath)); !slices.Contains(strings.Split(comment, "\n"), want) {
 			t.Errorf("the comment of package %s must contain the line %q", p.ImportPath, want)
 		}
 	}
+}
+
+// layerLine returns the last line of the comment of a package, for example "Layer: host. Allowed imports: api, library, contract."
+func layerLine(layer string) string {
+	allowed := "none"
+	if len(layers[layer]) > 0 {
+		allowed = strings.Join(layers[layer], ", ")
+	}
+	return "Layer: " + layer + ". Allowed imports: " + allowed + "."
 }
 
 func packageComment(t *testing.T, p listed) string {

@@ -13,5 +13,6 @@ shift 2
 mkdir -p "$out"
 new=$(mktemp -d "$out/.new-XXXXXX")
 trap 'rm -rf "$new"' EXIT
+"$(dirname "$0")/download.sh" "$module" list -deps "$@"
 (cd "$module" && go build -ldflags "-s -w ${LDFLAGS:-}" -o "$new/" "$@")
 mv -f "$new"/* "$out/"

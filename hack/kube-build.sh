@@ -6,6 +6,7 @@ set -euo pipefail
 
 module=${1:?usage: hack/kube-build.sh MODULE-FOLDER OUTPUT-FOLDER}
 out=$(realpath -m "${2:?no output folder given}")
+"$(dirname "$0")/download.sh" "$module" list -deps .
 cd "$module"
 # shellcheck source=/dev/null
 . ./version.env
@@ -23,7 +24,7 @@ done
 mkdir -p "$out"
 # The binary is built under another name and then moved: a running binary cannot
 # be overwritten.
-go build -trimpath -ldflags "$flags" -o "$out/.capstan-kube.new" .
+go build -ldflags "$flags" -o "$out/.capstan-kube.new" .
 mv -f "$out/.capstan-kube.new" "$out/capstan-kube"
 for name in $("$out/capstan-kube" --list); do
 	ln -sfn capstan-kube "$out/$name"

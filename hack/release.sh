@@ -5,7 +5,10 @@
 #   hack/release.sh manifests VERSION [FOLDER]   the files for clusterctl
 #   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
 #   hack/release.sh host VERSION [FOLDER]        the programs of a host
-#   hack/release.sh checksums VERSION [FOLDER]
+#   hack/release.sh cli VERSION [FOLDER]         the command for workstations with Linux, macOS and Windows
+#   hack/release.sh packages VERSION [FOLDER]    Debian packages
+#   hack/release.sh sbom VERSION [FOLDER]        a software bill of materials (SPDX) of all programs
+#   hack/release.sh checksums VERSION [FOLDER]   signed if SIGNING_KEY names a key of gpg
 #
 # FOLDER (dist) gets
 #   assets/VERSION/            every file, flat: the assets of a GitHub release, or the files of a
@@ -67,7 +70,10 @@ manifests() {
 			sed "s|image: $REGISTRY/manager:dev\$|image: $REGISTRY/manager:$version|" >"$assets/$p-components.yaml"
 		repository "$p-capstan" "$version" "$assets/metadata.yaml" "$assets/$p-components.yaml"
 	done
+	cp config/infrastructure/runtime/extensionconfig.yaml "$assets/" # core accepts it only with a feature gate
 	cp "$assets"/cluster-template*.yaml "$assets"/clusterclass-*.yaml "$out/repository/infrastructure-capstan/$version/"
+	chart
+	operator >"$assets/operator-providers.yaml"
 	core
 	configuration >"$out/clusterctl.yaml"
 }
@@ -79,6 +85,54 @@ repository() {
 	rm -rf "$folder"
 	mkdir -p "$folder"
 	cp "$@" "$folder/"
+}
+
+# chart packs the components as a Helm chart. Each variable of clusterctl, ${CAPSTAN_LOG_LEVEL:=0}, becomes a value, .Values.logLevel.
+# As clusterctl does, the chart labels all objects, so that clusterctl moves clusters. Helm keeps the definitions of the kinds, and
+# with them all clusters, when a release is uninstalled.
+chart() {
+	local p value
+	work=$(mktemp -d)
+	trap 'rm -rf "$work"' EXIT
+	cp -r config/helm "$work/capstan"
+	sed -i "s/^version: .*/version: ${version#v}/; s/^appVersion: .*/appVersion: $version/" "$work/capstan/Chart.yaml"
+	for p in $PROVIDERS; do
+		value=${p/control-plane/controlPlane}
+		{
+			echo "{{- if .Values.providers.$value }}"
+			sed -E -e 's/\{\{/{{ "{{" }}/g' \
+				-e 's/\$\{CAPSTAN_([A-Z_]+):=""\}/{{ .Values.\L\1\E | quote }}/; s/\$\{CAPSTAN_([A-Z_]+):=[^}]*\}/{{ .Values.\L\1\E }}/' \
+				-e ':a; s/(\{\{ \.Values\.[A-Za-z]*)_([a-z])/\1\u\2/; ta' \
+				-e "s|image: $REGISTRY/manager:.*|image: {{ .Values.image.repository }}:$version|" \
+				-e 's|^    cluster.x-k8s.io/provider: .*|    clusterctl.cluster.x-k8s.io: ""\n&|' \
+				-e 's|^    controller-gen.kubebuilder.io/version: .*|&\n    helm.sh/resource-policy: keep|' "$assets/$p-components.yaml"
+			echo '{{- end }}'
+		} >"$work/capstan/templates/$p.yaml"
+	done
+	{
+		echo '{{- if and .Values.providers.infrastructure .Values.updatesInPlace }}'
+		cat config/infrastructure/runtime/extensionconfig.yaml
+		echo '{{- end }}'
+	} >"$work/capstan/templates/extensionconfig.yaml"
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - -C "$work" capstan | gzip -1n >"$assets/capstan-${version#v}.tgz"
+}
+
+# operator prints the providers for Cluster API Operator. It reads the components from ConfigMaps, so it needs no repository.
+operator() {
+	local p kind
+	for p in $PROVIDERS; do
+		case $p in
+		infrastructure) kind=InfrastructureProvider ;;
+		control-plane) kind=ControlPlaneProvider ;;
+		bootstrap) kind=BootstrapProvider ;;
+		ipam) kind=IPAMProvider ;;
+		esac
+		sed "s/PROVIDER/$p/g; s/KIND/$kind/; s/VERSION/$version/g" config/operator/provider.yaml
+		echo '  metadata: |'
+		sed 's/^/    /' "$assets/metadata.yaml"
+		echo '  components: |'
+		sed 's/^./    &/' "$assets/$p-components.yaml"
+	done
 }
 
 # core copies the manifests of Cluster API core, for boxes without access to its registry. The manifests in the module
@@ -124,15 +178,45 @@ images() {
 host() {
 	mkdir -p "$assets"
 	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
-		-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
+		-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service systemd/capstand.default | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
+}
+
+# cli builds the command for workstations.
+cli() {
+	local os arch
+	mkdir -p "$assets"
+	for os in linux darwin windows; do
+		for arch in amd64 arm64; do
+			GOOS=$os GOARCH=$arch go build -ldflags "-s -w -X capstan.dev/capstan/internal/version.Version=$version" \
+				-o "$assets/capstan-cli-$os-$arch$([[ $os == windows ]] && echo .exe || true)" ./cmd/capstan
+		done
+	done
+}
+
+packages() {
+	hack/packages.sh "$version" "$assets"
+}
+
+# sbom lists the modules of every Go program of the release. Only runc contains C code, the libseccomp of Debian.
+sbom() {
+	mkdir -p "$assets"
+	: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
+	export SOURCE_DATE_EPOCH
+	local programs
+	mapfile -t programs < <(find bin -path bin/tools -prune -o -type f -perm /111 ! -path '*/.*' -print | LC_ALL=C sort)
+	(cd tools/sbom && go run . -name "capstan-$version" -namespace "https://capstan.dev/sbom/$version/$(go env GOARCH)" "${programs[@]/#/$PWD/../../}") >"$assets/capstan-$version-linux-$(go env GOARCH).spdx.json"
 }
 
 checksums() {
-	(cd "$assets" && find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS)
+	(cd "$assets" && find . -maxdepth 1 -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS)
+	rm -f "$assets/SHA256SUMS.asc"
+	if [[ -n ${SIGNING_KEY:-} ]]; then
+		gpg --batch --yes --local-user "$SIGNING_KEY" --armor --detach-sign --output "$assets/SHA256SUMS.asc" "$assets/SHA256SUMS"
+	fi
 }
 
 case $what in
-programs | manifests | images | host | checksums) "$what" ;;
+programs | manifests | images | host | cli | packages | sbom | checksums) "$what" ;;
 *)
 	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
 	exit 2

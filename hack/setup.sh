@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Installs missing Debian packages for the build and for machines. If all are
-# installed, it prints nothing and needs neither root nor network.
+# Installs missing Debian packages for the build and for machines, and those that
+# the arguments name. If all are installed, it prints nothing and needs neither
+# root nor network.
 set -euo pipefail
 
 packages=(
 	# build
-	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler libprotobuf-dev
+	gcc libc6-dev pkg-config libseccomp-dev protobuf-compiler libprotobuf-dev gnupg
 	# machines
 	nftables conntrack iproute2 procps util-linux mount e2fsprogs kmod ca-certificates
+	"$@"
 )
 
 if ! command -v dpkg-query >/dev/null; then
@@ -28,7 +30,7 @@ echo "==> apt-get install ${missing[*]}" >&2
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive
-apt_get() { apt-get -q -o DPkg::Lock::Timeout=120 "$@" >>"$log" 2>&1; }
+apt_get() { apt-get -q -o DPkg::Lock::Timeout=120 -o Acquire::Retries=5 "$@" >>"$log" 2>&1; }
 apt_get update && apt_get install -y --no-install-recommends "${missing[@]}" || {
 	cat "$log" >&2
 	exit 1

@@ -1,6 +1,6 @@
 // Package templates embeds the cluster templates, in the form that clusterctl reads.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package templates
 
 import "embed"

@@ -1,6 +1,6 @@
 // Command capstan-init is PID 1 of a machine. Its subcommands configure the machine as a Kubernetes node.
 //
-// Layer: main.
+// Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
 
 import (
@@ -22,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/pid1"
 	"capstan.dev/capstan/internal/node/provision"
+	"capstan.dev/capstan/internal/node/update"
 )
 
 // gcPercent reduces the memory of these two processes, which run on each machine and do little work.
@@ -55,6 +56,10 @@ func command(log *slog.Logger) *cobra.Command {
 		Use: "up", Short: "Create certificates and configuration, start the services, and wait until they are ready",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return provision.Run(cmd.Context(), log) },
+	}, &cobra.Command{
+		Use: "update", Short: "Carry out the update in place that capstand requests, or continue it",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return update.Run(cmd.Context(), log) },
 	}, &cobra.Command{
 		Use: "agent", Short: "Maintain the pod network, DNS endpoints and certificates",
 		Args: cobra.NoArgs,

@@ -1,6 +1,6 @@
 // Command capstan creates and manages Kubernetes clusters on Linux hosts.
 //
-// Layer: main.
+// Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
 
 import (

@@ -49,7 +49,8 @@ simulated host to false.`,
 	f.StringVar(&o.socketGroup, "socket-group", "", "group, name or number, that can also connect (mode 0660)")
 	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: the current user)")
 	o.addListenFlags(f)
-	f.StringVar(&c.Name, "name", hostname+"-hollow", "name of the host")
+	f.StringVar(&c.Name, "name", hostname+"-hollow", "name of the host (default: the hostname with -hollow)")
+	f.Lookup("name").DefValue = "" // The help and the reference must be the same on every machine.
 	f.Int32Var(&c.CPUs, "cpus", 1024, "number of processors that the host reports")
 	f.StringVar(&memory, "memory", "16Ti", "memory for machines that the host reports")
 	f.StringSliceVar(&c.Versions, "versions", nil, "Kubernetes versions that machines can report, for example v1.36.3")
@@ -58,6 +59,8 @@ simulated host to false.`,
 	f.Float64Var(&c.Behaviour.Jitter, "jitter", 0.2, "fraction by which the delays vary")
 	f.Float64Var(&c.Behaviour.FailStart, "fail-start", 0, "probability that a machine never runs")
 	f.Float64Var(&c.Behaviour.FailBootstrap, "fail-bootstrap", 0, "probability that a machine's bootstrap fails")
+	f.DurationVar(&c.Behaviour.UpdateDelay, "update-delay", 2*time.Second, "time that an update in place takes")
+	f.Float64Var(&c.Behaviour.FailUpdate, "fail-update", 0, "probability that an update in place is rolled back")
 	f.DurationVar(&c.Behaviour.FailAfter, "fail-after", 0, "average time until a running machine fails; 0 for never")
 	f.DurationVar(&c.Behaviour.LeaseInterval, "lease-interval", 10*time.Second, "interval between renewals of a Node's lease, at most 40s")
 	_ = cmd.MarkFlagRequired("versions")
@@ -118,7 +121,7 @@ func checkHollow(c hollow.Config) error {
 		}
 	}
 	b := c.Behaviour
-	for name, p := range map[string]float64{"--fail-start": b.FailStart, "--fail-bootstrap": b.FailBootstrap, "--jitter": b.Jitter} {
+	for name, p := range map[string]float64{"--fail-start": b.FailStart, "--fail-bootstrap": b.FailBootstrap, "--fail-update": b.FailUpdate, "--jitter": b.Jitter} {
 		if p < 0 || p > 1 {
 			errs = append(errs, fmt.Errorf("wanted %s from 0 to 1, found %v", name, p))
 		}

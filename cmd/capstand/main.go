@@ -1,6 +1,6 @@
 // Command capstand is the root daemon of a host. See package host.
 //
-// Layer: main.
+// Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -21,16 +22,18 @@ import (
 	"capstan.dev/capstan/internal/host"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/manpages"
 )
 
 func main() {
-	syscall.Umask(0o022) // machines' disks have users other than root
+	syscall.Umask(0o022) // The disks of machines contain files of other users.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	root := command(log)
-	root.AddCommand(balancerCommand(log), hollowCommand(log))
+	root.AddCommand(balancerCommand(log), guardCommand(log), hollowCommand(log), manpages.Command("8"))
 	if err := root.ExecuteContext(ctx); err != nil {
 		log.Error("capstand ends", "error", err)
 		os.Exit(1)
@@ -45,6 +48,7 @@ type options struct {
 	preallocateDisks           bool
 	balancerUID                int
 	listen                     string
+	absence, confirmTimeout    time.Duration
 	tls                        credentials.Server
 }
 
@@ -64,13 +68,16 @@ func command(log *slog.Logger) *cobra.Command {
 	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs of machines: the output of make build")
 	f.StringVar(&o.backups, "backups", "", "folder for etcd backups of clusters; control plane machines see the folder of their cluster at /var/lib/capstan/backups (default: <root>/backups)")
 	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
-	f.StringVar(&o.name, "name", hostname, "name of the host")
+	f.StringVar(&o.name, "name", hostname, "name of the host (default: the hostname)")
+	f.Lookup("name").DefValue = "" // The help and the man page must be the same on every machine.
 	f.StringVar(&o.socketGroup, "socket-group", "", "group, name or number, that can also connect (mode 0660)")
 	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: root)")
 	o.addListenFlags(f)
 	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that machines cannot use: for the host itself and the management plane")
 	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free disk space below which the host accepts no new machine")
 	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
+	f.DurationVar(&o.absence, "absence", host.DefaultAbsence, "time without a manager after which capstand asks before it starts a machine: the machine may have been replaced on another host")
+	f.DurationVar(&o.confirmTimeout, "confirm-timeout", host.DefaultConfirmTimeout, "time after which capstand starts such machines if no manager of their management cluster has connected; 0 waits without a limit")
 	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "number of the user and group of load balancers")
 	return cmd
 }
@@ -129,7 +136,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	return host.Config{
 		Root: root, Assets: assets, Backups: backups, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
-		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir,
+		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
 	}, socket, nil
 }
 
@@ -142,6 +149,21 @@ func groupID(name string) (int, error) {
 		return 0, err
 	}
 	return strconv.Atoi(group.Gid)
+}
+
+func guardCommand(log *slog.Logger) *cobra.Command {
+	var memory string
+	cmd := &cobra.Command{
+		Use:    "guard",
+		Short:  "Stop machines whose leases have expired while capstand does not run (capstand starts it)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		// Without the context: the guard continues after the signal that ends capstand.
+		RunE: func(*cobra.Command, []string) error { return fencing.Guard(context.Background(), memory, log) },
+	}
+	cmd.Flags().StringVar(&memory, "memory", "", "file with the leases")
+	_ = cmd.MarkFlagRequired("memory")
+	return cmd
 }
 
 func balancerCommand(log *slog.Logger) *cobra.Command {

@@ -1,6 +1,6 @@
 // Command manager runs Capstan's Cluster API providers.
 //
-// Layer: main.
+// Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package main
 
 import (
@@ -15,10 +15,13 @@ import (
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/ipam"
 	"capstan.dev/capstan/internal/manager"
+	"capstan.dev/capstan/internal/manpages"
 )
 
 func main() {
-	if err := command().ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
+	root := command()
+	root.AddCommand(manpages.Command("8"))
+	if err := root.ExecuteContext(ctrl.SetupSignalHandler()); err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}

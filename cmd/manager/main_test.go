@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// ALL-07, CP-22: `manager all` starts every provider, leads, and with --namespace and --watch-filter looks at the objects
-// of that namespace that have the label, and at no others.
+// ALL-07, CP-22: `manager all` starts every provider and becomes leader. With --namespace and --watch-filter, it
+// reconciles only the objects of that namespace with the label.
 func TestManagerAll_ALL07(t *testing.T) {
 	g := NewWithT(t)
 	g.SetDefaultEventuallyTimeout(testenv.Patience)
@@ -38,7 +38,7 @@ func TestManagerAll_ALL07(t *testing.T) {
 	cmd.SetArgs([]string{
 		"all", "--kubeconfig=" + kubeconfig, "--health-addr=0", "--diagnostics-address=0", "--webhook-port=0",
 		"--leader-elect", "--leader-elect-namespace=default", "--namespace=mine", "--watch-filter=blue",
-		// A busy machine does not cost it its lease.
+		// The lease survives the load of a busy machine.
 		"--leader-elect-lease-duration=5m", "--leader-elect-renew-deadline=4m",
 	})
 	running, stop := context.WithCancel(context.Background())
@@ -66,7 +66,7 @@ func TestManagerAll_ALL07(t *testing.T) {
 		return len(c.Finalizers) > 0
 	}
 	g.Eventually(func() bool { return seen(blue) }).Should(BeTrue())
-	// An event of something that all clusters look at does not change that.
+	// An event of an object that all clusters use does not change that.
 	g.Expect(own.Client.Create(ctx, &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: "h", Labels: map[string]string{clusterv1.WatchLabel: "blue"}}, Spec: infrav1.CapstanHostSpec{Address: "unix:///nothing"},
 	})).To(Succeed())

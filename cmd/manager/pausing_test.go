@@ -14,11 +14,11 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// ALL-08, CP-22: of every kind that is reconciled, what is paused, by its Cluster or by its own annotation, is not
-// written, whatever happens around it and to it, deletion included; it says that it is paused; and all goes on
-// when the pause ends.
+// ALL-08, CP-22: for every reconciled kind, a paused object is not written, also during events and deletion. It is
+// paused by its Cluster or by its own annotation. It shows the condition Paused. Reconciliation continues after the
+// pause.
 func TestPausing_ALL08(t *testing.T) {
-	w := newWorld(t)
+	w := newEnvironment(t)
 	fake := fakehost.New(t)
 	ns := w.env.Namespace(t)
 	annotated := w.family(familyOf{
@@ -28,7 +28,7 @@ func TestPausing_ALL08(t *testing.T) {
 	w.run()
 
 	paused := append(annotated.everything(), ofCluster.members...)
-	w.keptAway(ns, "first", fake, paused)
+	w.wantNotWritten(ns, "first", fake, paused)
 	for _, f := range []*family{annotated, ofCluster} {
 		w.get(f.machine)
 		w.Expect(f.machine.Spec.ID).To(BeEmpty())
@@ -38,7 +38,7 @@ func TestPausing_ALL08(t *testing.T) {
 		w.patch(obj, `{"metadata":{"annotations":{%q:null}}}`, clusterv1.PausedAnnotation)
 	}
 	w.patch(ofCluster.cluster, `{"spec":{"paused":null}}`)
-	w.worked(paused...)
+	w.reconciled(paused...)
 	for _, obj := range paused {
 		if reports(obj) {
 			w.Eventually(func() string { return w.look(obj).conditions[clusterv1.PausedCondition] }).Should(Equal("False"), w.look(obj).name)
@@ -49,17 +49,17 @@ func TestPausing_ALL08(t *testing.T) {
 		w.Eventually(func() string { w.get(f.claim); return f.claim.Status.AddressRef.Name }).ShouldNot(BeEmpty())
 	}
 
-	// Paused again, what is deleted stays, until the pause ends.
+	// Paused again, deleted objects stay until the end of the pause.
 	for _, obj := range annotated.everything() {
 		w.patch(obj, `{"metadata":{"annotations":{%q:""}}}`, clusterv1.PausedAnnotation)
 	}
 	w.patch(ofCluster.cluster, `{"spec":{"paused":true}}`)
-	w.saysPaused(paused)
+	w.wantPausedCondition(paused)
 	leaving := []client.Object{annotated.machine, annotated.claim, ofCluster.machine, ofCluster.claim}
 	for _, obj := range leaving {
 		w.Expect(w.env.Client.Delete(t.Context(), obj)).To(Succeed())
 	}
-	w.keptAway(ns, "second", fake, leaving)
+	w.wantNotWritten(ns, "second", fake, leaving)
 	w.Expect(fake.Calls("DeleteMachine")).To(BeZero())
 	for _, obj := range annotated.everything() {
 		w.patch(obj, `{"metadata":{"annotations":{%q:null}}}`, clusterv1.PausedAnnotation)
@@ -70,19 +70,19 @@ func TestPausing_ALL08(t *testing.T) {
 	}
 }
 
-// keptAway touches paused objects, and checks that nobody writes them while another family is made from beginning
-// to end.
-func (w *world) keptAway(namespace, name string, fake *fakehost.Host, paused []client.Object) {
+// wantNotWritten changes paused objects. It checks that the managers do not write them while another family is created
+// and reconciled.
+func (w *environment) wantNotWritten(namespace, name string, fake *fakehost.Host, paused []client.Object) {
 	w.t.Helper()
-	w.saysPaused(paused)
-	w.quiet(paused...) // the condition is written anew for an object that is deleted
+	w.wantPausedCondition(paused)
+	w.quiet(paused...) // The condition of a deleted object is written again.
 	before := map[string]string{}
 	for _, obj := range paused {
 		w.patch(obj, `{"metadata":{"labels":{"touched":%q}}}`, name)
 		before[w.look(obj).name] = w.look(obj).version
 	}
 	other := w.family(familyOf{namespace: namespace, name: name, hostAddress: fake.Address(), subnet: fmt.Sprintf("10.%d.0.0/24", 10+len(name))})
-	w.worked(other.everything()...)
+	w.reconciled(other.everything()...)
 	w.Eventually(func() string { w.get(other.machine); return other.machine.Spec.ProviderID }).ShouldNot(BeEmpty())
 	w.Consistently(func() (changed []string) {
 		for _, obj := range paused {
@@ -94,8 +94,8 @@ func (w *world) keptAway(namespace, name string, fake *fakehost.Host, paused []c
 	}, time.Second).Should(BeEmpty(), "written while paused")
 }
 
-// saysPaused waits until all kinds with such a condition say that they are paused.
-func (w *world) saysPaused(objs []client.Object) {
+// wantPausedCondition waits until all kinds with the condition Paused show it.
+func (w *environment) wantPausedCondition(objs []client.Object) {
 	w.t.Helper()
 	for _, obj := range objs {
 		if reports(obj) {
@@ -104,14 +104,14 @@ func (w *world) saysPaused(objs []client.Object) {
 	}
 }
 
-// reports says whether a kind has the condition Paused. Claims obey without a word: the kind is core's, and its contract
-// knows no such condition.
+// reports reports whether a kind has the condition Paused. Claims do not have it: the kind belongs to core, and its
+// contract has no such condition.
 func reports(obj client.Object) bool {
 	_, claim := obj.(*capiipamv1.IPAddressClaim)
 	return !claim
 }
 
-func (w *world) get(obj client.Object) {
+func (w *environment) get(obj client.Object) {
 	w.t.Helper()
 	w.Expect(w.env.Client.Get(w.t.Context(), client.ObjectKeyFromObject(obj), obj)).To(Succeed())
 }

@@ -1,7 +1,7 @@
 // Package atomicfile replaces files so that a crash between any two system calls leaves either the
 // complete old or the complete new content. It imports the standard library only.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package atomicfile
 
 import (
@@ -41,7 +41,7 @@ func WriteJSON(path string, v any, mode fs.FileMode) error {
 	return WriteFile(path, append(data, '\n'), mode)
 }
 
-// ReadJSON reads what WriteJSON wrote.
+// ReadJSON reads a file of WriteJSON.
 func ReadJSON(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -70,7 +70,7 @@ func Rename(from, to string) error {
 	return errors.Join(SyncDir(filepath.Dir(from)), SyncDir(filepath.Dir(to)))
 }
 
-// Exists says whether path exists (a dangling link does).
+// Exists reports whether path exists (a dangling link does).
 func Exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -1,6 +1,6 @@
 // Package backoff computes the pauses between attempts. All of Capstan's retries that are not a reconciler's use it.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package backoff
 
 import (

@@ -14,13 +14,13 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// CrossCADataName is the key, in the secret <cluster>-ca, of the certificate authority that signs, signed by the
-// one before it (docs/certificates.md).
+// CrossCADataName is the key of the cross-signed authority in the secret <cluster>-ca: the certificate of the signing
+// authority, signed by the previous authority (docs/certificates.md).
 const CrossCADataName = "cross.crt"
 
 const caPath = nodeconfig.PKIDir + "/ca.crt"
 
-// crossCertificate is the file of the authority signed by the one before; nil before the first rotation.
+// crossCertificate returns the file of the cross-signed authority. It is nil before the first rotation.
 func (r *Reconciler) crossCertificate(ctx context.Context, s *scope) ([]render.File, error) {
 	ca := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: s.cluster.Namespace, Name: secret.Name(s.cluster.Name, secret.ClusterCA)}
@@ -34,7 +34,7 @@ func (r *Reconciler) crossCertificate(ctx context.Context, s *scope) ([]render.F
 	return []render.File{{Path: nodeconfig.CrossCAPath, Permissions: "0644", Content: cross}}, nil
 }
 
-// namedAuthorities names the certificate authorities of the cluster that are in bootstrap data.
+// namedAuthorities returns the names of the cluster's certificate authorities that bootstrap data contains.
 func namedAuthorities(certificates []render.File) string {
 	for _, f := range certificates {
 		if f.Path != caPath {
@@ -47,9 +47,9 @@ func namedAuthorities(certificates []render.File) string {
 	return ""
 }
 
-// refreshAuthorities gives the data of a pool other certificate authorities when they are rotated: its machines come
-// and go, and one that is made late has to trust those of its time. The name and the token stay, so
-// that the pool replaces nothing.
+// refreshAuthorities replaces the certificate authorities in the data of a pool after a rotation. A pool creates
+// machines at any time, and a new machine must trust the current authorities. The name and the token of the data stay,
+// so the pool replaces no machine.
 func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if s.owner.pool == nil {
@@ -60,7 +60,7 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 		return data, nil
 	}
 	have, want := existing.Annotations[bootstrapv1.AuthoritiesAnnotation], namedAuthorities(in.Certificates)
-	// Data of a former version of Capstan does not say what is in it. Each rotation begins with two authorities.
+	// Data of older versions of Capstan does not record its authorities. Each rotation starts with two authorities.
 	if err != nil || have == want || have == "" && !strings.Contains(want, ",") {
 		return data, err
 	}
@@ -69,7 +69,7 @@ func (r *Reconciler) refreshAuthorities(ctx context.Context, s *scope, existing 
 	}
 	fresh, err := render.CloudConfig(in)
 	if err != nil {
-		return data, nil // What is there still works.
+		return data, nil // The existing data still works.
 	}
 	before := existing.DeepCopy()
 	existing.Data[secret.KubeconfigDataName] = fresh

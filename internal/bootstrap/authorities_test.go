@@ -16,8 +16,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// TestRotatedAuthority_CP15: the data says which certificate authorities are in it. That of a Machine stays as it was
-// made; that of a pool, whose machines come and go, follows under its name and with its token.
+// TestRotatedAuthority_CP15: an annotation lists the certificate authorities in the data. The data of a Machine never changes. The
+// data of a pool gets the new authorities and keeps its name and token, because a pool creates machines at any time.
 func TestRotatedAuthority_CP15(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
@@ -58,16 +58,16 @@ func TestRotatedAuthority_CP15(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := strings.Join(names, ",")
-	testcluster.Eventually(t, "the pool's data follows", func() bool { return named(ofPool) == want })
+	testcluster.Eventually(t, "the data of the pool is updated", func() bool { return named(ofPool) == want })
 	files, after := dataOf(t, cluster, ofPool)
 	if !bytes.Equal(files[nodeconfig.PKIDir+"/ca.crt"].Content, both) || after.BootstrapToken != before.BootstrapToken {
-		t.Error("other authorities, or another token")
+		t.Error("the data has other authorities or another token")
 	}
 	if _, cross := files[nodeconfig.CrossCAPath]; cross {
-		t.Error("a worker signs nothing")
+		t.Error("a worker has the cross-signed certificate of an authority")
 	}
 	if got := named(ofMachine); got != old[0] {
-		t.Errorf("the data of a Machine has changed to %q", got)
+		t.Errorf("the data of a Machine changed to %q", got)
 	}
 	_, ofControlPlane := cluster.Machine("cp", func(m *clusterv1.Machine) { m.Labels[clusterv1.MachineControlPlaneLabel] = "" }, func(c *bootstrapv1.CapstanConfig) {
 		c.Spec.Role = bootstrapv1.RoleControlPlane

@@ -27,10 +27,10 @@ import (
 // control plane provider makes it.
 func EncryptionSecretName(cluster string) string { return cluster + "-encryption" }
 
-// notYet is why bootstrap data cannot be made yet; it becomes the DataSecretAvailable condition.
+// notYet is the reason why bootstrap data cannot be created yet. It becomes the DataSecretAvailable condition.
 type notYet struct {
 	reason, message string
-	// unseen is true if no event tells when this has changed.
+	// unseen is true if no event reports the change that the config waits for.
 	unseen bool
 }
 
@@ -40,8 +40,8 @@ func waitFor(reason, format string, args ...any) error {
 	return &notYet{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// input gathers what the bootstrap data of a config is made from. The error is a *notYet when
-// something is missing or wrong that someone else has to provide.
+// input collects everything that the bootstrap data of a config is rendered from. The error is a *notYet if an input
+// that a user or another controller provides is missing or invalid.
 func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) {
 	spec := s.config.Spec
 	in := render.Input{ClusterName: s.cluster.Name, Spec: spec, APIServerPort: render.APIServerPort(s.cluster)}
@@ -74,7 +74,7 @@ func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) 
 			return in, err
 		}
 	}
-	if in.Secrets, err = r.references(ctx, s.config); err != nil {
+	if in.Secrets, in.ConfigMaps, err = r.references(ctx, s.config); err != nil {
 		return in, err
 	}
 	if in.Role == nodeconfig.RoleWorker {
@@ -85,8 +85,8 @@ func (r *Reconciler) input(ctx context.Context, s *scope) (render.Input, error) 
 	return in, nil
 }
 
-// mayBegin makes sure that one machine alone begins the cluster: a manager that was stopped for long, and is no leader any
-// more, may still make another one. A control plane that an older Capstan has made says nothing about its first Machine.
+// mayBegin ensures that only one machine starts the cluster. A manager that was paused for long and has lost its lease
+// can still create a second one. A control plane of an older Capstan does not record its first Machine.
 func mayBegin(s *scope, role nodeconfig.Role) error {
 	if role != nodeconfig.RoleInit || s.controlPlane == nil || s.owner.joined {
 		return nil
@@ -101,18 +101,18 @@ func mayBegin(s *scope, role nodeconfig.Role) error {
 	}
 	switch {
 	case first.Name != s.config.Name:
-		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, and the Machine %s begins this cluster: delete this machine", first.Name)
+		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, but the Machine %s starts this cluster: delete this machine", first.Name)
 	case begun:
-		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, and the cluster has begun already: delete this machine")
+		return waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Init, but the cluster has already started: delete this machine")
 	}
 	return nil
 }
 
-// role of the machine: what the spec says, if the Machine does not contradict.
+// role returns the role of the machine: that of the spec, if it does not contradict the Machine.
 func role(given bootstrapv1.Role, controlPlaneMachine bool) (nodeconfig.Role, error) {
 	switch {
 	case given == "" && controlPlaneMachine:
-		return "", waitFor(bootstrapv1.InvalidConfigReason, "spec.role is empty, but this is a control plane machine: set Init on the first and ControlPlane on the others, or let a CapstanControlPlane make them")
+		return "", waitFor(bootstrapv1.InvalidConfigReason, "spec.role is empty, but this is a control plane machine: set Init on the first machine and ControlPlane on the others, or use a CapstanControlPlane")
 	case given == bootstrapv1.RoleWorker && controlPlaneMachine:
 		return "", waitFor(bootstrapv1.InvalidConfigReason, "spec.role is Worker, but the Machine has the label %s: set another role, or remove the label", clusterv1.MachineControlPlaneLabel)
 	case given == bootstrapv1.RoleInit:
@@ -123,16 +123,16 @@ func role(given bootstrapv1.Role, controlPlaneMachine bool) (nodeconfig.Role, er
 	return nodeconfig.RoleWorker, nil
 }
 
-// clusterSettings are the settings that hold for the whole cluster. A control plane machine has them
-// in its own spec, a worker takes them from the CapstanControlPlane. Workers of clusters whose control
-// plane is of another kind wait until it is initialized, as the contract says; those of ours need
-// not: their token is made as soon as the API server answers, and capstan-init waits for it.
+// clusterSettings returns the settings of the whole cluster. A control plane machine has them in its own spec. A worker
+// takes them from the CapstanControlPlane. Workers of clusters with a control plane of another provider wait until it
+// is initialized, as the contract requires. Workers of our control planes do not wait: their token is created as soon
+// as the API server answers, and capstan-init waits for the token.
 func (r *Reconciler) clusterSettings(s *scope, role nodeconfig.Role) (bootstrapv1.ClusterConfiguration, error) {
 	if role != nodeconfig.RoleWorker {
 		return render.WithDefaults(s.config.Spec.Cluster), nil
 	}
 	if s.config.Spec.Cluster.IsDefined() {
-		return bootstrapv1.ClusterConfiguration{}, waitFor(bootstrapv1.InvalidConfigReason, "spec.cluster is for control plane machines: set it in the CapstanControlPlane's spec.config, workers take it from there")
+		return bootstrapv1.ClusterConfiguration{}, waitFor(bootstrapv1.InvalidConfigReason, "spec.cluster is for control plane machines: set it in the CapstanControlPlane's spec.config; workers read it there")
 	}
 	if s.controlPlane != nil {
 		return render.WithDefaults(s.controlPlane.Spec.Config.Cluster), nil
@@ -157,7 +157,7 @@ func kubernetesVersion(s *scope) (string, error) {
 		version = s.controlPlane.Spec.Version
 	}
 	if version == "" {
-		return "", waitFor(bootstrapv1.InvalidConfigReason, "the Machine has no spec.version: set the version of Kubernetes that it is to run")
+		return "", waitFor(bootstrapv1.InvalidConfigReason, "the Machine has no spec.version: set the Kubernetes version of this machine")
 	}
 	version, err := render.Version(version)
 	if err != nil {
@@ -166,8 +166,9 @@ func kubernetesVersion(s *scope) (string, error) {
 	return version, nil
 }
 
-// endpoint of the control plane: what the Cluster says, or, before core has copied it there, what the
-// kubeconfig secret says, which the control plane provider makes as soon as the endpoint is known.
+// endpoint returns the endpoint of the control plane: that of the Cluster, or that of the kubeconfig secret as long as
+// core has not copied it to the Cluster. The control plane provider creates the secret as soon as the endpoint is
+// known.
 func (r *Reconciler) endpoint(ctx context.Context, s *scope, network nodeconfig.Network) (string, error) {
 	host, endpoint := s.cluster.Spec.ControlPlaneEndpoint.Host, s.cluster.Spec.ControlPlaneEndpoint.String()
 	if !s.cluster.Spec.ControlPlaneEndpoint.IsValid() {
@@ -193,13 +194,13 @@ func (r *Reconciler) kubeconfigServer(ctx context.Context, cluster *clusterv1.Cl
 	}
 	server, err := kubeconfig.Server(found.Data[secret.KubeconfigDataName])
 	if err != nil || server.Port() == "" {
-		return nil, nil // Someone else's; the Cluster will have the endpoint.
+		return nil, nil // The secret is not ours. The Cluster will have the endpoint.
 	}
 	return server, nil
 }
 
-// certificates are the files of the certificate authorities: all of them with their keys for a control
-// plane machine, only the cluster's certificate for a worker.
+// certificates returns the files of the certificate authorities: all authorities with their keys for a control plane
+// machine, only the cluster's certificate for a worker.
 func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig.Role) ([]render.File, error) {
 	certificates := Certificates(s.config.Spec.Cluster)
 	if role == nodeconfig.RoleWorker {
@@ -211,7 +212,7 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 	var out []render.File
 	for _, c := range certificates {
 		if c.KeyPair == nil || len(c.KeyPair.Cert) == 0 || role != nodeconfig.RoleWorker && c.KeyFile != "" && len(c.KeyPair.Key) == 0 {
-			return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s is not there, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))
+			return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s does not exist, or lacks tls.crt or tls.key", secret.Name(s.cluster.Name, c.Purpose))
 		}
 		out = append(out, render.File{Path: c.CertFile, Permissions: "0644", Content: c.KeyPair.Cert})
 		if role != nodeconfig.RoleWorker && c.KeyFile != "" {
@@ -225,8 +226,8 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 	return append(out, cross...), err
 }
 
-// Certificates are the certificate authorities of a cluster, as the control plane provider makes them
-// (CP-15): ECDSA, because an RSA key takes longer than an API server to start.
+// Certificates are the certificate authorities of a cluster, as the control plane provider creates them (CP-15). The
+// keys are ECDSA keys, because the creation of an RSA key takes longer than the start of an API server.
 func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates {
 	config := &kubeadmv1.ClusterConfiguration{
 		CertificatesDir:     nodeconfig.PKIDir,
@@ -253,29 +254,51 @@ func (r *Reconciler) encryptionKey(ctx context.Context, cluster *clusterv1.Clust
 	if key := s.Data[secret.KubeconfigDataName]; len(key) == render.EncryptionKeySize {
 		return key, nil
 	}
-	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s is not there, or its key `value` has not %d bytes", name, render.EncryptionKeySize)
+	return nil, waitFor(bootstrapv1.CertificatesMissingReason, "the secret %s does not exist, or its key `value` does not have %d bytes", name, render.EncryptionKeySize)
 }
 
-// references reads everything that the spec names.
-func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.CapstanConfig) (map[bootstrapv1.SecretKeyReference][]byte, error) {
-	out := map[bootstrapv1.SecretKeyReference][]byte{}
-	for _, ref := range render.References(config.Spec) {
+// references reads the content of all Secrets and ConfigMaps that the spec references.
+func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.CapstanConfig) (map[bootstrapv1.SecretKeyReference][]byte,
+	map[bootstrapv1.ConfigMapKeyReference][]byte, error) {
+	secretKeys, configMapKeys := render.References(config.Spec)
+	secrets, configMaps := map[bootstrapv1.SecretKeyReference][]byte{}, map[bootstrapv1.ConfigMapKeyReference][]byte{}
+	for _, ref := range secretKeys {
 		s := &corev1.Secret{}
 		err := r.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: ref.Name}, s)
 		if client.IgnoreNotFound(err) != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		content, ok := s.Data[ref.Key]
 		if !ok {
-			what := fmt.Sprintf("the secret %s does not exist", ref.Name)
-			if !apierrors.IsNotFound(err) {
-				what = fmt.Sprintf("the secret %s has no key %q", ref.Name, ref.Key)
-			}
-			return nil, &notYet{reason: bootstrapv1.SecretMissingReason, message: what + ", which the spec names", unseen: true}
+			return nil, nil, missingKey("secret", ref.Name, ref.Key, err)
 		}
-		out[ref] = content
+		secrets[ref] = content
 	}
-	return out, nil
+	for _, ref := range configMapKeys {
+		m := &corev1.ConfigMap{}
+		err := r.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: ref.Name}, m)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, nil, err
+		}
+		text, ok := m.Data[ref.Key]
+		content, binary := m.BinaryData[ref.Key]
+		switch {
+		case ok:
+			content = []byte(text)
+		case !binary:
+			return nil, nil, missingKey("ConfigMap", ref.Name, ref.Key, err)
+		}
+		configMaps[ref] = content
+	}
+	return secrets, configMaps, nil
+}
+
+func missingKey(kind, name, key string, err error) error {
+	what := fmt.Sprintf("the %s %s does not exist", kind, name)
+	if !apierrors.IsNotFound(err) {
+		what = fmt.Sprintf("the %s %s has no key %q", kind, name, key)
+	}
+	return &notYet{reason: bootstrapv1.SecretMissingReason, message: what + ", which the spec references", unseen: true}
 }
 
 func asNotYet(err error) (*notYet, bool) {

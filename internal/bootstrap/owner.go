@@ -12,22 +12,22 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
-// owner is what a CapstanConfig bootstraps: a Machine, or the machines of a MachinePool.
+// owner is the object that a CapstanConfig bootstraps: a Machine, or a MachinePool for all its machines.
 type owner struct {
 	clusterName  string
 	version      string
 	controlPlane bool
-	// joined is true if the machine has its node: nothing more is needed from us. Never for pools,
-	// whose machines come and go.
+	// joined is true if the machine has its node and needs nothing more from this provider. It is never true for pools,
+	// which add machines at any time.
 	joined bool
-	// started is true if the machine has used its bootstrap data, or uses it now. Never for pools.
+	// started is true if the machine has used its bootstrap data, or uses it now. It is never true for pools.
 	started  bool
 	deleting bool
 	// pool is the MachinePool; nil for a Machine.
 	pool *clusterv1.MachinePool
 }
 
-// findOwner finds the Machine or MachinePool of a config; nil when it has none (BC-04).
+// findOwner returns the Machine or MachinePool of a config (BC-04). It returns nil for a config without an owner.
 func findOwner(ctx context.Context, c client.Client, config *bootstrapv1.CapstanConfig) (*owner, error) {
 	for _, ref := range config.OwnerReferences {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)

@@ -17,22 +17,21 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
-// The machines of a pool share one Secret of bootstrap data, and come and go for as long as the pool lives. So its
-// data is not made once and for all: a change of the CapstanConfig, or of the version, makes a new
-// Secret under a new name, and the new name is what has the pool replace its machines. A Secret gets another token
-// every PoolTokenTTL/2, under the same name, so that a machine that is made late can join and a token is of no use
-// for long.
+// The machines of a pool share one Secret of bootstrap data for as long as the pool exists. A change of the
+// CapstanConfig or of the version creates a new Secret under a new name. The new name makes the pool replace its
+// machines. Every PoolTokenTTL/2 the Secret gets another token under the same name, so that new machines can join and a
+// leaked token is soon useless.
 
-// poolSecretName has a hash of what the data of a pool's machines is made from.
+// poolSecretName returns the name of a pool's Secret. It contains a hash of everything that the data is rendered from.
 func poolSecretName(config *bootstrapv1.CapstanConfig, version string) string {
-	// A spec is plain data: it can always be encoded.
+	// Encoding cannot fail, because a spec is plain data.
 	spec, _ := json.Marshal(config.Spec) //nolint:errchkjson // as said
 	sum := sha256.Sum256(append(spec, version...))
 	return config.Name + "-" + hex.EncodeToString(sum[:poolHashLength/2])
 }
 
-// formerData is the data that a pool uses while new data cannot be made, nil if there is none: its
-// token must live on, whatever is wrong with the new spec.
+// formerData returns the data that a pool uses as long as new data cannot be created, or nil. Its token must be renewed
+// even if the new spec is invalid.
 func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 	name := s.config.Status.DataSecretName
 	if s.owner.pool == nil || name == "" || name == dataSecretName(s) {
@@ -45,8 +44,8 @@ func (r *Reconciler) formerData(ctx context.Context, s *scope) ([]byte, error) {
 	return former.Data[secret.KubeconfigDataName], nil
 }
 
-// poolData is true for a Secret with data of a pool's machines, also if it has lost its owner reference or has an outdated one
-// (ALL-11): the tokens that only such data has mark it then, together with its name.
+// poolData reports whether a Secret contains the data of a pool's machines, even if it lost its owner reference or has
+// an outdated one (ALL-11). The name and the kind of token, which only pools have, identify it.
 func poolData(s *corev1.Secret, config *bootstrapv1.CapstanConfig) bool {
 	if metav1.GetControllerOfNoCopy(s) != nil {
 		return isController(s, config)
@@ -59,8 +58,8 @@ func poolData(s *corev1.Secret, config *bootstrapv1.CapstanConfig) bool {
 // poolHashLength is the number of characters behind the dash in the name of a pool's Secret.
 const poolHashLength = 8
 
-// dropFormerData deletes the Secrets that a pool used before, as soon as its MachinePool names the new one. Their
-// tokens are not renewed any more and expire.
+// dropFormerData deletes the Secrets that a pool used before, as soon as its MachinePool references the new one.
+// Nothing renews the tokens of the deleted Secrets, so they expire.
 func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 	current := s.config.Status.DataSecretName
 	if s.owner.pool == nil || current != dataSecretName(s) || ptr.Deref(s.owner.pool.Spec.Template.Spec.Bootstrap.DataSecretName, "") != current {
@@ -72,7 +71,7 @@ func (r *Reconciler) dropFormerData(ctx context.Context, s *scope) error {
 	}
 	for i := range secrets.Items {
 		former := &secrets.Items[i]
-		if former.Name == current || !poolData(former, s.config) {
+		if former.Name == current || isUpdateData(former) || !poolData(former, s.config) {
 			continue
 		}
 		if err := r.Client.Delete(ctx, former, client.Preconditions{UID: &former.UID}); client.IgnoreNotFound(err) != nil {

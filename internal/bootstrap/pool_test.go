@@ -9,8 +9,8 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
-// Pools replace their machines when the name changes: if it did with a release of Capstan, every machine of every
-// pool would be replaced.
+// Pools replace their machines when the name changes. If a release of Capstan changed the name, it would replace every machine of
+// every pool.
 func TestPoolSecretNameStaysTheSame(t *testing.T) {
 	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Name: "demo"}}
 	if got, want := poolSecretName(config, "v1.36.3"), "demo-7a815388"; got != want {
@@ -26,6 +26,6 @@ func TestPoolSecretNameStaysTheSame(t *testing.T) {
 		t.Errorf("%s, was %s", got, want)
 	}
 	if poolSecretName(config, "v1.36.3") == poolSecretName(config, "v1.36.4") {
-		t.Error("another version, the same name")
+		t.Error("two versions have the same name")
 	}
 }

@@ -1,7 +1,7 @@
-// Package bootstrap is the bootstrap provider: it makes the bootstrap data of machines from their
-// CapstanConfigs (BC-01 to BC-06), and looks after the bootstrap tokens of workers.
+// Package bootstrap is the bootstrap provider: it creates the bootstrap data of machines from their CapstanConfigs
+// (BC-01 to BC-06), and renews and deletes the bootstrap tokens of workers.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package bootstrap
 
 import (
@@ -34,13 +34,13 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// missingSecretRetry is how often a Secret that the user named and that is not there is looked for:
-// such Secrets need no label, so they are not in the cache, and their creation is no event.
+// missingSecretRetry is the interval of attempts to read a missing Secret that the user references. Such Secrets need
+// no label. They are therefore not in the cache, and their creation is no event.
 const missingSecretRetry = 10 * time.Second
 
-// Reconciler makes the bootstrap data of machines.
+// Reconciler creates the bootstrap data of machines.
 type Reconciler struct {
-	// Client reads from the cache, but for Secrets, and writes.
+	// Client writes all objects, and reads all but Secrets from the cache.
 	Client client.Client
 	// SecretClient reads Secrets with the cluster-name label from the cache.
 	SecretClient client.Client
@@ -48,7 +48,7 @@ type Reconciler struct {
 	LiveClient client.Client
 	// ClusterCache connects to workload clusters.
 	ClusterCache clustercache.ClusterCache
-	// Options hold the watch filter (ALL-07).
+	// Options contains the watch filter (ALL-07).
 	Options reconciling.Options
 
 	// Now is the clock; time.Now when nil.
@@ -59,14 +59,14 @@ type Reconciler struct {
 	recorder   events.EventRecorder
 }
 
-// scope is what one reconciliation works on.
+// scope contains the objects of one reconciliation.
 type scope struct {
 	config  *bootstrapv1.CapstanConfig
 	owner   *owner
 	cluster *clusterv1.Cluster
-	// controlPlane of the cluster, if it is one of ours.
+	// controlPlane of the cluster, if it is a CapstanControlPlane.
 	controlPlane *controlplanev1.CapstanControlPlane
-	// data is the bootstrap data, once it is there.
+	// data is the bootstrap data; nil before it exists.
 	data []byte
 }
 
@@ -76,6 +76,7 @@ type scope struct {
 // +kubebuilder:rbac:groups=controlplane.capstan.dev,resources=capstancontrolplanes,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines;machinepools,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile follows the contract's list: owner, Cluster, pause, data secret, status, one patch (BC-04).
@@ -85,7 +86,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !config.DeletionTimestamp.IsZero() || !r.Options.Watches(config) {
-		return ctrl.Result{}, nil // The data secret goes with its owner; a token that is left expires.
+		return ctrl.Result{}, nil // The data secret is deleted with its owner. A remaining token expires.
 	}
 	s, err := r.scope(ctx, config)
 	if err != nil || s == nil {
@@ -100,13 +101,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	defer func() { reterr = errors.Join(reterr, frame.End(ctx, patch, config)) }()
 	result, err := r.reconcileNormal(ctx, s)
 	if err == nil && r.controller != nil {
-		// The cluster and the machine wait for each step, and all causes of the next step are events.
+		// Nothing to requeue: every change that allows the next step is an event.
 		r.controller.DeferNextReconcile(req, time.Now())
 	}
 	return result, err
 }
 
-// frame of each reconcile. A CapstanConfig has no finalizer: its data secret has an owner reference, and a token expires.
+// frame returns the frame of a reconcile. A CapstanConfig has no finalizer: its data secret has an owner reference, and
+// a token expires.
 func (r *Reconciler) frame() *reconciling.Frame {
 	return &reconciling.Frame{Client: r.Client, Live: r.LiveClient}
 }
@@ -114,7 +116,9 @@ func (r *Reconciler) frame() *reconciling.Frame {
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
 	result, err := r.reconcileData(ctx, s)
 	setReady(s.config)
-	if err != nil || s.data == nil {
+	update, updateErr := r.reconcileUpdate(ctx, s)
+	result = util.LowestNonZeroResult(result, update)
+	if err = errors.Join(err, updateErr); err != nil || s.data == nil {
 		return result, err
 	}
 	if err := r.dropFormerData(ctx, s); err != nil {
@@ -124,7 +128,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 	return util.LowestNonZeroResult(result, token), err
 }
 
-// scope finds what a config belongs to; nil when that is not there yet.
+// scope reads the objects that a config belongs to. It is nil as long as one of them does not exist.
 func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfig) (*scope, error) {
 	owner, err := findOwner(ctx, r.Client, config)
 	if err != nil || owner == nil {
@@ -138,7 +142,7 @@ func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfi
 	if !isCapstanControlPlane(cluster) {
 		return s, nil
 	}
-	// Only watched once it is needed: the control plane provider need not be installed.
+	// The watch starts on first use, because the control plane provider may not be installed.
 	controlPlane := &controlplanev1.CapstanControlPlane{}
 	controlPlane.SetGroupVersionKind(controlplanev1.GroupVersion.WithKind("CapstanControlPlane"))
 	if err := r.watchControlPlanes(ctx, controlPlane); err != nil {
@@ -152,7 +156,7 @@ func (r *Reconciler) scope(ctx context.Context, config *bootstrapv1.CapstanConfi
 	return s, nil
 }
 
-// reconcileData keeps the data secret, or makes it when everything it needs is there (BC-02, BC-03).
+// reconcileData keeps an existing data secret, or creates it when all its inputs exist (BC-02, BC-03).
 func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, error) {
 	data, err := r.dataSecret(ctx, s)
 	if n, ok := asNotYet(err); ok {
@@ -174,17 +178,18 @@ func (r *Reconciler) reconcileData(ctx context.Context, s *scope) (ctrl.Result, 
 	s.config.Status.Initialization.DataSecretCreated = ptr.To(true)
 	if err != nil {
 		setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretUsedReason,
-			fmt.Sprintf("The Secret %s was deleted after the machine had used it. It is not created again", dataSecretName(s)))
+			fmt.Sprintf("The Secret %s was deleted after the machine had used it and is not created again", dataSecretName(s)))
 		return ctrl.Result{}, nil
 	}
 	setData(s.config, metav1.ConditionTrue, bootstrapv1.DataSecretAvailableReason, "")
 	return ctrl.Result{}, nil
 }
 
-// errUsed: the data Secret is gone, and the machine does not need it any more.
+// errUsed means that the data Secret was deleted and the machine no longer needs it.
 var errUsed = errors.New("the bootstrap data was used")
 
-// dataSecretName can be recomputed from the config, for a pool together with its MachinePool (BC-02).
+// dataSecretName returns the name of the data secret. It depends only on the config, and for a pool also on its
+// MachinePool (BC-02).
 func dataSecretName(s *scope) string {
 	if s.owner.pool != nil {
 		return poolSecretName(s.config, s.owner.version)
@@ -192,15 +197,15 @@ func dataSecretName(s *scope) string {
 	return s.config.Name
 }
 
-// dataSecret returns the bootstrap data: what is there already, else what is made now. Data that is
-// there is kept whatever the spec says, because the machine may have used it (BC-04, ALL-17). Data that is gone is made again
-// only as long as the machine has not started.
+// dataSecret returns the existing bootstrap data, or creates it. Existing data does not follow changes of the spec,
+// because the machine may have used it (BC-04, ALL-17). Deleted data is created again only before the machine has
+// started.
 func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	key := client.ObjectKey{Namespace: s.config.Namespace, Name: dataSecretName(s)}
 	existing := &corev1.Secret{}
 	err := r.SecretClient.Get(ctx, key, existing)
 	if apierrors.IsNotFound(err) && s.owner.started {
-		// The cache has only Secrets with the cluster's label, which a backup tool may not restore.
+		// The cache contains only Secrets with the cluster's label. A backup tool may restore a Secret without it.
 		if err = r.Client.Get(ctx, key, existing); apierrors.IsNotFound(err) {
 			return nil, errUsed
 		}
@@ -214,8 +219,8 @@ func (r *Reconciler) dataSecret(ctx context.Context, s *scope) ([]byte, error) {
 	return r.adopt(ctx, s, existing)
 }
 
-// recreateDataSecret is createDataSecret, and an event if there was a Secret before: the machine, which has not started, gets
-// the data of the current specification.
+// recreateDataSecret calls createDataSecret and emits an event if there was a Secret before. The machine has not
+// started and gets the data of the current specification.
 func (r *Reconciler) recreateDataSecret(ctx context.Context, s *scope, key client.ObjectKey) ([]byte, error) {
 	data, err := r.createDataSecret(ctx, s, key)
 	if err == nil && s.config.Status.DataSecretName == key.Name && r.recorder != nil {
@@ -247,12 +252,12 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 			OwnerReferences: []metav1.OwnerReference{controllerRef(s.config)},
 		},
 		Type: clusterv1.ClusterSecretType,
-		// `value` alone, as the contract says: cloud-config is the only format there is.
+		// Only the key `value`, as the contract requires. The only format is cloud-config.
 		Data: map[string][]byte{secret.KubeconfigDataName: data},
 	}
 	err = r.Client.Create(ctx, created)
 	if apierrors.IsAlreadyExists(err) {
-		// The cache was behind: what is stored wins.
+		// The cache was stale. The stored Secret is used.
 		if err := r.Client.Get(ctx, key, created); err != nil {
 			return nil, err
 		}
@@ -264,30 +269,31 @@ func (r *Reconciler) createDataSecret(ctx context.Context, s *scope, key client.
 	return data, err
 }
 
-// adopt takes a secret that is there, also one that a backup brought back without its owner.
+// adopt uses an existing secret, including one that a backup restored without its owner reference.
 func (r *Reconciler) adopt(ctx context.Context, s *scope, existing *corev1.Secret) ([]byte, error) {
 	data := existing.Data[secret.KubeconfigDataName]
 	if existing.Type != clusterv1.ClusterSecretType || len(data) == 0 {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
-			"the secret %s is in the way: bootstrap data goes there, but it has the type %q and is not ours; delete or rename it", existing.Name, existing.Type)}
+			"the secret %s has the name that the bootstrap data needs, but its type is %q and this provider did not create it: delete or rename it", existing.Name, existing.Type)}
 	}
 	ref, controller := controllerRef(s.config), metav1.GetControllerOf(existing)
 	if controller != nil && !isController(existing, s.config) {
 		return nil, &notYet{reason: bootstrapv1.InvalidConfigReason, unseen: true, message: fmt.Sprintf(
-			"the secret %s is in the way: it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
+			"the secret %s has the name that the bootstrap data needs, but it belongs to %s %s", existing.Name, controller.Kind, controller.Name)}
 	}
 	if !util.HasExactOwnerRef(existing.OwnerReferences, ref) {
-		before := existing.DeepCopy()
-		existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
-		if err := r.Client.Patch(ctx, existing, client.MergeFrom(before)); err != nil {
+		err := reconciling.Change(ctx, r.Client, existing, func() {
+			existing.OwnerReferences = util.EnsureOwnerRef(slices.Clone(existing.OwnerReferences), ref)
+		})
+		if err != nil {
 			return nil, err
 		}
 	}
 	return r.refreshAuthorities(ctx, s, existing)
 }
 
-// isController is true if the config is the controller of an object, by group, kind and name: a reference may have an older
-// version, or the UID that the config had before it was restored.
+// isController reports whether the config is the controller of an object. It compares group, kind and name, because a
+// reference can have an older version, or the UID from before a restore.
 func isController(obj metav1.Object, config *bootstrapv1.CapstanConfig) bool {
 	return util.IsControlledBy(obj, config, bootstrapv1.GroupVersion.WithKind("CapstanConfig").GroupKind())
 }
@@ -296,8 +302,8 @@ func controllerRef(config *bootstrapv1.CapstanConfig) metav1.OwnerReference {
 	return *metav1.NewControllerRef(config, bootstrapv1.GroupVersion.WithKind("CapstanConfig"))
 }
 
-// reconcileToken makes the token of the bootstrap data work in the workload cluster for as long as the
-// machine has not joined, and removes it then.
+// reconcileToken keeps the token of the bootstrap data valid in the workload cluster until the machine has joined, and
+// then removes it.
 func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result, error) {
 	token, err := render.Token(s.data)
 	if err != nil || token == "" {
@@ -309,7 +315,7 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 	workload, err := r.workloadClient(ctx, s)
 	if refused := (*kubeconfig.RefusedError)(nil); errors.As(err, &refused) {
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, err.Error())
-		return ctrl.Result{}, nil // A change of the Secret is an event.
+		return ctrl.Result{}, nil // No requeue: a change of the Secret is an event.
 	}
 	if err != nil || workload == nil {
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenWaitingReason, "the workload cluster is not reachable yet")
@@ -321,12 +327,12 @@ func (r *Reconciler) reconcileToken(ctx context.Context, s *scope) (ctrl.Result,
 		return ctrl.Result{}, err
 	}
 	setToken(s.config, metav1.ConditionTrue, bootstrapv1.BootstrapTokenAvailableReason, "")
-	// Time itself is what makes a token expire.
+	// A token expires by time, without an event.
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// ensureToken writes or rotates the token if that is due, and returns when to look again. A rotation changes the data
-// Secret, which is an event.
+// ensureToken writes or rotates the token if that is due, and returns the time until the next check. A rotation changes
+// the data Secret, which is an event.
 func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.Client, token string) (time.Duration, error) {
 	existing, err := readToken(ctx, workload, token, s.config)
 	if err != nil {
@@ -343,8 +349,8 @@ func (r *Reconciler) ensureToken(ctx context.Context, s *scope, workload client.
 	}
 }
 
-// dropToken removes the token once; the condition remembers that there is one. If it is lost, the
-// token expires by itself.
+// dropToken removes the token once. The condition records that a token exists. Without the condition, the token expires
+// by itself.
 func (r *Reconciler) dropToken(ctx context.Context, s *scope, token string) error {
 	if !conditions.IsTrue(s.config, bootstrapv1.BootstrapTokenAvailableCondition) {
 		setToken(s.config, metav1.ConditionFalse, bootstrapv1.BootstrapTokenRemovedReason, "")
@@ -376,7 +382,7 @@ func setToken(config *bootstrapv1.CapstanConfig, s metav1.ConditionStatus, reaso
 	conditions.Set(config, metav1.Condition{Type: bootstrapv1.BootstrapTokenAvailableCondition, Status: s, Reason: reason, Message: message})
 }
 
-// setReady mirrors DataSecretAvailable: a machine whose data is there has what it needs from us.
+// setReady copies DataSecretAvailable to Ready: a machine with data needs nothing more from this provider.
 func setReady(config *bootstrapv1.CapstanConfig) {
 	conditions.Set(config, *conditions.NewMirrorCondition(config, bootstrapv1.DataSecretAvailableCondition,
 		conditions.TargetConditionType(clusterv1.ReadyCondition)))

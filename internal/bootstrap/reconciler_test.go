@@ -43,7 +43,7 @@ func becomes(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Cap
 	testcluster.Eventually(t, what, func() bool { return cluster.Get(config) == nil && holds() })
 }
 
-// authorities makes the secrets that the control plane provider makes.
+// authorities creates the Secrets of the control plane provider.
 func authorities(t *testing.T, cluster *testcluster.Cluster) {
 	t.Helper()
 	certificates := Certificates(bootstrapv1.ClusterConfiguration{})
@@ -57,7 +57,7 @@ func authorities(t *testing.T, cluster *testcluster.Cluster) {
 		Data: map[string][]byte{"value": []byte(strings.Repeat("k", render.EncryptionKeySize))}})
 }
 
-// dataOf waits for the data secret, checks its form (BC-02, BC-03), and reads what a machine reads.
+// dataOf waits for the data Secret, checks its form (BC-02, BC-03), and parses it as a machine does.
 func dataOf(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
 	t.Helper()
 	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
@@ -97,7 +97,7 @@ func TestControlPlaneMachine(t *testing.T) {
 	})
 	cluster.SetEndpoint(endpoint)
 	becomes(t, cluster, config, "waits for the authorities", func() bool {
-		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "demo-ca is not there")
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "demo-ca does not exist")
 	})
 	authorities(t, cluster)
 	files, node := dataOf(t, cluster, config)
@@ -112,15 +112,15 @@ func TestControlPlaneMachine(t *testing.T) {
 		}
 	}
 	if files[nodeconfig.EncryptionConfigPath].Mode != 0o600 || files[nodeconfig.Path].Mode != 0o600 {
-		t.Error("CP-23: encryption.yaml or node.yaml can be read by others")
+		t.Error("CP-23: users other than root can read encryption.yaml or node.yaml")
 	}
 	if conditions.Get(config, bootstrapv1.BootstrapTokenAvailableCondition) != nil {
 		t.Error("a control plane machine has a token")
 	}
 }
 
-// TestJoiningMachine (CP-01): a machine that joins a control plane waits for nobody: the control plane provider
-// makes it when it may join, and the machine itself tries until it is let in.
+// TestJoiningMachine (CP-01): the data of a joining control plane machine is created at once. The control plane provider creates
+// the Machine when it can join, and the machine repeats its attempts.
 func TestJoiningMachine(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetEndpoint(endpoint)
@@ -139,7 +139,7 @@ func TestJoiningMachine(t *testing.T) {
 	}
 }
 
-// withControlPlane is a cluster that has a CapstanControlPlane, of which the tests play the provider.
+// withControlPlane returns a cluster with a CapstanControlPlane. The tests act as its provider.
 func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)
@@ -148,7 +148,8 @@ func withControlPlane(t *testing.T) (*testcluster.Cluster, *controlplanev1.Capst
 	return cluster, cp
 }
 
-// answers makes the test API server the cluster's: core has copied its endpoint, and it has answered.
+// answers sets the state after core has copied the endpoint and the API server has answered. The test API server is also that of
+// the workload cluster.
 func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	u, err := url.Parse(env.Config.Host)
@@ -163,7 +164,7 @@ func answers(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.Caps
 	cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 }
 
-// kubeconfigOf makes the kubeconfig secret, with the test API server as the workload cluster.
+// kubeconfigOf creates the kubeconfig Secret, with the test API server as the workload cluster.
 func kubeconfigOf(t *testing.T, cluster *testcluster.Cluster, server string) {
 	t.Helper()
 	data, err := clientcmd.Write(clientcmdapi.Config{
@@ -188,8 +189,8 @@ func tokenIn(t *testing.T, token string) *corev1.Secret {
 	return s
 }
 
-// TestWorker (BC-01 to BC-06): the data is made from what the control plane has prepared, before the
-// Cluster has its endpoint; the token works once the API server does, and goes when the node is there.
+// TestWorker (BC-01 to BC-06): the data is created from the Secrets of the control plane, before the Cluster has its endpoint. The
+// token is valid as soon as the API server answers, and is removed after the node has joined.
 func TestWorker(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
@@ -219,17 +220,17 @@ func TestWorker(t *testing.T) {
 		t.Errorf("token: type %s, expires %s, %v", s.Type, expires, err)
 	}
 	if string(s.Data["token-id"])+"."+string(s.Data["token-secret"]) != node.BootstrapToken || s.Data["usage-bootstrap-signing"] != nil {
-		t.Error("the token differs, or is good for more than to authenticate")
+		t.Error("the token differs, or it can be used for more than authentication")
 	}
-	// Joined.
+	// The node has joined.
 	cluster.ChangeStatus(machine, func() { machine.Status.NodeRef.Name = "worker" })
-	testcluster.Eventually(t, "the token is gone", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
+	testcluster.Eventually(t, "the token is removed", func() bool { return tokenIn(t, node.BootstrapToken) == nil })
 	becomes(t, cluster, config, "and it is said", func() bool {
 		return conditions.GetReason(config, bootstrapv1.BootstrapTokenAvailableCondition) == bootstrapv1.BootstrapTokenRemovedReason
 	})
 }
 
-// TestHostileKubeconfig: a kubeconfig that would run a program, or that leads elsewhere, is named and not used.
+// TestHostileKubeconfig: a condition names a kubeconfig that would run a program or has another server. It is not used.
 func TestHostileKubeconfig(t *testing.T) {
 	for field, spoil := range map[string][2]string{
 		"user.exec":         {"client-certificate-data: .*", `exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: "false"}`},
@@ -256,8 +257,8 @@ func TestHostileKubeconfig(t *testing.T) {
 	}
 }
 
-// TestNextTokenStep: at half of its life the token of a Machine is renewed and that of a pool is replaced. One that cannot
-// be read, or is not there, is written.
+// TestNextTokenStep: at half of its life, the token of a Machine is renewed and the token of a pool is replaced. A missing or
+// unreadable token is written.
 // Row BC-02.
 func TestNextTokenStep(t *testing.T) {
 	now := time.Now()
@@ -284,7 +285,7 @@ func TestNextTokenStep(t *testing.T) {
 	}
 }
 
-// TestTokenComesBack: one that somebody removed, or that expired while the provider was down, works again.
+// TestTokenComesBack: a removed token, or one that expired while the provider was down, is valid again.
 func TestTokenComesBack(t *testing.T) {
 	cluster, cp := withControlPlane(t)
 	kubeconfigOf(t, cluster, env.Config.Host)
@@ -309,7 +310,7 @@ func TestTokenComesBack(t *testing.T) {
 	})
 }
 
-// poolOf the cluster: a MachinePool, and the config that it owns.
+// poolOf adds a MachinePool to the cluster, and the CapstanConfig that it owns.
 func poolOf(cluster *testcluster.Cluster) (*clusterv1.MachinePool, *bootstrapv1.CapstanConfig) {
 	pool := &clusterv1.MachinePool{ObjectMeta: cluster.Meta("pool")}
 	pool.Spec.ClusterName = "demo"
@@ -337,7 +338,7 @@ func TestMachinePool(t *testing.T) {
 	testcluster.Consistently(t, "the token stays", func() bool { return tokenIn(t, node.BootstrapToken) != nil })
 	rotates(t, cluster, config, node.BootstrapToken)
 
-	// What a machine is made from has changed: a new name, so that the pool replaces its machines.
+	// The specification of machines has changed. The data gets a new name, so that the pool replaces its machines.
 	first := config.Status.DataSecretName
 	renamed := func(what string, from string) {
 		t.Helper()
@@ -349,15 +350,15 @@ func TestMachinePool(t *testing.T) {
 	renamed("data for the new spec", first)
 	second := config.Status.DataSecretName
 	if cluster.Secret(first) == nil {
-		t.Error("the former data is gone while the MachinePool still names it")
+		t.Error("the former data is removed while the MachinePool still names it")
 	}
 	ownerComesBack(t, cluster, config)
-	// ALL-11: also without its owner the former data is known, and what only looks like it is not.
+	// ALL-11: the former data is also recognized without its owner reference. A Secret with a similar name is not.
 	former, other := cluster.Secret(first), &corev1.Secret{ObjectMeta: cluster.Meta("pool-12345678"), Type: clusterv1.ClusterSecretType}
 	change(t, former, func() { former.OwnerReferences = nil })
 	cluster.Create(other)
 	change(t, pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = &second })
-	testcluster.Eventually(t, "the former data goes when the MachinePool names the new one", func() bool { return cluster.Secret(first) == nil })
+	testcluster.Eventually(t, "the former data is removed after the MachinePool names the new data", func() bool { return cluster.Secret(first) == nil })
 	if cluster.Secret(other.Name) == nil {
 		t.Error("a Secret without tokens was taken for data of the pool")
 	}
@@ -389,8 +390,8 @@ func ownerComesBack(t *testing.T, cluster *testcluster.Cluster, config *bootstra
 	}
 }
 
-// rotates: at half of its life the token of a pool is replaced, in data whose name stays. The former one is left to
-// expire, and the data still names it for the approver.
+// rotates: at half of its life, the token of a pool is replaced, and the name of the data stays. The former token expires later, and
+// the data still names it for the approver of certificates.
 func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.CapstanConfig, former string) {
 	t.Helper()
 	name := config.Status.DataSecretName
@@ -407,7 +408,7 @@ func rotates(t *testing.T, cluster *testcluster.Cluster, config *bootstrapv1.Cap
 		token = node.BootstrapToken
 		return token != former && tokenIn(t, token) != nil
 	})
-	testcluster.Consistently(t, "and no third one", func() bool {
+	testcluster.Consistently(t, "there is no third token", func() bool {
 		_, node := dataOf(t, cluster, config)
 		return node.BootstrapToken == token
 	})
@@ -433,8 +434,8 @@ func change(t *testing.T, o client.Object, apply func()) {
 	}
 }
 
-// TestForeignControlPlane: workers of a cluster whose control plane is of another kind wait until it is
-// initialized; its network is none of our business.
+// TestForeignControlPlane: workers of a cluster with another kind of control plane wait until it is initialized. The data configures
+// no network, because the other provider does.
 func TestForeignControlPlane(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) {
 		c.Spec.ControlPlaneRef = clusterv1.ContractVersionedObjectReference{APIGroup: "controlplane.cluster.x-k8s.io", Kind: "KubeadmControlPlane", Name: "demo"}
@@ -452,21 +453,21 @@ func TestForeignControlPlane(t *testing.T) {
 	}
 }
 
-// TestNoOwner (BC-04): without a Machine, or without its Cluster, nothing is done.
+// TestNoOwner (BC-04): the provider does nothing without a Machine or without its Cluster.
 func TestNoOwner(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
 	alone := &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("alone")}
 	cluster.Create(alone)
 	_, stray := cluster.Machine("stray", func(m *clusterv1.Machine) { m.Spec.ClusterName = "nobody" }, nil)
-	testcluster.Consistently(t, "nothing", func() bool {
+	testcluster.Consistently(t, "no data is created", func() bool {
 		return cluster.Get(alone) == nil && len(alone.Status.Conditions) == 0 && cluster.Get(stray) == nil && len(stray.Status.Conditions) == 0 &&
 			cluster.Secret("alone") == nil && cluster.Secret("stray") == nil
 	})
 }
 
-// TestExistingSecret (BC-04, ALL-17): data that is there is kept, also one without its owner; one that is
-// deleted is made again; one of somebody else's is left alone, and it is said.
+// TestExistingSecret (BC-04, ALL-17): existing data is kept, also without its owner reference. Deleted data is created again. A
+// Secret of another owner is not changed, and a condition reports it.
 func TestExistingSecret(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
@@ -475,24 +476,24 @@ func TestExistingSecret(t *testing.T) {
 	machine, config := cluster.Machine("worker", nil, nil)
 	becomes(t, cluster, config, "Ready", func() bool { return has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "") })
 	if s := cluster.Secret("worker"); string(s.Data["value"]) != "#cloud-config\n{}\n" || !metav1.IsControlledBy(s, config) {
-		t.Errorf("not kept: %v", s.OwnerReferences)
+		t.Errorf("the existing data was replaced or has no owner: %v", s.OwnerReferences)
 	}
 	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed"} })
-	testcluster.Consistently(t, "kept", func() bool { return string(cluster.Secret("worker").Data["value"]) == "#cloud-config\n{}\n" })
+	testcluster.Consistently(t, "the data is kept", func() bool { return string(cluster.Secret("worker").Data["value"]) == "#cloud-config\n{}\n" })
 	if err := env.Client.Delete(context.Background(), restored); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "made again", func() bool {
+	testcluster.Eventually(t, "created again", func() bool {
 		s := cluster.Secret("worker")
 		return s != nil && strings.Contains(string(s.Data["value"]), "changed")
 	})
-	testcluster.Eventually(t, "and said", func() bool {
+	testcluster.Eventually(t, "a condition reports it", func() bool {
 		list := &eventsv1.EventList{}
 		return env.Client.List(context.Background(), list, client.InNamespace(config.Namespace)) == nil &&
 			slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool { return e.Reason == "DataSecretRecreated" && e.Regarding.Name == "worker" })
 	})
 
-	// ALL-17: what a machine that has started was made from cannot come back from another spec.
+	// ALL-17: the data of a started machine is not created again, because its spec can have changed.
 	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
 	cluster.Change(config, func() { config.Spec.PreCommands = []string{"changed again"} })
 	if err := env.Client.Delete(context.Background(), cluster.Secret("worker")); err != nil {
@@ -502,20 +503,20 @@ func TestExistingSecret(t *testing.T) {
 		return conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.DataSecretUsedReason &&
 			has(config, clusterv1.ReadyCondition, metav1.ConditionTrue, "not created again") && config.Status.DataSecretName == "worker"
 	})
-	testcluster.Consistently(t, "not made again", func() bool { return cluster.Secret("worker") == nil })
+	testcluster.Consistently(t, "the data is not created again", func() bool { return cluster.Secret("worker") == nil })
 
 	theirs := &corev1.Secret{ObjectMeta: cluster.Meta("busy"), Data: map[string][]byte{"value": []byte("theirs")}}
 	cluster.Create(theirs)
 	_, busy := cluster.Machine("busy", nil, nil)
 	becomes(t, cluster, busy, "said", func() bool {
-		return has(busy, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "is in the way")
+		return has(busy, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "has the name that the bootstrap data needs")
 	})
 	if s := cluster.Secret("busy"); s.ResourceVersion != theirs.ResourceVersion {
-		t.Error("somebody else's secret was changed")
+		t.Error("the Secret of another owner was changed")
 	}
 }
 
-// TestReferences: secrets that the spec names are waited for, by name and by key.
+// TestReferences: a condition names the missing Secret or key of a reference, and the data is created when it exists.
 func TestReferences(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
@@ -537,7 +538,32 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// TestInvalid: what cannot be rendered is said.
+// TestConfigMapReferences: the same for ConfigMaps. All users of the machine can read such a file.
+func TestConfigMapReferences(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	from := func(key string) bootstrapv1.ContentSource {
+		return bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "mine", Key: key}}
+	}
+	_, config := cluster.Machine("worker", nil, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/x", ContentFrom: from("x")}, {Path: "/etc/y", ContentFrom: from("y")}}
+	})
+	becomes(t, cluster, config, "the ConfigMap is missed", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "the ConfigMap mine does not exist")
+	})
+	mine := &corev1.ConfigMap{ObjectMeta: cluster.Meta("mine"), Data: map[string]string{"x": "text"}}
+	cluster.Create(mine)
+	becomes(t, cluster, config, "the key is missed", func() bool {
+		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, `the ConfigMap mine has no key "y"`)
+	})
+	cluster.Change(mine, func() { mine.BinaryData = map[string][]byte{"y": {0xff}} })
+	files, _ := dataOf(t, cluster, config)
+	if string(files["/etc/x"].Content) != "text" || files["/etc/x"].Mode != 0o644 || string(files["/etc/y"].Content) != "\xff" {
+		t.Errorf("got %v and %v", files["/etc/x"], files["/etc/y"])
+	}
+}
+
+// TestInvalid: a condition reports a spec that cannot be rendered.
 func TestInvalid(t *testing.T) {
 	for name, c := range map[string]struct {
 		cluster func(*clusterv1.Cluster)
@@ -556,7 +582,7 @@ func TestInvalid(t *testing.T) {
 		"an endpoint in the pod network": {cluster: func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.200.0.0/16"} }, want: "lies in the cluster's own network"},
 		"a file in our folder": {config: func(c *bootstrapv1.CapstanConfig) {
 			c.Spec.Files = []bootstrapv1.File{{Path: "/etc/capstan/x", Content: "x"}}
-		}, want: "Capstan's own"},
+		}, want: "which only Capstan writes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := testcluster.New(t, env, c.cluster)
@@ -569,13 +595,13 @@ func TestInvalid(t *testing.T) {
 					conditions.GetReason(config, bootstrapv1.DataSecretAvailableCondition) == bootstrapv1.InvalidConfigReason
 			})
 			if cluster.Secret("machine") != nil {
-				t.Error("made data all the same")
+				t.Error("data was created from an invalid spec")
 			}
 		})
 	}
 }
 
-// TestBrokenAuthority: named, not quoted.
+// TestBrokenAuthority: a condition names a broken authority and does not quote its content.
 func TestBrokenAuthority(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.ControlPlane(nil)
@@ -587,7 +613,7 @@ func TestBrokenAuthority(t *testing.T) {
 		return has(config, bootstrapv1.DataSecretAvailableCondition, metav1.ConditionFalse, "certificate")
 	})
 	if strings.Contains(fmt.Sprint(config.Status), "hunter2") {
-		t.Error("the content is quoted")
+		t.Error("the condition quotes the content")
 	}
 }
 
@@ -599,13 +625,13 @@ func TestPaused(t *testing.T) {
 	_, config := cluster.Machine("worker", nil, nil)
 	becomes(t, cluster, config, "Paused", func() bool { return has(config, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
 	if cluster.Secret("worker") != nil {
-		t.Error("made data while paused")
+		t.Error("data was created while the cluster was paused")
 	}
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(false) })
 	dataOf(t, cluster, config)
 }
 
-// TestSteadyState: no writes when nothing is to be done.
+// TestSteadyState: the reconciler writes nothing if the objects match the spec.
 func TestSteadyState(t *testing.T) {
 	cluster, _ := withControlPlane(t)
 	cluster.SetEndpoint(endpoint)
@@ -625,7 +651,7 @@ func TestSteadyState(t *testing.T) {
 	testcluster.Consistently(t, "no writes", func() bool { return versions() == before })
 }
 
-// TestMayBegin (hostile tenants, C4): one machine alone gets the data to begin a cluster with.
+// TestMayBegin: exactly one machine gets the data that initializes a cluster.
 func TestMayBegin(t *testing.T) {
 	const first, other = `{"name":"a"}`, `{"name":"b"}`
 	initialized := map[string]string{controlplanev1.InitializedAnnotation: "true"}
@@ -637,12 +663,12 @@ func TestMayBegin(t *testing.T) {
 		says   string
 	}{
 		"the first":                 {nodeconfig.RoleInit, first, nil, false, ""},
-		"another one":               {nodeconfig.RoleInit, other, nil, false, "the Machine b begins"},
-		"too late":                  {nodeconfig.RoleInit, first, initialized, false, "has begun already"},
+		"another one":               {nodeconfig.RoleInit, other, nil, false, "the Machine b starts"},
+		"too late":                  {nodeconfig.RoleInit, first, initialized, false, "has already started"},
 		"its data was deleted":      {nodeconfig.RoleInit, first, initialized, true, ""},
 		"of an older Capstan":       {nodeconfig.RoleInit, "", initialized, false, ""},
 		"of a restored cluster":     {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, initialized, false, ""},
-		"the restore is done":       {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, map[string]string{controlplanev1.RestoredAnnotation: "r"}, false, "has begun already"},
+		"the restore is done":       {nodeconfig.RoleInit, `{"name":"a","restore":"r"}`, map[string]string{controlplanev1.RestoredAnnotation: "r"}, false, "has already started"},
 		"a machine that only joins": {nodeconfig.RoleControlPlane, other, initialized, false, ""},
 		"garbage in the annotation": {nodeconfig.RoleInit, "garbage", nil, false, ""},
 	} {

@@ -25,8 +25,8 @@ import (
 // +kubebuilder:rbac:groups=apiextensions.k8s.io,resources=customresourcedefinitions;customresourcedefinitions/status,verbs=patch,resourceNames=capstanconfigs.bootstrap.capstan.dev;capstanconfigtemplates.bootstrap.capstan.dev
 // +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigtemplates,verbs=get;list;patch
 
-// Provider runs the bootstrap provider in a manager. It knows the types of the control plane provider,
-// which need not be installed.
+// Provider runs the bootstrap provider in a manager. It imports the types of the control plane provider, but works
+// without that provider.
 var Provider = reconciling.Provider{
 	Name:              "bootstrap",
 	Kinds:             []string{"CapstanConfig"},
@@ -54,7 +54,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(machineToConfig)).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(machinePoolToConfig)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.clusterToConfigs)).
-		// Certificate authorities, the kubeconfig, the encryption key: Secrets with the cluster's label.
+		// Certificate authorities, the kubeconfig and the encryption key are Secrets with the cluster's label.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.secretToConfigs))
 	if opts.ClusterCache != nil {
 		b = b.WatchesRawSource(opts.ClusterCache.GetClusterSource("capstanconfig", r.clusterToConfigs))
@@ -71,7 +71,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 // watchControlPlanes starts the watch on CapstanControlPlanes, once.
 func (r *Reconciler) watchControlPlanes(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
 	if r.tracker.Controller == nil {
-		return nil // A test without a manager.
+		return nil // Tests have no manager.
 	}
 	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.labelledToConfigs))
 }
@@ -100,8 +100,8 @@ func (r *Reconciler) labelledToConfigs(ctx context.Context, obj client.Object) [
 	return r.configsOf(ctx, obj.GetNamespace(), obj.GetLabels()[clusterv1.ClusterNameLabel])
 }
 
-// secretToConfigs maps a data secret to its config, so that one that somebody deletes is made again,
-// and any other secret of a cluster to all configs of the cluster.
+// secretToConfigs maps a data secret to its config, so that a deleted one is created again. It maps any other secret of
+// a cluster to all configs of the cluster.
 func (r *Reconciler) secretToConfigs(ctx context.Context, obj client.Object) []ctrl.Request {
 	if ref := metav1.GetControllerOf(obj); ref != nil && ref.Kind == "CapstanConfig" {
 		return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: obj.GetNamespace(), Name: ref.Name}}}

@@ -12,8 +12,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// env is a real API server, on which the bootstrap provider runs with its webhooks. The control plane
-// provider does not run: the tests play its part.
+// env is a real API server. The bootstrap provider and its webhooks run on it. The tests act as the control plane provider.
 var env *testenv.Env
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

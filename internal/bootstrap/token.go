@@ -23,12 +23,12 @@ import (
 const (
 	// TokenTTL is how long the bootstrap token of a Machine is valid unless it is renewed.
 	TokenTTL = 15 * time.Minute
-	// PoolTokenTTL is how long the bootstrap token of a pool is valid. At half of it the pool gets another one: a
-	// machine that was made with the former token has the other half to join.
+	// PoolTokenTTL is how long the bootstrap token of a pool is valid. After half of it the pool gets another token. A
+	// machine with the previous token has the other half to join.
 	PoolTokenTTL = 30 * time.Minute
 )
 
-// tokenTTL of the machines of an owner.
+// tokenTTL returns the validity of the tokens of an owner.
 func (o *owner) tokenTTL() time.Duration {
 	if o.pool != nil {
 		return PoolTokenTTL
@@ -36,14 +36,14 @@ func (o *owner) tokenTTL() time.Duration {
 	return TokenTTL
 }
 
-// newToken is a new bootstrap token, id.secret.
+// newToken returns a new bootstrap token, id.secret.
 func newToken() (string, error) { return tokenutil.GenerateBootstrapToken() }
 
-// tokenSecret is the token as the workload cluster keeps it.
+// tokenSecret returns the Secret of the token in the workload cluster.
 func tokenSecret(token string, owner client.Object, expires time.Time) (*corev1.Secret, error) {
 	id, secret, ok := strings.Cut(token, ".")
 	if !ok {
-		return nil, fmt.Errorf("the bootstrap data holds no well formed bootstrap token")
+		return nil, fmt.Errorf("the bootstrap data contains no valid bootstrap token")
 	}
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: bootstrapapi.BootstrapTokenSecretPrefix + id},
@@ -58,7 +58,8 @@ func tokenSecret(token string, owner client.Object, expires time.Time) (*corev1.
 	}, nil
 }
 
-// remaining is how long a token in the workload cluster stays valid; negative if it cannot be read.
+// remaining returns how long a token in the workload cluster stays valid. It is negative if the expiration cannot be
+// parsed.
 func remaining(existing *corev1.Secret, now time.Time) time.Duration {
 	expires, err := time.Parse(time.RFC3339, string(existing.Data[bootstrapapi.BootstrapTokenExpirationKey]))
 	if err != nil {
@@ -76,9 +77,9 @@ const (
 	rotateToken
 )
 
-// nextTokenStep decides on a token that is still needed, and when to look again. A token that is not there is written: a
-// machine may have it already. At half of its life that of a Machine is renewed and that of a pool is replaced,
-// whose machines come and go.
+// nextTokenStep decides on a token that is still needed, and on the time of the next check. A missing token is written,
+// because a machine may have it already. At half of its life a Machine's token is renewed, and a pool's token is
+// replaced.
 func nextTokenStep(existing *corev1.Secret, pool bool, ttl time.Duration, now time.Time) (step tokenStep, again time.Duration) {
 	if existing == nil {
 		return writeToken, ttl / 2
@@ -93,7 +94,7 @@ func nextTokenStep(existing *corev1.Secret, pool bool, ttl time.Duration, now ti
 	return writeToken, ttl / 2
 }
 
-// readToken reads a token in the workload cluster; nil when it is not there.
+// readToken reads a token in the workload cluster. It is nil if the token does not exist.
 func readToken(ctx context.Context, workload client.Client, token string, owner client.Object) (*corev1.Secret, error) {
 	found, err := tokenSecret(token, owner, time.Time{})
 	if err != nil {
@@ -109,7 +110,7 @@ func readToken(ctx context.Context, workload client.Client, token string, owner 
 	return found, nil
 }
 
-// putToken makes the token work in the workload cluster until it expires.
+// putToken writes the token with its expiration to the workload cluster.
 func putToken(ctx context.Context, workload client.Client, token string, existing *corev1.Secret, owner client.Object, expires time.Time) error {
 	desired, err := tokenSecret(token, owner, expires)
 	if err != nil {
@@ -129,9 +130,9 @@ func putToken(ctx context.Context, workload client.Client, token string, existin
 	return nil
 }
 
-// rotate puts another token into the bootstrap data of a pool. Its name stays, so that the pool replaces no machine. The
-// former token is not renewed any more, and the data names its id for as long: machines that were made with it
-// may still join.
+// rotate writes another token into the bootstrap data of a pool. The name of the data stays, so the pool replaces no
+// machine. The previous token is no longer renewed. The data records its id until it expires, because machines that
+// have it may still join.
 func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error {
 	stored := &corev1.Secret{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: s.config.Namespace, Name: s.config.Status.DataSecretName}, stored); err != nil {
@@ -143,7 +144,7 @@ func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error 
 	}
 	data := stored.Data[secret.KubeconfigDataName]
 	if bytes.Count(data, []byte(former)) != 1 {
-		return nil // Somebody has rotated it: the change is an event.
+		return nil // Another writer rotated it. That change is an event.
 	}
 	before := stored.DeepCopy()
 	stored.Data[secret.KubeconfigDataName] = bytes.Replace(data, []byte(former), []byte(token), 1)
@@ -155,7 +156,7 @@ func (r *Reconciler) rotate(ctx context.Context, s *scope, former string) error 
 	return nil
 }
 
-// tokenID is the part of a token that is no secret.
+// tokenID returns the public part of a token.
 func tokenID(token string) string {
 	id, _, _ := strings.Cut(token, ".")
 	return id

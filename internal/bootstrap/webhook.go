@@ -9,19 +9,24 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kubeletapis "k8s.io/kubelet/pkg/apis"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/topology"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
 	"capstan.dev/capstan/internal/conversion"
+	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// SetupWebhooksWithManager adds the webhooks of the bootstrap provider. They check what CEL rules in
-// the CRDs cannot.
+// SetupWebhooksWithManager adds the webhooks of the bootstrap provider. They check rules that CEL in the CRDs cannot
+// express.
 func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &bootstrapv1.CapstanConfig{}).WithConverter(conversion.CapstanConfig).
 		WithValidator(webhook{}).Complete(); err != nil {
@@ -41,12 +46,20 @@ func (webhook) ValidateCreate(_ context.Context, obj *bootstrapv1.CapstanConfig)
 	return nil, invalidError("CapstanConfig", obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
 }
 
-// ValidateUpdate checks a changed config. A change has no effect on data that was made (ALL-17).
-func (webhook) ValidateUpdate(_ context.Context, _, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
+// ValidateUpdate checks a changed config. A change has no effect on existing data. While an update in place is in progress, it
+// allows only changes that can be made in place (ALL-17).
+func (webhook) ValidateUpdate(_ context.Context, before, obj *bootstrapv1.CapstanConfig) (admission.Warnings, error) {
 	if !obj.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	return nil, invalidError("CapstanConfig", obj.Name, ValidateSpec(obj.Spec, field.NewPath("spec")))
+	path := field.NewPath("spec")
+	errs := ValidateSpec(obj.Spec, path)
+	if _, updating := obj.Annotations[clusterv1.UpdateInProgressAnnotation]; updating {
+		for _, change := range inplace.Blocking(inplace.Config(before.Spec, obj.Spec)) {
+			errs = append(errs, field.Forbidden(path, change.String()))
+		}
+	}
+	return nil, invalidError("CapstanConfig", obj.Name, errs)
 }
 
 // ValidateDelete allows every deletion.
@@ -54,21 +67,66 @@ func (webhook) ValidateDelete(context.Context, *bootstrapv1.CapstanConfig) (admi
 	return nil, nil
 }
 
-// ValidateSpec checks the spec of a config, wherever it stands.
+// ValidateSpec checks the spec of a config, also as part of other objects.
 func ValidateSpec(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.ErrorList {
 	labels := path.Child("node", "labels")
 	errs := metav1validation.ValidateLabels(spec.Node.Labels, labels)
 	for name := range spec.Node.Labels {
 		if forbiddenNodeLabel(name) {
-			errs = append(errs, field.Forbidden(labels.Key(name), "Kubernetes does not let a kubelet set this label: set it on the Machine, Cluster API brings it to the Node"))
+			errs = append(errs, field.Forbidden(labels.Key(name), "Kubernetes refuses this label from a kubelet: set it on the Machine, and Cluster API copies it to the Node"))
 		}
 	}
 	apiServer := path.Child("cluster", "apiServer")
 	errs = append(errs, validateDocument(spec.Cluster.APIServer.AuditPolicy, "audit.k8s.io", "Policy", apiServer.Child("auditPolicy"))...)
-	return append(errs, validateDocument(spec.Cluster.APIServer.Authentication, "apiserver.config.k8s.io", "AuthenticationConfiguration", apiServer.Child("authentication"))...)
+	errs = append(errs, validateDocument(spec.Cluster.APIServer.Authentication, "apiserver.config.k8s.io", "AuthenticationConfiguration", apiServer.Child("authentication"))...)
+	return append(errs, validateSettings(spec, path)...)
 }
 
-// forbiddenNodeLabel is what the kubelet and the admission plugin NodeRestriction refuse.
+// validateSettings checks the settings of components with the functions that the machine uses. Values that depend on the networks
+// of the Cluster are checked later, and reported by a condition.
+func validateSettings(spec bootstrapv1.CapstanConfigSpec, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	check := func(at *field.Path, err error) {
+		if err != nil {
+			errs = append(errs, field.Invalid(at, field.OmitValueType{}, err.Error()))
+		}
+	}
+	patch := func(object runtime.RawExtension, at *field.Path, verify func(map[string]any) error) {
+		if len(object.Raw) == 0 {
+			return
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(object.Raw, &fields); err != nil {
+			check(at, fmt.Errorf("expected an object: %w", err))
+			return
+		}
+		check(at, verify(fields))
+	}
+	patch(spec.Kubelet.Configuration, path.Child("kubelet", "configuration"), nodeconfig.CheckKubelet)
+	patch(spec.KubeProxy.Configuration, path.Child("kubeProxy", "configuration"), nodeconfig.CheckKubeProxy)
+	for i, entry := range spec.Proxy.NoProxy {
+		check(path.Child("proxy", "noProxy").Index(i), nodeconfig.CheckNoProxy(entry))
+	}
+	coreDNS := path.Child("cluster", "coreDNS")
+	servers := func(servers []string, at *field.Path) {
+		for i, server := range servers {
+			_, err := nodeconfig.ParseDNSServer(server)
+			check(at.Index(i), err)
+		}
+	}
+	servers(spec.Cluster.CoreDNS.Upstreams, coreDNS.Child("upstreams"))
+	for i, stub := range spec.Cluster.CoreDNS.StubDomains {
+		servers(stub.Servers, coreDNS.Child("stubDomains").Index(i).Child("servers"))
+	}
+	for i, r := range spec.Registries {
+		if r.CA.Content != "" {
+			check(path.Child("registries").Index(i).Child("ca", "content"), render.CheckAuthorities([]byte(r.CA.Content)))
+		}
+	}
+	return errs
+}
+
+// forbiddenNodeLabel reports whether the kubelet or the admission plugin NodeRestriction refuses a label.
 func forbiddenNodeLabel(name string) bool {
 	namespace, _, _ := strings.Cut(name, "/")
 	reserved := false
@@ -78,7 +136,7 @@ func forbiddenNodeLabel(name string) bool {
 	return reserved && !kubeletapis.IsKubeletLabel(name)
 }
 
-// validateDocument checks the type of a document given in place.
+// validateDocument checks the type of an inline document.
 func validateDocument(document bootstrapv1.Document, group, kind string, path *field.Path) field.ErrorList {
 	if document.Content == "" {
 		return nil
@@ -105,8 +163,8 @@ func (templateWebhook) ValidateCreate(_ context.Context, obj *bootstrapv1.Capsta
 	return nil, invalidError("CapstanConfigTemplate", obj.Name, errs)
 }
 
-// ValidateUpdate refuses changes but in a dry run of the topology controller, which tries out what a
-// change of a ClusterClass would do.
+// ValidateUpdate refuses all changes except dry runs of the topology controller, which test the effect of a changed
+// ClusterClass.
 func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstrapv1.CapstanConfigTemplate) (admission.Warnings, error) {
 	req, err := admission.RequestFromContext(ctx)
 	if err != nil {
@@ -116,7 +174,7 @@ func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *bootstra
 		return nil, nil
 	}
 	return nil, invalidError("CapstanConfigTemplate", obj.Name, field.ErrorList{
-		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: make another one and refer to it"),
+		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: create another template and reference it"),
 	})
 }
 

@@ -24,7 +24,7 @@ func refused(t *testing.T, err error, want string) {
 	}
 }
 
-// TestRules: what the CRD and the webhook refuse, for configs and for templates alike.
+// TestRules checks the rules of the CRD and the webhook, for configs and templates.
 func TestRules(t *testing.T) {
 	namespace := env.Namespace(t)
 	type spec = bootstrapv1.CapstanConfigSpec
@@ -41,6 +41,16 @@ func TestRules(t *testing.T) {
 			change(&r)
 			s.Registries = []bootstrapv1.Registry{r}
 		}
+	}
+	configMap := bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}
+	both := configMap
+	both.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"}
+	proxy := func(p bootstrapv1.ProxySpec) func(*spec) { return func(s *spec) { s.Proxy = p } }
+	kubelet := func(patch string) func(*spec) {
+		return func(s *spec) { s.Kubelet.Configuration.Raw = []byte(patch) }
+	}
+	dns := func(c bootstrapv1.CoreDNSSpec) func(*spec) {
+		return func(s *spec) { s.Role, s.Cluster.CoreDNS = bootstrapv1.RoleControlPlane, c }
 	}
 	label := func(name string) func(*spec) {
 		return func(s *spec) { s.Node.Labels = map[string]string{name: "x"} }
@@ -61,17 +71,54 @@ func TestRules(t *testing.T) {
 		"a label":                       {label("disk"), ""},
 		"a label of the user's":         {label("example.com/disk"), ""},
 		"a label that kubelets may set": {label("topology.kubernetes.io/zone"), ""},
-		"a role as label":               {label("node-role.kubernetes.io/worker"), "does not let a kubelet set"},
-		"a restricted label":            {label("node-restriction.kubernetes.io/x"), "does not let a kubelet set"},
+		"a role as label":               {label("node-role.kubernetes.io/worker"), "refuses this label from a kubelet"},
+		"a restricted label":            {label("node-restriction.kubernetes.io/x"), "refuses this label from a kubelet"},
 		"a malformed label":             {label("a b"), "spec"},
 		"a relative path":               {file(func(f *bootstrapv1.File) { f.Path = "etc/x" }), "should match"},
 		"permissions":                   {file(func(f *bootstrapv1.File) { f.Permissions = "0999" }), "should match"},
 		"an encoding":                   {file(func(f *bootstrapv1.File) { f.Encoding = "rot13" }), "Unsupported value"},
 		"content twice":                 {file(func(f *bootstrapv1.File) { f.ContentFrom.Secret = bootstrapv1.SecretKeyReference{Name: "a", Key: "b"} }), "cannot be used together"},
 		"a mirror that is no URL":       {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"mirror.example.com"} }), "should match"},
-		"a registry as URL":             {registry(func(r *bootstrapv1.Registry) { r.Host = "https://docker.io" }), "should match"},
-		"all other registries":          {registry(func(r *bootstrapv1.Registry) { r.Host = "_default" }), ""},
-		"an authority without key":      {registry(func(r *bootstrapv1.Registry) { r.CA.Name = "a" }), "key"},
+		"a registry as URL":             {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "https://docker.io", []string{"https://a"} }), "should match"},
+		"all other registries":          {registry(func(r *bootstrapv1.Registry) { r.Host, r.Mirrors = "_default", []string{"https://a"} }), ""},
+		"a registry without effect":     {registry(func(*bootstrapv1.Registry) {}), "has no effect"},
+		"others without mirrors":        {registry(func(r *bootstrapv1.Registry) { r.Host, r.Credentials.Name = "_default", "a" }), "the registry _default needs mirrors"},
+		"credentials over http":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors, r.Credentials.Name = []string{"http://a"}, "s" }), "would cross the network unencrypted"},
+		"credentials in a mirror":       {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://me:hunter2@a"} }), "name a Secret in credentials"},
+		"a mirror with a query":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a?b"} }), "expected URLs of mirrors"},
+		"a mirror with a quote":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a/\"]\n"} }), "expected URLs of mirrors"},
+		"a mirror with a path":          {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a.example.com:5000/docker"} }), ""},
+		"an authority that is none":     {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
+		"an authority twice":            {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
+		"an authority from two":         {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},
+		"an authority of a ConfigMap":   {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = configMap }), ""},
+		"a file of a ConfigMap":         {file(func(f *bootstrapv1.File) { f.Content, f.ContentFrom = "", configMap }), ""},
+		"a proxy":                       {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy.example.com:3128", HTTPS: "http://10.0.0.1:3128", NoProxy: []string{".example.com", "10.0.0.0/8", "fd00::1"}}), ""},
+		"a proxy that is no URL":        {proxy(bootstrapv1.ProxySpec{HTTP: "proxy.example.com:3128"}), "expected the URL of a proxy"},
+		"a proxy of another scheme":     {proxy(bootstrapv1.ProxySpec{HTTPS: "socks5://proxy:1080"}), "expected the URL of a proxy"},
+		"a proxy with a path":           {proxy(bootstrapv1.ProxySpec{HTTPS: "http://proxy:1080/x"}), "expected the URL of a proxy"},
+		"credentials of a proxy":        {proxy(bootstrapv1.ProxySpec{HTTPS: "http://me:hunter2@proxy:1080"}), "must not contain credentials"},
+		"exceptions without a proxy":    {proxy(bootstrapv1.ProxySpec{NoProxy: []string{"a"}}), "http or https must be set"},
+		"exceptions that are URLs":      {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"http://a"}}), "expected a host, a domain"},
+		"two exceptions in one":         {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy:1", NoProxy: []string{"a,b"}}), "should match"},
+		"the kubelet's configuration":   {kubelet(`{"maxPods":60,"evictionHard":{"memory.available":"1Gi"}}`), ""},
+		"an unknown field":              {kubelet(`{"maxPod":60}`), `unknown field "maxPod"`},
+		"a field of Capstan":            {kubelet(`{"authorization":{"mode":"AlwaysAllow"}}`), "authorization: Capstan sets this field"},
+		"a field in capitals":           {kubelet(`{"StaticPodPath":"/x"}`), `unknown field "StaticPodPath"`},
+		"a long configuration":          {kubelet(`{"clusterDNS":["` + strings.Repeat("x", 20000) + `"]}`), "expected at most 16384"},
+		"kube-proxy's configuration":    {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`) }, ""},
+		"kube-proxy's mode":             {func(s *spec) { s.KubeProxy.Configuration.Raw = []byte(`{"mode":"iptables"}`) }, "mode: Capstan sets this field"},
+		"DNS":                           {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1", "[fd00::53]:5353"}, StubDomains: []bootstrapv1.StubDomain{{Domain: "corp", Servers: []string{"10.0.0.2:53"}}}}), ""},
+		"a name as DNS server":          {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"dns.example.com"}}), "should match"},
+		"half an address":               {dns(bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0"}}), "expected the address of a DNS server"},
+		"a stub domain in capitals":     {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "Corp", Servers: []string{"10.0.0.2"}}}}), "should match"},
+		"a block as stub domain":        {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "a {\n}", Servers: []string{"10.0.0.2"}}}}), "should match"},
+		"a stub domain without servers": {dns(bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "corp"}}}), "servers"},
+		"options of no DNS": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
+		}, "coreDNS cannot be set with dns None"},
+		"an authority without key": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom.Secret.Name = "a" }), "key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := &bootstrapv1.CapstanConfig{}
@@ -86,7 +133,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestTemplateImmutable (ALL-10, BC-01): no change, but the topology controller may try one out.
+// TestTemplateImmutable (ALL-10, BC-01): templates cannot change, except in a dry run of the topology controller.
 func TestTemplateImmutable(t *testing.T) {
 	ctx := context.Background()
 	obj := &bootstrapv1.CapstanConfigTemplate{}

@@ -14,13 +14,13 @@ import (
 	"capstan.dev/capstan/internal/kubeconfig"
 )
 
-// workloadTimeout limits a call to a workload cluster that is reached without the ClusterCache.
+// workloadTimeout limits a call to a workload cluster without the ClusterCache.
 const workloadTimeout = 5 * time.Second
 
-// workloadClient talks to the workload cluster; nil when it cannot be reached yet, in which case an
-// event follows. ClusterCache connects after core has copied what the control plane says, and tries
-// again 30 s after a failure; once our own control plane says that it is initialized,
-// the kubeconfig is used directly, so that workers need not wait for that.
+// workloadClient returns a client of the workload cluster, or nil if it is not reachable yet. An event follows in that
+// case. ClusterCache connects after core has copied the status of the control plane, and waits 30 s after a failure.
+// Once a CapstanControlPlane reports that it is initialized, the client uses the kubeconfig directly, so that workers
+// do not have to wait for the ClusterCache.
 func (r *Reconciler) workloadClient(ctx context.Context, s *scope) (client.Client, error) {
 	key := util.ObjectKey(s.cluster)
 	if r.ClusterCache != nil {

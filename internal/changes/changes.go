@@ -2,7 +2,7 @@
 // machines count as the host's root, and pods often as the balancers' user, so any pod can use up the limits. This package
 // then continues without inotify: it checks the file every second. No other package uses inotify.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package changes
 
 import (
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 // period between two checks of a file without inotify.
@@ -20,7 +22,7 @@ const period = time.Second
 // Of returns a channel that receives a value after each change of one or several files, which may be replaced. It reports
 // changes from the return of Of until ctx is done.
 func Of(ctx context.Context, path string) <-chan struct{} {
-	out := make(chan struct{}, 1)
+	out := wakeup.New()
 	before, _ := os.Stat(path) // A missing file may be created later.
 	if watcher := watch(path); watcher != nil {
 		go follow(ctx, watcher, path, out)
@@ -46,7 +48,7 @@ func WaitFor(ctx context.Context, path string) error {
 	}
 }
 
-// watch watches the folder of the file. It returns nil when the inotify limits are used up.
+// watch watches the folder of the file. It returns nil when the inotify limits are exhausted.
 func watch(path string) *fsnotify.Watcher {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -59,7 +61,7 @@ func watch(path string) *fsnotify.Watcher {
 	return watcher
 }
 
-func follow(ctx context.Context, watcher *fsnotify.Watcher, path string, out chan<- struct{}) {
+func follow(ctx context.Context, watcher *fsnotify.Watcher, path string, out wakeup.Signal) {
 	defer func() { _ = watcher.Close() }()
 	for {
 		select {
@@ -67,15 +69,15 @@ func follow(ctx context.Context, watcher *fsnotify.Watcher, path string, out cha
 			return
 		case event := <-watcher.Events:
 			if filepath.Base(event.Name) == filepath.Base(path) {
-				tell(out)
+				out.Send()
 			}
-		case <-watcher.Errors: // events were lost
-			tell(out)
+		case <-watcher.Errors: // Events were lost.
+			out.Send()
 		}
 	}
 }
 
-func poll(ctx context.Context, path string, before os.FileInfo, out chan<- struct{}) {
+func poll(ctx context.Context, path string, before os.FileInfo, out wakeup.Signal) {
 	ticks := time.NewTicker(period)
 	defer ticks.Stop()
 	for {
@@ -86,7 +88,7 @@ func poll(ctx context.Context, path string, before os.FileInfo, out chan<- struc
 		}
 		now, _ := os.Stat(path)
 		if changed(before, now) {
-			tell(out)
+			out.Send()
 		}
 		before = now
 	}
@@ -97,12 +99,4 @@ func changed(before, now os.FileInfo) bool {
 		return before != now
 	}
 	return !os.SameFile(before, now) || before.Size() != now.Size() || !before.ModTime().Equal(now.ModTime())
-}
-
-// tell keeps one value for the reader, regardless of the number of changes.
-func tell(out chan<- struct{}) {
-	select {
-	case out <- struct{}{}:
-	default:
-	}
 }

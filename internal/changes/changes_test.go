@@ -13,7 +13,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Each change of the file is told, whether it is written, replaced, removed or made, and no change of another file.
+// Each change of the file is reported: a write, a replacement, a removal or a creation. Changes of other files are not
+// reported.
 func testChanges(t *testing.T) {
 	dir := t.TempDir()
 	path, other := filepath.Join(dir, "file"), filepath.Join(dir, "other")
@@ -29,9 +30,9 @@ func testChanges(t *testing.T) {
 		select {
 		case <-c:
 		case <-time.After(2 * time.Minute):
-			t.Fatalf("%s: not told", what)
+			t.Fatalf("%s: the change was not reported", what)
 		}
-		for settled := false; !settled; { // one change may be several events
+		for settled := false; !settled; { // One change may cause several events.
 			select {
 			case <-c:
 			case <-time.After(50 * time.Millisecond):
@@ -46,7 +47,7 @@ func testChanges(t *testing.T) {
 	write(other, "other")
 	select {
 	case <-c:
-		t.Error("told of another file")
+		t.Error("a change of another file was reported")
 	case <-time.After(50 * time.Millisecond):
 	}
 	if err := os.Rename(other, path); err != nil {
@@ -59,7 +60,7 @@ func testChanges(t *testing.T) {
 	told("removed")
 }
 
-// testWaitFor waits for a file that is there, for one that comes, and for one that does not.
+// testWaitFor waits for an existing file, for a file that is created later, and for a missing file.
 func testWaitFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	waited := make(chan error, 1)
@@ -93,8 +94,8 @@ func TestChanges(t *testing.T) {
 	testWaitFor(t)
 }
 
-// The same with an inotify budget that is used up: in a user namespace of its own, whose budget is 0, so that the test takes
-// nothing from others.
+// The same with an exhausted inotify limit. The test runs in its own user namespace with the limit 0, so that other
+// processes keep theirs.
 func TestChangesWithoutBudget(t *testing.T) {
 	const marker = "CAPSTAN_TEST_NO_INOTIFY"
 	if os.Getenv(marker) == "" {
@@ -114,7 +115,7 @@ func TestChangesWithoutBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := fsnotify.NewWatcher(); err == nil {
-		t.Fatal("there is a budget")
+		t.Fatal("the inotify limit is not 0")
 	}
 	testChanges(t)
 	testWaitFor(t)

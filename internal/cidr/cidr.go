@@ -1,7 +1,7 @@
-// Package cidr says which networks machines can have at all. The infrastructure provider asks it at
-// admission, and capstand once more: a host trusts nobody with its own loopback.
+// Package cidr defines the networks that machines can have. The infrastructure provider checks them at admission, and
+// capstand checks them again, because a host must protect its own loopback.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package cidr
 
 import (
@@ -9,7 +9,7 @@ import (
 	"net/netip"
 )
 
-// special networks, which no machine can be in, whatever the host routes.
+// special networks, which no machine can use, regardless of the host's routes.
 var special = []struct {
 	prefix netip.Prefix
 	use    string
@@ -30,9 +30,9 @@ var metadata = netip.MustParseAddr("fd00:ec2::254")
 // embedded are the networks whose addresses lead to the IPv4 address in their last 32 bits.
 var embedded = []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("::/96")}
 
-// Remote returns nil when an address can be that of another machine, and the reason otherwise. Connections to addresses
-// that a tenant chooses are checked with it after names were resolved: loopback and link-local addresses lead to
-// services that trust everybody who reaches them.
+// Remote returns nil if an address can belong to another machine, and the reason otherwise. Connections to addresses
+// that tenants configure are checked after the resolution of names: loopback and link-local addresses lead to services
+// that trust all their clients.
 func Remote(addr netip.Addr) error {
 	addr = addr.WithZone("").Unmap()
 	if addr == metadata {
@@ -52,7 +52,7 @@ func Remote(addr netip.Addr) error {
 	return nil
 }
 
-// Usable returns nil when machines can have addresses of the network, and says why not otherwise.
+// Usable returns nil if machines can have addresses of the network, and the reason otherwise.
 func Usable(network netip.Prefix) error {
 	for _, s := range special {
 		if s.prefix.Overlaps(network) {

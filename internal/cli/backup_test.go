@@ -38,16 +38,16 @@ func TestBackupTarget(t *testing.T) {
 		want   embedded.BackupTarget
 		fails  string
 	}{
-		"as the schedule":        {app: withSchedule, want: schedule.BackupTarget},
-		"no schedule":            {app: without, fails: "wanted --to or --file"},
-		"no plane":               {app: &app{root: filepath.Join(here, "nowhere")}, fails: "there is no management plane"},
-		"flags without a place":  {app: withSchedule, target: embedded.BackupTarget{Keep: 1}, fails: "wanted --to with the other flags"},
-		"a relative folder":      {app: without, target: embedded.BackupTarget{To: "x"}, want: embedded.BackupTarget{To: filepath.Join(here, "x")}},
-		"a file":                 {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
-		"a bucket":               {app: without, target: embedded.BackupTarget{To: "s3://bucket//a/"}, want: embedded.BackupTarget{To: "s3://bucket/a"}},
-		"in the plane's folder":  {app: without, target: embedded.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
-		"fewer than no backups":  {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
-		"a relative credentials": {app: without, target: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: "c"}}, want: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: filepath.Join(here, "c")}}},
+		"target of the schedule":       {app: withSchedule, want: schedule.BackupTarget},
+		"no schedule":                  {app: without, fails: "wanted --to or --file"},
+		"no plane":                     {app: &app{root: filepath.Join(here, "nowhere")}, fails: "there is no management plane"},
+		"flags without a target":       {app: withSchedule, target: embedded.BackupTarget{Keep: 1}, fails: "wanted --to with the other flags"},
+		"relative folder":              {app: without, target: embedded.BackupTarget{To: "x"}, want: embedded.BackupTarget{To: filepath.Join(here, "x")}},
+		"file":                         {app: without, file: "x.tar.gz", want: embedded.BackupTarget{To: filepath.Join(here, "x.tar.gz"), Exact: true}},
+		"bucket":                       {app: without, target: embedded.BackupTarget{To: "s3://bucket//a/"}, want: embedded.BackupTarget{To: "s3://bucket/a"}},
+		"folder of the plane":          {app: without, target: embedded.BackupTarget{To: without.root + "/x"}, fails: "outside of"},
+		"negative number of backups":   {app: without, target: embedded.BackupTarget{To: "/x", Keep: -1}, fails: "wanted a number"},
+		"relative path of credentials": {app: without, target: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: "c"}}, want: embedded.BackupTarget{To: "s3://b", S3: embedded.S3{CredentialsFile: filepath.Join(here, "c")}}},
 	} {
 		got, err := test.app.backupTarget(test.target, test.file)
 		switch {
@@ -77,7 +77,7 @@ func TestPrintBackups(t *testing.T) {
 		w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 		printBackups(w, status)
 		if err := w.Flush(); err != nil || out.String() != want {
-			t.Errorf("got %q, wanted %q", out.String(), want)
+			t.Errorf("got %q, want %q", out.String(), want)
 		}
 	}
 	for d, want := range map[time.Duration]string{6 * time.Hour: "6h", 90 * time.Minute: "1h30m", time.Minute: "1m", 61 * time.Second: "1m1s", 10 * time.Hour: "10h"} {

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/templates"
 )
 
-// rendered is the cluster of a flavor, and the class that comes along.
+// rendered returns the cluster of a flavor and its ClusterClass.
 func rendered(t *testing.T, flavor string, environment map[string]string) (o clusterOptions, class, objects []*unstructured.Unstructured) {
 	t.Helper()
 	o = clusterOptions{name: "demo", namespace: "team", kubernetesVersion: "v1.36.3", controlPlanes: 1, workers: 2, flavor: flavor}
@@ -32,25 +32,26 @@ func rendered(t *testing.T, flavor string, environment map[string]string) (o clu
 	return o, class, objects
 }
 
-// TestClassOfCluster: the class comes with its templates, in the namespace that the Cluster says, itself last.
+// TestClassOfCluster: the class is returned with its templates, in the namespace of the Cluster's reference. The class
+// itself is last.
 func TestClassOfCluster(t *testing.T) {
 	for name, test := range map[string]struct {
 		flavor      string
 		environment map[string]string
 		namespace   string
 	}{
-		"no class":            {"", nil, ""},
-		"in its namespace":    {"topology", nil, "team"},
-		"in that of the user": {"topology", map[string]string{"CLUSTER_CLASS_NAMESPACE": "classes"}, "classes"},
+		"no class":                          {"", nil, ""},
+		"in the namespace of the reference": {"topology", nil, "team"},
+		"in the namespace of the user":      {"topology", map[string]string{"CLUSTER_CLASS_NAMESPACE": "classes"}, "classes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, class, _ := rendered(t, test.flavor, test.environment)
 			if (test.namespace == "") != (len(class) == 0) {
-				t.Fatalf("it has %d objects", len(class))
+				t.Fatalf("got %d objects", len(class))
 			}
 			for i, u := range class {
 				if u.GetNamespace() != test.namespace || (u.GetKind() == "ClusterClass") != (i == len(class)-1) {
-					t.Errorf("%d is %s %s/%s", i, u.GetKind(), u.GetNamespace(), u.GetName())
+					t.Errorf("object %d is %s %s/%s", i, u.GetKind(), u.GetNamespace(), u.GetName())
 				}
 			}
 		})
@@ -62,11 +63,11 @@ func TestClassOfCluster(t *testing.T) {
 		}
 	}
 	if class, err := o.class(templates.FS, objects); class != nil || err != nil {
-		t.Errorf("a class of somebody else: %v, %v", class, err)
+		t.Errorf("a class of another provider: %v, %v", class, err)
 	}
 }
 
-// TestCreateClass: one that is missing is made before the Cluster; one that is there stays as it is.
+// TestCreateClass: a missing class is created before the Cluster. An existing class is not changed.
 func TestCreateClass(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, clusterv1.AddToScheme} {
@@ -91,7 +92,7 @@ func TestCreateClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	if made := kinds(missing); len(made) != len(class)+len(objects) {
-		t.Errorf("made %v", made)
+		t.Errorf("created %v", made)
 	}
 
 	own := &clusterv1.ClusterClass{}
@@ -101,7 +102,7 @@ func TestCreateClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	if made := kinds(there); !slices.Equal(made, []string{"ClusterClass", "Cluster"}) {
-		t.Errorf("beside a class there is %v", made)
+		t.Errorf("created besides the class: %v", made)
 	}
 	if err := there.client.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || len(own.Spec.Variables) > 0 {
 		t.Errorf("the class was changed: %v, %v", own.Spec, err)

@@ -16,12 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/templates"
 )
 
-// clock gives a time that the test moves.
+// clock returns a time that the test sets.
 type clock struct{ at time.Time }
 
 func (c *clock) now() time.Time { return c.at }
@@ -42,7 +43,7 @@ func TestProgress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
 			c := &clock{at: time.Unix(1000, 0)}
-			p := &progress{out: &out, live: test.live, start: c.at, now: c.now, stop: make(chan struct{})}
+			p := &progress{out: &out, live: test.live, start: c.at, now: c.now, width: func() int { return 0 }, stop: make(chan struct{})}
 			c.at = c.at.Add(time.Second)
 			p.show([]step{{name: "etcd", done: true}, {name: "API server"}})
 			c.at = c.at.Add(1500 * time.Millisecond)
@@ -83,7 +84,7 @@ func parseObject(t *testing.T, text string) *unstructured.Unstructured {
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 		t.Fatal(err)
 	}
-	// As the API gives it: whole numbers are int64.
+	// The API returns whole numbers as int64.
 	data, err := o.MarshalJSON()
 	if err != nil {
 		t.Fatal(err)
@@ -99,21 +100,21 @@ func TestAssess(t *testing.T) {
 	for name, test := range map[string]struct {
 		cluster string
 		objects []string
-		done    string // the steps that are done
-		note    string // of the first step that is not
-		blocker string // the first one
+		done    string // completed steps
+		note    string // message of the first open step
+		blocker string // first blocker
 	}{
-		"not there": {done: ""},
-		"new":       {cluster: head, done: ""},
-		"infrastructure first": {
+		"no Cluster": {done: ""},
+		"new":        {cluster: head, done: ""},
+		"infrastructure before control plane": {
 			cluster: head + "spec: {controlPlaneEndpoint: {host: 10.0.0.1, port: 6443}}\nstatus: {initialization: {infrastructureProvisioned: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 0}}",
 			done:    "infrastructure",
 		},
-		"workers are not complete before the control plane answers, even if none are wanted": {
+		"workers are incomplete before the control plane answers, even with 0 replicas": {
 			cluster: head + "status: {initialization: {infrastructureProvisioned: true}, workers: {desiredReplicas: 0}}",
 			done:    "infrastructure",
 		},
-		"half of the workers": {
+		"half of the workers are ready": {
 			cluster: head + "status: {initialization: {infrastructureProvisioned: true, controlPlaneInitialized: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 1}, workers: {desiredReplicas: 2, readyReplicas: 1}}",
 			done:    "infrastructure, control plane answers, control plane machines", note: "1 of 2 ready",
 		},
@@ -121,7 +122,7 @@ func TestAssess(t *testing.T) {
 			cluster: head + "status: {conditions: [{type: Available, status: 'True'}], initialization: {infrastructureProvisioned: true, controlPlaneInitialized: true}, controlPlane: {desiredReplicas: 1, readyReplicas: 1}, workers: {desiredReplicas: 0}}",
 			done:    "infrastructure, control plane answers, control plane machines, workers, cluster available",
 		},
-		"the cause comes before what follows from it": {
+		"the cause is listed before its consequences": {
 			cluster: head + "status: {conditions: [{type: Available, status: 'False', message: '* ControlPlane: x'}]}",
 			objects: []string{
 				"apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata: {name: a-1}\nstatus: {conditions: [{type: InfrastructureReady, status: 'False', reason: NotReady, message: no host has 2Gi free}]}",
@@ -129,11 +130,11 @@ func TestAssess(t *testing.T) {
 			},
 			blocker: "CapstanMachine a-1: HostAssigned is False (NoHost): no host has 2Gi free",
 		},
-		"a paused cluster says so": {
+		"a paused cluster": {
 			cluster: head + "status: {conditions: [{type: Paused, status: 'True', reason: Paused}]}",
 			blocker: "Cluster a: Paused is True (Paused)",
 		},
-		"good conditions that are False block nothing": {
+		"conditions that are False in a healthy object do not block": {
 			cluster: head + "status: {conditions: [{type: ScalingUp, status: 'False'}, {type: Deleting, status: 'False'}, {type: RollingOut, status: 'False'}]}",
 		},
 	} {
@@ -156,13 +157,13 @@ func TestAssess(t *testing.T) {
 				}
 			}
 			if got := strings.Join(done, ", "); got != test.done {
-				t.Errorf("done are %q, want %q", got, test.done)
+				t.Errorf("completed steps are %q, want %q", got, test.done)
 			}
 			if test.note != "" && note != test.note {
-				t.Errorf("the first open step says %q", note)
+				t.Errorf("the message of the first open step is %q", note)
 			}
 			if a.done != (len(done) == len(a.steps)) {
-				t.Errorf("done is %v with %v", a.done, done)
+				t.Errorf("done is %v with the steps %v", a.done, done)
 			}
 			switch {
 			case test.blocker == "" && len(a.blockers) > 0:
@@ -184,19 +185,19 @@ func TestBlocking(t *testing.T) {
 	noToken := condition{kind: "BootstrapTokenAvailable", status: "False", reason: "WaitingForConnection"}
 	for name, test := range map[string]struct {
 		all  []condition
-		want string // the type; "" for none
+		want string // type of the blocking condition; "" for none
 	}{
-		"no conditions":                     {},
-		"all is well":                       {all: []condition{{kind: "Ready", status: "True"}, {kind: "Paused", status: "False"}}},
-		"unknown is no problem yet":         {all: []condition{{kind: "EtcdClusterHealthy", status: "Unknown"}}},
-		"certificates that are valid":       {all: []condition{notExpiring}},
-		"no rotation":                       {all: []condition{notRotating}},
-		"a token that is not needed longer": {all: []condition{{kind: "BootstrapTokenAvailable", status: "False", reason: "NoLongerNeeded"}}},
-		"a token that waits":                {all: []condition{noToken}, want: "BootstrapTokenAvailable"},
-		"the cause behind good conditions":  {all: []condition{notExpiring, notRotating, noHost}, want: "HostAssigned"},
-		"the cause behind a summary":        {all: []condition{notReady, notExpiring, noHost}, want: "HostAssigned"},
-		"a summary without a cause":         {all: []condition{notReady, notExpiring}, want: "Ready"},
-		"paused":                            {all: []condition{notReady, paused}, want: "Paused"},
+		"no conditions":                   {},
+		"healthy object":                  {all: []condition{{kind: "Ready", status: "True"}, {kind: "Paused", status: "False"}}},
+		"unknown conditions do not block": {all: []condition{{kind: "EtcdClusterHealthy", status: "Unknown"}}},
+		"valid certificates":              {all: []condition{notExpiring}},
+		"no rotation":                     {all: []condition{notRotating}},
+		"unused token":                    {all: []condition{{kind: "BootstrapTokenAvailable", status: "False", reason: "NoLongerNeeded"}}},
+		"token in use":                    {all: []condition{noToken}, want: "BootstrapTokenAvailable"},
+		"cause after healthy conditions":  {all: []condition{notExpiring, notRotating, noHost}, want: "HostAssigned"},
+		"cause after a summary":           {all: []condition{notReady, notExpiring, noHost}, want: "HostAssigned"},
+		"summary without a cause":         {all: []condition{notReady, notExpiring}, want: "Ready"},
+		"paused":                          {all: []condition{notReady, paused}, want: "Paused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, found := blocking(test.all)
@@ -218,16 +219,17 @@ func TestBlockersOnce(t *testing.T) {
 }
 
 func TestClusterOptions(t *testing.T) {
-	versions := []string{"v1.35.9", "v1.36.3"}
+	host := func(versions ...string) (h infrav1.CapstanHost) { h.Status.Versions = versions; return h }
+	hosts := []infrav1.CapstanHost{host("v1.36.3"), host("v1.35.9", "v1.36.3")}
 	good := clusterOptions{name: "a", namespace: "default", controlPlanes: 1, workers: 2}
 	for name, test := range map[string]struct {
 		change  func(*clusterOptions)
-		version string // afterwards
+		version string // expected version
 		wrong   string
 	}{
 		"newest version":               {func(*clusterOptions) {}, "v1.36.3", ""},
 		"version without v":            {func(o *clusterOptions) { o.kubernetesVersion = "1.35.9" }, "v1.35.9", ""},
-		"unknown version":              {func(o *clusterOptions) { o.kubernetesVersion = "v1.30.0" }, "", "found v1.35.9, v1.36.3 on this box"},
+		"unknown version":              {func(o *clusterOptions) { o.kubernetesVersion = "v1.30.0" }, "", "found v1.35.9, v1.36.3 on the hosts"},
 		"malformed version":            {func(o *clusterOptions) { o.kubernetesVersion = "latest" }, "", "such as v1.36.3"},
 		"version without patch":        {func(o *clusterOptions) { o.kubernetesVersion = "1.36" }, "", "such as v1.36.3"},
 		"bad name":                     {func(o *clusterOptions) { o.name = "My_Cluster" }, "", "lower case"},
@@ -239,7 +241,10 @@ func TestClusterOptions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := good
 			test.change(&o)
-			err := o.complete(versions, true)
+			err := o.check()
+			if err == nil {
+				err = o.chooseVersion(hosts)
+			}
 			if test.wrong == "" {
 				if err != nil || o.kubernetesVersion != test.version {
 					t.Errorf("got %s, %v", o.kubernetesVersion, err)
@@ -248,6 +253,31 @@ func TestClusterOptions(t *testing.T) {
 			}
 			if err == nil || !strings.Contains(err.Error(), test.wrong) || exitCode(err) != exitUsage {
 				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestVersionsOfHosts: a version is refused only if all hosts have reported theirs.
+func TestVersionsOfHosts(t *testing.T) {
+	host := func(versions ...string) (h infrav1.CapstanHost) { h.Status.Versions = versions; return h }
+	for name, test := range map[string]struct {
+		version string
+		hosts   []infrav1.CapstanHost
+		want    string
+		code    int
+	}{
+		"one host has not reported yet": {"v1.34.0", []infrav1.CapstanHost{host("v1.36.3"), host()}, "v1.34.0", exitOK},
+		"hosts cannot be listed":        {"v1.34.0", nil, "v1.34.0", exitOK},
+		"newest of all hosts":           {"", []infrav1.CapstanHost{host("v1.9.0", "v1.10.0"), host("v1.9.1")}, "v1.10.0", exitOK},
+		"no default without hosts":      {"", nil, "", exitFailed},
+		"no default without reports":    {"", []infrav1.CapstanHost{host()}, "", exitFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := clusterOptions{kubernetesVersion: test.version}
+			err := o.chooseVersion(test.hosts)
+			if o.kubernetesVersion != test.want || (err != nil) != (test.code != exitOK) || err != nil && exitCode(err) != test.code {
+				t.Errorf("got %q, %v", o.kubernetesVersion, err)
 			}
 		})
 	}
@@ -283,10 +313,10 @@ func TestTemplate(t *testing.T) {
 	}
 	delete(environment, "ZONE")
 	if _, err := o.process([]byte(template), lookup); err == nil || !strings.Contains(err.Error(), "ZONE") || exitCode(err) != exitUsage {
-		t.Errorf("a missing variable gives %v", err)
+		t.Errorf("error for a missing variable: %v", err)
 	}
 	if _, err := o.process([]byte("kind: ConfigMap\napiVersion: v1\n"), lookup); err == nil || !strings.Contains(err.Error(), "one Cluster named a, found 0") {
-		t.Errorf("a template without a Cluster gives %v", err)
+		t.Errorf("error for a template without a Cluster: %v", err)
 	}
 }
 
@@ -315,7 +345,7 @@ func TestTemplateSources(t *testing.T) {
 	}
 }
 
-// The default template needs nothing but what the command gives.
+// The default template needs only the variables that the command sets.
 func TestShippedTemplates(t *testing.T) {
 	o := clusterOptions{name: "demo", namespace: "default", kubernetesVersion: "v1.36.3", controlPlanes: 1, workers: 2}
 	data, err := o.template(templates.FS, nil)
@@ -345,7 +375,7 @@ func TestFindMachine(t *testing.T) {
 	}{
 		"by name":               {"", "one", exitOK, ""},
 		"by name and namespace": {"b", "two", exitOK, ""},
-		"not clear":             {"", "two", exitUsage, "--namespace"},
+		"ambiguous name":        {"", "two", exitUsage, "--namespace"},
 		"unknown":               {"", "three", exitNotFound, "found one, two, two"},
 		"elsewhere":             {"b", "one", exitNotFound, "wanted a machine one"},
 	} {
@@ -364,7 +394,8 @@ func TestFindMachine(t *testing.T) {
 	}
 }
 
-// TestHosts: commands find the capstands of the plane, or the one of a host whose plane is elsewhere.
+// TestHosts: commands find the capstands of the plane. On a host whose plane runs elsewhere, they find the capstand of
+// the host.
 func TestHosts(t *testing.T) {
 	plane, empty := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(embedded.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
@@ -387,11 +418,11 @@ func TestHosts(t *testing.T) {
 		unit string
 		want []localHost
 	}{
-		"the plane's":                {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
-		"the unit's":                 {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
-		"a named one":                {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
-		"a named one's root":         {app{root: embedded.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
-		"neither a plane nor a host": {app{root: empty}, "", nil},
+		"capstands of the plane":       {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
+		"capstand of the systemd unit": {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
+		"named host":                   {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
+		"root folder of a named host":  {app{root: embedded.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
+		"no plane and no host":         {app{root: empty}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := test.app.hosts(test.unit)
@@ -405,7 +436,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestAssetsOfHost: a host needs fewer programs than a management plane, and is known by them.
+// TestAssetsOfHost: a host needs fewer programs than a management plane. The set of programs identifies a host.
 func TestAssetsOfHost(t *testing.T) {
 	assets := embedded.Assets{Dir: t.TempDir()}
 	add := func(paths ...string) {
@@ -417,20 +448,20 @@ func TestAssetsOfHost(t *testing.T) {
 		}
 	}
 	if onlyHost(assets) {
-		t.Error("an empty folder is that of a host")
+		t.Error("an empty folder counts as the build of a host")
 	}
-	// What hack/release.sh packs.
+	// the files that hack/release.sh packs
 	add("capstan", "capstand", "capstan-init", "node/bin/runc", "node/bin/containerd", "node/cni/ptp", "images/pause.tar")
 	versions := []string{"v1.36.3"}
 	if missing := missingAssets(assets, versions, true); !onlyHost(assets) || missing != nil {
-		t.Errorf("the programs of a host: %v is missing", missing)
+		t.Errorf("missing programs of a host: %v", missing)
 	}
 	if missing := missingAssets(assets, versions, false); len(missing) != 3 {
-		t.Errorf("of a management plane %v is missing", missing)
+		t.Errorf("missing programs of a management plane: %v", missing)
 	}
 	add("manager")
 	if onlyHost(assets) {
-		t.Error("a build with a manager is a host's")
+		t.Error("a build with a manager counts as the build of a host")
 	}
 }
 
@@ -470,6 +501,6 @@ func TestExitCodes(t *testing.T) {
 		})
 	}
 	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
-		t.Errorf("a timeout exits with %d", code)
+		t.Errorf("exit code of a timeout: %d", code)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -14,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -29,17 +30,17 @@ func (a *app) deleteCommand() *cobra.Command {
 	cluster := &cobra.Command{
 		Use: "cluster NAME", Short: "Delete a cluster and wait until all of its objects are gone", Args: oneArg("the name of the cluster"),
 		RunE: func(c *cobra.Command, args []string) error {
-			key.Name = args[0]
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
-			m, err := a.management()
+			m, key, err := a.clusterOf(key.Namespace, args[0])
 			if err != nil {
 				return err
 			}
 			return a.deleteCluster(ctx, m, key, wait)
 		},
 	}
-	cluster.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
+	cluster.ValidArgsFunction = a.completeClusters(&key.Namespace)
+	cluster.Flags().StringVarP(&key.Namespace, "namespace", "n", "", "namespace of the cluster (default: that of the context)")
 	cluster.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	cluster.Flags().BoolVar(&wait, "wait", true, "wait until all objects of the cluster are gone")
 	return group("delete", "Delete a cluster", cluster)
@@ -176,8 +177,7 @@ func (a *app) getKubeconfigCommand() *cobra.Command {
 				}
 				return err
 			}
-			key.Name = args[0]
-			m, err := a.management()
+			m, key, err := a.clusterOf(key.Namespace, args[0])
 			if err != nil {
 				return err
 			}
@@ -188,7 +188,8 @@ func (a *app) getKubeconfigCommand() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&key.Namespace, "namespace", "n", "default", "namespace of the cluster")
+	c.ValidArgsFunction = a.completeClusters(&key.Namespace)
+	c.Flags().StringVarP(&key.Namespace, "namespace", "n", "", "namespace of the cluster (default: that of the context)")
 	c.Flags().BoolVar(&managementPlane, "management", false, "print the kubeconfig of the management plane")
 	return c
 }
@@ -213,12 +214,33 @@ func (m *management) kubeconfig(ctx context.Context, key client.ObjectKey) ([]by
 	return data, nil
 }
 
+// managementKubeconfig returns the kubeconfig that the other commands use, reduced to its context.
 func (a *app) managementKubeconfig() ([]byte, error) {
-	data, err := os.ReadFile(a.layout().AdminKubeconfig())
+	loader, _, err := a.clientConfig()
 	if err != nil {
-		return nil, a.noPlane(err)
+		return nil, err
 	}
-	return data, nil
+	raw, err := loader.RawConfig()
+	if err != nil {
+		return nil, err
+	}
+	if a.context != "" {
+		raw.CurrentContext = a.context
+	}
+	if err := errors.Join(clientcmdapi.MinifyConfig(&raw), clientcmdapi.FlattenConfig(&raw)); err != nil {
+		return nil, err
+	}
+	return clientcmd.Write(raw)
+}
+
+// clusterOf connects to the management cluster and returns the key of one of its clusters.
+func (a *app) clusterOf(namespace, name string) (*management, client.ObjectKey, error) {
+	namespace, err := a.namespace(namespace)
+	if err != nil {
+		return nil, client.ObjectKey{}, err
+	}
+	m, err := a.management()
+	return m, client.ObjectKey{Namespace: namespace, Name: name}, err
 }
 
 func printYAML(out io.Writer, objects []*unstructured.Unstructured) error {

@@ -2,65 +2,27 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"strings"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/wakeup"
 )
-
-// management is a client of a management cluster.
-type management struct {
-	config *rest.Config
-	client client.WithWatch
-}
-
-// management connects to the management cluster of --kubeconfig, or to the plane of this box.
-func (a *app) management() (*management, error) {
-	path := a.kubeconfig
-	if path == "" {
-		path = a.layout().AdminKubeconfig()
-		if _, err := os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
-			return nil, a.noPlane(err)
-		} else if errors.Is(err, fs.ErrPermission) {
-			return nil, embedded.ErrNotRoot
-		}
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		return nil, err
-	}
-	config.QPS, config.Burst = -1, -1
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), clusterv1.AddToScheme(scheme), infrav1.AddToScheme(scheme)); err != nil {
-		return nil, err
-	}
-	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
-	if err != nil {
-		return nil, fmt.Errorf("wanted a management API at %s: %w; run `capstan status`", config.Host, err)
-	}
-	return &management{config: config, client: c}, nil
-}
 
 // getCluster returns a Cluster, or an error with exitNotFound.
 func (m *management) getCluster(ctx context.Context, key client.ObjectKey) (*clusterv1.Cluster, error) {
@@ -70,6 +32,35 @@ func (m *management) getCluster(ctx context.Context, key client.ObjectKey) (*clu
 		return nil, coded{fmt.Errorf("there is no cluster %s in namespace %s; `capstan get clusters` lists all clusters", key.Name, key.Namespace), exitNotFound}
 	}
 	return cluster, err
+}
+
+// hostsPatience limits the wait for the first report of a host: a new plane is ready shortly before it.
+const hostsPatience = 30 * time.Second
+
+// hosts returns all hosts. wait: wait until one of them reports its Kubernetes versions. A user who cannot list hosts gets none.
+func (m *management) hosts(ctx context.Context, wait bool) ([]infrav1.CapstanHost, error) {
+	list := &infrav1.CapstanHostList{}
+	if err := m.client.List(ctx, list); apierrors.IsForbidden(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if versions, _ := versionsOf(list.Items); !wait || len(versions) > 0 || len(list.Items) == 0 {
+		return list.Items, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, hostsPatience)
+	defer cancel()
+	w, err := m.client.Watch(ctx, &infrav1.CapstanHostList{}) // starts with the current objects
+	if err != nil {
+		return nil, err
+	}
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		if h, ok := event.Object.(*infrav1.CapstanHost); ok && len(h.Status.Versions) > 0 {
+			return []infrav1.CapstanHost{*h}, nil
+		}
+	}
+	return nil, nil
 }
 
 // clusterKinds returns the kinds that are parts of clusters, of all providers: those with the category cluster-api,
@@ -98,6 +89,30 @@ func (m *management) clusterKinds() ([]schema.GroupVersionResource, error) {
 	return kinds, nil
 }
 
+// readable returns the kinds that the user can list in the namespace. An informer of another kind would never be in sync.
+func readable(ctx context.Context, c dynamic.Interface, namespace string, kinds []schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
+	allowed := make([]bool, len(kinds))
+	var g errgroup.Group
+	for i, kind := range kinds {
+		g.Go(func() error {
+			_, err := c.Resource(kind).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+			allowed[i] = err == nil
+			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
+	}
+	err := g.Wait()
+	var out []schema.GroupVersionResource
+	for i, kind := range kinds {
+		if allowed[i] {
+			out = append(out, kind)
+		}
+	}
+	return out, err
+}
+
 func stateless(resource string) bool {
 	return strings.HasSuffix(resource, "templates") || resource == "clusterclasses" || resource == "machinedrainrules" || resource == "clusters"
 }
@@ -107,38 +122,35 @@ func stateless(resource string) bool {
 func (m *management) follow(ctx context.Context, key client.ObjectKey, tick <-chan struct{}, next func(view) (bool, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	kinds, err := m.clusterKinds()
-	if err != nil {
-		return err
-	}
 	dyn, err := dynamic.NewForConfig(m.config)
 	if err != nil {
 		return err
 	}
-	changed := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case changed <- struct{}{}:
-		default: // A call is pending already. It includes this change.
-		}
+	kinds, err := m.clusterKinds()
+	if err != nil {
+		return err
 	}
+	if kinds, err = readable(ctx, dyn, key.Namespace, kinds); err != nil {
+		return err
+	}
+	changed := wakeup.New()
 	clusters := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, key.Namespace, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", key.Name).String()
 	})
 	parts := dynamicinformer.NewFilteredDynamicSharedInformerFactory(dyn, 0, key.Namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector = clusterv1.ClusterNameLabel + "=" + key.Name
 	})
-	own := watchKind(clusters, clusterv1.GroupVersion.WithResource("clusters"), notify)
+	own := watchKind(clusters, clusterv1.GroupVersion.WithResource("clusters"), changed.Send)
 	var others []cache.Store
 	for _, kind := range kinds {
-		others = append(others, watchKind(parts, kind, notify))
+		others = append(others, watchKind(parts, kind, changed.Send))
 	}
 	clusters.Start(ctx.Done())
 	parts.Start(ctx.Done())
 	for _, factory := range []dynamicinformer.DynamicSharedInformerFactory{clusters, parts} {
 		factory.WaitForCacheSync(ctx.Done())
 	}
-	notify()
+	changed.Send()
 	for {
 		select {
 		case <-ctx.Done():

@@ -24,7 +24,8 @@ import (
 	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/yamlprocessor"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"capstan.dev/capstan/internal/embedded"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/templates"
 )
 
@@ -55,40 +56,12 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 			o.name = args[0]
 			ctx, cancel := withTimeout(c.Context(), timeout)
 			defer cancel()
-			objects, err := a.render(&o)
-			if err != nil {
-				return err
-			}
-			class, err := o.class(templates.FS, objects)
-			if err != nil {
-				return err
-			}
-			if dryRun {
-				return printYAML(a.out, slices.Concat(class, objects))
-			}
-			m, err := a.management()
-			if err != nil {
-				return err
-			}
-			if err := m.createCluster(ctx, o, class, objects); err != nil {
-				return err
-			}
-			if !wait {
-				return nil
-			}
-			if err := a.waitCluster(ctx, m, o.key(), a.newProgress()); err != nil {
-				return err
-			}
-			if a.json() {
-				return a.printJSON(map[string]any{"name": o.name, "namespace": o.namespace})
-			}
-			fmt.Fprintf(a.out, "\nCluster %s is ready: %s get kubeconfig %s%s >%s.kubeconfig\n", o.name, a.self(), o.name, o.namespaceFlag(), o.name)
-			return nil
+			return a.createCluster(ctx, o, dryRun, wait)
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the cluster's objects; created if missing")
-	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest of this box)")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the cluster's objects; created if missing (default: that of the context)")
+	f.StringVar(&o.kubernetesVersion, "kubernetes-version", "", "Kubernetes version (default: the newest that a host can run)")
 	f.IntVar(&o.controlPlanes, "control-plane-machines", 1, "number of control plane machines; must be odd")
 	f.IntVar(&o.workers, "workers", 1, "number of worker machines")
 	f.StringVar(&o.flavor, "flavor", "", "use the template cluster-template-FLAVOR.yaml instead of cluster-template.yaml")
@@ -98,6 +71,41 @@ the command prints the problems and exits with code 3. The cluster stays, and it
 	f.DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	c.MarkFlagsMutuallyExclusive("flavor", "from")
 	return c
+}
+
+func (a *app) createCluster(ctx context.Context, o clusterOptions, dryRun, wait bool) (err error) {
+	if o.namespace, err = a.namespace(o.namespace); err != nil {
+		return err
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	m, err := a.managementUnlessDry(dryRun && o.kubernetesVersion != "")
+	if err != nil {
+		return err
+	}
+	objects, err := a.render(ctx, m, &o)
+	if err != nil {
+		return err
+	}
+	class, err := o.class(templates.FS, objects)
+	if err != nil {
+		return err
+	}
+	if dryRun {
+		return printYAML(a.out, slices.Concat(class, objects))
+	}
+	if err := m.createCluster(ctx, o, class, objects); err != nil || !wait {
+		return err
+	}
+	if err := a.waitCluster(ctx, m, o.key(), a.newProgress()); err != nil {
+		return err
+	}
+	if a.json() {
+		return a.printJSON(map[string]any{"name": o.name, "namespace": o.namespace})
+	}
+	fmt.Fprintf(a.out, "\nCluster %s is ready: %s get kubeconfig %s%s >%s.kubeconfig\n", o.name, a.self(), o.name, o.namespaceFlag(), o.name)
+	return nil
 }
 
 func (o clusterOptions) key() client.ObjectKey {
@@ -112,19 +120,24 @@ func (o clusterOptions) namespaceFlag() string {
 	return " -n " + o.namespace
 }
 
-// render returns the objects of a cluster. It sets defaults in the options.
-func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
-	assets, err := a.assetsDir()
-	if err != nil {
-		return nil, err
+// managementUnlessDry connects to the management cluster. A dry run with a Kubernetes version needs none, and gets nil.
+func (a *app) managementUnlessDry(dry bool) (*management, error) {
+	if dry {
+		return nil, nil
 	}
-	versions, err := embedded.KubernetesVersions(assets)
-	if err != nil {
-		return nil, err
-	}
-	// The hosts of another management plane can have other Kubernetes versions.
-	if err := o.complete(versions, a.kubeconfig == ""); err != nil {
-		return nil, err
+	return a.management()
+}
+
+// render returns the objects of a cluster. It completes the options.
+func (a *app) render(ctx context.Context, m *management, o *clusterOptions) ([]*unstructured.Unstructured, error) {
+	if m != nil {
+		hosts, err := m.hosts(ctx, o.kubernetesVersion == "")
+		if err != nil {
+			return nil, err
+		}
+		if err := o.chooseVersion(hosts); err != nil {
+			return nil, err
+		}
 	}
 	template, err := o.template(templates.FS, os.Stdin)
 	if err != nil {
@@ -133,8 +146,8 @@ func (a *app) render(o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	return o.process(template, os.LookupEnv)
 }
 
-// complete checks the options and sets defaults.
-func (o *clusterOptions) complete(versions []string, ownHosts bool) error {
+// check checks the options that the command line sets.
+func (o *clusterOptions) check() error {
 	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
 		return coded{fmt.Errorf("wanted a cluster name of lower case letters, digits and dashes, found %q: %s", o.name, problems[0]), exitUsage}
 	}
@@ -147,28 +160,49 @@ func (o *clusterOptions) complete(versions []string, ownHosts bool) error {
 	if o.workers < 0 {
 		return coded{fmt.Errorf("wanted a number of workers, found %d", o.workers), exitUsage}
 	}
-	if o.kubernetesVersion == "" && len(versions) > 0 {
-		o.kubernetesVersion = versions[len(versions)-1]
-	}
-	return o.checkVersion(versions, ownHosts)
-}
-
-func (o *clusterOptions) checkVersion(versions []string, ownHosts bool) error {
-	if o.kubernetesVersion != "" && !strings.HasPrefix(o.kubernetesVersion, "v") {
-		o.kubernetesVersion = "v" + o.kubernetesVersion
-	}
-	if !semver.IsValid(o.kubernetesVersion) || strings.Count(o.kubernetesVersion, ".") < 2 {
-		return coded{fmt.Errorf("wanted a Kubernetes version such as v1.36.3, found %q", o.kubernetesVersion), exitUsage}
-	}
-	if !ownHosts {
+	if o.kubernetesVersion == "" {
 		return nil
 	}
-	for _, v := range versions {
-		if v == o.kubernetesVersion {
-			return nil
-		}
+	var err error
+	o.kubernetesVersion, err = parseVersion(o.kubernetesVersion)
+	return err
+}
+
+// parseVersion returns a full Kubernetes version with the leading v.
+func parseVersion(text string) (string, error) {
+	v := "v" + strings.TrimPrefix(text, "v")
+	if !semver.IsValid(v) || strings.Count(v, ".") < 2 {
+		return "", coded{fmt.Errorf("wanted a Kubernetes version such as v1.36.3, found %q", v), exitUsage}
 	}
-	return coded{fmt.Errorf("wanted Kubernetes %s, found %s on this box: choose one of these, or build the other one", o.kubernetesVersion, strings.Join(versions, ", ")), exitUsage}
+	return v, nil
+}
+
+// chooseVersion sets the newest version of all hosts as default. It refuses a version that no host can run, unless a host
+// has not reported its versions yet.
+func (o *clusterOptions) chooseVersion(hosts []infrav1.CapstanHost) error {
+	versions, complete := versionsOf(hosts)
+	if o.kubernetesVersion == "" {
+		if len(versions) == 0 {
+			return coded{errors.New("wanted a host that reports its Kubernetes versions, found none: look at `kubectl get capstanhosts`, or set --kubernetes-version"), exitFailed}
+		}
+		o.kubernetesVersion = versions[len(versions)-1]
+		return nil
+	}
+	if complete && !slices.Contains(versions, o.kubernetesVersion) {
+		return coded{fmt.Errorf("wanted Kubernetes %s, found %s on the hosts: choose one of these, or install the other one on a host", o.kubernetesVersion, orNone(versions)), exitUsage}
+	}
+	return nil
+}
+
+// versionsOf lists the Kubernetes versions of all hosts, the oldest first. complete: each host has reported its versions.
+func versionsOf(hosts []infrav1.CapstanHost) (versions []string, complete bool) {
+	complete = len(hosts) > 0
+	for _, h := range hosts {
+		complete = complete && len(h.Status.Versions) > 0
+		versions = append(versions, h.Status.Versions...)
+	}
+	slices.SortFunc(versions, semver.Compare)
+	return slices.Compact(versions), complete
 }
 
 // template returns the content of the template.
@@ -216,7 +250,7 @@ const incompleteAnnotation = "capstan.dev/incomplete"
 // to come before it. Objects that refer to the Cluster come after it: Cluster API looks for the Cluster at once, and next
 // after a second.
 func (o *clusterOptions) parse(data []byte) ([]*unstructured.Unstructured, error) {
-	all, err := embedded.Parse(data)
+	all, err := manifest.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("wanted a template of YAML objects: %w", err)
 	}
@@ -259,7 +293,7 @@ func (o *clusterOptions) class(shipped fs.FS, objects []*unstructured.Unstructur
 	if err != nil {
 		return nil, err
 	}
-	class, err := embedded.Parse(data)
+	class, err := manifest.Parse(data)
 	for _, u := range class {
 		u.SetNamespace(cmp.Or(namespace, o.namespace))
 	}
@@ -300,7 +334,8 @@ func (m *management) createCluster(ctx context.Context, o clusterOptions, class,
 		return err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.namespace}}
-	if err := m.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+	// A user without the right to create namespaces works in an existing one. Without it, the next request fails.
+	if err := m.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) && !apierrors.IsForbidden(err) {
 		return err
 	}
 	if err := m.createClass(ctx, class); err != nil {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -15,7 +17,8 @@ import (
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	return &cobra.Command{
+	var peers []string
+	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check whether this box can run clusters", Args: noArgs,
 		Long: `Check whether this box can run clusters, and print a solution for each problem.
 If the folder of this program contains the programs of a host only, the box is checked as a host of a remote
@@ -29,6 +32,11 @@ management plane.`,
 			if err != nil {
 				return err
 			}
+			paths, err := doctor.CheckPeers(c.Context(), peers)
+			if err != nil {
+				return err
+			}
+			results = append(results, paths...)
 			if a.json() {
 				err = a.printJSON(results)
 			} else {
@@ -40,6 +48,8 @@ management plane.`,
 			return err
 		},
 	}
+	cmd.Flags().StringSliceVar(&peers, "peer", nil, "tunnel addresses of other hosts: also measure the largest packet on the path to each of them (needs root)")
+	return cmd
 }
 
 var errUnfit = coded{errors.New("this box cannot run clusters: fix the problems marked ✗"), exitUnfit}

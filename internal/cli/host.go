@@ -21,7 +21,8 @@ import (
 )
 
 func (a *app) hostCommand() *cobra.Command {
-	return group("host", "Create credentials of hosts, and remove lost machines from them", a.hostCredentialsCommand(), a.hostPruneCommand())
+	return group("host", "Join hosts, and remove lost machines from them",
+		append(a.boxHostCommands(), a.hostTokenCommand(), a.hostCredentialsCommand(), a.hostPruneCommand())...)
 }
 
 // hostOptions describe a CapstanHost and its credentials.

@@ -15,7 +15,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 )
 
-// What the command prints is a CapstanHost with credentials that capstand's own files belong to.
+// The command prints a CapstanHost with credentials that match capstand's own files.
 func TestHostCredentials(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "host", "tls")
 	var out bytes.Buffer

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -135,13 +137,6 @@ func findMachine(all []located, namespace, name string) (located, error) {
 		return located{}, coded{fmt.Errorf("wanted a machine %s on this box, found %s", name, orNone(names)), exitNotFound}
 	}
 	return located{}, coded{fmt.Errorf("%d machines are named %s: choose one with --namespace", len(matches), name), exitUsage}
-}
-
-func orNone(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return strings.Join(names, ", ")
 }
 
 func (a *app) logsCommand() *cobra.Command {

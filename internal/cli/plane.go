@@ -1,9 +1,10 @@
+//go:build linux
+
 package cli
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -47,10 +48,11 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().IntVar(&o.Hosts, "hosts", 0, "number of hosts on this box, each with its own capstand and failure domain (default: unchanged, at first 1)")
 	c.Flags().BoolVar(&noHosts, "no-hosts", false, "run no host on this box: all hosts are other boxes")
 	c.Flags().StringVar(&o.Listen, "listen", "", "address, host:port, on which the host of this box also serves remote management planes; needs the certificates of 'capstan host credentials'; none ends it (default: unchanged)")
+	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on all addresses of this box; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
 	scheduleFlags(c.Flags(), &o.Backup)
-	c.Flags().DurationVar(&timeout, "timeout", 3*time.Minute, "time limit; 0 for none")
+	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	return c
 }
 
@@ -88,22 +90,6 @@ func componentTitle(name string) string {
 	return name
 }
 
-func (a *app) downCommand() *cobra.Command {
-	var keepState bool
-	c := &cobra.Command{
-		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
-		Long: "Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.",
-		RunE: func(c *cobra.Command, _ []string) error {
-			start := time.Now()
-			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
-				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
-			})
-		},
-	}
-	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
-	return c
-}
-
 func (a *app) planeCommand() *cobra.Command {
 	var supervisor embedded.Supervisor
 	c := &cobra.Command{
@@ -128,8 +114,9 @@ func (a *app) statusCommand() *cobra.Command {
 			if err != nil {
 				return a.noPlane(err)
 			}
+			updates, updatesErr := a.updates(c.Context())
 			if a.json() {
-				return a.printJSON(status)
+				return a.printJSON(planeStatus{Status: status, Updates: updates})
 			}
 			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
@@ -144,9 +131,31 @@ func (a *app) statusCommand() *cobra.Command {
 			for _, p := range status.Components {
 				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)
 			}
+			if updatesErr != nil {
+				fmt.Fprintf(w, "\nUpdates of machines cannot be read:\t%v\n", updatesErr)
+			}
+			printUpdates(w, updates, time.Now())
 			return w.Flush()
 		},
 	}
+}
+
+// planeStatus is the output of `capstan status` for scripts.
+type planeStatus struct {
+	embedded.Status
+
+	Updates []update `json:"updates,omitempty"`
+}
+
+// updates reads the updates in place of the machines of the plane of this box.
+func (a *app) updates(ctx context.Context) ([]update, error) {
+	local := *a
+	local.kubeconfig = ""
+	m, err := local.management()
+	if err != nil {
+		return nil, err
+	}
+	return m.updates(ctx)
 }
 
 // noPlane returns the reason why the management plane does not answer, and the solution.
@@ -158,50 +167,4 @@ func (a *app) noPlane(err error) error {
 		return embedded.ErrNotRoot
 	}
 	return fmt.Errorf("the management plane in %s does not answer: start it with `capstan up` (%w)", a.root, err)
-}
-
-func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Show the versions of Capstan and Kubernetes", Args: noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			assets, err := a.assetsDir()
-			if err != nil {
-				return err
-			}
-			kubernetes, err := embedded.KubernetesVersions(assets)
-			if err != nil {
-				return err
-			}
-			if a.json() {
-				return a.printJSON(map[string]any{"capstan": embedded.Version, "kubernetes": kubernetes})
-			}
-			fmt.Fprintf(a.out, "capstan %s\nKubernetes %v\n", embedded.Version, kubernetes)
-			return nil
-		},
-	}
-}
-
-func (a *app) assetsDir() (embedded.Assets, error) {
-	dir, err := embedded.AssetsDir(a.assets)
-	return embedded.Assets{Dir: dir}, err
-}
-
-func (a *app) printJSON(v any) error {
-	e := json.NewEncoder(a.out)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
-}
-
-func noArgs(c *cobra.Command, args []string) error {
-	if err := cobra.NoArgs(c, args); err != nil {
-		return coded{err, exitUsage}
-	}
-	return nil
-}
-
-func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	if d <= 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeoutCause(ctx, d, fmt.Errorf("not complete after %s: %w", d, context.DeadlineExceeded))
 }

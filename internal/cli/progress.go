@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // step is one line of the progress.
@@ -23,13 +27,18 @@ type shown struct {
 }
 
 // progress prints steps with their elapsed time. On a terminal it updates the lines of open steps. Elsewhere it prints one
-// line per step when the step is done.
+// line per step when the step is done, or one JSON document per change of a step.
 type progress struct {
 	out   io.Writer
 	live  bool
 	quiet bool
 	start time.Time
 	now   func() time.Time
+	// width returns the columns of the terminal; 0 if they are unknown.
+	width func() int
+	// events receives JSON documents; nil without them.
+	events *json.Encoder
+	sent   map[string]step
 
 	mu    sync.Mutex
 	steps []shown
@@ -39,7 +48,16 @@ type progress struct {
 }
 
 func (a *app) newProgress() *progress {
-	p := &progress{out: a.out, live: a.live, quiet: a.json(), start: time.Now(), now: time.Now, stop: make(chan struct{})}
+	p := &progress{out: a.out, start: time.Now(), now: time.Now, width: terminalWidth, stop: make(chan struct{}), sent: map[string]step{}}
+	switch a.progressFormat {
+	case "plain":
+	case "none":
+		p.quiet = true
+	case "json":
+		p.quiet, p.events = true, json.NewEncoder(a.errOut)
+	default:
+		p.live, p.quiet = a.live && os.Getenv("TERM") != "dumb", a.json()
+	}
 	if p.live && !p.quiet {
 		go p.tick()
 	}
@@ -69,10 +87,41 @@ func (p *progress) show(steps []step) {
 	var finished []string
 	elapsed := p.now().Sub(p.start)
 	p.steps, finished = merge(p.steps, steps, elapsed)
+	p.send(elapsed)
 	if p.quiet {
 		return
 	}
 	p.draw(strings.Join(finished, ""))
+}
+
+// event is a change of a step, for programs.
+type event struct {
+	Time           time.Time `json:"time"`
+	ElapsedSeconds float64   `json:"elapsedSeconds"`
+	Step           string    `json:"step"`
+	// State is Waiting or Done.
+	State   string `json:"state"`
+	Message string `json:"message,omitempty"`
+}
+
+// send writes an event for each step that has changed.
+func (p *progress) send(elapsed time.Duration) {
+	if p.events == nil {
+		return
+	}
+	for _, s := range p.steps {
+		if before, found := p.sent[s.name]; found && before == s.step {
+			continue
+		}
+		p.sent[s.name] = s.step
+		e := event{Time: p.now().UTC(), ElapsedSeconds: elapsed.Round(time.Millisecond).Seconds(), Step: s.name, State: "Waiting", Message: s.note}
+		if s.done {
+			e.State = "Done"
+		}
+		if err := p.events.Encode(e); err != nil {
+			return // nobody reads the events any more
+		}
+	}
 }
 
 // remark prints the problem that blocks the progress, except on a terminal: there the open step contains it.
@@ -120,6 +169,24 @@ func line(s shown, elapsed time.Duration) string {
 	return text + "\n"
 }
 
+func terminalWidth() int {
+	width, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
+// fit shortens a line to the columns of the terminal: a line that wraps could not be updated. All characters of a line have
+// one column.
+func fit(line string, columns int) string {
+	text := []rune(strings.TrimSuffix(line, "\n"))
+	if columns <= 0 || len(text) < columns {
+		return line
+	}
+	return string(text[:max(columns-2, 0)]) + "…\n"
+}
+
 // draw prints the lines of finished steps. On a terminal it prints the open steps below them.
 func (p *progress) draw(finished string) {
 	if !p.live {
@@ -135,7 +202,7 @@ func (p *progress) draw(finished string) {
 	elapsed := p.now().Sub(p.start)
 	for _, s := range p.steps {
 		if !s.done {
-			b.WriteString(line(s, elapsed))
+			b.WriteString(fit(line(s, elapsed), p.width()))
 			p.drawn++
 		}
 	}

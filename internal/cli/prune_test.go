@@ -13,7 +13,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// Nothing is removed unless ids or --yes ask for it, and nothing at all if one of the ids is not listed.
+// Machines are removed only if ids or --yes select them. If one of the ids is not listed, no machine is removed.
 func TestPrune(t *testing.T) {
 	for name, test := range map[string]struct {
 		host      string
@@ -23,12 +23,12 @@ func TestPrune(t *testing.T) {
 		says      string
 		code      int
 	}{
-		"a dry run":         {"one", nil, false, "", "No machine was removed", 0},
-		"one by its id":     {"one", []string{"b"}, false, "b", "will remove: b", 0},
-		"all":               {"one", nil, true, "a,b", "will remove: a, b", 0},
-		"one is not listed": {"one", []string{"a", "x"}, false, "", "", exitNotFound},
-		"ids and --yes":     {"one", []string{"a"}, true, "", "", exitUsage},
-		"no such host":      {"two", nil, false, "", "", exitNotFound},
+		"dry run":              {"one", nil, false, "", "No machine was removed", 0},
+		"one id":               {"one", []string{"b"}, false, "b", "will remove: b", 0},
+		"all":                  {"one", nil, true, "a,b", "will remove: a, b", 0},
+		"one id is not listed": {"one", []string{"a", "x"}, false, "", "", exitNotFound},
+		"ids and --yes":        {"one", []string{"a"}, true, "", "", exitUsage},
+		"no such host":         {"two", nil, false, "", "", exitNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			host := &infrav1.CapstanHost{}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -96,14 +98,14 @@ func (a *app) title(text string) { fmt.Fprintf(a.out, "\n%s\n", text) }
 // demo creates the cluster unless it exists, waits for it, and returns its kubeconfig.
 func (a *app) demo(ctx context.Context) ([]byte, error) {
 	o := clusterOptions{name: demoCluster, namespace: metav1.NamespaceDefault, controlPlanes: 1, workers: demoWorkers}
-	m, err := a.management()
+	m, err := a.localManagement()
 	if err != nil {
 		return nil, err
 	}
 	p := a.newProgress()
 	defer p.close()
 	if _, err := m.getCluster(ctx, o.key()); exitCode(err) == exitNotFound {
-		objects, err := a.render(&o)
+		objects, err := a.render(ctx, m, &o)
 		if err != nil {
 			return nil, err
 		}
@@ -257,7 +259,7 @@ func (w *workload) report(ctx context.Context, a *app, kubeconfig string) error 
 	}
 	fmt.Fprintf(a.out, "\nAnswer of http://%s to a pod, through DNS and Service: %q\n", echoName, answer)
 	fmt.Fprintf(a.out, "\nUse the cluster:      export KUBECONFIG=%s\nUse the management:   export KUBECONFIG=%s\n", kubeconfig, a.layout().AdminKubeconfig())
-	fmt.Fprintf(a.out, "Create another one:   %[1]s create cluster two\nRemove everything:    %[1]s down\n", a.self())
+	fmt.Fprintf(a.out, "Create another one:   %[1]s create cluster two --kubeconfig %[2]s\nRemove everything:    %[1]s down\n", a.self(), a.layout().AdminKubeconfig())
 	return nil
 }
 

@@ -1,22 +1,27 @@
 // Package cli is the `capstan` command.
 //
-// Layer: tool.
+// Layer: tool. Allowed imports: api, library, contract, host, node.
 package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/manpages"
+	"capstan.dev/capstan/internal/version"
 )
 
 // Exit codes, for scripts. `capstan help` lists them.
@@ -50,21 +55,16 @@ type app struct {
 	root   string
 	assets string
 	output string
-	// kubeconfig of a management plane; empty for the plane of this box.
-	kubeconfig string
+	// progressFormat is the value of --progress.
+	progressFormat string
+	// program is the name under which this program was called: capstan, or kubectl capstan.
+	program string
+	// rootGiven: the command line contains --root.
+	rootGiven bool
+	// kubeconfig and context of the management cluster, from the command line.
+	kubeconfig, context string
 	// socket of a capstand that belongs to a remote management plane.
 	socket string
-}
-
-func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
-
-// self returns the command line that runs this program for this installation.
-func (a *app) self() string {
-	self := os.Args[0]
-	if a.root != embedded.DefaultRoot {
-		self += " --root " + a.root
-	}
-	return self
 }
 
 func (a *app) json() bool { return a.output == "json" }
@@ -75,13 +75,30 @@ func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	a := &app{out: os.Stdout, errOut: os.Stderr, live: term.IsTerminal(int(os.Stdout.Fd()))}
+	program, args := invocation(os.Args)
+	a := &app{out: os.Stdout, errOut: os.Stderr, program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
 	command := a.command()
+	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(a.errOut, "error:", err)
 		return exitCode(err)
 	}
 	return exitOK
+}
+
+// pluginName is how users call this program as a plugin of kubectl.
+const pluginName = "kubectl capstan"
+
+// invocation returns the name of the program for users, and its arguments. kubectl runs kubectl-capstan for
+// `kubectl capstan`, and kubectl_complete-capstan to complete its arguments.
+func invocation(args []string) (program string, rest []string) {
+	switch strings.TrimSuffix(filepath.Base(args[0]), ".exe") {
+	case "kubectl-capstan":
+		return pluginName, args[1:]
+	case "kubectl_complete-capstan":
+		return pluginName, append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+	}
+	return args[0], args[1:]
 }
 
 func exitCode(err error) int {
@@ -109,16 +126,24 @@ Exit codes: 0 success · 1 failure · 2 invalid usage · 3 timeout · 4 not foun
 func (a *app) command() *cobra.Command {
 	c := group("capstan", "Kubernetes clusters on plain Linux hosts")
 	c.Long, c.SilenceUsage, c.SilenceErrors = longHelp, true, true
-	c.PersistentPreRunE = func(*cobra.Command, []string) error { return errors.Join(a.checkOutput(), a.completePaths()) }
+	if a.program == pluginName {
+		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginName}
+	}
+	c.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		a.rootGiven = c.Flags().Changed("root")
+		return errors.Join(a.checkOutput(), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
+	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
 	})
-	c.PersistentFlags().StringVar(&a.root, "root", embedded.DefaultRoot, "folder with the state of the installation; each folder is a separate installation")
-	c.PersistentFlags().StringVar(&a.assets, "assets", "", "folder with the binaries (default: the folder of this program)")
+	a.boxFlags(c.PersistentFlags())
 	c.PersistentFlags().StringVarP(&a.output, "output", "o", "", "output format: json, or empty for text")
-	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management plane (default: the plane of this box)")
-	c.AddCommand(a.createCommand(), a.deleteCommand(), a.getCommand())
-	c.AddCommand(a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(), a.versionCommand(), a.logsCommand(), a.loadCommand(), a.shellCommand(), a.quickstartCommand(), a.hostCommand())
+	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (one event per line on standard error) or none")
+	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
+	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
+	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand())
+	c.AddCommand(a.boxCommands()...)
+	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	return c
 }
 
@@ -126,20 +151,8 @@ func (a *app) checkOutput() error {
 	if a.output != "" && a.output != "json" {
 		return coded{fmt.Errorf("wanted -o json or no -o, found -o %s", a.output), exitUsage}
 	}
-	return nil
-}
-
-// completePaths makes paths absolute, because the processes that a command starts run in another folder.
-func (a *app) completePaths() error {
-	for _, path := range []*string{&a.root, &a.assets, &a.socket} {
-		if *path == "" && path != &a.root {
-			continue
-		}
-		absolute, err := filepath.Abs(*path)
-		if err != nil {
-			return err
-		}
-		*path = absolute
+	if !slices.Contains([]string{"auto", "plain", "json", "none"}, a.progressFormat) {
+		return coded{fmt.Errorf("wanted --progress auto, plain, json or none, found --progress %s", a.progressFormat), exitUsage}
 	}
 	return nil
 }
@@ -161,4 +174,51 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	}
 	c.AddCommand(commands...)
 	return c
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show the version of Capstan, and the Kubernetes versions on this box", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			kubernetes, err := a.localVersions()
+			if err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(map[string]any{"capstan": version.Version, "kubernetes": kubernetes})
+			}
+			fmt.Fprintf(a.out, "capstan %s\n", version.Version)
+			if kubernetes != nil {
+				fmt.Fprintf(a.out, "Kubernetes %v\n", kubernetes)
+			}
+			return nil
+		},
+	}
+}
+
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(c, args); err != nil {
+		return coded{err, exitUsage}
+	}
+	return nil
+}
+
+func withTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if d <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("not complete after %s: %w", d, context.DeadlineExceeded))
+}
+
+func orNone(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
 }

@@ -29,9 +29,9 @@ type abandonment struct {
 	since sightings
 }
 
-// releaseAbandoned removes core's finalizer from deleted Machines whose other objects are gone and which core leaves alone:
-// a core that does not know the finalizer would never remove it. again is the time until the next Machine may be
-// released, which is no event.
+// releaseAbandoned removes core's finalizer from deleted Machines whose other objects no longer exist, if core does not remove it.
+// A version of core without this finalizer never would. again is the time until the next Machine can be released, because no
+// event marks it.
 func (r *abandonment) releaseAbandoned(ctx context.Context, s *scope) (again time.Duration, err error) {
 	for _, machine := range s.Machines {
 		if !onlyCoresFinalizer(machine) {
@@ -66,8 +66,8 @@ func earlier(a, b time.Duration) time.Duration {
 	return a
 }
 
-// onlyCoresFinalizer is true for a deleted Machine that only core's finalizer keeps. Without a limit for the deletion of the
-// Node, core may need as long as it wants.
+// onlyCoresFinalizer is true for a deleted Machine that only core's finalizer keeps. Without a limit for the deletion
+// of the Node, core may need any time.
 func onlyCoresFinalizer(m *clusterv1.Machine) bool {
 	return !m.DeletionTimestamp.IsZero() && slices.Equal(m.Finalizers, []string{clusterv1.MachineFinalizer}) &&
 		!annotations.HasWithPrefix(clusterv1.PreTerminateDeleteHookAnnotationPrefix, m.Annotations) &&

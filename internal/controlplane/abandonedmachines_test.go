@@ -12,16 +12,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// ALL-15: if core does not remove its finalizer, because it does not know it any more, the Machine goes all the same,
-// but only after everything else of it has been gone for long.
+// Row ALL-15: if core does not remove its finalizer, for example because another version of core replaced it, Capstan removes it.
+// It waits until all other objects of the Machine have been absent for a long time.
 func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	machine, config := cluster.Machine("abandoned", func(m *clusterv1.Machine) { m.Finalizers = []string{clusterv1.MachineFinalizer} }, nil)
 	r := &abandonment{clients: &clients{Client: env.Client, LiveClient: env.Client}, recorder: &recorder{}}
+	infra := &infrav1.CapstanMachine{ObjectMeta: cluster.Meta(machine.Name)}
+	cluster.Create(infra)
 	start := time.Now()
 	step := func(what string, after time.Duration, wantAgain bool, wantFinalizers int) {
 		t.Helper()
@@ -43,14 +46,19 @@ func TestAbandonedMachineIsReleased_ALL15(t *testing.T) {
 	}
 	step("not deleted", 24*time.Hour, false, 1)
 	remove(machine)
+	step("deleted, with its CapstanConfig and CapstanMachine", 24*time.Hour, false, 1)
+	remove(infra)
 	step("deleted, with its CapstanConfig", 24*time.Hour, false, 1)
+	cluster.Create(&infrav1.CapstanMachine{ObjectMeta: cluster.Meta(machine.Name)})
 	remove(config)
+	step("deleted, with its CapstanMachine", 24*time.Hour, false, 1)
+	remove(&infrav1.CapstanMachine{ObjectMeta: cluster.Meta(machine.Name)})
 	step("nothing else is left", 24*time.Hour, true, 1)
 	step("core has had too little time", 24*time.Hour+abandonedAfter-time.Second, true, 1)
 	step("core does not come", 24*time.Hour+abandonedAfter, false, 0)
 }
 
-// What keeps a deleted Machine from being released.
+// It lists the reasons not to release a deleted Machine.
 func TestOnlyCoresFinalizer_ALL15(t *testing.T) {
 	tests := map[string]struct {
 		change func(*clusterv1.Machine)

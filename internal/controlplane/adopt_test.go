@@ -18,10 +18,10 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// secretsOfCapstan are those that Capstan makes for a cluster and that the control plane owns.
+// secretsOfCapstan lists the Secrets that Capstan creates for a cluster. The control plane owns them.
 var secretsOfCapstan = []string{"demo-ca", "demo-etcd", "demo-proxy", "demo-sa", "demo-encryption", "demo-kubeconfig"}
 
-// owned are the objects that a control plane is the controller of.
+// owned returns the objects whose controller is the control plane.
 func owned(t *testing.T, cluster *testcluster.Cluster) []client.Object {
 	t.Helper()
 	var out []client.Object
@@ -34,8 +34,8 @@ func owned(t *testing.T, cluster *testcluster.Cluster) []client.Object {
 	return out
 }
 
-// changeOwners changes the references of everything that a control plane owns, while the manager keeps away, as a backup
-// tool does that restores a namespace.
+// changeOwners changes the owner references of all objects of a control plane while it is paused. Backup tools do this
+// when they restore a namespace.
 func changeOwners(w *simulation, change func(client.Object)) {
 	w.t.Helper()
 	pause := func(paused bool) {
@@ -67,8 +67,8 @@ func ownersAre(t *testing.T, w *simulation, cp *controlplanev1.CapstanControlPla
 	}
 }
 
-// TestAdoption (hostile tenants, C1): what belongs to a control plane by its labels gets its owner reference back, however it
-// was lost, and nothing else happens: no Machine is made or removed, and no member leaves etcd.
+// TestAdoption: objects with the labels of a control plane get a removed owner reference back. No Machine is
+// created or deleted, and no member leaves etcd.
 // Row ALL-11.
 func TestAdoption(t *testing.T) {
 	w, cp, _ := connected(t, nil)
@@ -95,21 +95,21 @@ func TestAdoption(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			w.t = t
 			changeOwners(w, c.change)
-			w.until("the references are back", ownersAre(t, w, cp))
+			w.until("the owner references are restored", ownersAre(t, w, cp))
 			w.still("three members vote", func() bool { return w.settled(cp, 3)() })
 			if has(cp, clusterv1.AvailableCondition, metav1.ConditionFalse, "") {
-				t.Error("it is not Available")
+				t.Error("the control plane is not Available")
 			}
 		})
 	}
 	w.t = t
 	if after := strings.Join(namesOfMachines(t, w), " "); after != names || w.most != 3 || w.fewest != 3 || len(w.made) != 3 {
-		t.Errorf("Machines %s instead of %s, %d at most, %d voting members at least, %d made", after, names, w.most, w.fewest, len(w.made))
+		t.Errorf("got Machines %s, want %s; at most %d Machines, at least %d voting members, %d created", after, names, w.most, w.fewest, len(w.made))
 	}
 }
 
-// TestDeleteWithoutOwners (hostile tenants, C1): a control plane whose Machines have lost their references, and that is
-// deleted before it could adopt them, takes them along. Secrets with keys get their owner, so that they are collected.
+// TestDeleteWithoutOwners: a control plane is deleted before it adopts Machines without owner references. Its deletion removes
+// these Machines. Secrets with keys get their owner, so that the garbage collector removes them.
 // Row ALL-11.
 func TestDeleteWithoutOwners(t *testing.T) {
 	w, cp, _ := connected(t, nil)
@@ -123,18 +123,18 @@ func TestDeleteWithoutOwners(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
-	w.restoring = true // Nobody needs a majority any more.
+	w.restoring = true // A deleted cluster needs no quorum.
 	w.cluster.Change(cp, func() { delete(cp.Annotations, clusterv1.PausedAnnotation) })
-	w.until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, w.cluster)) == 0 && w.cluster.Get(cp) != nil })
+	w.until("all objects are removed", func() bool { return len(machinesOf(t, w.cluster)) == 0 && w.cluster.Get(cp) != nil })
 	for _, name := range secretsOfCapstan {
 		if s := w.cluster.Secret(name); s == nil || !metav1.IsControlledBy(s, cp) {
-			t.Errorf("the secret %s would stay for ever: %v", name, s.OwnerReferences)
+			t.Errorf("the Secret %s has no owner and would never be removed: %v", name, s.OwnerReferences)
 		}
 	}
 }
 
-// TestMemberKeepsItsMachine (hostile tenants, C1): the member of a Machine that exists does not leave, whoever controls the
-// Machine and whatever labels it has lost. The conditions name the Machine, and recommend nothing that destroys.
+// TestMemberKeepsItsMachine: the member of an existing Machine does not leave etcd, also when the Machine has another
+// controller or other labels. The conditions name the Machine and recommend no destructive step.
 func TestMemberKeepsItsMachine(t *testing.T) {
 	other := metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "other", UID: "other", Controller: ptr.To(true)}
 	for name, c := range map[string]struct {
@@ -163,27 +163,27 @@ func TestMemberKeepsItsMachine(t *testing.T) {
 				}
 				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, c.says) || has(cp, clusterv1.MachinesUpToDateCondition, metav1.ConditionFalse, c.says)
 			}
-			w.until("the Machine is named", says)
-			w.still("nothing is made, and no member leaves", func() bool { return w.voting() == 3 && len(w.made) == 3 && says() })
+			w.until("a condition names the Machine", says)
+			w.still("no Machine is created, and no member leaves", func() bool { return w.voting() == 3 && len(w.made) == 3 && says() })
 		})
 	}
 }
 
-// TestAllUnlabelled (hostile tenants, C1): Machines without labels are not gone.
+// TestAllUnlabelled: Machines without labels count as existing.
 func TestAllUnlabelled(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	machine := machinesOf(t, cluster)[0]
 	cluster.Change(&machine, func() { machine.Labels = nil })
-	becomes(t, cluster, cp, "it is said what to do", func() bool {
+	becomes(t, cluster, cp, "a condition contains the remedy", func() bool {
 		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "lacks its labels") && !has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "restore")
 	})
 	cluster.Change(&machine, func() {
 		machine.Labels = ownLabels(&scope{ControlPlane: &model.ControlPlane{Object: cp, Cluster: cluster.Cluster}})
 	})
-	becomes(t, cluster, cp, "it goes on", func() bool { return has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
+	becomes(t, cluster, cp, "the control plane continues", func() bool { return has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") })
 }
 
-// TestSecretsOfUsers (CP-14, CP-15): a secret of another type than Cluster API's is a user's, and gets no owner.
+// TestSecretsOfUsers (CP-14, CP-15): a Secret whose type is not Cluster API's belongs to a user and gets no owner.
 func TestSecretsOfUsers(t *testing.T) {
 	ca, cluster := newCA(t), testcluster.New(t, env, nil)
 	given := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
@@ -204,6 +204,6 @@ func TestSecretsOfUsers(t *testing.T) {
 		t.Errorf("the restored authority has no owner: %v", s.OwnerReferences)
 	}
 	if s := cluster.Secret("demo-proxy"); len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Name != "other" {
-		t.Errorf("another's secret was taken: %v", s.OwnerReferences)
+		t.Errorf("the Secret of another owner was adopted: %v", s.OwnerReferences)
 	}
 }

@@ -3,22 +3,29 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/reconciling"
 )
 
-// Cluster API's core reconciles each Machine once a second, and needs one turn for its finalizer, one for pausing, one to own
-// the objects of the Machine and one to find the bootstrap data. The functions below do the same at once. They only save time
-// (ALL-15): core does whatever is not done here, and releaseAbandoned covers a core that does not know its finalizer any more.
-// With --strict-contract, core does all of it.
+// Cluster API's core reconciles each Machine once a second, and needs one reconcile each for its finalizer, for
+// pausing, to own the objects of the Machine, and to find the bootstrap data. The functions below do the same at once.
+// They only save time (ALL-15): core does all steps that are not done here, and releaseAbandoned covers versions of core without
+// this finalizer. With --strict-contract, core does all steps.
 
 // freshMachine is newMachine with core's finalizer.
 func (r *machines) freshMachine(s *scope, infraMachine *unstructured.Unstructured) *clusterv1.Machine {
@@ -36,11 +43,35 @@ func (r *machines) handOver(ctx context.Context, machine *clusterv1.Machine, obj
 	}
 	var errs []error
 	for _, object := range objects {
-		before := object.DeepCopyObject().(client.Object) //nolint:forcetypeassert // a copy has the type of the original.
-		object.SetOwnerReferences([]metav1.OwnerReference{*metav1.NewControllerRef(machine, clusterv1.GroupVersion.WithKind("Machine"))})
-		errs = append(errs, client.IgnoreNotFound(r.Client.Patch(ctx, object, client.MergeFrom(before))))
+		errs = append(errs, client.IgnoreNotFound(r.handOverObject(ctx, machine, object)))
 	}
 	return errors.Join(errs...)
+}
+
+// handOverObject writes the owner references of an object. Other providers write to the new object as well: after a
+// conflict it reads the object again, so that no owner is lost.
+func (r *machines) handOverObject(ctx context.Context, machine *clusterv1.Machine, object client.Object) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		err := reconciling.Change(ctx, r.Client, object, func() {
+			object.SetOwnerReferences(ownedByMachine(object.GetOwnerReferences(), machine))
+		})
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		object.SetOwnerReferences(nil)
+		if getErr := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(object), object); getErr != nil {
+			return getErr
+		}
+		return err
+	})
+}
+
+// ownedByMachine returns owner references with the Machine in the place of its control plane.
+func ownedByMachine(refs []metav1.OwnerReference, machine *clusterv1.Machine) []metav1.OwnerReference {
+	others := slices.DeleteFunc(slices.Clone(refs), func(ref metav1.OwnerReference) bool {
+		return schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() == model.ControlPlaneKind
+	})
+	return util.EnsureOwnerRef(others, *metav1.NewControllerRef(machine, clusterv1.GroupVersion.WithKind("Machine")))
 }
 
 // bootstrapData is the step that names the bootstrap data in Machines.

@@ -23,7 +23,7 @@ func (r *annotator) annotate(ctx context.Context, s *scope, name, value string) 
 	} else {
 		metav1.SetMetaDataAnnotation(&s.Object.ObjectMeta, name, value)
 	}
-	// The answer goes into a copy: it has an older status than we have.
+	// The answer is stored in a copy, because its status is older than the status of this reconciliation.
 	return client.IgnoreNotFound(r.Client.Patch(ctx, s.Object.DeepCopy(), client.MergeFrom(before)))
 }
 

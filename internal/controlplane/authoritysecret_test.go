@@ -15,8 +15,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// TestAuthoritySecret: what the steps write. Who only trusts the old authority can verify what the new one
-// signs, with the certificate that the old one has signed last.
+// TestAuthoritySecret checks the content of the Secret after each step. A client that trusts only the old authority can verify
+// certificates of the new one: the old authority has signed a certificate of the new one.
 func TestAuthoritySecret(t *testing.T) {
 	old, err := newAuthority(time.Now())
 	if err != nil {
@@ -28,13 +28,13 @@ func TestAuthoritySecret(t *testing.T) {
 	}
 	next := data[model.NextCertName]
 	if !bytes.Equal(data[secret.TLSKeyDataName], old.Key) || !sameCerts(t, data[secret.TLSCrtDataName], old.Cert, next) {
-		t.Error("the new one signs at once, or is not trusted")
+		t.Error("the new authority already signs, or it is not trusted")
 	}
 	if err := signWithNext(data); err != nil {
 		t.Fatal(err)
 	}
 	if !sameCerts(t, data[secret.TLSCrtDataName], next, old.Cert) || len(data[model.NextKeyName])+len(data[model.NextCertName]) > 0 || bytes.Equal(data[secret.TLSKeyDataName], old.Key) {
-		t.Error("the new one does not sign, or the old one is not trusted any more, or its key is still there")
+		t.Error("the new authority does not sign, or the old one is no longer trusted, or its key still exists")
 	}
 	pair := &certs.KeyPair{Cert: data[secret.TLSCrtDataName], Key: data[secret.TLSKeyDataName]}
 	leafPEM, _ := leafOf(t, pair)
@@ -50,25 +50,26 @@ func TestAuthoritySecret(t *testing.T) {
 		return err
 	}
 	if err := verify(old.Cert, data[bootstrap.CrossCADataName]); err != nil {
-		t.Errorf("who trusts the old one: %v", err)
+		t.Errorf("verification with the old authority: %v", err)
 	}
 	if verify(old.Cert, nil) == nil {
-		t.Error("the old one has signed it")
+		t.Error("the old authority has signed the certificate")
 	}
 	if err := dropOld(data); err != nil {
 		t.Fatal(err)
 	}
 	if !sameCerts(t, data[secret.TLSCrtDataName], next) {
-		t.Error("the old one is still trusted")
+		t.Error("the old authority is still trusted")
 	}
 	for _, cross := range [][]byte{nil, data[bootstrap.CrossCADataName]} {
 		if err := verify(data[secret.TLSCrtDataName], cross); err != nil {
-			t.Errorf("who trusts the new one: %v", err)
+			t.Errorf("verification with the new authority: %v", err)
 		}
 	}
 }
 
-// TestAuthorityOfClusterAPI: one that must not sign another one is rotated without that.
+// TestAuthorityOfClusterAPI: an authority with a path length of zero cannot sign another authority. It is rotated without this
+// signature.
 func TestAuthorityOfClusterAPI(t *testing.T) {
 	old := newCA(t)
 	data := map[string][]byte{secret.TLSCrtDataName: old.Cert, secret.TLSKeyDataName: old.Key, bootstrap.CrossCADataName: []byte("former")}
@@ -79,7 +80,7 @@ func TestAuthorityOfClusterAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	if data[bootstrap.CrossCADataName] != nil {
-		t.Error("nobody who only trusts the old one accepts this")
+		t.Error("the Secret contains a certificate of the new authority that the old one cannot have signed validly")
 	}
 }
 

@@ -115,7 +115,7 @@ func (r *backups) readBackups(ctx context.Context, s *scope) ([]etcdv1.EtcdBacku
 	err := s.client.List(ctx, list)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
-		r.tellBackups(s, nil, "the cluster does not know the kind EtcdBackup yet")
+		r.tellBackups(s, nil, "the cluster does not have the kind EtcdBackup yet")
 		return nil, nil
 	}
 	if err != nil {
@@ -157,7 +157,7 @@ func (r *backups) clearBackups(ctx context.Context, s *scope, f model.Fleet, fou
 	return out, nil
 }
 
-// makeBackup asks a machine for a backup. problem is the reason why that is not possible now.
+// makeBackup requests a backup from a machine. problem is the reason why that is not possible now.
 func (r *backups) makeBackup(ctx context.Context, s *scope, f model.Fleet, want model.WantedBackup) (problem string, err error) {
 	spec := s.Object.Spec.Backup
 	members := model.BackupMembers(f, s.Workload.Members)

@@ -28,7 +28,7 @@ func inDirectory() etcdv1.BackupStore {
 	return etcdv1.BackupStore{Directory: etcdv1.DirectoryStore{Path: "/var/lib/capstan/backups"}}
 }
 
-// backups are the EtcdBackups, in the order of their names: that of time.
+// backups returns the EtcdBackups in the order of their names, which is the order of time.
 func (w *simulation) backups() []etcdv1.EtcdBackup {
 	w.t.Helper()
 	list := &etcdv1.EtcdBackupList{}
@@ -38,7 +38,7 @@ func (w *simulation) backups() []etcdv1.EtcdBackup {
 	return list.Items
 }
 
-// backupWith waits for an EtcdBackup that is to be made.
+// backupWith waits for a requested EtcdBackup.
 func (w *simulation) backupWith(trigger etcdv1.BackupTrigger, request string) *etcdv1.EtcdBackup {
 	w.t.Helper()
 	var found *etcdv1.EtcdBackup
@@ -53,7 +53,7 @@ func (w *simulation) backupWith(trigger etcdv1.BackupTrigger, request string) *e
 	return found
 }
 
-// ends plays the machine that makes a backup.
+// ends simulates the machine that makes a backup.
 func (w *simulation) ends(b *etcdv1.EtcdBackup, phase etcdv1.BackupPhase, message string) {
 	w.t.Helper()
 	before := b.DeepCopy()
@@ -78,20 +78,20 @@ func demand(w *simulation, cp *controlplanev1.CapstanControlPlane, value string)
 	})
 }
 
-// TestBackups: what is asked for is made once, told in the status, and what is too much is removed.
+// TestBackups: each request makes one backup, the status lists the backups, and surplus backups are removed.
 func TestBackups(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: s3(), Retention: ptr.To[int32](1), Schedule: "0 0 29 2 *"}
 	})
-	w.until("nothing is due", func() bool {
+	w.until("no backup is due", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionUnknown, "No backup was due yet")
 	})
 	demand(w, cp, "one")
-	w.until("the Secret is missed", func() bool {
+	w.until("a condition names the missing Secret", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
 	})
 	if n := len(w.backups()); n != 0 {
-		t.Errorf("%d backups without credentials", n)
+		t.Errorf("%d backups were requested without credentials", n)
 	}
 	w.cluster.Create(&corev1.Secret{ObjectMeta: w.cluster.Meta("store"), Data: map[string][]byte{etcdv1.S3AccessKeyID: []byte("me"), etcdv1.S3SecretAccessKey: []byte("x")}})
 	b := w.backupWith(etcdv1.BackupOnDemand, "one") // The Secret has the cluster's label, so it is an event.
@@ -107,11 +107,11 @@ func TestBackups(t *testing.T) {
 	}
 	given := &corev1.Secret{}
 	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: etcdv1.BackupSecretNamespace, Name: etcdv1.BackupSecretName}, given); err != nil || string(given.Data[etcdv1.S3AccessKeyID]) != "me" {
-		t.Errorf("the machines find no credentials: %v", err)
+		t.Errorf("the workload cluster has no credentials: %v", err)
 	}
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), given) })
 	w.ends(b, etcdv1.BackupSucceeded, "")
-	w.until("the first one is told", func() bool {
+	w.until("the status contains the first backup", func() bool {
 		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "")
 	})
 	if got := cp.Status.Backups[0]; got.Name != b.Name || got.Request != "one" || got.SizeBytes != 4096 || got.Revision != 7 || got.EtcdVersion != "3.6.14" || len(got.Keys) != 3 || got.SHA256 == "" || !strings.HasPrefix(got.Location, "s3://") {
@@ -124,23 +124,23 @@ func TestBackups(t *testing.T) {
 		t.Errorf("to remove: %v", second.Spec.Remove)
 	}
 	w.ends(second, etcdv1.BackupFailed, "nobody is there")
-	w.until("a failure is told", func() bool {
+	w.until("a condition reports the failure", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "nobody is there") && len(cp.Status.Backups) == 1
 	})
 	demand(w, cp, "four")
 	third := w.backupWith(etcdv1.BackupOnDemand, "four")
 	w.ends(third, etcdv1.BackupSucceeded, "")
-	w.until("one is kept", func() bool {
+	w.until("one backup is kept", func() bool {
 		return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 && cp.Status.Backups[0].Name == third.Name && len(w.backups()) == 1
 	})
 	w.cluster.Change(cp, func() { cp.Spec.Backup = controlplanev1.BackupSpec{} })
-	w.until("no backups, no condition", func() bool {
+	w.until("without backups, there is no condition", func() bool {
 		return w.cluster.Get(cp) == nil && !has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionTrue, "") && len(cp.Status.Backups) == 1
 	})
 }
 
-// TestBackupBeforeUpgrade: another version waits for a backup, and a store that does not work holds it up until the user
-// does without.
+// TestBackupBeforeUpgrade: an upgrade waits for a backup. If the store fails, the upgrade waits until the user disables the
+// backup.
 func TestBackupBeforeUpgrade(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
@@ -148,9 +148,9 @@ func TestBackupBeforeUpgrade(t *testing.T) {
 	before := namesOfMachines(t, w)
 	w.cluster.Change(cp, func() { cp.Spec.Version = "v1.36.4" })
 	b := w.backupWith(etcdv1.BackupBeforeUpgrade, "v1.36.4")
-	w.still("nothing is replaced", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
+	w.still("no Machine is replaced", func() bool { return len(machinesOf(t, w.cluster)) == 1 })
 	w.ends(b, etcdv1.BackupFailed, "the disk is full")
-	w.until("it is told", func() bool {
+	w.until("a condition reports it", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "the disk is full") &&
 			has(cp, "RollingOut", metav1.ConditionTrue, "the backup before the upgrade to v1.36.4 is not there yet")
 	})
@@ -158,18 +158,18 @@ func TestBackupBeforeUpgrade(t *testing.T) {
 		t.Errorf("%v became %v", before, now)
 	}
 	w.cluster.Change(cp, func() { cp.Spec.Backup.BeforeUpgrade = ptr.To(false) })
-	w.until("without one it goes on", func() bool {
+	w.until("the upgrade continues without a backup", func() bool {
 		return len(w.made) == 2 && w.settled(cp, 1)() && cp.Status.Versions[0].Version == "v1.36.4"
 	})
 
 	w.cluster.Change(cp, func() { cp.Spec.Backup.BeforeUpgrade, cp.Spec.Version = nil, "v1.36.5" })
 	w.ends(w.backupWith(etcdv1.BackupBeforeUpgrade, "v1.36.5"), etcdv1.BackupSucceeded, "")
-	w.until("with one it goes on", func() bool {
+	w.until("the upgrade continues after a backup", func() bool {
 		return len(w.made) == 3 && w.settled(cp, 1)() && cp.Status.Versions[0].Version == "v1.36.5"
 	})
 }
 
-// TestBackupRules: what the CRD and the webhook refuse.
+// TestBackupRules checks the rules of the CRD and the webhook.
 func TestBackupRules(t *testing.T) {
 	type cp = controlplanev1.CapstanControlPlane
 	backup := func(change func(*controlplanev1.BackupSpec)) func(*cp) {
@@ -231,21 +231,21 @@ func bootstrapSource() bootstrapv1.RestoreSource {
 	return bootstrapv1.RestoreSource{Name: "a", Folder: "b/c", Store: s3()}
 }
 
-// TestBackupNotAdmitted: that no backup can be asked for is told, and keeps nothing from being made or repaired.
+// TestBackupNotAdmitted: if no backup can be requested, a condition contains the cause. Machines are still created and repaired.
 func TestBackupNotAdmitted(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
 	})
 	refuseBackups(w)
 	demand(w, cp, "one")
-	w.until("it is told", func() bool {
+	w.until("a condition reports it", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.BackupSucceededCondition, metav1.ConditionFalse, "no backups today")
 	})
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 }
 
-// refuseBackups has the API server refuse EtcdBackups, as an admission webhook of the user's may.
+// refuseBackups makes the API server refuse EtcdBackups, as an admission webhook of a user can.
 func refuseBackups(w *simulation) {
 	w.t.Helper()
 	ctx := context.Background()

@@ -105,7 +105,7 @@ func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret
 	case s.MustBeGiven(c.Purpose):
 		return model.NotGiven(name), nil
 	case s.Initialized():
-		return fmt.Sprintf("the secret %s is gone: the machines still use what was in it, restore it from a backup", name), nil
+		return fmt.Sprintf("the secret %s was deleted, but the machines still use its content: restore it from a backup", name), nil
 	}
 	one := secret.Certificates{c}
 	if err := one.Generate(); err != nil {
@@ -181,7 +181,7 @@ func (r *authorities) ensureEncryptionKey(ctx context.Context, s *scope) (proble
 	case s.MustBeGiven(model.EncryptionPurpose):
 		return model.NotGiven(key.Name), nil
 	case s.Initialized():
-		return fmt.Sprintf("the secret %s is gone: what is in etcd is encrypted with it, restore it from a backup", key.Name), nil
+		return fmt.Sprintf("the secret %s was deleted, but the data in etcd is encrypted with its key: restore it from a backup", key.Name), nil
 	}
 	value := make([]byte, render.EncryptionKeySize)
 	if _, err := rand.Read(value); err != nil {

@@ -14,8 +14,8 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// TestUncertified (CP-14, CP-15): a Secret with keys that is gone keeps no Machine from leaving, no change from reaching the
-// others, and no kubeconfig from being made again. No Machine is made before the Secret is back.
+// TestUncertified (CP-14, CP-15): a Secret with keys is missing. Machines can still be removed, changes still reach the other
+// Machines, and the kubeconfig is still renewed. No Machine is created until the Secret exists again.
 func TestUncertified(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -24,12 +24,12 @@ func TestUncertified(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), lost); err != nil {
 		t.Fatal(err)
 	}
-	w.until("it is told", func() bool {
-		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd is gone")
+	w.until("a condition reports it", func() bool {
+		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-etcd was deleted")
 	})
 	gone := namesOfMachines(t, w)[0]
 	deleteMachine(t, w, gone)
-	w.until("the Machine and its member go", func() bool { return w.member(gone) == nil && len(machinesOf(t, w.cluster)) == 2 })
+	w.until("the Machine and its member are removed", func() bool { return w.member(gone) == nil && len(machinesOf(t, w.cluster)) == 2 })
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"new": "label"} })
 	w.until("the label reaches the Machines", func() bool {
 		for _, m := range machinesOf(t, w.cluster) {
@@ -42,17 +42,17 @@ func TestUncertified(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), w.cluster.Secret("demo-kubeconfig")); err != nil {
 		t.Fatal(err)
 	}
-	w.until("the kubeconfig is made again", func() bool { return w.cluster.Secret("demo-kubeconfig") != nil })
-	w.still("no Machine is made", func() bool { return len(w.made) == 3 })
+	w.until("the kubeconfig is created again", func() bool { return w.cluster.Secret("demo-kubeconfig") != nil })
+	w.still("no Machine is created", func() bool { return len(w.made) == 3 })
 	if w.cluster.Get(cp) != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, noCertificates) {
-		t.Errorf("it is not told why: %v", cp.Status.Conditions)
+		t.Errorf("no condition contains the cause: %v", cp.Status.Conditions)
 	}
 	lost.ResourceVersion, lost.UID = "", ""
 	w.cluster.Create(lost)
 	w.until("three again", w.settled(cp, 3))
 }
 
-// TestUserKubeconfigExpires (CP-14): the end of a user's certificate is told, before and after.
+// TestUserKubeconfigExpires (CP-14): messages name the expiry of a user's certificate, before and after it.
 func TestUserKubeconfigExpires(t *testing.T) {
 	cert, _ := leafOf(t, newCA(t))
 	access := &rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: cert}}

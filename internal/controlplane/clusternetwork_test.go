@@ -11,7 +11,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// CP-07: what a rollout cannot bring about is refused, once there is a cluster.
+// Row CP-07: in an existing cluster, changes that no rollout can apply are refused.
 func TestClusterChange_CP07(t *testing.T) {
 	type config = bootstrapv1.ClusterConfiguration
 	own := bootstrapv1.EncryptionSpec{}
@@ -27,7 +27,7 @@ func TestClusterChange_CP07(t *testing.T) {
 		"the default, written down":               {after: config{PodNetwork: bootstrapv1.PodNetworkRoutes, KubeProxy: bootstrapv1.KubeProxyNFTables, Encryption: encryption(bootstrapv1.EncryptionSecretBox, "secrets").Encryption}},
 		"pod network":                             {after: config{PodNetwork: bootstrapv1.PodNetworkNone}, refused: "podNetwork: Forbidden"},
 		"and back":                                {before: config{KubeProxy: bootstrapv1.KubeProxyNone}, refused: "kubeProxy: Forbidden"},
-		"another mode":                            {after: encryption(bootstrapv1.EncryptionAESGCM), refused: "encryption: Forbidden: what is in etcd could not be read any more"},
+		"another mode":                            {after: encryption(bootstrapv1.EncryptionAESGCM), refused: "encryption: Forbidden: the existing data in etcd would become unreadable"},
 		"no encryption any more":                  {after: encryption(bootstrapv1.EncryptionNone), refused: "<cluster>-encryption"},
 		"encryption from now on":                  {before: encryption(bootstrapv1.EncryptionNone), after: encryption(bootstrapv1.EncryptionAESGCM, "secrets")},
 		"more is encrypted":                       {after: encryption("", "configmaps", "secrets")},
@@ -40,7 +40,7 @@ func TestClusterChange_CP07(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := validateClusterChange(tc.before, tc.after, field.NewPath("cluster")).ToAggregate()
 			if tc.refused == "" && got != nil || tc.refused != "" && (got == nil || !strings.Contains(got.Error(), tc.refused)) {
-				t.Errorf("got %v, wanted %q", got, tc.refused)
+				t.Errorf("got %v, want %q", got, tc.refused)
 			}
 		})
 	}
@@ -50,10 +50,10 @@ func TestClusterChange_CP07(t *testing.T) {
 	after := before.DeepCopy()
 	after.Spec.Config.Cluster.PodNetwork = bootstrapv1.PodNetworkNone
 	if errs := validateChange(before, after); len(errs) > 0 {
-		t.Errorf("before there is a cluster: %v", errs)
+		t.Errorf("without a cluster: %v", errs)
 	}
 	before.Status.Initialization.ControlPlaneInitialized = ptr.To(true)
 	if errs := validateChange(before, after); len(errs) != 1 {
-		t.Errorf("in a cluster: %v", errs)
+		t.Errorf("in an existing cluster: %v", errs)
 	}
 }

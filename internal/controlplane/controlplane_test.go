@@ -45,7 +45,7 @@ func newCA(t *testing.T) *certs.KeyPair {
 	return authorities.GetByPurpose(secret.ClusterCA).KeyPair
 }
 
-// TestKubeconfigRenewal (CP-14): a year, renewed at half; both configurable.
+// TestKubeconfigRenewal (CP-14): by default, a kubeconfig is valid for a year and renewed after half of it.
 func TestKubeconfigRenewal(t *testing.T) {
 	ca, other, start := newCA(t), newCA(t), time.Now()
 	here, there := clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}, clusterv1.APIEndpoint{Host: "10.0.0.2", Port: 6443}
@@ -75,7 +75,7 @@ func TestKubeconfigRenewal(t *testing.T) {
 		})
 	}
 	if kubeconfigGoodFor(nil, nil, 0, start) != 0 {
-		t.Error("what is refused is good")
+		t.Error("a refused kubeconfig counts as valid")
 	}
 	for _, c := range []struct {
 		spec                  controlplanev1.KubeconfigSpec
@@ -91,8 +91,7 @@ func TestKubeconfigRenewal(t *testing.T) {
 	}
 }
 
-// TestKubeconfigEndsWithItsAuthority: a certificate cannot outlive its authority, and is then not
-// made again at each look.
+// TestKubeconfigEndsWithItsAuthority: a certificate cannot outlive its authority. In that case, not every reconcile renews it.
 func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	ca, start := newCA(t), time.Now()
 	data, err := newKubeconfig("demo", "https://a:1", ca, 100*365*model.Day, start)
@@ -104,11 +103,11 @@ func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := kubeconfigGoodFor(config, ca.Cert, 50*365*model.Day, start); got == 0 {
-		t.Error("would be made again and again")
+		t.Error("each reconcile would renew the kubeconfig")
 	}
 }
 
-// TestCheckCertificate (CP-15): broken authorities are named, and nothing of them is quoted.
+// TestCheckCertificate (CP-15): messages name broken authorities and do not quote their content.
 func TestCheckCertificate(t *testing.T) {
 	authorities := bootstrap.Certificates(bootstrapv1.ClusterConfiguration{})
 	if err := authorities.Generate(); err != nil {

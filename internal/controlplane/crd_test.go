@@ -72,7 +72,7 @@ func getCRD(t *testing.T, name string) *apiextensionsv1.CustomResourceDefinition
 	return crd
 }
 
-// undocumented finds fields without a word for kubectl explain.
+// undocumented reports fields without a description for kubectl explain.
 func undocumented(t *testing.T, path string, schema apiextensionsv1.JSONSchemaProps) {
 	t.Helper()
 	for name, field := range schema.Properties {
@@ -86,7 +86,7 @@ func undocumented(t *testing.T, path string, schema apiextensionsv1.JSONSchemaPr
 	}
 }
 
-// TestClusterTemplate (CTL-09): what a user gets by default is accepted as it is.
+// TestClusterTemplate (CTL-09): the default output of the template is accepted.
 func TestClusterTemplate(t *testing.T) {
 	data, err := templates.FS.ReadFile("cluster-template.yaml")
 	if err != nil {

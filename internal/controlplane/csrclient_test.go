@@ -19,13 +19,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// request for a certificate in short.
+// request contains the fields of a certificate request.
 type request struct {
 	cn, o, dns, ip string
 	usage          certificatesv1.KeyUsage
 }
 
-// ask makes a request as somebody, and returns its name.
+// ask creates a request as a user and returns its name.
 func ask(t *testing.T, as rest.ImpersonationConfig, signer string, r request) string {
 	t.Helper()
 	allowRequests(t)
@@ -66,7 +66,7 @@ func ask(t *testing.T, as rest.ImpersonationConfig, signer string, r request) st
 	return csr.Name
 }
 
-// allowRequests lets everybody ask, as the cluster's RBAC does for nodes and tokens.
+// allowRequests lets every user create requests, as the RBAC of a cluster does for nodes and tokens.
 func allowRequests(t *testing.T) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "test-ask"}, Rules: []rbacv1.PolicyRule{{
@@ -84,7 +84,7 @@ func allowRequests(t *testing.T) {
 	}
 }
 
-// answer to a request: Approved, Denied or "".
+// answer returns the answer to a request: Approved, Denied or "".
 func answer(t *testing.T, name string) string {
 	t.Helper()
 	csr := &certificatesv1.CertificateSigningRequest{}

@@ -14,8 +14,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// TestDeadHost (CP-10): a Machine on a host that is dead for good leaves etcd and is replaced, and everything goes on,
-// although its infrastructure cannot be removed. It is still counted, and it is said why.
+// TestDeadHost (CP-10): the host of a Machine is lost, so its infrastructure cannot be removed. The member of the Machine leaves
+// etcd, and another Machine replaces it. The replicas include the lost Machine, and a condition contains the cause.
 func TestDeadHost(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -24,32 +24,32 @@ func TestDeadHost(t *testing.T) {
 	lost := machinesOf(t, w.cluster)[0]
 	infra := &infrav1.CapstanMachine{ObjectMeta: w.cluster.Meta(lost.Name)}
 	w.dead[lost.Name], w.careful[lost.Name] = true, true
-	w.until("it is seen", func() bool {
+	w.until("a condition reports the failure", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, lost.Name)
 	})
 	unhealthy(w, &lost)
-	w.until("its member is to leave", func() bool { m := w.member(lost.Name); return m != nil && m.Spec.Leave })
+	w.until("its member is asked to leave", func() bool { m := w.member(lost.Name); return m != nil && m.Spec.Leave })
 	w.cluster.Change(infra, func() { infra.Finalizers = []string{"test/host-is-dead"} })
 	if err := env.Client.Delete(context.Background(), infra); err != nil {
 		t.Fatal(err)
 	}
 	w.stubborn[lost.Name] = true
 	w.careful = map[string]bool{}
-	w.until("another one is made", func() bool {
+	w.until("another Machine is created", func() bool {
 		return len(w.made) == 4 && w.voting() == 3 && w.cluster.Get(cp) == nil && ptr.Deref(cp.Status.Replicas, 0) == 4 &&
 			has(cp, clusterv1.ScalingDownCondition, metav1.ConditionTrue, "Machine "+lost.Name+" has left the cluster, and its CapstanMachine "+lost.Name+" is still there")
 	})
 
 	before := namesOfMachines(t, w)
 	otherTemplate(w, cp, "other")
-	w.until("a rollout replaces all others", func() bool {
+	w.until("a rollout replaces all other Machines", func() bool {
 		still := slices.DeleteFunc(namesOfMachines(t, w), func(name string) bool { return !slices.Contains(before, name) })
 		return strings.Join(still, " ") == lost.Name && w.voting() == 3
 	})
 	if w.fewest < 2 {
-		t.Errorf("%d members at least", w.fewest)
+		t.Errorf("the fewest voting members were %d", w.fewest)
 	}
 	w.cluster.Change(infra, func() { infra.Finalizers = nil })
 	w.stubborn = map[string]bool{}
-	w.until("the host is back, and it goes", w.settled(cp, 3))
+	w.until("the host is back, and the Machine is removed", w.settled(cp, 3))
 }

@@ -22,8 +22,8 @@ type departures struct {
 	*recorder
 }
 
-// reconcile asks the etcd members of Machines that are being deleted to leave, one after the other, and then releases the
-// Machines. Members without a Machine leave as well.
+// reconcile makes the etcd members of deleted Machines leave, one after the other, and then releases the Machines.
+// Members without a Machine leave as well.
 func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err error) {
 	if out, err = r.clearOrphans(ctx, s); err != nil {
 		return out, err
@@ -68,7 +68,7 @@ func (r *departures) reconcile(ctx context.Context, s *scope) (out result, err e
 	return out, nil
 }
 
-// clearOrphans asks members to leave that cannot belong to a Machine, and deletes the EtcdMembers of members that have left.
+// clearOrphans makes members without a Machine leave, and deletes the EtcdMembers of members that have left.
 func (r *departures) clearOrphans(ctx context.Context, s *scope) (out result, err error) {
 	f := s.Fleet()
 	if f.Unknown != "" {

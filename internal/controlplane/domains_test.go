@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// TestLabelsOfAnyName (CP-19): a control plane of any name has labels that are valid, and another name has others.
+// TestLabelsOfAnyName (CP-19): control planes of any name have valid labels, and different names have different labels.
 func TestLabelsOfAnyName(t *testing.T) {
 	seen := map[string]string{}
 	for length := 1; length <= 253; length++ {
@@ -40,8 +40,8 @@ func TestLabelsOfAnyName(t *testing.T) {
 	}
 }
 
-// TestReady (CP-10): Ready, which tools wait for, is True once the control plane serves and its Machines are Ready and up to
-// date, and False again as long as one of these does not hold.
+// TestReady (CP-10): Ready is True while the control plane serves and its Machines are Ready and up to date. Otherwise it is
+// False.
 func TestReady(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	w.until("Ready", func() bool {
@@ -56,7 +56,7 @@ func TestReady(t *testing.T) {
 	}
 	ready(metav1.ConditionFalse)
 	if !has(cp, clusterv1.ReadyCondition, metav1.ConditionFalse, machine.Name) {
-		t.Errorf("it does not say why: %v", conditions.Get(cp, clusterv1.ReadyCondition))
+		t.Errorf("Ready does not contain the cause: %v", conditions.Get(cp, clusterv1.ReadyCondition))
 	}
 	ready(metav1.ConditionTrue)
 	w.cluster.MachineTemplate("other")

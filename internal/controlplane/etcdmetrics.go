@@ -47,7 +47,7 @@ func forgetSizes(key client.ObjectKey) {
 	etcdInUse.DeletePartialMatch(labels)
 }
 
-// forgetEtcd removes what is measured of the etcd of a control plane that has gone.
+// forgetEtcd removes the etcd metrics of a deleted control plane.
 func forgetEtcd(key client.ObjectKey) {
 	forgetSizes(key)
 	etcdRead.DeletePartialMatch(prometheus.Labels{"namespace": key.Namespace, "name": key.Name})

@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// TestExpiry: a certificate of a control plane that was not renewed after two thirds of its life is in a condition, by the
-// name of the Secret or the machine that has it.
+// TestExpiry: if a certificate of a control plane is not renewed after two thirds of its life, a condition names the Secret or
+// the machine that contains it.
 func TestExpiry(t *testing.T) {
 	key, err := pki.NewKey()
 	if err != nil {

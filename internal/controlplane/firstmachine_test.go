@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// stoppableClient is a client whose user is stopped at one of its writes, before it or right behind it, until it may go on.
+// stoppableClient is a client that blocks at one write, before it or directly after it, until the test releases it.
 type stoppableClient struct {
 	client.Client
 	mu             sync.Mutex
@@ -70,7 +70,7 @@ func (s *stoppableClient) Apply(ctx context.Context, obj runtime.ApplyConfigurat
 	return s.write(func() error { return s.Client.Apply(ctx, obj, opts...) })
 }
 
-// leader is a manager that believes to be the leader.
+// leader is a manager that acts as the leader.
 type leader struct {
 	client     *stoppableClient
 	reconciler *Reconciler
@@ -81,13 +81,13 @@ func newLeader(stopAt int, behind bool) *leader {
 	return &leader{c, newReconciler(c, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client})}
 }
 
-// acts lets a leader act until there is a Machine and nothing more to do. What fails is tried again, as a manager does.
+// acts reconciles until a Machine exists and no step is left. It repeats failed reconciles, as a manager does.
 func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
 	request := ctrl.Request{NamespacedName: client.ObjectKey{Namespace: cluster.Namespace, Name: "demo"}}
 	quiet := 0
 	for end := time.Now().Add(time.Minute); quiet < 3; {
 		if time.Now().After(end) {
-			t.Error("a leader does not come to rest")
+			t.Error("a leader still has steps to do")
 			return
 		}
 		result, err := l.reconciler.Reconcile(context.Background(), request)
@@ -101,7 +101,7 @@ func (l *leader) acts(t *testing.T, cluster *testcluster.Cluster) {
 	}
 }
 
-// clusterWithoutManager is a cluster that no manager looks after, so that a test can have its own.
+// clusterWithoutManager is a cluster that no manager reconciles. The test runs its own.
 func clusterWithoutManager(t *testing.T, restored bool) *testcluster.Cluster {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)
@@ -117,7 +117,7 @@ func clusterWithoutManager(t *testing.T, restored bool) *testcluster.Cluster {
 	return cluster
 }
 
-// begins checks that one machine alone begins a cluster, and that nothing is left over.
+// begins checks that exactly one machine initializes a cluster, and that no other object remains.
 func begins(t *testing.T, cluster *testcluster.Cluster) {
 	t.Helper()
 	configs, infra := &bootstrapv1.CapstanConfigList{}, &infrav1.CapstanMachineList{}
@@ -133,9 +133,9 @@ func begins(t *testing.T, cluster *testcluster.Cluster) {
 	}
 }
 
-// TestTwoLeaders (hostile tenants, C4): a leader is stopped at each of its writes in turn, before it and right behind it, while
-// another one acts; then the first goes on. One machine alone begins the cluster, also when it is restored, and when the
-// name template has changed between the two.
+// TestTwoLeaders: a leader blocks at each of its writes in turn, before it and directly after it, while another leader acts.
+// Then the first one continues. Exactly one machine initializes the cluster, also during a restore, and also when the name
+// template changes in between.
 func TestTwoLeaders(t *testing.T) {
 	for name, c := range map[string]struct{ restored, renamed bool }{"new": {}, "restored": {restored: true}, "renamed": {renamed: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -147,10 +147,10 @@ func TestTwoLeaders(t *testing.T) {
 			if alone.client.writes < 10 {
 				t.Fatalf("%d writes were counted", alone.client.writes)
 			}
-			// Secrets come before, one after the other; Machines are at the end.
+			// The first writes create Secrets, the last ones create Machines.
 			for n := max(1, alone.client.writes-6); n <= alone.client.writes; n++ {
 				for _, behind := range []bool{false, true} {
-					t.Run(fmt.Sprintf("write %d, behind %v", n, behind), func(t *testing.T) {
+					t.Run(fmt.Sprintf("write %d, after it %v", n, behind), func(t *testing.T) {
 						t.Parallel()
 						twoLeaders(t, c.restored, c.renamed, n, behind)
 					})
@@ -167,7 +167,7 @@ func twoLeaders(t *testing.T, restored, renamed bool, stopAt int, behind bool) {
 	go func() { defer close(done); first.acts(t, cluster) }()
 	select {
 	case <-first.client.stopped:
-	case <-done: // It needed one write less.
+	case <-done: // This run needed one write less.
 		return
 	}
 	if renamed {
@@ -182,7 +182,7 @@ func twoLeaders(t *testing.T, restored, renamed bool, stopAt int, behind bool) {
 	begins(t, cluster)
 }
 
-// TestForeignName (hostile tenants, C4): a name that a tenant has written down and that another Machine has is not used.
+// TestForeignName: a tenant writes the name of another Machine into the record of the first Machine. This name is not used.
 func TestForeignName(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	worker, _ := cluster.Machine("worker", nil, nil)
@@ -199,7 +199,7 @@ func TestForeignName(t *testing.T) {
 	}
 }
 
-// refusals counts how often Cluster API's core, or whoever refuses, was asked.
+// refusals counts the create requests, and refuses them.
 type refusals struct {
 	client.Client
 	mu    sync.Mutex
@@ -216,8 +216,8 @@ func (r *refusals) Create(ctx context.Context, obj client.Object, opts ...client
 	return r.Client.Create(ctx, obj, opts...)
 }
 
-// TestRefusedConfig (hostile tenants, C8): a CapstanConfig that is refused is tried again under the same name, and ever less
-// often, however often the control plane is reconciled and however the message changes.
+// TestRefusedConfig: a refused CapstanConfig is tried again under the same name, with increasing pauses. Neither the number of
+// reconciles nor a changing message shortens the pauses.
 func TestRefusedConfig(t *testing.T) {
 	cluster := clusterWithoutManager(t, false)
 	c := &refusals{Client: &unpaused{env.Client}}
@@ -236,21 +236,21 @@ func TestRefusedConfig(t *testing.T) {
 		allowed++
 	}
 	if first == 0 || first > allowed {
-		t.Errorf("%d attempts in %s, %d are allowed", first, time.Since(begun), allowed)
+		t.Errorf("%d attempts in %s, want at most %d", first, time.Since(begun), allowed)
 	}
 	for _, name := range c.names {
 		if name != c.names[0] {
-			t.Errorf("the names are %v", c.names)
+			t.Errorf("got names %v, want one name", c.names)
 			break
 		}
 	}
 	if err := cluster.Get(cp); err != nil || !has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "refused for the") {
-		t.Errorf("it is not told: %v", cp.Status.Conditions)
+		t.Errorf("no condition contains the refusal: %v", cp.Status.Conditions)
 	}
 	cluster.Change(cp, func() { cp.Spec.Config.PreCommands = []string{"true"} })
 	reconcile(1)
 	if len(c.names) == first {
-		t.Error("another spec is not tried at once")
+		t.Error("a changed spec is not tried at once")
 	}
 }
 
@@ -274,12 +274,12 @@ func TestRefusedConfigForReal(t *testing.T) {
 		cluster.Create(obj)
 		t.Cleanup(func() { _ = env.Client.Delete(context.Background(), obj) })
 	}
-	testcluster.Eventually(t, "the policy is in force", func() bool {
+	testcluster.Eventually(t, "the policy is active", func() bool {
 		return env.Client.Create(context.Background(), &bootstrapv1.CapstanConfig{ObjectMeta: cluster.Meta("probe")}, client.DryRunAll) != nil
 	})
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
-	becomes(t, cluster, cp, "it is told", func() bool { return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "no configs here") })
+	becomes(t, cluster, cp, "a condition reports it", func() bool { return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "no configs here") })
 	version := cp.ResourceVersion
-	testcluster.Consistently(t, "nothing is written while it is refused", func() bool { return cluster.Get(cp) == nil && cp.ResourceVersion == version })
+	testcluster.Consistently(t, "nothing is written during the refusals", func() bool { return cluster.Get(cp) == nil && cp.ResourceVersion == version })
 }

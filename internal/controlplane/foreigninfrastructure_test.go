@@ -18,11 +18,11 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 )
 
-// foreignGroup is that of most infrastructure providers. A provider with a group of its own gives our role what it gives
-// core's (config/control-plane/rbac/infrastructure_role.yaml).
+// foreignGroup is the API group of most infrastructure providers. A provider with its own group must aggregate its role into
+// the role of the control plane provider (config/control-plane/rbac/infrastructure_role.yaml).
 const foreignGroup = "infrastructure.cluster.x-k8s.io"
 
-// foreign is an object of an infrastructure provider of which nothing is known but the contract.
+// foreign returns an object of an infrastructure provider that follows the contract and shares no code with Capstan.
 func foreign(kind, namespace, name string, spec map[string]any) *unstructured.Unstructured {
 	out := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
 	out.SetAPIVersion(foreignGroup + "/v1beta7")
@@ -32,7 +32,7 @@ func foreign(kind, namespace, name string, spec map[string]any) *unstructured.Un
 	return out
 }
 
-// installForeign makes kinds without a schema, under a version of which the label alone tells that it follows the contract.
+// installForeign creates kinds without a schema. Only the contract label of their CRD names the version.
 func installForeign(t *testing.T, kinds ...string) {
 	t.Helper()
 	for _, kind := range kinds {
@@ -67,9 +67,9 @@ func installForeign(t *testing.T, kinds ...string) {
 	}
 }
 
-// TestForeignInfrastructure (CP-02, CP-17, ALL-05): the control plane makes its machines on the infrastructure of another
-// provider, of which it knows the contract alone, with the rights that its role gives: the endpoint comes from there, each
-// Machine gets a machine made from the template, in its failure domain, and owned by it.
+// TestForeignInfrastructure (CP-02, CP-17, ALL-05): the control plane creates its machines with another infrastructure provider.
+// It uses only the contract and the rights of its role. It reads the endpoint there, and creates for each Machine an
+// infrastructure machine from the template, in the failure domain of the Machine and owned by it.
 func TestForeignInfrastructure(t *testing.T) {
 	installForeign(t, "OtherCluster", "OtherMachine", "OtherMachineTemplate")
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) {
@@ -94,7 +94,7 @@ func TestForeignInfrastructure(t *testing.T) {
 	})
 
 	var made *unstructured.Unstructured
-	testcluster.Eventually(t, "a machine of the other provider, handed over", func() bool {
+	testcluster.Eventually(t, "a machine of the other provider, owned by its Machine", func() bool {
 		machines := machinesOf(t, cluster)
 		if len(machines) == 0 {
 			return false
@@ -110,11 +110,11 @@ func TestForeignInfrastructure(t *testing.T) {
 		made.GetAnnotations()[clusterv1.TemplateClonedFromNameAnnotation] != "large" {
 		t.Errorf("made %v", made.Object)
 	}
-	testcluster.Eventually(t, "the template belongs to the Cluster", func() bool {
+	testcluster.Eventually(t, "the Cluster owns the template", func() bool {
 		return cluster.Get(template) == nil && len(template.GetOwnerReferences()) == 1
 	})
 
-	// What was made in vain goes again.
+	// Objects of a failed attempt are removed.
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
 		t.Fatal(err)
 	}
@@ -127,6 +127,6 @@ func TestForeignInfrastructure(t *testing.T) {
 		return true
 	})
 	if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(template), template); err != nil {
-		t.Errorf("the template went: %v", err)
+		t.Errorf("the template was deleted: %v", err)
 	}
 }

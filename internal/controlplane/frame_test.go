@@ -17,9 +17,9 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// TestLateWrite writes a status late, as a reconcile does whose API server answers after a pause. The reconcile that
-// followed it read the object from before the write, and found nothing to change. The write itself must lead to a
-// reconcile, or the status stays wrong until the next resync.
+// TestLateWrite writes a status late, as after a slow answer of the API server. A later reconcile has read the object from
+// before this write and changed nothing. The write itself must cause a reconcile. Otherwise the status stays wrong until the
+// next resync.
 func TestLateWrite(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(nil)

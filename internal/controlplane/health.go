@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/kubeconfig"
 )
 
-// health is the step that asks the API server through the endpoint.
+// health is the step that checks the API server through the endpoint.
 type health struct {
 	*annotator
 	prober    *prober
@@ -21,8 +21,9 @@ type health struct {
 	answered  *sightings
 }
 
-// reconcile sets controlPlaneInitialized when the API server has answered through the endpoint; it is never unset (CP-09).
-// After that it asks for the health of the control plane. An annotation records the same, because a move loses the status.
+// reconcile sets controlPlaneInitialized when the API server has answered through the endpoint; it is never unset
+// (CP-09). After that it reads the health of the control plane. An annotation records the same, because a move loses
+// the status.
 func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 	if !s.Initialized() {
 		if len(s.Machines) == 0 || s.access == nil {
@@ -57,7 +58,7 @@ func (r *health) reconcile(ctx context.Context, s *scope) (result, error) {
 // healthTimeout limits one health request to an initialized control plane.
 const healthTimeout = 3 * time.Second
 
-// askHealth asks the API server for its health and that of etcd; see readyz.
+// askHealth reads the health of the API server and of etcd; see readyz.
 func askHealth(ctx context.Context, config *rest.Config) (ready bool, failed []string, err error) {
 	c, err := kubeconfig.Client(config, healthTimeout)
 	if err != nil {

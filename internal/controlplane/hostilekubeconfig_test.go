@@ -61,7 +61,7 @@ func newTrap(t *testing.T) *trap {
 	return out
 }
 
-// kubeconfig with lines of its own in the cluster and the user.
+// kubeconfig returns a kubeconfig with additional lines in the cluster and the user.
 func (p *trap) kubeconfig(server, cluster, user string) []byte {
 	return []byte(fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -76,8 +76,8 @@ users:
 `, server, base64.StdEncoding.EncodeToString(p.ca), cluster, user))
 }
 
-// TestHostileKubeconfig: a tenant who writes the kubeconfig Secret of a cluster makes the manager neither run a program,
-// nor read a file, nor connect to a server of the tenant's choice.
+// TestHostileKubeconfig: a tenant writes the kubeconfig Secret of a cluster. The manager runs no program, reads no file and
+// connects to no server that the tenant chose.
 func TestHostileKubeconfig(t *testing.T) {
 	for field, c := range map[string]struct {
 		server        string
@@ -98,7 +98,7 @@ func TestHostileKubeconfig(t *testing.T) {
 				server = fill.Replace(c.server)
 			}
 			cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.ControlPlaneEndpoint = trap.APIEndpoint })
-			unchecked(t, cluster.Namespace) // the second line of defence
+			unchecked(t, cluster.Namespace) // Admission refuses it; this test checks the reader.
 			cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque,
 				Data: map[string][]byte{"value": trap.kubeconfig(server, fill.Replace(c.cluster), fill.Replace(c.user))}})
 			cluster.SetInfraEndpoint(trap.APIEndpoint)
@@ -110,23 +110,23 @@ func TestHostileKubeconfig(t *testing.T) {
 			refused := func() bool {
 				return has(cp, controlplanev1.KubeconfigAvailableCondition, metav1.ConditionFalse, "the kubeconfig is refused: "+field+":")
 			}
-			becomes(t, cluster, cp, "refused, or the trap was sprung", func() bool { return refused() || !safe() })
-			testcluster.Eventually(t, "the first Machine, whose API server would be asked", func() bool { return !safe() || len(machinesOf(t, cluster)) == 1 })
-			// Once a cluster says that it is initialized, it is asked in other ways, and by the cache of workload clusters.
+			becomes(t, cluster, cp, "a condition refuses the kubeconfig, or the server of the tenant got a connection", func() bool { return refused() || !safe() })
+			testcluster.Eventually(t, "the first Machine, so that its API server is probed", func() bool { return !safe() || len(machinesOf(t, cluster)) == 1 })
+			// In an initialized cluster, more code and the cache of workload clusters connect.
 			cluster.ChangeStatus(cp, func() { cp.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 			cluster.ChangeStatus(cluster.Cluster, func() {
 				cluster.Status.Initialization = clusterv1.ClusterInitializationStatus{ControlPlaneInitialized: ptr.To(true), InfrastructureProvisioned: ptr.To(true)}
 			})
-			becomes(t, cluster, cp, "not available", func() bool {
+			becomes(t, cluster, cp, "Available is False", func() bool {
 				return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "because the kubeconfig is refused") || !safe()
 			})
-			testcluster.Eventually(t, "the cache of workload clusters tries", func() bool { return triedToConnect(t, cluster) || !safe() })
+			testcluster.Eventually(t, "the cache of workload clusters tries to connect", func() bool { return triedToConnect(t, cluster) || !safe() })
 			testcluster.Consistently(t, fmt.Sprintf("no program, no connection (%d)", trap.contacts.Load()), safe)
 		})
 	}
 }
 
-// triedToConnect says whether ClusterCache has tried to connect to a cluster, and failed.
+// triedToConnect returns whether ClusterCache has tried to connect to a cluster and failed.
 func triedToConnect(t *testing.T, cluster *testcluster.Cluster) bool {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()
@@ -148,7 +148,7 @@ func triedToConnect(t *testing.T, cluster *testcluster.Cluster) bool {
 	return false
 }
 
-// TestUserKubeconfig (CP-14): one that the user provides works if it meets the rules, and is left alone. A repaired one
+// TestUserKubeconfig (CP-14): a kubeconfig of the user works if it meets the rules, and is not changed. A repaired kubeconfig
 // is used at once.
 func TestUserKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
@@ -178,7 +178,7 @@ func TestUserKubeconfig(t *testing.T) {
 	}
 }
 
-// TestSpoiledKubeconfig: the control plane's own Secret is made again when somebody adds a field that is refused.
+// TestSpoiledKubeconfig: the control plane replaces its own Secret when a user adds a forbidden field.
 // Row CP-14.
 func TestSpoiledKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
@@ -190,7 +190,7 @@ func TestSpoiledKubeconfig(t *testing.T) {
 	own := cluster.Secret("demo-kubeconfig")
 	spoiled := strings.Replace(string(own.Data["value"]), "server: ", "proxy-url: http://127.0.0.1:1\n    server: ", 1)
 	cluster.Change(own, func() { own.Data["value"] = []byte(spoiled) })
-	testcluster.Eventually(t, "made again", func() bool {
+	testcluster.Eventually(t, "created again", func() bool {
 		return !strings.Contains(string(cluster.Secret("demo-kubeconfig").Data["value"]), "proxy-url")
 	})
 }

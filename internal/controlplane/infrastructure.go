@@ -145,3 +145,25 @@ func (r *infrastructure) templateToControlPlanes(ctx context.Context, obj client
 	}
 	return out
 }
+
+// watchMachines starts the watch on the kind of an infrastructure machine, once: the progress of an update in place is an
+// event.
+func (r *infrastructure) watchMachines(ctx context.Context, obj *unstructured.Unstructured) error {
+	if r.tracker.Controller == nil {
+		return nil
+	}
+	return r.tracker.Watch(ctrl.LoggerFrom(ctx), obj, handler.EnqueueRequestsFromMapFunc(r.updatingToControlPlane))
+}
+
+// updatingToControlPlane maps an infrastructure machine that is updated in place to the control plane of its cluster.
+func (r *infrastructure) updatingToControlPlane(ctx context.Context, obj client.Object) []ctrl.Request {
+	_, ours := obj.GetLabels()[clusterv1.MachineControlPlaneLabel]
+	if _, updating := obj.GetAnnotations()[clusterv1.UpdateInProgressAnnotation]; !ours || !updating {
+		return nil
+	}
+	cluster, err := util.GetClusterByName(ctx, r.Client, obj.GetNamespace(), obj.GetLabels()[clusterv1.ClusterNameLabel])
+	if err != nil {
+		return nil
+	}
+	return clusterToControlPlane(ctx, cluster)
+}

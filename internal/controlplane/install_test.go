@@ -25,20 +25,20 @@ func initializedFor(age time.Duration) *controlplanev1.CapstanControlPlane {
 	return cp
 }
 
-// TestInstallDue: the first machine of a cluster is left alone while it does the same.
+// TestInstallDue: the provider installs nothing while the first machine of a cluster installs the same objects.
 func TestInstallDue(t *testing.T) {
 	if installDue(&controlplanev1.CapstanControlPlane{}, time.Now()) || installDue(initializedFor(time.Minute), time.Now()) || !installDue(initializedFor(time.Hour), time.Now()) {
-		t.Error("it is not for clusters that have begun a while ago")
+		t.Error("an older cluster is not due")
 	}
 	starting := initializedFor(0)
 	starting.Status.Conditions[0].Status = metav1.ConditionFalse
 	if installDue(starting, time.Now().Add(time.Hour)) {
-		t.Error("nothing answers yet")
+		t.Error("a cluster is due before its API server answers")
 	}
 }
 
-// TestInstalled: a live cluster of an older Capstan gets the kinds and the roles of this one, also when somebody has taken them
-// away; what is current is not written again.
+// TestInstalled: a live cluster of an older Capstan gets the kinds and roles of this version, also after a user has deleted them.
+// Current objects are not written again.
 func TestInstalled(t *testing.T) {
 	s := &scope{ControlPlane: &model.ControlPlane{Object: initializedFor(time.Hour), Workload: &model.Workload{}, Now: time.Now()}, client: env.Client}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "capstan:etcd-care"}}
@@ -64,7 +64,7 @@ func TestInstalled(t *testing.T) {
 		if err := env.Client.Delete(t.Context(), crd); err != nil {
 			t.Fatal(err)
 		}
-		testcluster.Eventually(t, "the kind is gone", func() bool {
+		testcluster.Eventually(t, "the kind is deleted", func() bool {
 			return apierrors.IsNotFound(env.Client.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
 		})
 		if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(role), role); client.IgnoreNotFound(err) != nil {
@@ -90,12 +90,12 @@ func TestInstalled(t *testing.T) {
 	first := &workloads{}
 	current("this Capstan brings them", first)
 	if err := env.Client.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "capstan:etcd-care"}, &rbacv1.Role{}); err != nil {
-		t.Errorf("agents may not read the credentials of a store: %v", err)
+		t.Errorf("agents cannot read the credentials of a store: %v", err)
 	}
 	was := role.ResourceVersion
 	current("another manager finds them", &workloads{})
 	if role.ResourceVersion != was {
-		t.Error("what was current was written again")
+		t.Error("a current object was written again")
 	}
 	older()
 	first.reinstall(s)
@@ -105,8 +105,8 @@ func TestInstalled(t *testing.T) {
 	current("etcd's members are not told of", first)
 }
 
-// TestFormerBindingIsRemoved: a cluster of a former version let kube-controller-manager approve the kubelet certificate
-// of any node for any bootstrap token. The binding goes, and the renewals of kubelets stay approved.
+// TestFormerBindingIsRemoved: clusters of a former version let kube-controller-manager approve the kubelet certificate of any
+// node for any bootstrap token. This binding is removed. Renewals of kubelets are still approved.
 func TestFormerBindingIsRemoved(t *testing.T) {
 	former := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "capstan:approve-kubelet-clients"},
@@ -117,7 +117,7 @@ func TestFormerBindingIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &scope{ControlPlane: &model.ControlPlane{Object: initializedFor(time.Hour), Workload: &model.Workload{}, Now: time.Now()}, client: env.Client}
-	for range 2 { // Another manager finds it removed.
+	for range 2 { // In the second pass, the binding is already removed.
 		if _, err := (&workloads{}).reconcile(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestFormerBindingIsRemoved(t *testing.T) {
 		}
 		const requests = "system:certificates.k8s.io:certificatesigningrequests:"
 		if approved[requests+"nodeclient"] || !approved[requests+"selfnodeclient"] {
-			t.Error("kube-controller-manager approves more, or less, than the renewals of kubelets")
+			t.Error("want kube-controller-manager to approve exactly the renewals of kubelets")
 		}
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"capstan.dev/capstan/internal/kubeconfig"
 )
 
-// Cluster API core, clusterctl and other providers load the kubeconfigs of workload clusters with loaders of their own. They read
-// the files that a kubeconfig names, and some run its programs. The author of the Secret may have less rights than they have.
+// Cluster API core, clusterctl and other providers load the kubeconfigs of workload clusters with their own loaders.
+// They read the files that a kubeconfig names, and some run its programs. The author of the Secret may have fewer
+// rights than they have.
 //
 // config/control-plane/webhook/kubeconfig.yaml has match conditions: the API server asks only for Secrets with the suffix
 // -kubeconfig whose content changes. All others are written whether the manager serves or not.

@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 )
 
-// unchecked switches the check of kubeconfigs off for a namespace, and waits until the API server does.
+// unchecked disables the check of kubeconfigs for a namespace, and waits until the API server applies this.
 func unchecked(t *testing.T, namespace string) {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -24,7 +24,7 @@ func unchecked(t *testing.T, namespace string) {
 	if err := env.Client.Update(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "namespace "+namespace+" is not checked any more", func() bool {
+	testcluster.Eventually(t, "namespace "+namespace+" is no longer checked", func() bool {
 		return env.Client.Create(t.Context(), kubeconfigSecret(namespace, "probe-kubeconfig", `{user: {tokenFile: /x}}`), client.DryRunAll) == nil
 	})
 }
@@ -36,8 +36,8 @@ func kubeconfigSecret(namespace, name, user string) *corev1.Secret {
 	}
 }
 
-// The API server refuses kubeconfigs that make their readers run programs or read files. Other Secrets, and other changes, do not
-// depend on the manager.
+// The API server refuses kubeconfigs that make a reader run programs or read files. Other Secrets and other changes are
+// accepted without the manager.
 func TestKubeconfigSecrets(t *testing.T) {
 	namespace := env.Namespace(t)
 	secret := func(name, user string) *corev1.Secret { return kubeconfigSecret(namespace, name, user) }
@@ -65,7 +65,19 @@ func TestKubeconfigSecrets(t *testing.T) {
 	good := secret("token-kubeconfig", `{user: {tokenFile: /x}}`)
 	refused(t, env.Client.Patch(context.Background(), good, client.Merge), "user.tokenFile")
 
-	// One that is there already can still be labelled and deleted, and its content mended.
+	// A Secret is checked as soon as it contains a kubeconfig.
+	empty := secret("empty-kubeconfig", `{user: {tokenFile: /x}}`)
+	empty.StringData = nil
+	refused(t, env.Client.Create(t.Context(), empty), "")
+	for _, data := range []map[string][]byte{nil, {"other": nil}} {
+		empty.Data = data
+		refused(t, env.Client.Update(t.Context(), empty), "")
+		filled := empty.DeepCopy()
+		filled.StringData = secret("", `{user: {tokenFile: /x}}`).StringData
+		refused(t, env.Client.Update(t.Context(), filled), "user.tokenFile")
+	}
+
+	// An existing Secret can still be labelled, repaired and deleted.
 	bad := kubeconfigSecret(env.Namespace(t), "old-kubeconfig", `{user: {tokenFile: /x}}`)
 	unchecked(t, bad.Namespace)
 	if err := env.Client.Create(t.Context(), bad); err != nil {

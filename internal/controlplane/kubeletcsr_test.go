@@ -24,7 +24,7 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// bootstrapper may make requests as a bootstrap token does.
+// bootstrapper is a user with the rights of a bootstrap token.
 func bootstrapper(t *testing.T, token string) client.Client {
 	t.Helper()
 	config := rest.CopyConfig(env.Config)
@@ -71,8 +71,8 @@ func approved(t *testing.T, csr *certificatesv1.CertificateSigningRequest) bool 
 	return len(csr.Status.Conditions) > 0 && csr.Status.Conditions[0].Type == certificatesv1.CertificateApproved
 }
 
-// TestKubeletRequests: a bootstrap token in a real cluster gets the kubelet certificate of its own machine within a moment,
-// and never that of another one. What is missing may come later: the Machine, and its bootstrap data.
+// TestKubeletRequests: in a real cluster, a bootstrap token gets the kubelet certificate of its own machine soon, and never that
+// of another machine. The Machine and its bootstrap data can appear after the request.
 func TestKubeletRequests(t *testing.T) {
 	if err := env.Client.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "test-bootstrappers"},
@@ -101,13 +101,13 @@ func TestKubeletRequests(t *testing.T) {
 	foreign := requestKubelet(t, "foreign", "bbbbbb", "requests-a")
 	own := requestKubelet(t, "own", "aaaaaa", "requests-a")
 	start := time.Now()
-	testcluster.Eventually(t, "its own", func() bool { return approved(t, own) })
+	testcluster.Eventually(t, "the request for its own machine", func() bool { return approved(t, own) })
 	t.Logf("approved after %s", time.Since(start))
 	if approved(t, early) {
-		t.Error("approved for a Machine that is not there")
+		t.Error("approved for a Machine that does not exist")
 	}
 	join("requests-b", "bbbbbb")
-	testcluster.Eventually(t, "its own, when the Machine is there", func() bool { return approved(t, early) })
+	testcluster.Eventually(t, "the request for its own machine, after the Machine exists", func() bool { return approved(t, early) })
 	if approved(t, foreign) {
 		t.Error("a token got the kubelet certificate of another machine")
 	}

@@ -15,12 +15,14 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/inplace"
 )
 
 // machineReader reads the Machines of a control plane with the objects that belong to them.
 type machineReader struct {
 	*clients
 	*secrets
+	infrastructure *infrastructure
 }
 
 // ownMachines returns the Machines of a control plane. s.Ambiguous names those that have the labels and belong to another
@@ -75,9 +77,11 @@ func (r *machineReader) readLive(ctx context.Context, s *scope) (current bool, e
 	return true, r.findOutdated(ctx, s)
 }
 
-// findOutdated finds the outdated Machines and the reasons, and the deletion timestamps of infrastructure machines.
+// findOutdated finds the outdated Machines and the reasons, the updates in place, and the deletion timestamps of
+// infrastructure machines.
 func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 	s.Outdated, s.InfrastructureDeletedAt = map[string][]string{}, map[string]time.Time{}
+	s.Changes, s.Updates = map[string][]inplace.Change{}, map[string]*model.Update{}
 	for _, machine := range s.Machines {
 		config, infraMachine, err := r.partsOf(ctx, machine)
 		if err != nil {
@@ -87,6 +91,9 @@ func (r *machineReader) findOutdated(ctx context.Context, s *scope) error {
 			s.InfrastructureDeletedAt[machine.Name] = infraMachine.GetDeletionTimestamp().Time
 		}
 		s.Outdated[machine.Name] = model.Outdated(s.Object, machine, config, infraMachine, s.Now)
+		if err := r.findUpdate(ctx, s, machine, config, infraMachine); err != nil {
+			return err
+		}
 	}
 	return r.findOtherAuthorities(ctx, s)
 }
@@ -118,6 +125,7 @@ func (r *machineReader) findOtherAuthorities(ctx context.Context, s *scope) erro
 		}
 		if why := state.OtherAuthorities(made, has); why != "" {
 			s.Outdated[machine.Name] = append(s.Outdated[machine.Name], why)
+			s.Changes[machine.Name] = append(s.Changes[machine.Name], model.OtherAuthority(why))
 		}
 	}
 	return nil

@@ -27,7 +27,7 @@ import (
 	"capstan.dev/capstan/internal/naming"
 )
 
-// machines is the step that creates and deletes Machines.
+// machines is the step that creates, deletes and updates Machines.
 type machines struct {
 	*clients
 	*machineReader
@@ -37,13 +37,14 @@ type machines struct {
 	*recorder
 	strictContract bool
 	infrastructure *infrastructure
+	updates        *updates
 	// trials are the Machines that could not be created.
 	trials trials
 }
 
 // reconcile does the next step towards the Machines of the spec, and reports the reason when it cannot.
 func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
-	out, err := r.createOrDelete(ctx, s)
+	out, err := r.act(ctx, s)
 	if err != nil && !apierrors.IsConflict(err) {
 		out.blocked = advise(err)
 	}
@@ -53,15 +54,15 @@ func (r *machines) reconcile(ctx context.Context, s *scope) (result, error) {
 // advise adds a remedy to an error that a user can solve.
 func advise(err error) string {
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
-		return err.Error() + " (change the spec, or what refuses this: a quota, a webhook, or a feature gate of Cluster API)"
+		return err.Error() + " (change the spec, or the quota, webhook or feature gate that refuses it)"
 	}
 	return err.Error()
 }
 
-// createOrDelete creates the missing Machines, or deletes one.
-func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error) {
+// act creates the missing Machines, deletes one, or takes the next step of an update in place.
+func (r *machines) act(ctx context.Context, s *scope) (result, error) {
 	if p := model.PlanMachines(s.Fleet(), s.Target()); !p.Acts() {
-		return blocked(p.Why), nil
+		return result{blocked: p.Why, requeueAfter: r.updates.again(s)}, r.updates.releaseFailed(ctx, s)
 	}
 	// The cache may be outdated and the next steps are irreversible, so the decision is repeated on live objects.
 	if current, err := r.readLive(ctx, s); err != nil || !current {
@@ -77,6 +78,8 @@ func (r *machines) createOrDelete(ctx context.Context, s *scope) (result, error)
 			why = "RollOut"
 		}
 		return result{}, r.deleteMachine(ctx, s, p.Remove, why)
+	case p.Update != nil:
+		return r.updates.advance(ctx, s, p.Update)
 	}
 	return blocked(p.Why), nil
 }
@@ -158,7 +161,7 @@ func (r *machines) createInfraMachine(ctx context.Context, infraMachine *unstruc
 		return err
 	}
 	if infraMachine.GetDeletionTimestamp() != nil {
-		return errors.New("the one of before is still being deleted")
+		return errors.New("the previous one is still being deleted")
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// namesOfMachines are sorted, with the oldest first.
+// namesOfMachines returns the names of the Machines, the oldest first.
 func namesOfMachines(t *testing.T, w *simulation) []string {
 	t.Helper()
 	machines := machinesOf(t, w.cluster)
@@ -56,17 +56,17 @@ func deleteMachine(t *testing.T, w *simulation, name string) {
 	}
 }
 
-// TestScaleUpAndDown (CP-03, CP-04): 1, 3, 5, 3, 1. Machines are made at once and go one by one; etcd always
-// has its quorum, which the world checks.
+// TestScaleUpAndDown (CP-03, CP-04): 1, 3, 5, 3, 1 replicas. Machines are created at the same time and removed one by one. The
+// simulation checks that etcd always has a quorum.
 func TestScaleUpAndDown(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
 	first := namesOfMachines(t, w)[0]
 	scaleTo(w, cp, 3)
-	// Time stands still meanwhile: no machine comes any further.
-	testcluster.Eventually(t, "both are made at once", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
+	// The simulation makes no step meanwhile, so no machine joins.
+	testcluster.Eventually(t, "both Machines are created at the same time", func() bool { return len(machinesOf(t, w.cluster)) == 3 })
 	if w.voting() != 1 {
-		t.Errorf("%d members vote: the second Machine waited for the first", w.voting())
+		t.Errorf("%d members vote, want 1: the other Machines must be created before the first of them joins", w.voting())
 	}
 	w.until("three", w.settled(cp, 3))
 	scaleTo(w, cp, 5)
@@ -76,10 +76,10 @@ func TestScaleUpAndDown(t *testing.T) {
 	scaleTo(w, cp, 1)
 	w.until("one again", w.settled(cp, 1))
 	if len(w.made) != 5 || w.most != 5 {
-		t.Errorf("%d Machines were made, %d at once", len(w.made), w.most)
+		t.Errorf("%d Machines were created, at most %d existed", len(w.made), w.most)
 	}
 	if namesOfMachines(t, w)[0] == first {
-		t.Error("the oldest did not go first")
+		t.Error("the oldest Machine was not removed first")
 	}
 }
 
@@ -90,7 +90,7 @@ func otherTemplate(w *simulation, cp *controlplanev1.CapstanControlPlane, name s
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = name })
 }
 
-// TestRollOut: every reason for it replaces every Machine, one at a time, the new one first.
+// TestRollOut: each cause of a rollout replaces all Machines, one at a time. A new Machine joins before an old one is removed.
 func TestRollOut(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -112,10 +112,10 @@ func TestRollOut(t *testing.T) {
 			before := namesOfMachines(t, w)
 			w.most, w.fewest = 0, 1000
 			c.change()
-			w.until("it begins", func() bool {
+			w.until("the rollout begins", func() bool {
 				return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "")
 			})
-			w.until("all are new", func() bool {
+			w.until("all Machines are replaced", func() bool {
 				for _, name := range namesOfMachines(t, w) {
 					if slices.Contains(before, name) {
 						return false
@@ -124,7 +124,7 @@ func TestRollOut(t *testing.T) {
 				return w.settled(cp, 3)()
 			})
 			if w.most != 4 || w.fewest != 3 {
-				t.Errorf("%d Machines at most, %d members at least", w.most, w.fewest)
+				t.Errorf("at most %d Machines, at least %d voting members", w.most, w.fewest)
 			}
 		})
 	}
@@ -134,7 +134,7 @@ func TestRollOut(t *testing.T) {
 	}
 }
 
-// TestRollOutWithoutSurge: first one goes, then one comes.
+// TestRollOutWithoutSurge: an old Machine is removed before a new one is created.
 func TestRollOutWithoutSurge(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Replicas = ptr.To[int32](3)
@@ -142,30 +142,30 @@ func TestRollOutWithoutSurge(t *testing.T) {
 	})
 	w.until("three", w.settled(cp, 3))
 	otherTemplate(w, cp, "other")
-	w.until("all are new", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
+	w.until("all Machines are replaced", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
 	if w.most != 3 {
-		t.Errorf("%d Machines at once", w.most)
+		t.Errorf("at most %d Machines existed", w.most)
 	}
 }
 
-// TestChangedMind: the spec changes again and again while a rollout is under way, once to something that
-// never works. It ends as the last one says, and nothing is left over.
+// TestChangedMind: the spec changes several times during a rollout, once to a spec whose Machines never start. All Machines follow
+// the last spec in the end, and no other object remains.
 func TestChangedMind(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	w.fewest = 3
 	otherTemplate(w, cp, "second")
-	w.until("the first new one", func() bool { return len(w.made) == 4 })
+	w.until("the first new Machine", func() bool { return len(w.made) == 4 })
 	otherTemplate(w, cp, "third")
-	w.until("one of the third", func() bool { return len(w.made) == 5 })
+	w.until("a Machine of the third template", func() bool { return len(w.made) == 5 })
 
-	// Machines of this one never start.
+	// Machines of this template never start.
 	w.cluster.MachineTemplate("broken")
 	before := maps.Clone(w.made)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "broken" })
 	var hung string
-	w.until("one that hangs", func() bool {
+	w.until("a Machine that does not start", func() bool {
 		for _, m := range machinesOf(t, w.cluster) {
 			infra := &infrav1.CapstanMachine{}
 			if before[m.Name] || env.Client.Get(context.Background(), client.ObjectKeyFromObject(&m), infra) != nil {
@@ -177,32 +177,32 @@ func TestChangedMind(t *testing.T) {
 		}
 		return hung != ""
 	})
-	w.until("it says what it waits for", func() bool {
+	w.until("a condition names the Machine that the rollout waits for", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, clusterv1.RollingOutCondition, metav1.ConditionTrue, "waits: Machine "+hung+" has not joined etcd")
 	})
-	w.still("nothing goes", func() bool { return w.voting() >= 3 })
+	w.still("no member leaves", func() bool { return w.voting() >= 3 })
 	otherTemplate(w, cp, "last")
-	w.until("all as the last one says", w.settled(cp, 3))
+	w.until("all Machines follow the last spec", w.settled(cp, 3))
 	if w.most > 4 || w.fewest < 3 {
-		t.Errorf("%d Machines at most, %d members at least", w.most, w.fewest)
+		t.Errorf("at most %d Machines, at least %d voting members", w.most, w.fewest)
 	}
 	for _, m := range machinesOf(t, w.cluster) {
 		infra := &infrav1.CapstanMachine{}
 		if err := env.Client.Get(context.Background(), client.ObjectKeyFromObject(&m), infra); err != nil || infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation] != "last" {
-			t.Errorf("%s is of %s, %v", m.Name, infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation], err)
+			t.Errorf("Machine %s has the template %s, %v", m.Name, infra.Annotations[clusterv1.TemplateClonedFromNameAnnotation], err)
 		}
 	}
 }
 
-// TestDeletedMachines: `kubectl delete machine` is safe: its member leaves first, and another one comes. Also
-// for the only Machine, for all of them at once, and with somebody else's hook.
+// TestDeletedMachines: after `kubectl delete machine`, the member leaves etcd first, and another Machine is created. This also holds
+// for the only Machine, for all Machines at once, and with a hook of another controller.
 func TestDeletedMachines(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
 	deleteMachine(t, w, namesOfMachines(t, w)[0])
-	w.until("another one has taken over", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
+	w.until("another Machine has replaced it", func() bool { return len(w.made) == 2 && w.settled(cp, 1)() })
 	if w.fewest != 1 {
-		t.Errorf("%d members at least", w.fewest)
+		t.Errorf("the fewest voting members were %d", w.fewest)
 	}
 
 	scaleTo(w, cp, 3)
@@ -211,7 +211,7 @@ func TestDeletedMachines(t *testing.T) {
 	other := clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/other"
 	w.cluster.Change(&victim, func() { victim.Annotations[other] = "" })
 	deleteMachine(t, w, victim.Name)
-	w.until("it waits for the other hook", func() bool {
+	w.until("the deletion waits for the other hook", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, clusterv1.ScalingUpCondition, metav1.ConditionFalse, "") && w.cluster.Get(&victim) == nil && model.WaitsForHook(&victim)
 	})
 	w.still("its member stays", func() bool { return w.voting() == 3 })
@@ -224,7 +224,7 @@ func TestDeletedMachines(t *testing.T) {
 	w.until("all are replaced", func() bool { return len(w.made) == 8 && w.settled(cp, 3)() })
 }
 
-// TestDrainComesFirst: a member stays as long as its Machine is drained.
+// TestDrainComesFirst: the member stays in etcd while its Machine is drained.
 func TestDrainComesFirst(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -241,7 +241,7 @@ func TestDrainComesFirst(t *testing.T) {
 	w.until("one", w.settled(cp, 1))
 }
 
-// TestOrphan: a member whose Machine is gone without it leaves, but not while that would cost the quorum.
+// TestOrphan: a member without a Machine is removed from etcd, unless that would cost the quorum.
 func TestOrphan(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
@@ -251,33 +251,33 @@ func TestOrphan(t *testing.T) {
 	w.dead[lost.Name] = true
 	w.cluster.Change(&lost, func() { lost.Finalizers, lost.Annotations = nil, nil })
 	deleteMachine(t, w, lost.Name)
-	w.until("replaced, and its member is gone", func() bool { return w.member(lost.Name) == nil && w.settled(cp, 3)() })
+	w.until("the Machine is replaced, and its member has left", func() bool { return w.member(lost.Name) == nil && w.settled(cp, 3)() })
 	if w.fewest != 2 {
-		t.Errorf("%d members at least", w.fewest)
+		t.Errorf("the fewest voting members were %d", w.fewest)
 	}
 }
 
-// TestRepairedMachine (CP-10): a machine that is killed for good is replaced when a MachineHealthCheck says so.
+// TestRepairedMachine (CP-10): a lost machine is replaced when a MachineHealthCheck marks it.
 func TestRepairedMachine(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	killed := machinesOf(t, w.cluster)[1]
 	w.dead[killed.Name] = true
-	w.until("it is seen", func() bool {
+	w.until("a condition reports the failure", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
 	})
 	if !has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "") {
-		t.Error("not available with one of three lost")
+		t.Error("the control plane is not Available with two of three machines")
 	}
-	w.still("nothing is done before anybody asks for it", func() bool { return len(w.made) == 3 })
+	w.still("nothing is replaced without a mark", func() bool { return len(w.made) == 3 })
 	unhealthy(w, &killed)
 	w.until("replaced", func() bool { return len(w.made) == 4 && w.settled(cp, 3)() })
 	if cp.Status.LastRemediation.Machine != killed.Name || !has(cp, clusterv1.RemediatingCondition, metav1.ConditionFalse, "") {
 		t.Errorf("last %v, conditions %v", cp.Status.LastRemediation, cp.Status.Conditions)
 	}
 	if _, open := cp.Annotations[controlplanev1.RemediationInProgressAnnotation]; open {
-		t.Error("the repair is not over")
+		t.Error("the repair has not ended")
 	}
 }
 
@@ -289,7 +289,7 @@ func unhealthy(w *simulation, m *clusterv1.Machine) {
 	})
 }
 
-// TestRepairRetries: a replacement that fails in its turn is counted, and given up; one that heals is forgotten.
+// TestRepairRetries: replacements that fail too are counted, up to the limit. A healthy replacement resets the count.
 func TestRepairRetries(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Replicas = ptr.To[int32](3)
@@ -311,7 +311,7 @@ func TestRepairRetries(t *testing.T) {
 	}
 	killed := machinesOf(t, w.cluster)[0]
 	w.dead[killed.Name] = true
-	w.until("it is seen", func() bool {
+	w.until("a condition reports the failure", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, killed.Name)
 	})
 	unhealthy(w, &killed)
@@ -319,62 +319,62 @@ func TestRepairRetries(t *testing.T) {
 	unhealthy(w, &second)
 	third := replace(5)
 	unhealthy(w, &third)
-	w.until("given up", func() bool {
+	w.until("the repair has stopped", func() bool {
 		return w.cluster.Get(&third) == nil && conditions.GetReason(&third, clusterv1.MachineOwnerRemediatedCondition) == controlplanev1.CannotBeRemediatedReason &&
 			w.cluster.Get(cp) == nil && has(cp, clusterv1.RemediatingCondition, metav1.ConditionTrue, "maxRetry")
 	})
-	w.still("it stays", func() bool { return len(w.made) == 5 })
+	w.still("no further Machine is created", func() bool { return len(w.made) == 5 })
 	w.broken = map[string]bool{}
 	w.cluster.ChangeStatus(&third, func() {
 		conditions.Set(&third, metav1.Condition{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: metav1.ConditionTrue, Reason: "Test"})
 	})
-	w.until("it has healed", func() bool {
+	w.until("the Machine is healthy again", func() bool {
 		return w.cluster.Get(&third) == nil && !conditions.Has(&third, clusterv1.MachineOwnerRemediatedCondition) && w.settled(cp, 3)()
 	})
 }
 
-// TestDeathDuringDeparture: one machine dies while another one is about to leave, which then cannot: that would
-// cost the quorum. The dead one goes first.
+// TestDeathDuringDeparture: a machine is lost while the member of another one is leaving. The leaving member stays, because the
+// quorum would be lost. The lost machine is removed first.
 func TestDeathDuringDeparture(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	names := namesOfMachines(t, w)
 	leaving, dead := names[0], clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: names[1]}}
-	w.careful[leaving] = true // The agent does not remove it: it has seen the other one die.
+	w.careful[leaving] = true // The agent keeps it, because another member has failed.
 	deleteMachine(t, w, leaving)
 	w.until("it is asked to leave", func() bool { m := w.member(leaving); return m != nil && m.Spec.Leave })
 	w.dead[dead.Name] = true
-	w.until("the death is seen", func() bool {
+	w.until("a condition names the lost member", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, dead.Name)
 	})
 	unhealthy(w, &dead)
-	w.until("the dead one has left", func() bool { return w.member(dead.Name) == nil })
+	w.until("the lost member has left", func() bool { return w.member(dead.Name) == nil })
 	if m := w.member(leaving); m == nil || !conditions.IsTrue(m, etcdv1.JoinedCondition) {
-		t.Fatal("the other one left before it")
+		t.Fatal("the leaving member left before the lost one")
 	}
 	w.careful = map[string]bool{}
-	w.until("both are replaced", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
+	w.until("both Machines are replaced", func() bool { return len(w.made) == 5 && w.settled(cp, 3)() })
 }
 
-// TestQuorumLost: it is said, and nothing makes it worse.
+// TestQuorumLost: a condition reports the lost quorum, and no other Machine is removed.
 // Row CP-10.
 func TestQuorumLost(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	names := namesOfMachines(t, w)
-	// The agent still tells of it; then it is silent.
+	// The agent still reports members; later it stops.
 	for _, name := range names[:2] {
 		w.dead[name] = true
 		m := w.member(name)
 		w.set(m, metav1.Condition{Type: etcdv1.HealthyCondition, Status: metav1.ConditionFalse, Reason: "Unreachable"})
 	}
-	w.until("it is said", func() bool {
+	w.until("a condition reports it", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.EtcdClusterHealthyCondition, metav1.ConditionFalse, "1 of 3 voting members work") &&
 			conditions.GetReason(cp, controlplanev1.EtcdClusterHealthyCondition) == controlplanev1.QuorumLostReason
 	})
-	w.until("the users are told", func() bool {
+	w.until("an event reports the lost quorum", func() bool {
 		list := &eventsv1.EventList{}
 		if err := env.Client.List(context.Background(), list, client.InNamespace(w.cluster.Namespace)); err != nil {
 			return false
@@ -390,7 +390,7 @@ func TestQuorumLost(t *testing.T) {
 	otherTemplate(w, cp, "other")
 	scaleTo(w, cp, 1)
 	deleteMachine(t, w, names[2])
-	w.still("no member is asked to leave, nothing is made", func() bool {
+	w.still("no member is asked to leave, and no Machine is created", func() bool {
 		for _, m := range w.members() {
 			if m.Spec.Leave {
 				return false
@@ -400,7 +400,7 @@ func TestQuorumLost(t *testing.T) {
 	})
 }
 
-// TestInPlace (CP-07, CP-17, CP-18): what may change without another Machine does, and what is taken away goes.
+// TestInPlace (CP-07, CP-17, CP-18): fields that need no other Machine change in place, and removed labels and annotations are removed.
 func TestInPlace(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "a"}}
@@ -420,11 +420,11 @@ func TestInPlace(t *testing.T) {
 			return true
 		}
 	}
-	w.until("labels and annotations are everywhere", everywhere(func(obj client.Object) bool {
+	w.until("all objects have the labels and annotations", everywhere(func(obj client.Object) bool {
 		return obj.GetLabels()["team"] == "a" && obj.GetAnnotations()["note"] == "a" && obj.GetLabels()[clusterv1.ClusterNameLabel] == "demo"
 	}))
 	w.cluster.Change(&machine, func() { machine.Labels["somebody"] = "else"; machine.Labels["team"] = "spoilt" })
-	w.until("what somebody has spoilt is mended", func() bool { return w.cluster.Get(&machine) == nil && machine.Labels["team"] == "a" })
+	w.until("a changed label is corrected", func() bool { return w.cluster.Get(&machine) == nil && machine.Labels["team"] == "a" })
 	w.cluster.Change(cp, func() {
 		cp.Spec.MachineTemplate.ObjectMeta = clusterv1.ObjectMeta{Labels: map[string]string{"group": "b"}}
 		cp.Spec.MachineTemplate.Spec.Taints = []clusterv1.MachineTaint{{Key: "new", Effect: corev1.TaintEffectNoSchedule, Propagation: clusterv1.MachineTaintPropagationAlways}}
@@ -432,7 +432,7 @@ func TestInPlace(t *testing.T) {
 		cp.Spec.MachineTemplate.Spec.ReadinessGates = []clusterv1.MachineReadinessGate{{ConditionType: "Special"}}
 		cp.Spec.MachineTemplate.Spec.MinReadySeconds = ptr.To[int32](14)
 	})
-	w.until("what is new is there and what is old is gone", everywhere(func(obj client.Object) bool {
+	w.until("new labels are set and old ones are removed", everywhere(func(obj client.Object) bool {
 		_, label := obj.GetLabels()["team"]
 		_, annotation := obj.GetAnnotations()["note"]
 		return obj.GetLabels()["group"] == "b" && !label && !annotation
@@ -447,13 +447,13 @@ func TestInPlace(t *testing.T) {
 	w.stubborn[machine.Name] = true
 	deleteMachine(t, w, machine.Name)
 	w.cluster.Change(cp, func() { cp.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds = ptr.To[int32](21) })
-	w.until("a timeout reaches a Machine that is drained", func() bool {
+	w.until("a new timeout is set on a Machine that is drained", func() bool {
 		return w.cluster.Get(&machine) == nil && *machine.Spec.Deletion.NodeDrainTimeoutSeconds == 21
 	})
-	w.until("another one joins before the only one goes", func() bool { return len(w.made) == 2 })
+	w.until("another Machine joins before the only one is removed", func() bool { return len(w.made) == 2 })
 }
 
-// TestMoved: a move loses the status, and Capstan still knows that there is data to lose.
+// TestMoved: a move loses the status. Capstan still treats the cluster as one with data.
 func TestMoved(t *testing.T) {
 	w, cp, endpoint := connected(t, nil)
 	w.until("one", w.settled(cp, 1))
@@ -469,7 +469,7 @@ func TestMoved(t *testing.T) {
 	})
 }
 
-// TestBadFirstMachine: before there is data, a spec that is mended gets another first Machine.
+// TestBadFirstMachine: before the cluster has data, a corrected spec replaces the first Machine.
 func TestBadFirstMachine(t *testing.T) {
 	w, cp := func() (*simulation, *controlplanev1.CapstanControlPlane) {
 		cluster := testcluster.New(t, env, nil)
@@ -479,7 +479,7 @@ func TestBadFirstMachine(t *testing.T) {
 	w.until("the first", func() bool { return len(w.made) == 1 })
 	first := machinesOf(t, w.cluster)[0]
 	otherTemplate(w, cp, "other")
-	w.until("another first one, under the reserved name", func() bool {
+	w.until("another first Machine with the reserved name", func() bool {
 		machines := machinesOf(t, w.cluster)
 		return len(w.made) == 1 && len(machines) == 1 && machines[0].UID != first.UID && machines[0].Name == first.Name
 	})
@@ -490,7 +490,7 @@ func TestBadFirstMachine(t *testing.T) {
 	}
 }
 
-// TestSpread (CP-16): the first three Machines stand in three failure domains, and those that replace them, too.
+// TestSpread (CP-16): the first three Machines are in three failure domains, and so are their replacements.
 func TestSpread(t *testing.T) {
 	w, cp, _ := connected(t, nil) // The first Machine has no failure domain.
 	w.cluster.ChangeStatus(w.cluster.Cluster, func() {
@@ -503,28 +503,29 @@ func TestSpread(t *testing.T) {
 			in[model.FailureDomainOf(&m)]++
 		}
 		if fmt.Sprint(in) != "map[a:1 b:1 c:1]" {
-			t.Errorf("%s: Machines stand in %v", what, in)
+			t.Errorf("%s: Machines are in %v", what, in)
 		}
 	}
-	// The infrastructure has put it into a.
+	// The infrastructure has chosen domain a for it.
 	first := machinesOf(t, w.cluster)[0]
 	w.cluster.ChangeStatus(&first, func() { first.Status.FailureDomain = "a" })
 	scaleTo(w, cp, 3)
 	w.until("three", w.settled(cp, 3))
 	spread("the first three")
 	otherTemplate(w, cp, "other")
-	w.until("all are new", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
+	w.until("all Machines are replaced", func() bool { return len(w.made) == 6 && w.settled(cp, 3)() })
 	spread("after a rollout")
-	// A skewed spread evens out with the next rollout.
+	// The next rollout corrects an uneven spread.
 	for _, m := range machinesOf(t, w.cluster) {
 		w.cluster.ChangeStatus(&m, func() { m.Status.FailureDomain = "a" })
 	}
 	otherTemplate(w, cp, "third")
-	w.until("all are new", func() bool { return len(w.made) == 9 && w.settled(cp, 3)() })
+	w.until("all Machines are replaced", func() bool { return len(w.made) == 9 && w.settled(cp, 3)() })
 	spread("after a skew")
 }
 
-// TestDomainsFirst (CP-16, IC-11): the first Machine is made once the failure domains are known, however the endpoint came.
+// TestDomainsFirst (CP-16, IC-11): the first Machine is created after the failure domains are known. This holds for each source
+// of the endpoint.
 func TestDomainsFirst(t *testing.T) {
 	for name, endpoint := range map[string]func(*testcluster.Cluster, *infrav1.CapstanCluster){
 		"of the infrastructure": func(cluster *testcluster.Cluster, infra *infrav1.CapstanCluster) {
@@ -539,7 +540,7 @@ func TestDomainsFirst(t *testing.T) {
 			infra := &infrav1.CapstanCluster{ObjectMeta: cluster.Meta("demo")}
 			endpoint(cluster, infra)
 			cp := cluster.ControlPlane(nil)
-			becomes(t, cluster, cp, "it waits, and everything else is prepared", func() bool {
+			becomes(t, cluster, cp, "the first Machine waits, and all other objects exist", func() bool {
 				return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "does not show failure domains yet") && cluster.Secret("demo-kubeconfig") != nil
 			})
 			if n := len(machinesOf(t, cluster)); n != 0 {
@@ -548,7 +549,7 @@ func TestDomainsFirst(t *testing.T) {
 			cluster.ChangeStatus(infra, func() {
 				infra.Status.FailureDomains = []clusterv1.FailureDomain{{Name: "x", ControlPlane: ptr.To(false)}, {Name: "y", ControlPlane: ptr.To(true)}}
 			})
-			testcluster.Eventually(t, "in y", func() bool {
+			testcluster.Eventually(t, "the Machine is in domain y", func() bool {
 				m := machinesOf(t, cluster)
 				return len(m) == 1 && m[0].Spec.FailureDomain == "y"
 			})

@@ -23,6 +23,11 @@ var (
 		Help: "Machines of a control plane that its controller deleted, by why: ScaleDown, RollOut, Remediate.",
 	}, []string{"namespace", "name", "why"})
 
+	updated = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "capstan_control_plane_machines_updated_total",
+		Help: "Machines of a control plane that were updated in place.",
+	}, ofControlPlane)
+
 	etcdMembers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "capstan_control_plane_etcd_members",
 		Help: "Members of a cluster's etcd by state: voting, healthy (of the voting), other (learners, not started).",
@@ -34,7 +39,7 @@ var (
 	}, ofControlPlane)
 )
 
-func init() { ctrlmetrics.Registry.MustRegister(created, deleted, etcdMembers, backupTime) }
+func init() { ctrlmetrics.Registry.MustRegister(created, deleted, updated, etcdMembers, backupTime) }
 
 // measureBackups sets the gauge of a control plane that has backups.
 func measureBackups(cp *controlplanev1.CapstanControlPlane) {
@@ -59,11 +64,12 @@ func measure(s *scope) {
 	measureSizes(s)
 }
 
-// forgetMetrics removes the metrics of a control plane that has gone.
+// forgetMetrics removes the metrics of a deleted control plane.
 func forgetMetrics(key client.ObjectKey) {
 	labels := prometheus.Labels{"namespace": key.Namespace, "name": key.Name}
 	created.DeletePartialMatch(labels)
 	deleted.DeletePartialMatch(labels)
+	updated.DeletePartialMatch(labels)
 	etcdMembers.DeletePartialMatch(labels)
 	forgetEtcd(key)
 	certexpiry.Forget(model.Kind, key.Namespace, key.Name)

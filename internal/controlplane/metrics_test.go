@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// TestSizesInMetrics: each member's size is there, and goes with the member and with the control plane.
+// TestSizesInMetrics: the metric contains the size of each member. It is removed with the member and with the control plane.
 func TestSizesInMetrics(t *testing.T) {
 	member := func(size, inUse int64) etcdv1.EtcdMember {
 		return etcdv1.EtcdMember{Status: etcdv1.EtcdMemberStatus{DBSizeBytes: ptr.To(size), DBInUseBytes: ptr.To(inUse)}}
@@ -33,10 +33,10 @@ func TestSizesInMetrics(t *testing.T) {
 	delete(s.Workload.Members, "b")
 	measureSizes(s)
 	if n := testutil.CollectAndCount(etcdSize); n != 1 {
-		t.Errorf("%d sizes after a member has gone", n)
+		t.Errorf("%d sizes after a member has left", n)
 	}
 	forgetMetrics(client.ObjectKeyFromObject(cp))
 	if n := testutil.CollectAndCount(etcdSize) + testutil.CollectAndCount(etcdInUse); n != 0 {
-		t.Errorf("%d are left of a control plane that has gone", n)
+		t.Errorf("%d sizes of a deleted control plane remain", n)
 	}
 }

@@ -15,12 +15,12 @@ import (
 type observation struct {
 	*machineReader
 	workloads *workloads
-	// reached is the time when a workload cluster could be asked last.
+	// reached is the time of the last successful request to a workload cluster.
 	reached *sightings
 }
 
-// reconcile finds out how the Machines are: what the spec would make of them now, and what the workload
-// Cluster says. again is when that has grown old.
+// reconcile reads the state of the Machines: the differences from the spec, and the state in the workload cluster.
+// again is the time until that state is outdated.
 func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
 	if err := r.findOutdated(ctx, s); err != nil {
 		return result{}, err
@@ -44,7 +44,7 @@ func (r *observation) reconcile(ctx context.Context, s *scope) (result, error) {
 	return requeueAfter(model.SilentRetry(s.Object, s.Now)), nil
 }
 
-// sightings are when workload clusters could last be asked.
+// sightings contains the times of the last successful requests to workload clusters.
 type sightings struct {
 	mu sync.Mutex
 	at map[types.UID]time.Time
@@ -59,7 +59,7 @@ func (k *sightings) saw(uid types.UID, at time.Time) {
 	k.at[uid] = at
 }
 
-// last is when a workload cluster could last be asked; for one that was never asked that is now.
+// last returns the time of the last successful request to a workload cluster, or now if there was none.
 func (k *sightings) last(uid types.UID, now time.Time) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -24,13 +24,13 @@ const (
 	// After an attempt that failed at once the next follows after a pause that doubles.
 	firstProbePause   = 250 * time.Millisecond
 	longestProbePause = 2 * time.Second
-	// An API server that answers but is not ready yet is asked again soon: that takes it a second.
+	// An API server that answers but is not ready is checked again soon, because it becomes ready within a second.
 	probePauseReady = 100 * time.Millisecond
 )
 
-// prober finds out when a new API server answers through its endpoint (CP-09). Nothing that Cluster
-// API watches changes at that moment, and before it the workload cluster itself cannot send anything:
-// so a goroutine for each control plane that is not initialized asks, and sends an event.
+// prober detects when a new API server answers through its endpoint (CP-09). Nothing that Cluster API watches changes
+// at that moment, and the workload cluster cannot send events before. A goroutine for each control plane that is not
+// initialized therefore sends requests, and reports the first answer as an event.
 type prober struct {
 	events chan event.GenericEvent
 
@@ -59,8 +59,8 @@ func (p *prober) Start(ctx context.Context) error {
 	return nil
 }
 
-// answeredOrAsk says whether the API server of a control plane has answered. It begins to ask when nobody
-// does yet; an event follows.
+// answeredOrAsk reports whether the API server of a control plane has answered. Otherwise it starts a probe, unless one
+// is running. An event follows.
 func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane, config *rest.Config) (bool, error) {
 	http, err := kubeconfig.Client(config, probeTimeout)
 	if err != nil {
@@ -83,7 +83,7 @@ func (p *prober) answeredOrAsk(controlPlane *controlplanev1.CapstanControlPlane,
 	return false, nil
 }
 
-// forget ends the probe of a control plane that is initialized, or gone.
+// forget ends the probe of an initialized or deleted control plane.
 func (p *prober) forget(key client.ObjectKey) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,8 +116,8 @@ func (p *prober) ask(ctx context.Context, probe *probe, c *http.Client, controlP
 	}
 }
 
-// readyz asks an API server whether it can serve. If it answers but is not ready, failed are the
-// names of the checks that failed. The error says that it did not answer.
+// readyz checks whether an API server can serve. If it answers but is not ready, failed contains the names of the
+// failed checks. An error means that it did not answer.
 func readyz(ctx context.Context, c *http.Client, server string) (ready bool, failed []string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(server, "/")+"/readyz?verbose", nil)
 	if err != nil {

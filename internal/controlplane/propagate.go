@@ -199,12 +199,12 @@ func (r *propagation) applyOnce(ctx context.Context, stored, desired client.Obje
 	}
 	err = r.apply(ctx, desired)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil // It is gone, and another one has its name: both are events.
+		return nil // It was deleted, and another one has its name: both are events.
 	}
 	if err != nil {
 		return err
 	}
-	// What came back, and not what the cache has, is what need not be applied again.
+	// The answer of the API server, not the content of the cache, is the state that needs no further write.
 	after, err := state(desired)
 	if err != nil {
 		return err
@@ -235,7 +235,7 @@ func (m *memory) is(uid types.UID, sum [sha256.Size]byte) bool {
 func (m *memory) set(uid types.UID, sum [sha256.Size]byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.sums == nil || len(m.sums) > 10000 { // Of Machines that are long gone.
+	if m.sums == nil || len(m.sums) > 10000 { // These entries belong to Machines that were deleted long ago.
 		m.sums = map[types.UID][sha256.Size]byte{}
 	}
 	m.sums[uid] = sum

@@ -4,7 +4,7 @@
 // Reconciler runs a list of steps. Each step is a type of its own, takes the scope of the reconciliation and returns a
 // result. Decisions are in the package model, which this package may import; nothing but the manager imports this package.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package controlplane
 
 import (
@@ -40,6 +40,7 @@ type Reconciler struct {
 	controller     capicontroller.Controller
 	prober         *prober
 	workloads      *workloads
+	manifests      *creation
 	infrastructure *infrastructure
 	adoption       *adoption
 	authorities    *authorities
@@ -62,18 +63,19 @@ type Reconciler struct {
 func newReconciler(c client.Client, events events.EventRecorder, opts reconciling.Options) *Reconciler {
 	clients, recorder := &clients{Client: c, LiveClient: opts.LiveClient, SecretClient: opts.SecretCachingClient}, &recorder{events}
 	secrets, annotator, applier := &secrets{clients}, &annotator{clients}, &applier{clients}
-	reader, writer := &machineReader{clients, secrets}, &machineWriter{clients, recorder}
+	infrastructure := &infrastructure{clients: clients, strictContract: opts.StrictContract}
+	reader, writer := &machineReader{clients, secrets, infrastructure}, &machineWriter{clients, recorder}
 	abandonment := &abandonment{clients: clients, recorder: recorder}
 	prober, answered := newProber(), &sightings{}
 	workloads, stores := &workloads{ClusterCache: opts.ClusterCache}, &stores{secrets}
-	infrastructure := &infrastructure{clients: clients, strictContract: opts.StrictContract}
 	machines := &machines{
 		clients: clients, machineReader: reader, machineWriter: writer, annotator: annotator, applier: applier, recorder: recorder,
-		strictContract: opts.StrictContract, infrastructure: infrastructure,
+		strictContract: opts.StrictContract, infrastructure: infrastructure, updates: &updates{clients, reader, recorder},
 	}
 	return &Reconciler{
 		clients: clients, machineReader: reader, recorder: recorder, Options: opts,
 		prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
+		manifests:     &creation{clients: clients},
 		adoption:      &adoption{clients, reader, recorder},
 		authorities:   &authorities{clients, secrets},
 		kubeconfigs:   &kubeconfigs{clients, secrets},
@@ -135,9 +137,11 @@ func runSteps(ctx context.Context, s *scope, found *result, steps ...step) error
 // (config/control-plane/rbac/infrastructure_role.yaml).
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,resources=*,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machinepools,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machinedrainrules,verbs=list
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines/status,verbs=patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;patch
+// +kubebuilder:rbac:groups="",resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile implements reconcile.Reconciler. The next event is served at once after a success: each step of a rollout waits
@@ -194,7 +198,7 @@ func (r *Reconciler) reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	return ctrl.Result{RequeueAfter: found.requeueAfter}, nil
 }
 
-// forget removes what is remembered of a control plane that does not exist.
+// forget removes the memory about a deleted control plane.
 func (r *Reconciler) forget(key client.ObjectKey) {
 	r.prober.forget(key)
 	forgetMetrics(key)
@@ -216,6 +220,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 		r.health.reconcile,
 		r.observation.reconcile,
 		r.workloads.reconcile,
+		r.manifests.reconcile,
 		reconcileExpiry,
 	); err != nil || found.stop {
 		return err
@@ -250,7 +255,7 @@ func checkOwnership(_ context.Context, s *scope) (result, error) {
 	return result{blocked: s.Ambiguous, refused: []string{s.Ambiguous}, stop: true, requeueAfter: model.UnhealthyRetry}, nil
 }
 
-// invalid says what in the spec or in the Cluster cannot work; a change by the user is an event.
+// invalid returns the problem of the spec or of the Cluster. A change by the user is an event.
 func invalid(s *scope) string {
 	if _, err := render.Version(s.Object.Spec.Version); err != nil {
 		return "spec.version: " + err.Error()

@@ -38,7 +38,7 @@ func has(cp *controlplanev1.CapstanControlPlane, kind string, status metav1.Cond
 	return c != nil && c.Status == status && strings.Contains(c.Message, message)
 }
 
-// becomes waits until a control plane is as it should be.
+// becomes waits until a control plane satisfies a condition.
 func becomes(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane, what string, holds func() bool) {
 	t.Helper()
 	testcluster.Eventually(t, what, func() bool { return cluster.Get(cp) == nil && holds() })
@@ -53,8 +53,8 @@ func machinesOf(t *testing.T, cluster *testcluster.Cluster) []clusterv1.Machine 
 	return list.Items
 }
 
-// TestPreparesBeforeProvisioned: as soon as the infrastructure's own object has the endpoint,
-// everything up to the first Machine is there (CP-02, CP-03, CP-05, CP-06, CP-13, CP-15, CP-19, CP-23).
+// TestPreparesBeforeProvisioned: as soon as the infrastructure object has the endpoint, all objects up to the first Machine
+// are created (CP-02, CP-03, CP-05, CP-06, CP-13, CP-15, CP-19, CP-23).
 // Rows ALL-11, CP-09.
 func TestPreparesBeforeProvisioned(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
@@ -74,21 +74,21 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 		return has(cp, controlplanev1.InitializedCondition, metav1.ConditionFalse, "endpoint is not known")
 	})
 	if len(machinesOf(t, cluster)) != 0 || cluster.Secret("demo-kubeconfig") != nil {
-		t.Fatal("made a Machine or a kubeconfig without an endpoint")
+		t.Fatal("a Machine or a kubeconfig was created without an endpoint")
 	}
 	for _, name := range []string{"demo-ca", "demo-etcd", "demo-proxy", "demo-sa", "demo-encryption"} {
 		checkSecret(t, cluster, cp, name)
 	}
 
 	cluster.SetInfraEndpoint(somewhere)
-	becomes(t, cluster, cp, "versions as soon as there is a Machine (CP-05)", func() bool {
+	becomes(t, cluster, cp, "versions as soon as a Machine exists (CP-05)", func() bool {
 		return len(cp.Status.Versions) == 1 && cp.Status.Versions[0].Version == "v1.36.3" &&
 			ptr.Deref(cp.Status.Replicas, 0) == 1 && ptr.Deref(cp.Status.ReadyReplicas, 9) == 0
 	})
 	if *cp.Spec.Replicas != 1 || cp.Status.Selector == "" || cp.Status.ObservedGeneration != cp.Generation {
 		t.Errorf("replicas %d, selector %q, observed %d of %d", *cp.Spec.Replicas, cp.Status.Selector, cp.Status.ObservedGeneration, cp.Generation)
 	}
-	testcluster.Eventually(t, "the Machine's parts are handed over", func() bool { return handedOver(t, cluster) })
+	testcluster.Eventually(t, "the Machine owns its CapstanConfig and infrastructure machine", func() bool { return handedOver(t, cluster) })
 	checkSecret(t, cluster, cp, "demo-kubeconfig")
 	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
 	if err != nil || config.Host != "https://127.0.0.1:1" {
@@ -102,7 +102,7 @@ func TestPreparesBeforeProvisioned(t *testing.T) {
 	checkManifest(t, cluster, cp)
 }
 
-// TestFormerFinalizer: a control plane of an earlier build that is being deleted goes.
+// TestFormerFinalizer: the deletion of a control plane with the finalizer of an earlier build completes.
 func TestFormerFinalizer(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) { cp.Finalizers = []string{formerFinalizer} })
@@ -110,11 +110,11 @@ func TestFormerFinalizer(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster.Change(cluster.Cluster, func() { cluster.Cluster.Spec.Paused = ptr.To(false) })
-	testcluster.Eventually(t, "it is gone", func() bool { return apierrors.IsNotFound(cluster.Get(cp)) })
+	testcluster.Eventually(t, "the object is removed", func() bool { return apierrors.IsNotFound(cluster.Get(cp)) })
 }
 
-// checkManifest: what a tool applies from a file stays as it is written, is applied again without a change or a conflict,
-// and can replace the live object, which keeps what controllers have written.
+// checkManifest checks that an applied manifest is stored unchanged, that a second application changes nothing and has no
+// conflict, and that the manifest can replace the live object, which keeps the fields of controllers.
 func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.CapstanControlPlane) {
 	t.Helper()
 	ctx := context.Background()
@@ -139,7 +139,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 			t.Fatalf("apply: %v", err)
 		}
 		if generation != 0 && u.GetGeneration() != generation {
-			t.Errorf("applied again, the object changed from generation %d to %d", generation, u.GetGeneration())
+			t.Errorf("the second application changed the generation from %d to %d", generation, u.GetGeneration())
 		}
 		generation = u.GetGeneration()
 	}
@@ -171,7 +171,7 @@ func checkManifest(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev
 	}
 }
 
-// handedOver says whether the first Machine owns its CapstanConfig and its infrastructure, as core would have it.
+// handedOver returns whether the first Machine owns its CapstanConfig and its infrastructure machine, as with core.
 func handedOver(t *testing.T, cluster *testcluster.Cluster) bool {
 	t.Helper()
 	machines := machinesOf(t, cluster)
@@ -187,7 +187,7 @@ func checkSecret(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1.
 	t.Helper()
 	s := cluster.Secret(name)
 	if s == nil {
-		t.Fatalf("no secret %s", name)
+		t.Fatalf("the Secret %s does not exist", name)
 	}
 	if s.Type != clusterv1.ClusterSecretType || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, cp) {
 		t.Errorf("secret %s: type %s, labels %v, owners %v", name, s.Type, s.Labels, s.OwnerReferences)
@@ -230,7 +230,7 @@ func checkMachine(t *testing.T, cluster *testcluster.Cluster, cp *controlplanev1
 	}
 }
 
-// started is a cluster whose API server answers through its endpoint.
+// started returns a cluster whose API server answers through its endpoint.
 func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*testcluster.Cluster, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)
@@ -238,23 +238,23 @@ func started(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*t
 	endpoint := testcluster.NewEndpoint(t)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
-	testcluster.Consistently(t, "not initialized while nothing answers (CP-09)", func() bool {
+	testcluster.Consistently(t, "not initialized before the API server answers (CP-09)", func() bool {
 		return cluster.Get(cp) == nil && cp.Status.Initialization.ControlPlaneInitialized == nil
 	})
 	endpoint.Serve(t, cluster.Secret("demo-ca"), env.Config)
-	becomes(t, cluster, cp, "initialized once the API server answers (CP-09)", func() bool {
+	becomes(t, cluster, cp, "initialized after the API server answers (CP-09)", func() bool {
 		return ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) && has(cp, controlplanev1.AvailableCondition, metav1.ConditionTrue, "")
 	})
 	return cluster, cp, endpoint
 }
 
-// connected is a started cluster that core and we have a connection to, with a world in it.
+// connected returns a started cluster with a connection from core and from the provider, and the simulation of its machines.
 func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (*simulation, *controlplanev1.CapstanControlPlane, *testcluster.Endpoint) {
 	t.Helper()
 	cluster, cp, endpoint := started(t, change)
 	w := newSimulation(t, cluster)
 	cluster.SetEndpoint(endpoint.APIEndpoint)
-	// As core does: the cluster cache connects once the Cluster says that its API server answers.
+	// As core does: the cluster cache connects as soon as the Cluster is initialized.
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
 	w.until("the machine is healthy", func() bool {
 		machines := machinesOf(t, cluster)
@@ -263,7 +263,7 @@ func connected(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) (
 	return w, cp, endpoint
 }
 
-// TestInitialized (CP-09, CP-10): set when the API server answers, never unset; Available follows it.
+// TestInitialized (CP-09, CP-10): initialized is set when the API server answers, and never unset. Available follows the answers.
 // Row CP-18.
 func TestInitialized(t *testing.T) {
 	w, cp, endpoint := connected(t, nil)
@@ -278,7 +278,7 @@ func TestInitialized(t *testing.T) {
 	becomes(t, cluster, cp, "CP-03 upToDateReplicas", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
 	endpoint.Close()
 	cluster.Change(cluster.Cluster, func() { cluster.Labels = map[string]string{"touched": "yes"} })
-	becomes(t, cluster, cp, "not available when nothing answers", func() bool {
+	becomes(t, cluster, cp, "not available while the API server does not answer", func() bool {
 		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "does not answer")
 	})
 	if !ptr.Deref(cp.Status.Initialization.ControlPlaneInitialized, false) {
@@ -286,11 +286,11 @@ func TestInitialized(t *testing.T) {
 	}
 }
 
-// TestSteadyState: a control plane that is as it should be causes no writes.
+// TestSteadyState: the reconciler writes nothing if the control plane already matches its spec.
 func TestSteadyState(t *testing.T) {
 	w, cp, _ := connected(t, nil)
 	cluster := w.cluster
-	w.until("it settles", w.settled(cp, 1))
+	w.until("the control plane is settled", w.settled(cp, 1))
 	becomes(t, cluster, cp, "up to date", func() bool { return ptr.Deref(cp.Status.UpToDateReplicas, 0) == 1 })
 	versions := func() string {
 		var out strings.Builder
@@ -309,8 +309,8 @@ func TestSteadyState(t *testing.T) {
 	w.still("no writes", func() bool { return versions() == before })
 }
 
-// TestUserAuthority (CP-15): one that the user provides is used and not overwritten; a broken one is
-// named, and nothing is made until it is mended.
+// TestUserAuthority (CP-15): a certificate authority of the user is used and not overwritten. A condition names a broken one, and
+// no Machine is created until it is repaired.
 func TestUserAuthority(t *testing.T) {
 	ca := newCA(t)
 	cluster := testcluster.New(t, env, nil)
@@ -322,7 +322,7 @@ func TestUserAuthority(t *testing.T) {
 		return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "demo-ca is broken")
 	})
 	if len(machinesOf(t, cluster)) != 0 {
-		t.Error("made a Machine with a broken authority")
+		t.Error("a Machine was created with a broken authority")
 	}
 	cluster.Change(secret, func() { secret.Data["tls.crt"] = ca.Cert })
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
@@ -332,11 +332,11 @@ func TestUserAuthority(t *testing.T) {
 	}
 	config, err := clientcmd.RESTConfigFromKubeConfig(cluster.Secret("demo-kubeconfig").Data["value"])
 	if err != nil || !bytes.Equal(config.CAData, ca.Cert) {
-		t.Errorf("the kubeconfig is not by the user's authority: %v", err)
+		t.Errorf("the user's authority did not sign the kubeconfig: %v", err)
 	}
 }
 
-// TestLostSecrets: once initialized nothing is made that would not fit what the machines hold.
+// TestLostSecrets: lost keys of an initialized cluster are not created again, because they would not match those on the machines.
 func TestLostSecrets(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	for _, name := range []string{"demo-etcd", "demo-encryption"} {
@@ -344,22 +344,22 @@ func TestLostSecrets(t *testing.T) {
 		if err := env.Client.Delete(context.Background(), lost); err != nil {
 			t.Fatal(err)
 		}
-		becomes(t, cluster, cp, name+" is missed", func() bool {
-			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, name+" is gone")
+		becomes(t, cluster, cp, "a condition names the missing "+name, func() bool {
+			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, name+" was deleted")
 		})
 		if cluster.Secret(name) != nil {
-			t.Errorf("%s was made again", name)
+			t.Errorf("%s was created again", name)
 		}
 		lost.ResourceVersion, lost.UID = "", ""
 		cluster.Create(lost)
-		becomes(t, cluster, cp, name+" is back", func() bool {
+		becomes(t, cluster, cp, "the control plane continues with "+name, func() bool {
 			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionTrue, "")
 		})
 	}
 }
 
-// TestKubeconfig (CP-13, CP-14): made again when the endpoint changes or somebody deletes it; left
-// alone when it is somebody else's.
+// TestKubeconfig (CP-13, CP-14): the kubeconfig is created again after a change of the endpoint or its deletion. A kubeconfig of
+// a user is not changed.
 func TestKubeconfig(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
@@ -384,7 +384,7 @@ func TestKubeconfig(t *testing.T) {
 	if err := env.Client.Delete(context.Background(), cluster.Secret("demo-kubeconfig")); err != nil {
 		t.Fatal(err)
 	}
-	testcluster.Eventually(t, "made again", func() bool { return server() == "https://127.0.0.1:2" })
+	testcluster.Eventually(t, "the deleted kubeconfig exists again", func() bool { return server() == "https://127.0.0.1:2" })
 
 	foreign := testcluster.New(t, env, nil)
 	mine := &corev1.Secret{ObjectMeta: foreign.Meta("demo-kubeconfig"), Type: corev1.SecretTypeOpaque, Data: cluster.Secret("demo-kubeconfig").Data}
@@ -397,7 +397,8 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
-// TestCrash: killed after the CapstanConfig was made, the next run makes the rest under its name.
+// TestCrash: the manager is killed after it has created a CapstanConfig. The next manager creates the other objects with the same
+// name.
 func TestCrash(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(nil)
@@ -418,21 +419,21 @@ func TestCrash(t *testing.T) {
 	})
 }
 
-// TestLostMachine: a control plane that has lost its last machine is not silently made anew.
+// TestLostMachine: a control plane without its last machine is not created again as an empty cluster.
 func TestLostMachine(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	machine := machinesOf(t, cluster)[0]
 	if err := env.Client.Delete(context.Background(), &machine); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Change(&machine, func() { machine.Finalizers = nil }) // By force: nobody asks it to leave.
-	becomes(t, cluster, cp, "it is said", func() bool {
-		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "every control plane machine is gone")
+	cluster.Change(&machine, func() { machine.Finalizers = nil }) // A forced removal: its member does not leave etcd.
+	becomes(t, cluster, cp, "a condition reports it", func() bool {
+		return has(cp, controlplanev1.AvailableCondition, metav1.ConditionFalse, "all control plane machines and the cluster")
 	})
 	testcluster.Consistently(t, "no new machine", func() bool { return len(machinesOf(t, cluster)) == 0 })
 }
 
-// TestDelete: workers first, then the control plane machines, then the object.
+// TestDelete: the order of a deletion is workers, control plane machines, control plane object.
 func TestDelete(t *testing.T) {
 	cluster, cp, _ := started(t, nil)
 	worker := &clusterv1.Machine{ObjectMeta: cluster.Meta("worker"), Spec: machinesOf(t, cluster)[0].Spec}
@@ -444,9 +445,9 @@ func TestDelete(t *testing.T) {
 		return has(cp, clusterv1.DeletingCondition, metav1.ConditionTrue, "1 worker")
 	})
 	if m := machinesOf(t, cluster); len(m) != 1 || !m[0].DeletionTimestamp.IsZero() {
-		t.Error("the control plane machine went before the worker")
+		t.Error("the control plane machine was deleted before the worker")
 	}
-	// As in life: the worker has a finalizer, so that its deletion is seen twice.
+	// The worker has a finalizer, as usual, so its deletion causes two events.
 	cluster.Change(worker, func() { worker.Finalizers = []string{"test/finalizer"} })
 	if err := env.Client.Delete(context.Background(), worker); err != nil {
 		t.Fatal(err)
@@ -455,17 +456,17 @@ func TestDelete(t *testing.T) {
 	newSimulation(t, cluster).until("everything is gone, and no hook keeps it", func() bool { return len(machinesOf(t, cluster)) == 0 && cluster.Get(cp) != nil })
 }
 
-// TestPaused (ALL-08, CP-22): nothing is done for a paused Cluster, deletion included, and it is said.
+// TestPaused (ALL-08, CP-22): while the Cluster is paused, nothing is changed or deleted, and a condition shows the pause.
 func TestPaused(t *testing.T) {
 	cluster := testcluster.New(t, env, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(nil)
 	becomes(t, cluster, cp, "Paused", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "spec.paused") })
 	if cluster.Secret("demo-ca") != nil || len(cp.Finalizers) != 0 {
-		t.Error("did something while paused")
+		t.Error("the reconciler changed objects of a paused Cluster")
 	}
 	cluster.Change(cluster.Cluster, func() { cluster.Spec.Paused = ptr.To(false) })
-	testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 	cluster.Change(cp, func() { cp.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
 	becomes(t, cluster, cp, "paused by annotation", func() bool { return has(cp, clusterv1.PausedCondition, metav1.ConditionTrue, "annotation") })
 	if err := env.Client.Delete(context.Background(), cp); err != nil {
@@ -474,7 +475,7 @@ func TestPaused(t *testing.T) {
 	testcluster.Consistently(t, "not deleted", func() bool { return len(machinesOf(t, cluster)) == 1 && cluster.Get(cp) == nil })
 }
 
-// TestInvalid: what cannot work is said, and goes on once it is mended.
+// TestInvalid: conditions name invalid input, and the reconciler continues after the input is corrected.
 func TestInvalid(t *testing.T) {
 	for name, c := range map[string]struct {
 		pods, services []string
@@ -494,26 +495,26 @@ func TestInvalid(t *testing.T) {
 					conditions.GetReason(cp, controlplanev1.AvailableCondition) == controlplanev1.InvalidConfigurationReason
 			})
 			cluster.Change(cluster.Cluster, func() { cluster.Spec.ClusterNetwork = clusterv1.ClusterNetwork{} })
-			testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+			testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 		})
 	}
 }
 
-// TestMissingTemplate: said, and its creation is an event.
+// TestMissingTemplate: a condition names the missing template, and its creation causes a reconcile.
 func TestMissingTemplate(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = "later"
 	})
-	becomes(t, cluster, cp, "said", func() bool {
+	becomes(t, cluster, cp, "a condition reports it", func() bool {
 		return has(cp, clusterv1.ScalingUpCondition, metav1.ConditionTrue, "CapstanMachineTemplate later does not exist")
 	})
 	cluster.MachineTemplate("later")
-	testcluster.Eventually(t, "goes on", func() bool { return len(machinesOf(t, cluster)) == 1 })
+	testcluster.Eventually(t, "the control plane continues", func() bool { return len(machinesOf(t, cluster)) == 1 })
 }
 
-// TestFailureDomain (CP-16): of those for control planes.
+// TestFailureDomain (CP-16): Machines are in failure domains for control planes only.
 func TestFailureDomain(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.ChangeStatus(cluster.Cluster, func() {
@@ -521,13 +522,13 @@ func TestFailureDomain(t *testing.T) {
 	})
 	cluster.SetInfraEndpoint(somewhere)
 	cluster.ControlPlane(nil)
-	testcluster.Eventually(t, "in b", func() bool {
+	testcluster.Eventually(t, "the Machine is in domain b", func() bool {
 		m := machinesOf(t, cluster)
 		return len(m) == 1 && m[0].Spec.FailureDomain == "b"
 	})
 }
 
-// TestScale (CP-04): the subresource works, and refuses what can never be.
+// TestScale (CP-04): the scale subresource works, and refuses invalid numbers of replicas.
 func TestScale(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cluster.SetInfraEndpoint(somewhere)
@@ -543,7 +544,7 @@ func TestScale(t *testing.T) {
 	for _, n := range []int32{2, 0} {
 		scale.Spec.Replicas = n
 		if err := env.Client.SubResource("scale").Update(context.Background(), cp, client.WithSubResourceBody(scale)); err == nil {
-			t.Errorf("scaled to %d", n)
+			t.Errorf("the scale subresource accepted %d replicas", n)
 		}
 	}
 	testcluster.Eventually(t, "scaled to 3", func() bool {
@@ -555,19 +556,19 @@ func TestScale(t *testing.T) {
 	})
 }
 
-// TestCertificateRequests: through a real API server, from requests of machines to their answers.
+// TestCertificateRequests sends requests of machines to a real API server and checks the answers.
 func TestCertificateRequests(t *testing.T) {
 	cluster, cp, endpoint := started(t, nil)
-	// Names are of this cluster alone: other tests' clusters have the same API server behind them.
+	// The names are unique, because the workload clusters of all tests have the same API server.
 	node := "node-" + cluster.Namespace
 	machine := machinesOf(t, cluster)[0]
 	cluster.ChangeStatus(&machine, func() {
 		machine.Status.Addresses = clusterv1.MachineAddresses{{Type: clusterv1.MachineHostName, Address: node}, {Type: clusterv1.MachineInternalIP, Address: "10.200.0.3"}}
 	})
 	cluster.SetEndpoint(endpoint.APIEndpoint)
-	// As core does: the cluster cache connects once the Cluster says that its API server answers.
+	// As core does: the cluster cache connects as soon as the Cluster is initialized.
 	cluster.ChangeStatus(cluster.Cluster, func() { cluster.Status.Initialization.ControlPlaneInitialized = ptr.To(true) })
-	// The bootstrap data of the Machine holds the token's id.
+	// The bootstrap data of the Machine contains the id of the token.
 	cluster.Create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: cluster.Namespace, Name: node, Labels: map[string]string{clusterv1.ClusterNameLabel: cluster.Name},
@@ -589,6 +590,6 @@ func TestCertificateRequests(t *testing.T) {
 
 	testcluster.Eventually(t, "approved", func() bool { return answer(t, good) == "Approved" && answer(t, agent) == "Approved" })
 	testcluster.Eventually(t, "denied", func() bool { return answer(t, bad) == "Denied" })
-	testcluster.Consistently(t, "untouched", func() bool { return answer(t, other) == "" })
+	testcluster.Consistently(t, "the request stays unanswered", func() bool { return answer(t, other) == "" })
 	_ = cp
 }

@@ -12,8 +12,8 @@ import (
 	"capstan.dev/capstan/internal/controlplane/model"
 )
 
-// TestRepairsInARow (CP-10): all three Machines are unhealthy, and so is what replaces them. They are replaced one at a time:
-// etcd has two members at least, and each replacement knows what it replaces, so that retries are limited.
+// TestRepairsInARow (CP-10): all three Machines and their replacements are unhealthy. They are replaced one at a time, so etcd
+// has at least two members. Each replacement records the Machine that it replaces, so the number of retries is limited.
 func TestRepairsInARow(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Replicas = ptr.To[int32](3)
@@ -37,7 +37,7 @@ func TestRepairsInARow(t *testing.T) {
 		return w.settled(cp, 3)()
 	})
 	if w.fewest < 2 || len(w.made) != 6 {
-		t.Errorf("%d members at least, %d Machines were made", w.fewest, len(w.made))
+		t.Errorf("at least %d voting members, %d Machines were created", w.fewest, len(w.made))
 	}
 	var replaced []string
 	for _, m := range machinesOf(t, w.cluster) {
@@ -47,7 +47,7 @@ func TestRepairsInARow(t *testing.T) {
 	}
 	slices.Sort(replaced)
 	if slices.Sort(before); !slices.Equal(replaced, before) {
-		t.Errorf("replaced were %v, and the new Machines know of %v", before, replaced)
+		t.Errorf("%v were replaced, and the new Machines record %v", before, replaced)
 	}
 	again := machinesOf(t, w.cluster)[0]
 	unhealthy(w, &again)

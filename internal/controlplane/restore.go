@@ -46,7 +46,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 			r.clearChecks(ctx, s)
 			conditions.Delete(s.Object, controlplanev1.RestoredCondition)
 		}
-		// The next restore is another one, whatever was said of this.
+		// The next restore is a new one, regardless of the conditions of this one.
 		if err := r.annotate(ctx, s, controlplanev1.RestoreUncheckedAnnotation, ""); err != nil {
 			return result{}, err
 		}
@@ -58,12 +58,12 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 		return result{}, r.annotate(ctx, s, controlplanev1.RestoreAnnotation, "")
 	}
 	if step != model.RestoreWait {
-		// What follows cannot be taken back: what is stored decides.
+		// The next steps cannot be undone, so the decision reads the stored object.
 		if current, err := r.readRestoring(ctx, s); err != nil || !current {
 			return result{stop: true}, err
 		}
 		if step, machines = s.Restoration().Next(); step == model.RestoreNone {
-			return result{stop: true}, nil // The cache is about to tell.
+			return result{stop: true}, nil // The cache will deliver the change.
 		}
 	}
 	var way model.CheckWay
@@ -74,13 +74,13 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 		}
 		way, why = model.WhoChecks(s.Fleet(), s.Readiness, s.Initialized(), s.Now.Sub(r.answered.last(s.Object.UID, s.Now)))
 	}
-	// What a machine looks at tells its keys itself.
+	// The check on a machine compares the keys itself.
 	if problems, err := r.prepareRestore(ctx, s, way == model.CheckByNobody && s.Initialized()); err != nil {
 		return result{stop: true}, err
 	} else if len(problems) > 0 && (step == model.RestoreBegin || step == model.RestoreCreate) {
 		s.tellRestored(metav1.ConditionFalse, controlplanev1.RestoreImpossibleReason, fmt.Sprintf("The backup %s cannot be restored: %s", spec.Name, strings.Join(problems, "; ")))
 		if s.Initialized() && step == model.RestoreBegin {
-			return requeueAfter(secretRetry), nil // A cluster that runs goes on.
+			return requeueAfter(secretRetry), nil // A running cluster continues.
 		}
 		return result{
 			stop: true, requeueAfter: secretRetry,
@@ -90,7 +90,7 @@ func (r *restores) reconcile(ctx context.Context, s *scope) (result, error) {
 	if step == model.RestoreBegin {
 		ready, unexamined, again, err := r.checkRestore(ctx, s, way, why)
 		if err != nil || !ready {
-			return requeueAfter(again), err // A cluster that runs goes on.
+			return requeueAfter(again), err // A running cluster continues.
 		}
 		unchecked = unexamined
 	}
@@ -242,7 +242,7 @@ func (r *restores) removeStaleNodes(ctx context.Context, s *scope) error {
 	}
 	for _, name := range slices.Sorted(slices.Values(model.StaleNodes(nodes, s.Cluster.Namespace, machines))) {
 		if err := client.IgnoreNotFound(s.client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})); err != nil {
-			return fmt.Errorf("cannot delete the Node %s, whose Machine is gone: %w", name, err)
+			return fmt.Errorf("cannot delete the Node %s, whose Machine does not exist: %w", name, err)
 		}
 	}
 	return nil

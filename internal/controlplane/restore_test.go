@@ -21,11 +21,11 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// checkFor waits until a machine is asked to look at a backup.
+// checkFor waits until a machine is requested to examine a backup.
 func (w *simulation) checkFor(backup string) *etcdv1.EtcdBackupCheck {
 	w.t.Helper()
 	var found *etcdv1.EtcdBackupCheck
-	w.until("a machine is asked to look at "+backup, func() bool {
+	w.until("an EtcdBackupCheck of "+backup, func() bool {
 		list := &etcdv1.EtcdBackupCheckList{}
 		if err := env.Client.List(context.Background(), list); err != nil {
 			w.t.Fatal(err)
@@ -40,7 +40,7 @@ func (w *simulation) checkFor(backup string) *etcdv1.EtcdBackupCheck {
 	return found
 }
 
-// finds plays the machine that has looked at a backup.
+// finds simulates the machine that has examined a backup.
 func (w *simulation) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCheckStatus) {
 	w.t.Helper()
 	before := c.DeepCopy()
@@ -50,8 +50,9 @@ func (w *simulation) finds(c *etcdv1.EtcdBackupCheck, status etcdv1.EtcdBackupCh
 	}
 }
 
-// TestRestoreSameCluster: nothing happens as long as the keys do not fit, or a machine finds that the backup cannot be used;
-// then every machine of before goes before the first of the restored cluster is made, and the others join it. It is done once.
+// TestRestoreSameCluster: no Machine changes if the keys do not match, or if a machine finds that the backup is unusable. In a
+// restore, all existing machines are removed before the first machine of the restored cluster is created, and the others join
+// it. The restore is done once.
 func TestRestoreSameCluster(t *testing.T) {
 	w, cp, _ := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
@@ -61,7 +62,7 @@ func TestRestoreSameCluster(t *testing.T) {
 	demand(w, cp, "one")
 	b := w.backupWith(etcdv1.BackupOnDemand, "one")
 	w.ends(b, etcdv1.BackupSucceeded, "")
-	w.until("there is a backup", func() bool { return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 })
+	w.until("the status contains a backup", func() bool { return w.cluster.Get(cp) == nil && len(cp.Status.Backups) == 1 })
 
 	before := namesOfMachines(t, w)
 	keys := slices.Clone(cp.Status.Backups[0].Keys)
@@ -72,11 +73,11 @@ func TestRestoreSameCluster(t *testing.T) {
 		}
 	}
 	w.cluster.Change(cp, func() { cp.Spec.Restore = controlplanev1.RestoreSpec{Name: b.Name, Keys: wrong} })
-	w.until("another encryption key is told", func() bool {
+	w.until("a condition names the other encryption key", func() bool {
 		return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "it needs the key encryption")
 	})
 	if now := namesOfMachines(t, w); !slices.Equal(now, before) {
-		t.Fatalf("%v became %v, although the backup cannot be used", before, now)
+		t.Fatalf("Machines %v became %v, although the backup is unusable", before, now)
 	}
 
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Keys = nil })
@@ -86,10 +87,10 @@ func TestRestoreSameCluster(t *testing.T) {
 	}
 	untouched := func(what string) {
 		t.Helper()
-		w.until("it is told: "+what, func() bool {
+		w.until("a condition contains: "+what, func() bool {
 			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, what)
 		})
-		w.still("nothing is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
+		w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
 	}
 	untouched("the machine of " + check.Spec.Member)
 	w.finds(check, etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun})
@@ -103,11 +104,11 @@ func TestRestoreSameCluster(t *testing.T) {
 	w.restoring = true
 	w.cluster.Change(cp, func() { cp.Spec.Restore.Attempt = "3" })
 	w.finds(w.checkFor(b.Name), etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded, KubernetesVersion: "v1.36.3", Keys: keys})
-	w.until("all machines of before are gone, and another one is made", func() bool {
+	w.until("all former machines are removed, and another one is created", func() bool {
 		now := namesOfMachines(t, w)
 		old := slices.ContainsFunc(now, func(name string) bool { return slices.Contains(before, name) })
 		if old && len(now) > 3 {
-			t.Fatalf("one of before and one of now at the same time: %v", now)
+			t.Fatalf("a Machine from before the restore exists beside a restored one: %v", now)
 		}
 		return len(now) == 1 && !old
 	})
@@ -124,25 +125,25 @@ func TestRestoreSameCluster(t *testing.T) {
 	})
 	w.until("three again", w.settled(cp, 3))
 	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(check), check); !apierrors.IsNotFound(err) {
-		t.Errorf("a check is left: %v", err)
+		t.Errorf("an EtcdBackupCheck remains: %v", err)
 	}
 	after := namesOfMachines(t, w)
 	if !slices.Contains(after, first) || len(w.made) != 6 { // Creation times have whole seconds.
-		t.Errorf("%v were made, %v are there", w.made, after)
+		t.Errorf("%v were created, %v exist", w.made, after)
 	}
 
-	// A management cluster that was taken back itself has lost its notes. The cluster still knows.
+	// A management cluster that was itself restored has lost this record. The workload cluster still has it.
 	w.restoring = false
 	w.cluster.Change(cp, func() { delete(cp.Annotations, controlplanev1.RestoredAnnotation) })
-	w.until("it is written down again", func() bool {
+	w.until("the restore is recorded again", func() bool {
 		return w.cluster.Get(cp) == nil && cp.Annotations[controlplanev1.RestoredAnnotation] == b.Name+"#3"
 	})
-	w.still("nothing is restored twice", func() bool { return slices.Equal(namesOfMachines(t, w), after) })
+	w.still("the restore is not repeated", func() bool { return slices.Equal(namesOfMachines(t, w), after) })
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
 }
 
-// TestRestoreUnchecked: a cluster that does not answer is not touched before it is known that it will not; what was restored
-// without a look at the backup says so.
+// TestRestoreUnchecked: if a cluster does not answer, the restore waits before it removes machines. A condition states that the
+// backup was not examined.
 func TestRestoreUnchecked(t *testing.T) {
 	w, cp, endpoint := connected(t, func(cp *controlplanev1.CapstanControlPlane) {
 		cp.Spec.Backup = controlplanev1.BackupSpec{Store: inDirectory()}
@@ -152,13 +153,13 @@ func TestRestoreUnchecked(t *testing.T) {
 	w.cluster.Change(cp, func() { cp.Spec.Restore = controlplanev1.RestoreSpec{Name: "etcd-1"} })
 	told := func(reason, message string) {
 		t.Helper()
-		w.until("it is told: "+message, func() bool {
+		w.until("a condition contains: "+message, func() bool {
 			return w.cluster.Get(cp) == nil && has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, message) &&
 				conditions.GetReason(cp, controlplanev1.RestoredCondition) == reason
 		})
 	}
 	told(controlplanev1.CheckingReason, "the API server does not answer through the endpoint. When that lasts 2m0s, the cluster is restored without a check")
-	w.still("nothing is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
+	w.still("no Machine is removed", func() bool { return slices.Equal(namesOfMachines(t, w), before) })
 
 	w.restoring = true
 	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: before[0]}}
@@ -173,14 +174,14 @@ func TestRestoreUnchecked(t *testing.T) {
 		cp.Spec.Restore.OtherAuthorities = ptr.To(true)
 	})
 	told(controlplanev1.RestoringUncheckedReason, "No machine could check the backup before")
-	w.until("another machine is made", func() bool {
+	w.until("another machine is created", func() bool {
 		now := namesOfMachines(t, w)
 		return len(now) == 1 && now[0] != before[0]
 	})
 	told(controlplanev1.RestoringUncheckedReason, "begins with the backup etcd-1. No machine could check the backup before the restore began")
 }
 
-// TestRestoreNewCluster: a new cluster begins with the backup of another one, and with its keys, which nobody makes anew.
+// TestRestoreNewCluster: a new cluster starts from the backup and with the keys of another cluster. The keys are not created again.
 func TestRestoreNewCluster(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
@@ -189,7 +190,7 @@ func TestRestoreNewCluster(t *testing.T) {
 	endpoint := testcluster.NewEndpoint(t)
 	cluster.SetInfraEndpoint(endpoint.APIEndpoint)
 	for _, name := range []string{"demo-ca", "demo-sa", "demo-encryption"} {
-		becomes(t, cluster, cp, name+" is missed", func() bool {
+		becomes(t, cluster, cp, "a condition names the missing "+name, func() bool {
 			return has(cp, controlplanev1.CertificatesAvailableCondition, metav1.ConditionFalse, "the secret "+name+" does not exist: spec.restore needs the one")
 		})
 		if cluster.Secret(name) != nil {
@@ -200,11 +201,11 @@ func TestRestoreNewCluster(t *testing.T) {
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}})
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-sa"), Type: clusterv1.ClusterSecretType, Data: serviceAccountKeys(t)})
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("demo-encryption"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": make([]byte, 32)}})
-	becomes(t, cluster, cp, "the store's Secret is missed", func() bool {
+	becomes(t, cluster, cp, "a condition names the missing Secret of the store", func() bool {
 		return has(cp, controlplanev1.RestoredCondition, metav1.ConditionFalse, "the Secret store, which the backup store needs, does not exist")
 	})
 	if n := len(machinesOf(t, cluster)); n != 0 {
-		t.Errorf("%d Machines without the backup", n)
+		t.Errorf("%d Machines exist without the backup", n)
 	}
 	cluster.Create(&corev1.Secret{ObjectMeta: cluster.Meta("store"), Data: map[string][]byte{etcdv1.S3AccessKeyID: []byte("me"), etcdv1.S3SecretAccessKey: []byte("x")}})
 	testcluster.Eventually(t, "the first Machine", func() bool { return len(machinesOf(t, cluster)) == 1 })
@@ -224,13 +225,13 @@ func TestRestoreNewCluster(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = env.Client.Delete(context.WithoutCancel(t.Context()), marker()) })
 	scaleTo(w, cp, 3)
-	w.until("others join", w.settled(cp, 3))
+	w.until("the other machines join", w.settled(cp, 3))
 	if len(w.made) != 3 {
-		t.Errorf("%v were made", w.made)
+		t.Errorf("Machines %v were created", w.made)
 	}
 }
 
-// serviceAccountKeys as Cluster API has them.
+// serviceAccountKeys returns the Secret in the form of Cluster API.
 func serviceAccountKeys(t *testing.T) map[string][]byte {
 	t.Helper()
 	cluster := testcluster.New(t, env, nil)

@@ -38,7 +38,7 @@ func (r *restores) checkRestore(ctx context.Context, s *scope, way model.CheckWa
 	found, err := r.readCheck(ctx, s)
 	if apimeta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 		r.workloads.reinstall(s)
-		s.tellChecking(nil, "", "the cluster does not know the kind EtcdBackupCheck yet")
+		s.tellChecking(nil, "", "the cluster does not have the kind EtcdBackupCheck yet")
 		return false, "", model.UnhealthyRetry, nil
 	}
 	if err != nil {
@@ -82,7 +82,7 @@ func (r *restores) removeCheck(ctx context.Context, s *scope, c *etcdv1.EtcdBack
 	return nil
 }
 
-// makeCheck asks a machine to examine the backup, or another machine when the first one does not start.
+// makeCheck requests a check of the backup from a machine, or from another machine if the first one does not start.
 func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBackupCheck) error {
 	f, problem := s.Fleet(), ""
 	members := model.BackupMembers(f, s.Workload.Members)
@@ -105,7 +105,7 @@ func (r *restores) makeCheck(ctx context.Context, s *scope, found *etcdv1.EtcdBa
 	source := s.RestoreSource
 	credentials, problem, err := r.stores.storeSecret(ctx, s, source.Store)
 	if err != nil || problem != "" {
-		return err // prepareRestore tells of it.
+		return err // prepareRestore reports it.
 	}
 	if credentials != nil {
 		if err := r.stores.bringSecret(ctx, s, etcdv1.RestoreSecretName, credentials); err != nil {

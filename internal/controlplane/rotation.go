@@ -31,8 +31,8 @@ import (
 )
 
 const (
-	// rotationRetry is how often a rotation that waits looks again: what Nodes and ConfigMaps of the workload
-	// cluster say is no event here.
+	// rotationRetry is the interval of checks of a waiting rotation, because changes of Nodes and ConfigMaps of the
+	// workload cluster are no events here.
 	rotationRetry = 2 * time.Second
 )
 
@@ -218,8 +218,8 @@ func joinPEM(first, second []byte) []byte {
 	return []byte(strings.TrimSpace(string(first)) + "\n" + strings.TrimSpace(string(second)) + "\n")
 }
 
-// lacking describes the machines that do not have the target yet. It sends the target to the Nodes once the control plane
-// machines have it. A machine that cannot be asked does not have it.
+// lacking describes the machines that do not have the target yet. It sends the target to the Nodes once the control
+// plane machines have it. A machine whose state is unknown counts as one without it.
 func (r *rotations) lacking(ctx context.Context, s *scope, state model.Rotation) []string {
 	out, err := r.lackingControlPlane(ctx, s, state)
 	if err != nil {
@@ -229,18 +229,18 @@ func (r *rotations) lacking(ctx context.Context, s *scope, state model.Rotation)
 		return out
 	}
 	if s.client == nil || s.Workload.Err != nil {
-		return []string{"the workload cluster cannot be asked about its Nodes: " + fmt.Sprint(cmp.Or(s.Workload.Err, errors.New("there is no connection to it")))}
+		return []string{"cannot read the Nodes of the workload cluster: " + fmt.Sprint(cmp.Or(s.Workload.Err, errors.New("there is no connection to it")))}
 	}
 	ctx, cancel := context.WithTimeout(ctx, workloadTimeout)
 	defer cancel()
 	if out, err = r.lackingNodes(ctx, s, state); err != nil {
-		return []string{"the workload cluster cannot be asked about its Nodes: " + err.Error()}
+		return []string{"cannot read the Nodes of the workload cluster: " + err.Error()}
 	}
 	return out
 }
 
 func (r *rotations) lackingControlPlane(ctx context.Context, s *scope, state model.Rotation) ([]string, error) {
-	known := s.Fleet() // One that is stuck on a host that is gone is not waited for.
+	known := s.Fleet() // The rotation does not wait for a Machine that is stuck on a dead host.
 	machines := slices.DeleteFunc(s.Machines.UnsortedList(), func(m *clusterv1.Machine) bool { return known.Find(m.Name) == nil })
 	holders, err := r.holders(ctx, machines)
 	if err != nil {
@@ -305,8 +305,8 @@ func (r *rotations) lackingNodes(ctx context.Context, s *scope, state model.Rota
 	return append(out, model.PendingNodes(state.Target, holders)...), nil
 }
 
-// removeOrphan deletes a Node whose Machine is gone. Cluster API tries the same for ten seconds only, and its connection may
-// be refused in that time, because it uses a certificate of the old authority.
+// removeOrphan deletes a Node without a Machine. Cluster API tries the same for ten seconds only, and its connection
+// may be refused in that time, because it uses a certificate of the old authority.
 func (r *rotations) removeOrphan(ctx context.Context, s *scope, n *corev1.Node) (gone bool, err error) {
 	name := n.Annotations[clusterv1.MachineAnnotation]
 	if name == "" || n.Annotations[clusterv1.ClusterNameAnnotation] != s.Cluster.Name || n.Annotations[clusterv1.ClusterNamespaceAnnotation] != s.Cluster.Namespace {
@@ -352,7 +352,7 @@ func answerTo(challenge string, bundle, key []byte, has string) (string, error) 
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok {
-		return "", fmt.Errorf("want a private key that can sign, found %T", pair.PrivateKey)
+		return "", fmt.Errorf("expected a private key that can sign, found %T", pair.PrivateKey)
 	}
 	return nodeconfig.SignAuthorities(signer, bundle, challenge)
 }

@@ -27,8 +27,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// rotating is a cluster whose certificate authority is rotated: a control plane Machine, a worker on its way, a
-// Node. A new scope is made for each look, as if the manager were killed after each step.
+// rotating is a cluster whose certificate authority is rotated. It has a control plane Machine, a worker that has not joined, and
+// a Node. Each step has a new scope, as if the manager were killed after each step.
 type rotating struct {
 	t                    *testing.T
 	management, workload client.Client
@@ -97,7 +97,7 @@ func (r *rotating) change(c client.Client, namespace, name string, obj client.Ob
 	}
 }
 
-// look reconciles once and returns what the condition says, and the authorities of the secret.
+// look reconciles once and returns the reason and message of the condition, and the authorities in the Secret.
 func (r *rotating) look() (reason, message string, list []string, bundle []byte) {
 	r.t.Helper()
 	cp, machine, ca := &controlplanev1.CapstanControlPlane{}, &clusterv1.Machine{}, &corev1.Secret{}
@@ -120,7 +120,7 @@ func (r *rotating) look() (reason, message string, list []string, bundle []byte)
 	return conditions.GetReason(cp, kind), conditions.GetMessage(cp, kind), list, ca.Data[secret.TLSCrtDataName]
 }
 
-// signature is what the provider has signed for a Node.
+// signature returns the signature of the provider for a Node.
 func (r *rotating) signature(name string) string {
 	r.t.Helper()
 	n := &corev1.Node{}
@@ -137,7 +137,7 @@ func parseCerts(t *testing.T, bundle []byte) []*x509.Certificate {
 	return out
 }
 
-// says looks until the condition has a reason and says something; a step needs a look or two.
+// says reconciles until the condition has a reason and a message. A step needs one or two reconciles.
 func (r *rotating) says(reason, words string) (list []string, bundle []byte) {
 	r.t.Helper()
 	var is, message string
@@ -150,8 +150,8 @@ func (r *rotating) says(reason, words string) (list []string, bundle []byte) {
 	return nil, nil
 }
 
-// TestRotationToTheEnd_CP15: in each phase control plane Machines come first, then what pods get, then Nodes; the
-// next phase begins when the last one is there, and in the end nothing of the old authority is left.
+// TestRotationToTheEnd_CP15: the order in each phase is control plane Machines, the authorities for pods, Nodes. The next phase
+// begins after the last Node. Nothing of the old authority remains in the end.
 func TestRotationToTheEnd_CP15(t *testing.T) {
 	r := newRotating(t)
 	_, _, first, trusted := r.look()
@@ -161,7 +161,7 @@ func TestRotationToTheEnd_CP15(t *testing.T) {
 	for _, phase := range []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason} {
 		list, bundle := r.says(phase, "control plane Machine a is to be replaced")
 		if slices.Equal(list, last) {
-			t.Fatalf("%s: the secret still has %v", phase, list)
+			t.Fatalf("%s: the Secret still contains %v", phase, list)
 		}
 		last = list
 		data := &corev1.Secret{}
@@ -171,28 +171,28 @@ func TestRotationToTheEnd_CP15(t *testing.T) {
 		r.says(phase, "has not published")
 		node := &corev1.Node{}
 		if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] == string(bundle) {
-			t.Errorf("%s: the Node was told too early", phase)
+			t.Errorf("%s: the Node got its signature too early", phase)
 		}
 		published := &corev1.ConfigMap{}
 		r.change(r.workload, "kube-system", "kube-root-ca.crt", published, func() { published.Data = map[string]string{"ca.crt": string(bundle)} })
 		r.says(phase, "Node w")
 		r.change(r.workload, "", "w", node, func() {
 			if node.Annotations[nodeconfig.SignatureAnnotation] != "" {
-				t.Errorf("%s: signed for a machine that has not said its challenge", phase)
+				t.Errorf("%s: signed for a machine without a challenge", phase)
 			}
 			node.Annotations[nodeconfig.ChallengeAnnotation] = "challenge of " + phase
 		})
 		r.says(phase, "Node w")
 		r.change(r.workload, "", "w", node, func() {
 			if node.Annotations[nodeconfig.AuthoritiesAnnotation] != string(bundle) {
-				t.Errorf("%s: the Node was not told", phase)
+				t.Errorf("%s: the Node got no signature", phase)
 			}
 			signature := node.Annotations[nodeconfig.SignatureAnnotation]
 			if err := nodeconfig.VerifyAuthorities(parseCerts(t, trusted), bundle, "challenge of "+phase, signature); err != nil {
 				t.Errorf("%s: %v", phase, err)
 			}
 			if _, _, _, trusted = r.look(); r.signature("w") != signature {
-				t.Errorf("%s: what is signed is signed again", phase)
+				t.Errorf("%s: the same challenge was signed twice", phase)
 			}
 			delete(node.Annotations, nodeconfig.ChallengeAnnotation) // for the next phase
 			node.Annotations[nodeconfig.TrustedAuthoritiesAnnotation] = strings.Join(list, ",")
@@ -201,27 +201,27 @@ func TestRotationToTheEnd_CP15(t *testing.T) {
 	}
 	list, bundle := r.says(controlplanev1.NotRotatingReason, "")
 	if len(list) != 1 || list[0] == first[0] {
-		t.Errorf("in the end %v, before %v", list, first)
+		t.Errorf("authorities %v after the rotation, %v before it", list, first)
 	}
 	node, orphans, published := &corev1.Node{}, &corev1.NodeList{}, &corev1.ConfigMap{}
 	if r.get(r.workload, "", "w", node); node.Annotations[nodeconfig.AuthoritiesAnnotation] != "" || node.Annotations[nodeconfig.SignatureAnnotation] != "" {
-		t.Error("the Node still has what it was told")
+		t.Error("the Node still has the annotations of the rotation")
 	}
 	if err := r.workload.List(context.Background(), orphans); err != nil || len(orphans.Items) != 1 {
-		t.Errorf("the Node whose Machine is gone is still there: %v", err)
+		t.Errorf("the Node without a Machine still exists: %v", err)
 	}
 	if r.get(r.workload, "kube-system", "extension-apiserver-authentication", published); published.Data["client-ca-file"] != string(bundle) {
 		t.Error("the old authority is still published for other servers")
 	}
 	for range 3 {
 		if reason, message, again, _ := r.look(); reason != controlplanev1.NotRotatingReason || !slices.Equal(again, list) {
-			t.Errorf("the same wish begins again: %s: %s", reason, message)
+			t.Errorf("the same request started another rotation: %s: %s", reason, message)
 		}
 	}
 }
 
-// TestRotationWaitsForWorkersOnTheWay: a worker that was made before, and has not joined, would not know the
-// servers any more.
+// TestRotationWaitsForWorkersOnTheWay: the rotation waits for workers that were created before it and have not joined. They would
+// not trust the servers after the next phase.
 func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
 	r := newRotating(t)
 	r.look()
@@ -241,7 +241,7 @@ func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
 	r.says(controlplanev1.TrustingNewReason, "Machine w has no Node yet")
 }
 
-// TestUnsafeAuthorityIsRefused: a secret that somebody replaces by one that nothing trusts is not used.
+// TestUnsafeAuthorityIsRefused: a Secret is not used if a user has replaced it with an authority that no machine trusts.
 func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	r := newRotating(t)
 	r.look()
@@ -265,7 +265,7 @@ func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	r.change(r.management, "ns", "demo-ca", stored, func() {
 		stored.Data[secret.TLSCrtDataName], stored.Data[secret.TLSKeyDataName] = other.Cert, other.Key
 	})
-	if problem := check(); !strings.Contains(problem, "put it behind the one that signs now") {
-		t.Errorf("another one: %q", problem)
+	if problem := check(); !strings.Contains(problem, "put it behind the current signing authority") {
+		t.Errorf("another authority: %q", problem)
 	}
 }

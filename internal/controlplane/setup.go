@@ -22,6 +22,7 @@ import (
 	controlplanev1beta1 "capstan.dev/capstan/api/controlplane/v1beta1"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/csr"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/reconciling"
@@ -42,7 +43,7 @@ var Provider = reconciling.Provider{
 	NeedsClusterCache: true,
 	ClusterIndexes:    []clustercache.CacheOptionsIndex{csr.OpenIndex},
 	AddToScheme: func(s *runtime.Scheme) error {
-		return errors.Join(controlplanev1.AddToScheme(s), controlplanev1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s))
+		return errors.Join(controlplanev1.AddToScheme(s), controlplanev1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s), etcdv1.AddToScheme(s), infrav1.AddToScheme(s))
 	},
 	Versioned: map[client.Object]crdmigrator.ByObjectConfig{
 		&controlplanev1.CapstanControlPlane{}:         reconciling.StoredByStatus,

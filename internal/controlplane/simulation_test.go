@@ -30,29 +30,28 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// simulation plays Cluster API's core, the machines and the agent that looks after etcd: one step of each at a
-// time, so that a test can look at every state in between. It fails the test when anything is done that
-// etcd would not survive.
+// simulation simulates Cluster API core, the machines and the agent that operates etcd, one step at a time. A test can therefore
+// check every state in between. The simulation fails the test at any step that a real etcd would not survive.
 type simulation struct {
 	t       *testing.T
 	cluster *testcluster.Cluster
 
-	// broken machines never start. dead ones were killed: their API server and their member do not answer.
-	// stubborn ones are drained for ever.
+	// broken machines never start. dead machines were killed: their API server and their member do not answer.
+	// The drain of stubborn machines never ends.
 	broken, dead, stubborn map[string]bool
-	// careful members are not removed yet, although they are to leave.
+	// careful members are asked to leave, and the agent does not remove them yet.
 	careful map[string]bool
-	// restoring says that machines may go with the votes that they have: their etcd is not used any more.
+	// restoring allows the removal of machines whose members vote, because their etcd is no longer used.
 	restoring bool
-	// silent says that nobody looks after etcd.
+	// silent disables the agent that operates etcd.
 	silent bool
-	// most Machines, and fewest working voting members, that were seen.
+	// most and fewest are the largest number of Machines and the smallest number of working voting members so far.
 	most, fewest int
-	// made are all Machines that ever were.
+	// made contains all Machines that have existed.
 	made map[string]bool
 }
 
-// newSimulation clears what former tests have left in the workload cluster, which has the same API server.
+// newSimulation removes the objects of former tests from the workload cluster, which has the same API server.
 func newSimulation(t *testing.T, cluster *testcluster.Cluster) *simulation {
 	t.Helper()
 	ctx := context.Background()
@@ -102,7 +101,7 @@ func installKind(kind string, list client.ObjectList) error {
 	}
 }
 
-// until lets time go on until a condition holds.
+// until makes steps until a condition holds.
 func (w *simulation) until(what string, holds func() bool) {
 	w.t.Helper()
 	testcluster.Eventually(w.t, what, func() bool {
@@ -111,7 +110,7 @@ func (w *simulation) until(what string, holds func() bool) {
 	})
 }
 
-// still lets time go on and checks that a condition does not cease to hold.
+// still makes steps and checks that a condition holds after each of them.
 func (w *simulation) still(what string, holds func() bool) {
 	w.t.Helper()
 	testcluster.Consistently(w.t, what, func() bool {
@@ -137,7 +136,7 @@ func (w *simulation) step() {
 	w.lookAfterEtcd()
 }
 
-// boot does what happens until a machine is in the cluster; its member is a learner at first.
+// boot does one step of the start of a machine. Its member is a learner at first.
 func (w *simulation) boot(m *clusterv1.Machine) {
 	w.t.Helper()
 	if m.Spec.Bootstrap.DataSecretName == nil {
@@ -166,7 +165,7 @@ func (w *simulation) boot(m *clusterv1.Machine) {
 	}
 }
 
-// remove does what core does with a Machine that is deleted.
+// remove does the next step of core for a deleted Machine.
 func (w *simulation) remove(m *clusterv1.Machine) {
 	w.t.Helper()
 	if w.stubborn[m.Name] {
@@ -182,11 +181,11 @@ func (w *simulation) remove(m *clusterv1.Machine) {
 	}
 	if member := w.member(m.Name); member != nil && conditions.IsTrue(member, etcdv1.JoinedCondition) {
 		if !w.restoring {
-			w.t.Errorf("Machine %s goes while its member has a vote", m.Name)
+			w.t.Errorf("Machine %s is removed while its member has a vote", m.Name)
 		}
 		w.set(member, metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse, Reason: etcdv1.NotStartedReason})
 	}
-	// Core deletes what belongs to a Machine before the Machine itself.
+	// Core deletes the objects of a Machine before the Machine itself.
 	for _, part := range []client.Object{&bootstrapv1.CapstanConfig{}, &infrav1.CapstanMachine{}} {
 		part.SetNamespace(m.Namespace)
 		part.SetName(m.Name)
@@ -195,14 +194,14 @@ func (w *simulation) remove(m *clusterv1.Machine) {
 	w.ignoreGone(env.Client.Patch(context.Background(), m, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))))
 }
 
-// patchConditions writes a Machine's status. Locked: the conditions are a list, and not ours alone. Who is late comes
-// again with the next step.
+// patchConditions writes the status of a Machine with its resource version, because other writers change the list of conditions
+// too. After a conflict, the next step repeats the write.
 func (w *simulation) patchConditions(m, before *clusterv1.Machine) {
 	w.t.Helper()
 	w.ignoreGone(env.Client.Status().Patch(context.Background(), m, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
-// lookAfterEtcd does what the agent next to etcd's leader does: members join, one learner at a time, and leave.
+// lookAfterEtcd does one step of the agent at etcd's leader: members join, one learner at a time, and leave.
 func (w *simulation) lookAfterEtcd() {
 	w.t.Helper()
 	members := w.members()
@@ -229,7 +228,7 @@ func (w *simulation) lookAfterEtcd() {
 		w.fewest = min(w.fewest, working)
 	}
 	if w.silent || voting > 0 && working < voting/2+1 {
-		return // No quorum: nobody decides anything.
+		return // Without a quorum, etcd accepts no change.
 	}
 	w.renew(etcdv1.CareLeaseName, nil)
 	for i := range members {
@@ -300,7 +299,7 @@ func (w *simulation) member(name string) *etcdv1.EtcdMember {
 	return nil
 }
 
-// voting are the names of the voting members.
+// voting returns the number of working voting members.
 func (w *simulation) voting() int {
 	n := 0
 	for _, m := range w.members() {
@@ -311,8 +310,8 @@ func (w *simulation) voting() int {
 	return n
 }
 
-// settled says that there are n Machines, all of them up to date, with n voting members and no others, and that the
-// status says so (CP-03, CP-05).
+// settled returns a condition: n Machines exist, all of them up to date, n members vote, there are no other members, and the
+// status contains these numbers (CP-03, CP-05).
 func (w *simulation) settled(cp *controlplanev1.CapstanControlPlane, n int) func() bool {
 	return func() bool {
 		machines := machinesOf(w.t, w.cluster)
@@ -334,7 +333,7 @@ func (w *simulation) settled(cp *controlplanev1.CapstanControlPlane, n int) func
 	}
 }
 
-// ignoreGone: what a test plays races with what it tests, as in life.
+// ignoreGone ignores missing objects and conflicts, because the simulation and the reconciler change the same objects.
 func (w *simulation) ignoreGone(err error) {
 	w.t.Helper()
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {

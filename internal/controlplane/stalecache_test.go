@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// frozenCache is a cache that has stood still: reads give what was there when it was frozen, writes go through.
+// frozenCache is a client with a stale cache: reads return the objects from the time of the freeze, writes reach the API server.
 type frozenCache struct {
 	client.Client
 	mu       sync.Mutex
@@ -73,7 +73,7 @@ func (d *frozenCache) Delete(ctx context.Context, obj client.Object, opts ...cli
 	return d.Client.Delete(ctx, obj, opts...)
 }
 
-// directClusterCache is a way to the workload cluster without a manager. It notes which members of etcd are asked to leave.
+// directClusterCache connects to the workload cluster without a manager. It records which members of etcd are asked to leave.
 type directClusterCache struct {
 	clustercache.ClusterCache
 	client.Client
@@ -91,7 +91,7 @@ func (s *directClusterCache) Patch(ctx context.Context, obj client.Object, patch
 	return s.Client.Patch(ctx, obj, patch, opts...)
 }
 
-// staleControlPlane is a control plane whose own reconciler is kept away by pausing. One with a frozen cache runs in its place.
+// staleControlPlane is a paused control plane, so the manager does not reconcile it. A reconciler with a frozen cache runs instead.
 type staleControlPlane struct {
 	*simulation
 	cp         *controlplanev1.CapstanControlPlane
@@ -109,11 +109,11 @@ func newStaleControlPlane(t *testing.T) *staleControlPlane {
 	s.reconciler = newReconciler(s.cache, nil, reconciling.Options{LiveClient: &unpaused{env.Client}, SecretCachingClient: env.Client, ClusterCache: s.workload})
 	s.frozen(1)
 	s.run(1)
-	s.beat() // It has met all Leases just now.
+	s.beat() // The reconciler has just read all Leases.
 	return s
 }
 
-// frozen makes the cache stand still with what there is once the spec wants so many replicas.
+// frozen changes the replicas of the spec and then freezes the cache with the current objects.
 func (s *staleControlPlane) frozen(replicas int32) {
 	s.t.Helper()
 	s.cache.machines, s.cache.objects = nil, nil
@@ -134,7 +134,7 @@ func (s *staleControlPlane) run(times int) {
 	}
 }
 
-// thaw lets time go on, with a cache that knows what there is, until a condition holds.
+// thaw makes steps with a current cache until a condition holds.
 func (s *staleControlPlane) thaw(what string, replicas int32, holds func() bool) {
 	s.t.Helper()
 	testcluster.Eventually(s.t, what, func() bool {
@@ -170,8 +170,7 @@ func (s *staleControlPlane) deleting() (names []string) {
 	return names
 }
 
-// TestStaleCache: a cache that stands still, while reconciliations come again and again, causes no second create, no
-// second delete and no second leave.
+// TestStaleCache: repeated reconciles with a stale cache cause no second create, no second delete and no second leave.
 func TestStaleCache(t *testing.T) {
 	s := newStaleControlPlane(t)
 	s.staleCreate()
@@ -185,7 +184,7 @@ func (s *staleControlPlane) staleCreate() {
 	s.frozen(3)
 	s.run(5)
 	if n := len(machinesOf(s.t, s.cluster)); n != 3 {
-		s.t.Fatalf("%d Machines were made instead of 3", n)
+		s.t.Fatalf("%d Machines were created, want 3", n)
 	}
 	configs := &bootstrapv1.CapstanConfigList{}
 	if err := env.Client.List(context.Background(), configs, client.InNamespace(s.cluster.Namespace)); err != nil || len(configs.Items) != 3 {
@@ -197,7 +196,7 @@ func (s *staleControlPlane) staleCreate() {
 	})
 }
 
-// staleRemediation: one that a MachineHealthCheck has marked is deleted once, and replaced once.
+// staleRemediation: a Machine that a MachineHealthCheck has marked is deleted once and replaced once.
 func (s *staleControlPlane) staleRemediation() {
 	s.t.Helper()
 	dead := machinesOf(s.t, s.cluster)[0]
@@ -210,13 +209,13 @@ func (s *staleControlPlane) staleRemediation() {
 	if want := []string{dead.Name}; !slices.Equal(s.cache.deletes, want) || !slices.Equal(s.deleting(), want) {
 		s.t.Fatalf("%v are being deleted, by %v; want %v", s.deleting(), s.cache.deletes, want)
 	}
-	s.thaw("it is replaced", 3, func() bool { return s.member(dead.Name) == nil && s.voting() == 3 })
+	s.thaw("the Machine is replaced", 3, func() bool { return s.member(dead.Name) == nil && s.voting() == 3 })
 	if len(s.made) != 4 || len(s.cache.deletes) != 1 || !slices.Equal(s.workload.leaves, []string{dead.Name}) {
-		s.t.Errorf("made %v, deleted %v, left %v", s.made, s.cache.deletes, s.workload.leaves)
+		s.t.Errorf("created %v, deleted %v, left %v", s.made, s.cache.deletes, s.workload.leaves)
 	}
 }
 
-// staleDelete: one Machine goes and leaves etcd, once each, also when the cache still has it after it is gone.
+// staleDelete: one Machine is deleted once and leaves etcd once, also if the cache still contains it after its removal.
 func (s *staleControlPlane) staleDelete() {
 	s.t.Helper()
 	s.cache.deletes, s.workload.leaves = nil, nil
@@ -237,7 +236,7 @@ func (s *staleControlPlane) staleDelete() {
 			s.t.Fatalf("%s: %v were asked to leave, %v deleted, %d vote; want %v", when, s.workload.leaves, s.cache.deletes, s.voting(), goes)
 		}
 	}
-	s.careful[goes[0]] = true // The agent takes its time.
+	s.careful[goes[0]] = true // The agent does not remove the member yet.
 	s.frozen(1)
 	s.run(5)
 	if !slices.Equal(s.workload.leaves, goes) || s.voting() != 3 {
@@ -246,7 +245,7 @@ func (s *staleControlPlane) staleDelete() {
 	delete(s.careful, goes[0])
 	s.run(5)
 	left("it has left")
-	testcluster.Eventually(s.t, "it is gone", func() bool {
+	testcluster.Eventually(s.t, "the object is removed", func() bool {
 		s.step()
 		return len(machinesOf(s.t, s.cluster)) == 2
 	})
@@ -254,7 +253,7 @@ func (s *staleControlPlane) staleDelete() {
 	left("it is gone")
 }
 
-// staleSpec: the spec that the cache has is not the one that is stored, so that nothing is done.
+// staleSpec: if the stored spec differs from the spec in the cache, the reconciler changes nothing.
 func (s *staleControlPlane) staleSpec() {
 	s.t.Helper()
 	s.cache.deletes = nil
@@ -262,11 +261,11 @@ func (s *staleControlPlane) staleSpec() {
 	s.cluster.Change(s.cp, func() { s.cp.Spec.Replicas = ptr.To[int32](3) })
 	s.run(5)
 	if len(s.cache.deletes) != 0 || len(s.deleting()) != 0 || len(machinesOf(s.t, s.cluster)) != 2 {
-		s.t.Errorf("acted on a spec that has changed: deleted %v", s.cache.deletes)
+		s.t.Errorf("the reconciler followed an outdated spec: deleted %v", s.cache.deletes)
 	}
 }
 
-// unpaused reads control planes without the annotation that keeps the manager away.
+// unpaused is a client that reads control planes without the annotation of a pause.
 type unpaused struct{ client.Client }
 
 func (u *unpaused) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {

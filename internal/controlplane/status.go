@@ -17,7 +17,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// setHealth sets the conditions of etcd and of the API servers, once the API server was asked.
+// setHealth sets the conditions of etcd and of the API servers after a request to the API server.
 func setHealth(s *scope) {
 	if s.Readiness == nil {
 		return
@@ -48,10 +48,12 @@ func setStatus(s *scope, found *result) {
 
 	cp.Status.LastRemediation = s.LastRemediation()
 
+	updating := model.UpdatingCondition(s.CompleteFleet(), cp.Spec.Rollout.Strategy.InPlace)
 	setHealth(s)
 	setInitialized(s, found)
 	setScaling(s, found)
 	setRollingOut(s, found)
+	setCondition(cp, controlplanev1.UpdatingCondition, updating.Status, updating.Reason, updating.Message)
 	setMachines(s, controlPlaneMachinesReady, clusterv1.ReadyCondition)
 	setMachines(s, controlPlaneMachinesUpToDate, clusterv1.MachineUpToDateCondition)
 	setRefused(s, found)

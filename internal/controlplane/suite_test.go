@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// env is a real API server, on which the control plane provider runs with its webhooks.
+// env is a real API server. The control plane provider and its webhooks run on it.
 var env *testenv.Env
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }

@@ -16,8 +16,27 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestV1Beta1 (CP-03, CP-06, CP-09, CP-10, CP-11): a control plane that is written in v1beta1 is one in v1beta2, with all
-// that v1beta1 names otherwise, and is defaulted and validated as one.
+// TestTemplateInV1Beta1_CP12: a template in v1beta1 has the timeouts of v1beta2 and keeps its metadata.
+func TestTemplateInV1Beta1_CP12(t *testing.T) {
+	key := metav1.ObjectMeta{Namespace: env.Namespace(t), Name: "old"}
+	old := &controlplanev1beta1.CapstanControlPlaneTemplate{ObjectMeta: key}
+	old.Spec.Template.ObjectMeta.Labels = map[string]string{"row": "CP-12"}
+	old.Spec.Template.Spec.MachineTemplate.NodeDrainTimeout = &metav1.Duration{Duration: 10 * time.Minute}
+	if err := env.Client.Create(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	hub := &controlplanev1.CapstanControlPlaneTemplate{ObjectMeta: key}
+	if err := env.Client.Get(t.Context(), client.ObjectKeyFromObject(hub), hub); err != nil {
+		t.Fatal(err)
+	}
+	template := hub.Spec.Template
+	if template.ObjectMeta.Labels["row"] != "CP-12" || ptr.Deref(template.Spec.MachineTemplate.Spec.Deletion.NodeDrainTimeoutSeconds, 0) != 600 {
+		t.Errorf("in v1beta2: %+v", template)
+	}
+}
+
+// TestV1Beta1 (CP-03, CP-06, CP-09, CP-10, CP-11): a control plane that is written in v1beta1 can be read in v1beta2, and fields
+// with other names are converted. The same defaults and rules apply.
 func TestV1Beta1(t *testing.T) {
 	ctx := t.Context()
 	old := &controlplanev1beta1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: env.Namespace(t), Name: "old"}}

@@ -13,8 +13,8 @@ import (
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
 )
 
-// TestWatchLabel_CP22: what a control plane makes has its watch label, so that the same managers see it. A change reaches
-// it in place.
+// TestWatchLabel_CP22: the objects of a control plane have its watch label, so that the same managers reconcile them. A changed
+// label is changed on them in place.
 func TestWatchLabel_CP22(t *testing.T) {
 	cluster := testcluster.New(t, env, nil)
 	cp := cluster.ControlPlane(func(cp *controlplanev1.CapstanControlPlane) {
@@ -34,7 +34,7 @@ func TestWatchLabel_CP22(t *testing.T) {
 		}
 	}
 	if !everywhere("one")() {
-		t.Error("made without the label")
+		t.Error("an object was created without the label")
 	}
 	cluster.Change(cp, func() { cp.Labels[clusterv1.WatchLabel] = "two" })
 	testcluster.Eventually(t, "the other label", everywhere("two"))

@@ -24,8 +24,8 @@ import (
 	"capstan.dev/capstan/internal/manager/replace"
 )
 
-// SetupWebhooksWithManager adds the webhooks of the control plane provider. They check what CEL rules
-// in the CRDs cannot.
+// SetupWebhooksWithManager adds the webhooks of the control plane provider. They check rules that CEL in the CRDs
+// cannot express.
 func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &controlplanev1.CapstanControlPlane{}).
 		WithConverter(conversion.CapstanControlPlane(versionOf(mgr.GetClient()))).
@@ -46,8 +46,8 @@ func SetupWebhooksWithManager(mgr ctrl.Manager) error {
 // webhook defaults and validates CapstanControlPlanes.
 type webhook struct{}
 
-// Default fills what a user may leave out: one replica, a rolling update with one machine more (CP-03). It changes
-// nothing that is there (see wantedVersion), and restores what a replacement from a manifest removes.
+// Default sets the defaults: one replica, and a rolling update with one additional machine (CP-03). It changes no
+// existing value (see wantedVersion), and restores the fields that a replacement from a manifest removes.
 func (webhook) Default(ctx context.Context, obj *controlplanev1.CapstanControlPlane) error {
 	spec, before := &obj.Spec, &controlplanev1.CapstanControlPlane{}
 	if replaced, err := replace.Restore(ctx, obj, before, controlplanev1.ControlPlaneFinalizer); err != nil {
@@ -80,7 +80,7 @@ func (webhook) ValidateUpdate(_ context.Context, before, obj *controlplanev1.Cap
 		return nil, nil
 	}
 	if model.EqualJSON(before.Spec, obj.Spec) {
-		return nil, nil // What a former version has admitted must not keep us from our annotations.
+		return nil, nil // An object of a former version can violate rules of this one. Its annotations must still be writable.
 	}
 	return nil, invalidError("CapstanControlPlane", obj.Name, append(validateSpec(obj), validateChange(before, obj)...))
 }
@@ -99,6 +99,7 @@ func validateSpec(obj *controlplanev1.CapstanControlPlane) field.ErrorList {
 	errs = append(errs, validateNaming(obj.Spec.MachineNaming, obj.Name, spec)...)
 	errs = append(errs, validateBackup(obj.Spec.Backup, spec)...)
 	errs = append(errs, obj.Spec.MachineTemplate.ObjectMeta.Validate(spec.Child("machineTemplate", "metadata"))...)
+	errs = append(errs, validateManifests(obj.Spec.Manifests, spec)...)
 	return append(errs, bootstrap.ValidateSpec(obj.Spec.Config, spec.Child("config"))...)
 }
 
@@ -116,6 +117,19 @@ func validateNaming(naming controlplanev1.MachineNamingSpec, name string, path *
 	return nil
 }
 
+func validateManifests(manifests []controlplanev1.Manifest, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, m := range manifests {
+		if m.Content == "" {
+			continue
+		}
+		if _, err := parseManifest([]byte(m.Content)); err != nil {
+			errs = append(errs, field.Invalid(path.Child("manifests").Index(i).Child("content"), field.OmitValueType{}, err.Error()))
+		}
+	}
+	return errs
+}
+
 func validateBackup(backup controlplanev1.BackupSpec, path *field.Path) field.ErrorList {
 	if _, err := model.ParseSchedule(backup.Schedule); err != nil {
 		return field.ErrorList{field.Invalid(path.Child("backup", "schedule"), backup.Schedule, err.Error())}
@@ -123,7 +137,7 @@ func validateBackup(backup controlplanev1.BackupSpec, path *field.Path) field.Er
 	return nil
 }
 
-// validateChange checks what may change, and to what.
+// validateChange checks the changed fields and their new values.
 func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateVersionChange(before.Spec.Version, obj.Spec.Version, spec.Child("version"))
@@ -146,10 +160,10 @@ func validateChange(before, obj *controlplanev1.CapstanControlPlane) field.Error
 func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if cmp.Or(before.PodNetwork, bootstrapv1.PodNetworkRoutes) != cmp.Or(after.PodNetwork, bootstrapv1.PodNetworkRoutes) {
-		errs = append(errs, field.Forbidden(path.Child("podNetwork"), "who connects pods cannot change in a cluster that exists: machines of either kind do not reach each other's pods. Make a new cluster"))
+		errs = append(errs, field.Forbidden(path.Child("podNetwork"), "the pod network of an existing cluster cannot change, because pods of machines with different pod networks cannot reach each other: create a new cluster"))
 	}
 	if cmp.Or(before.KubeProxy, bootstrapv1.KubeProxyNFTables) != cmp.Or(after.KubeProxy, bootstrapv1.KubeProxyNFTables) {
-		errs = append(errs, field.Forbidden(path.Child("kubeProxy"), "who serves Services cannot change in a cluster that exists: workers keep what they have. Make a new cluster"))
+		errs = append(errs, field.Forbidden(path.Child("kubeProxy"), "the proxy of an existing cluster cannot change, because workers keep theirs: create a new cluster"))
 	}
 	return append(errs, validateEncryptionChange(before.Encryption, after.Encryption, path.Child("encryption"))...)
 }
@@ -157,7 +171,7 @@ func validateClusterChange(before, after bootstrapv1.ClusterConfiguration, path 
 // validateEncryptionChange allows more encrypted resources, and any change to a configuration of the user. Other changes
 // would make stored data unreadable.
 func validateEncryptionChange(before, after bootstrapv1.EncryptionSpec, path *field.Path) field.ErrorList {
-	const why = "what is in etcd could not be read any more. Give an encryption.configuration of your own that reads both; the present key is in the secret <cluster>-encryption"
+	const why = "the existing data in etcd would become unreadable: set an encryption.configuration that reads both; the current key is in the secret <cluster>-encryption"
 	if after.Configuration.Secret.Name != "" {
 		return nil
 	}
@@ -217,7 +231,7 @@ func (templateWebhook) ValidateUpdate(ctx context.Context, before, obj *controlp
 		return nil, nil
 	}
 	return nil, invalidError("CapstanControlPlaneTemplate", obj.Name, field.ErrorList{
-		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: make another one and refer to it"),
+		field.Forbidden(field.NewPath("spec", "template", "spec"), "a template cannot be changed: create another template and reference it"),
 	})
 }
 

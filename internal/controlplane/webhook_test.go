@@ -30,7 +30,7 @@ func newControlPlane(t *testing.T, change func(*controlplanev1.CapstanControlPla
 	return cp
 }
 
-// refused checks the answer of the API server; want "" means that it is accepted.
+// refused checks the answer of the API server. An empty want means that it accepts the object.
 func refused(t *testing.T, err error, want string) {
 	t.Helper()
 	switch {
@@ -55,13 +55,17 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestCreateRules: what the CRD and the webhook refuse.
+// TestCreateRules checks the rules of the CRD and the webhook for new objects.
 func TestCreateRules(t *testing.T) {
 	type cp = controlplanev1.CapstanControlPlane
 	s3 := func(endpoint string) func(*cp) {
 		return func(o *cp) {
 			o.Spec.Backup.Store.S3 = etcdv1.S3Store{Endpoint: endpoint, Bucket: "backups", CredentialsSecretRef: etcdv1.BackupSecretReference{Name: "a"}}
 		}
+	}
+	longURL := func(length int) string {
+		const scheme = "https://"
+		return scheme + strings.Repeat("a", length-len(scheme))
 	}
 	const local = "must not be a loopback or link-local address"
 	for name, c := range map[string]struct {
@@ -76,6 +80,8 @@ func TestCreateRules(t *testing.T) {
 		"S3 on any address":    {s3("http://0.0.0.0"), local},
 		"S3 at the metadata":   {s3("http://169.254.169.254"), local},
 		"S3 link-local":        {s3("http://[fe80::1]"), local},
+		"S3, longest URL":      {s3(longURL(512)), ""},
+		"S3, URL too long":     {s3(longURL(513)), "spec.backup.store.s3.endpoint: Too long"},
 		"plain":                {nil, ""},
 		"CP-03 even replicas":  {func(o *cp) { o.Spec.Replicas = ptr.To[int32](2) }, "replicas must be odd"},
 		"CP-03 three replicas": {func(o *cp) { o.Spec.Replicas = ptr.To[int32](3) }, ""},
@@ -132,8 +138,30 @@ func TestCreateRules(t *testing.T) {
 		"audit policy": {func(o *cp) {
 			o.Spec.Config.Cluster.APIServer.AuditPolicy.Content = "apiVersion: audit.k8s.io/v1\nkind: Policy"
 		}, ""},
-		"authentication of another kind":     {func(o *cp) { o.Spec.Config.Cluster.APIServer.Authentication.Content = "{" }, "AuthenticationConfiguration"},
-		"a label that a kubelet may not set": {func(o *cp) { o.Spec.Config.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""} }, "does not let a kubelet set"},
+		"authentication of another kind": {func(o *cp) { o.Spec.Config.Cluster.APIServer.Authentication.Content = "{" }, "AuthenticationConfiguration"},
+		"a manifest": {func(o *cp) {
+			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"}}
+		}, ""},
+		"a manifest of a ConfigMap": {func(o *cp) {
+			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", ContentFrom: bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "a", Key: "b"}}}}
+		}, ""},
+		"a manifest without a source":  {func(o *cp) { o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a"}} }, "exactly one of content and contentFrom"},
+		"a manifest without objects":   {func(o *cp) { o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: "---"}} }, "expected 1 to 200 objects"},
+		"a manifest without a name":    {func(o *cp) { o.Spec.Manifests = []controlplanev1.Manifest{{Content: "a: b"}} }, "name"},
+		"a manifest with another name": {func(o *cp) { o.Spec.Manifests = []controlplanev1.Manifest{{Name: "A/B", Content: "a: b"}} }, "should match"},
+		"two manifests of the one name": {func(o *cp) {
+			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: "a: b"}, {Name: "a", Content: "c: d"}}
+		}, "Duplicate value"},
+		"a long manifest": {func(o *cp) {
+			o.Spec.Manifests = []controlplanev1.Manifest{{Name: "a", Content: strings.Repeat("#", 65537)}}
+		}, "Too long"},
+		"DNS for a cluster without it": {func(o *cp) {
+			o.Spec.Config.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
+		}, "coreDNS cannot be set with dns None"},
+		"the kubelet's authorization": {func(o *cp) {
+			o.Spec.Config.Kubelet.Configuration.Raw = []byte(`{"authorization":{"mode":"AlwaysAllow"}}`)
+		}, "spec.config.kubelet.configuration: Invalid value: authorization: Capstan sets this field"},
+		"a label that a kubelet may not set": {func(o *cp) { o.Spec.Config.Node.Labels = map[string]string{"node-role.kubernetes.io/x": ""} }, "refuses this label from a kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			obj := newControlPlane(t, c.change)
@@ -142,7 +170,7 @@ func TestCreateRules(t *testing.T) {
 	}
 }
 
-// TestUpdateRules: what may change.
+// TestUpdateRules checks which fields can change.
 func TestUpdateRules(t *testing.T) {
 	type cp = controlplanev1.CapstanControlPlane
 	for name, c := range map[string]struct {
@@ -171,7 +199,7 @@ func TestUpdateRules(t *testing.T) {
 	}
 }
 
-// TestUpgradeUnderWay (CP-05): while Machines still have the former version, the one after the next is refused.
+// TestUpgradeUnderWay (CP-05): while a Machine still has the former version, an upgrade by two minor versions is refused.
 func TestUpgradeUnderWay(t *testing.T) {
 	ctx := context.Background()
 	obj := newControlPlane(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = "v1.37.0" })
@@ -188,7 +216,7 @@ func TestUpgradeUnderWay(t *testing.T) {
 	refused(t, env.Client.Update(ctx, obj.DeepCopy()), "")
 }
 
-// TestTemplateImmutable (ALL-10, CP-12): no change, but the topology controller may try one out.
+// TestTemplateImmutable (ALL-10, CP-12): templates cannot change, except in a dry run of the topology controller.
 func TestTemplateImmutable(t *testing.T) {
 	obj := &controlplanev1.CapstanControlPlaneTemplate{}
 	obj.Namespace, obj.Name = env.Namespace(t), "demo"
@@ -208,7 +236,7 @@ func TestTemplateImmutable(t *testing.T) {
 
 }
 
-// TestTemplateRules (CP-12): a template is refused for what its control planes would be.
+// TestTemplateRules (CP-12): a template is refused if its control planes would be invalid.
 func TestTemplateRules(t *testing.T) {
 	type spec = controlplanev1.CapstanControlPlaneTemplateResourceSpec
 	label := clusterv1.ObjectMeta{Labels: map[string]string{"a": "a b"}}
@@ -234,8 +262,8 @@ func TestTemplateRules(t *testing.T) {
 	}
 }
 
-// TestAdmittedByFormerVersions: a control plane that a former version has admitted, and this one would not, still takes
-// annotations, which is how we remember; a change of its spec has to mend it.
+// TestAdmittedByFormerVersions: a control plane of a former version can violate rules of this version. Its annotations can still
+// change, because the provider records steps there. A change of its spec must correct it.
 func TestAdmittedByFormerVersions(t *testing.T) {
 	before := &controlplanev1.CapstanControlPlane{}
 	before.Spec.Version = "v1.36.3"

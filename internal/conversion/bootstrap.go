@@ -22,6 +22,7 @@ func configFromHub(_ context.Context, src *bootstrapv1.CapstanConfig, dst *boots
 	dst.Status = bootstrapv1beta1.CapstanConfigStatus{
 		Ready:              src.Status.Initialization.DataSecretCreated,
 		DataSecretName:     src.Status.DataSecretName,
+		Update:             src.Status.Update,
 		Conditions:         legacy(src.Status.Conditions),
 		ObservedGeneration: src.Status.ObservedGeneration,
 		V1Beta2:            bootstrapv1beta1.V1Beta2Status{Conditions: src.Status.Conditions},
@@ -35,6 +36,7 @@ func configToHub(_ context.Context, src *bootstrapv1beta1.CapstanConfig, dst *bo
 		Conditions:         src.Status.V1Beta2.Conditions,
 		Initialization:     bootstrapv1.CapstanConfigInitializationStatus{DataSecretCreated: src.Status.Ready},
 		DataSecretName:     src.Status.DataSecretName,
+		Update:             src.Status.Update,
 		ObservedGeneration: src.Status.ObservedGeneration,
 	}
 	return nil

@@ -23,8 +23,8 @@ var underWay = []string{
 	infrav1.MachineStartingReason, infrav1.BootstrapRunningReason, infrav1.ServicesStartingReason, clusterv1.DeletingReason,
 }
 
-// terminal lists the reasons of a CapstanMachine's conditions that describe a failure for ever. MachineFailed is not one
-// of them: capstand starts such a machine again.
+// terminal lists the reasons of a CapstanMachine's conditions that describe a permanent failure. MachineFailed is not
+// one of them, because capstand starts such a machine again.
 var terminal = []string{infrav1.MachineLostReason, infrav1.BootstrapFailedReason}
 
 // legacy derives Cluster API's v1beta1 conditions (ALL-09), sorted by type except for Ready, which is first.
@@ -49,8 +49,8 @@ func rank(t clusterv1beta1.ConditionType) int {
 	return 1
 }
 
-// severity classifies a condition that is False: Error for a failure that only a replacement ends, Info for a condition
-// that waits, that is under way or for which False is no problem, and Warning for everything else.
+// severity classifies a condition that is False. Error: a failure that only a replacement ends. Info: a condition that
+// waits or is in progress, or for which False is normal. Warning: all other conditions.
 func severity(c metav1.Condition) clusterv1beta1.ConditionSeverity {
 	switch {
 	case c.Status != metav1.ConditionFalse:
@@ -64,7 +64,7 @@ func severity(c metav1.Condition) clusterv1beta1.ConditionSeverity {
 }
 
 // failure derives failureReason and failureMessage of a CapstanMachine (ALL-16) from the first condition with a terminal
-// reason, Ready excepted: its message summarizes others.
+// reason. It skips Ready, whose message summarizes others.
 func failure(conditions []metav1.Condition) (reason, message *string) {
 	for _, c := range conditions {
 		if c.Type != clusterv1.ReadyCondition && c.Status == metav1.ConditionFalse && slices.Contains(terminal, c.Reason) {
@@ -74,7 +74,7 @@ func failure(conditions []metav1.Condition) (reason, message *string) {
 	return nil, nil
 }
 
-// shorten cuts a message to the length that v1beta1 accepts.
+// shorten truncates a message to the length that v1beta1 accepts.
 func shorten(message string) string {
 	if runes := []rune(message); len(runes) > maxMessage {
 		return string(runes[:maxMessage])

@@ -18,7 +18,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// VersionOf returns the version of a kind for references in v1beta1, which name a version: v1beta2 references do not.
+// VersionOf returns the version of a kind for references in v1beta1. References in v1beta2 have no version.
 type VersionOf func(ctx context.Context, kind schema.GroupKind) string
 
 // CapstanControlPlane returns the converter of CapstanControlPlanes.
@@ -43,7 +43,7 @@ func CapstanControlPlane(versionOf VersionOf) func(*runtime.Scheme) (conversion.
 var CapstanControlPlaneTemplate = conversion.NewHubSpokeConverter(&controlplanev1.CapstanControlPlaneTemplate{},
 	conversion.NewSpokeConverter(&controlplanev1beta1.CapstanControlPlaneTemplate{}, controlPlaneTemplateFromHub, controlPlaneTemplateToHub))
 
-// controlPlaneFromHub converts everything but the reference to the template of the infrastructure machines.
+// controlPlaneFromHub converts all fields except the reference to the template of the infrastructure machines.
 func controlPlaneFromHub(src *controlplanev1.CapstanControlPlane, dst *controlplanev1beta1.CapstanControlPlane) {
 	dst.ObjectMeta = src.ObjectMeta
 	machine := src.Spec.MachineTemplate.Spec
@@ -67,6 +67,7 @@ func controlPlaneFromHub(src *controlplanev1.CapstanControlPlane, dst *controlpl
 		Certificates:  src.Spec.Certificates,
 		Backup:        src.Spec.Backup,
 		Restore:       src.Spec.Restore,
+		Manifests:     src.Spec.Manifests,
 	}
 	dst.Status = controlplanev1beta1.CapstanControlPlaneStatus{
 		Initialized:         src.Status.Initialization.ControlPlaneInitialized,
@@ -122,6 +123,7 @@ func controlPlaneToHub(_ context.Context, src *controlplanev1beta1.CapstanContro
 		Certificates:  src.Spec.Certificates,
 		Backup:        src.Spec.Backup,
 		Restore:       src.Spec.Restore,
+		Manifests:     src.Spec.Manifests,
 	}
 	dst.Status = controlplanev1.CapstanControlPlaneStatus{
 		Conditions:         src.Status.V1Beta2.Conditions,
@@ -161,6 +163,7 @@ func controlPlaneTemplateFromHub(_ context.Context, src *controlplanev1.CapstanC
 		MachineNaming: spec.MachineNaming,
 		Kubeconfig:    spec.Kubeconfig,
 		Backup:        spec.Backup,
+		Manifests:     spec.Manifests,
 	}
 	return nil
 }
@@ -190,11 +193,12 @@ func controlPlaneTemplateToHub(_ context.Context, src *controlplanev1beta1.Capst
 		MachineNaming: spec.MachineNaming,
 		Kubeconfig:    spec.Kubeconfig,
 		Backup:        spec.Backup,
+		Manifests:     spec.Manifests,
 	}
 	return nil
 }
 
-// withReady adds the condition Ready, which v1beta2 calls Available (CP-10).
+// withReady adds the condition Ready, which is called Available in v1beta2 (CP-10).
 func withReady(conditions []metav1.Condition) []metav1.Condition {
 	for _, c := range conditions {
 		if c.Type == clusterv1.AvailableCondition {

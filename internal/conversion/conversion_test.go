@@ -37,7 +37,7 @@ const rounds = 200
 func v1beta1Of(context.Context, schema.GroupKind) string { return "v1beta1" }
 
 // TestRoundTrip converts random objects of every kind to the other version and back (ALL-09, IC-02, IC-04, IM-04, CP-03,
-// CP-06, CP-09, BC-03). A field of one version that the conversion forgets fails it.
+// CP-06, CP-09, BC-03). It fails if the conversion loses a field.
 func TestRoundTrip(t *testing.T) {
 	scheme := testScheme(t)
 	filler := utilconversion.GetFuzzer(scheme, fillers)
@@ -72,7 +72,7 @@ func TestRoundTrip(t *testing.T) {
 						}
 					}
 					if !equality.Semantic.DeepEqual(before, back) {
-						t.Fatalf("%s changed on its way to %s and back: %s", from, to, cmp.Diff(before, back))
+						t.Fatalf("%s changed in the conversion to %s and back: %s", from, to, cmp.Diff(before, back))
 					}
 				}
 			}
@@ -94,7 +94,7 @@ func testScheme(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// object returns an empty object, with its kind as the conversion webhook sets it.
+// object returns an empty object with the kind that the conversion webhook sets.
 func object(t *testing.T, scheme *runtime.Scheme, group, version, kind string) runtime.Object {
 	t.Helper()
 	gvk := schema.GroupVersionKind{Group: group, Version: version, Kind: kind}
@@ -106,12 +106,12 @@ func object(t *testing.T, scheme *runtime.Scheme, group, version, kind string) r
 	return o
 }
 
-// fillers restrict random objects to those that the API admits: views agree with the fields that they are derived from.
+// fillers restrict random objects to valid ones: derived fields match the fields that they are derived from.
 func fillers(runtimeserializer.CodecFactory) []any {
 	return []any{
 		func(in *infrav1.CapstanClusterStatus, c randfill.Continue) {
 			c.FillNoCustom(in)
-			in.FailureDomains = domainsToHub(domainsFromHub(in.FailureDomains)) // sorted, names are unique, controlPlane is set
+			in.FailureDomains = domainsToHub(domainsFromHub(in.FailureDomains)) // Names are sorted and unique, and controlPlane is set.
 		},
 		func(in *infrav1beta1.CapstanClusterStatus, c randfill.Continue) {
 			c.FillNoCustom(in)
@@ -192,8 +192,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestFailures_ALL16 (ALL-16, MP-09, IC-03, CP-11): only a failure that ends with the machine's deletion is terminal. Every other
-// kind can be mended, so its failureReason stays empty whatever its conditions are.
+// TestFailures_ALL16 (ALL-16, MP-09, IC-03, CP-11): only a failure that ends with the deletion of the machine is
+// terminal. Failures of all other kinds can be repaired, so their failureReason is empty for all conditions.
 func TestFailures_ALL16(t *testing.T) {
 	for reason, want := range map[string]bool{
 		infrav1.MachineLostReason: true, infrav1.BootstrapFailedReason: true,
@@ -227,8 +227,7 @@ func TestFailures_ALL16(t *testing.T) {
 	}
 }
 
-// TestControlPlaneFields (CP-03, CP-06, CP-09, CP-10) checks the fields that v1beta1 names otherwise.
-// Row CP-08.
+// TestControlPlaneFields (CP-03, CP-06, CP-09, CP-10) checks the fields that have other names in v1beta1. Row CP-08.
 func TestControlPlaneFields(t *testing.T) {
 	hub := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
 	machine := &hub.Spec.MachineTemplate.Spec
@@ -269,7 +268,7 @@ func TestControlPlaneFields(t *testing.T) {
 	}
 }
 
-// TestSeconds: a timeout is never shorter than it was, since 0 means no limit.
+// TestSeconds: the conversion does not shorten a timeout, because 0 means no limit.
 func TestSeconds(t *testing.T) {
 	for d, want := range map[time.Duration]int32{
 		0: 0, time.Millisecond: 1, time.Minute: 60, -time.Millisecond: -1, -time.Hour: -3600, math.MaxInt64: math.MaxInt32,

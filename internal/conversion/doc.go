@@ -6,7 +6,5 @@
 // thousands of machines would exceed the limit of 256 KiB for annotations. The remaining fields of the v1beta1 status
 // are views: this package derives them from the hub and ignores them on the way back.
 //
-// Layer: .
-//
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package conversion

@@ -82,6 +82,7 @@ func machineFromHub(_ context.Context, src *infrav1.CapstanMachine, dst *infrav1
 		Addresses:          src.Status.Addresses,
 		FailureDomain:      src.Status.FailureDomain,
 		Restarts:           src.Status.Restarts,
+		Update:             src.Status.Update,
 		Conditions:         legacy(src.Status.Conditions),
 		ObservedGeneration: src.Status.ObservedGeneration,
 		V1Beta2:            infrav1beta1.V1Beta2Status{Conditions: src.Status.Conditions},
@@ -98,6 +99,7 @@ func machineToHub(_ context.Context, src *infrav1beta1.CapstanMachine, dst *infr
 		Addresses:          src.Status.Addresses,
 		FailureDomain:      src.Status.FailureDomain,
 		Restarts:           src.Status.Restarts,
+		Update:             src.Status.Update,
 		ObservedGeneration: src.Status.ObservedGeneration,
 	}
 	return nil

@@ -1,7 +1,7 @@
 // Package doctor finds the problems that prevent Capstan from working on a box, with their solutions.
 // Gather collects facts. Check evaluates them with pure functions.
 //
-// Layer: tool.
+// Layer: tool. Allowed imports: api, library, contract, host, node.
 package doctor
 
 import (

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// fit is a box without problems.
+// fit returns a machine without problems.
 func fit() Facts {
 	f := Facts{
 		Root: true, Kernel: "6.1.0", Architecture: "amd64", Capabilities: append([]string{"CAP_SYS_RESOURCE"}, capabilities...),
@@ -31,11 +31,11 @@ func fit() Facts {
 func TestFitBox(t *testing.T) {
 	for _, r := range Check(fit()) {
 		if r.Level == Warn || r.Level == Fail || r.Mend != "" {
-			t.Errorf("%+v on a box without problems", r)
+			t.Errorf("got %+v on a machine without problems", r)
 		}
 	}
 	if !Fit(Check(fit())) {
-		t.Error("a box without problems is not fit")
+		t.Error("a machine without problems is not fit")
 	}
 }
 
@@ -53,10 +53,10 @@ func TestCheck(t *testing.T) {
 		"capability":           {func(f *Facts) { f.Capabilities = capabilities[1:] }, "capabilities", Fail, "CAP_SYS_ADMIN", "container"},
 		"no CAP_SYS_RESOURCE":  {func(f *Facts) { f.Capabilities = capabilities }, "CAP_SYS_RESOURCE", Info, "OOM", "nothing to do"},
 		"overlay":              {func(f *Facts) { f.Probes["overlay"] = "no such device" }, "overlay", Fail, "no such device", "modprobe overlay"},
-		"probe never ran":      {func(f *Facts) { delete(f.Probes, "veth") }, "veth", Fail, "does not work", "modprobe veth"},
+		"probe did not run":    {func(f *Facts) { delete(f.Probes, "veth") }, "veth", Fail, "does not work", "modprobe veth"},
 		"bridge":               {func(f *Facts) { f.Probes["bridge"] = "not supported" }, "bridge", Fail, "networks", "kernel 6.1.0"},
 		"nftables":             {func(f *Facts) { f.Probes["nftables"] = "not supported" }, "nftables", Fail, "Services", "nf_tables"},
-		"vxlan is optional":    {func(f *Facts) { f.Probes["vxlan"] = "not supported" }, "vxlan", Info, "several boxes", "modprobe vxlan"},
+		"no vxlan, one host":   {func(f *Facts) { f.Probes["vxlan"] = "not supported" }, "vxlan", Info, "several boxes", "modprobe vxlan"},
 		"seccomp":              {func(f *Facts) { f.Seccomp = false }, "seccomp", Fail, "seccomp", "CONFIG_SECCOMP_FILTER"},
 		"no cgroups":           {func(f *Facts) { f.CgroupVersion = 0 }, "cgroups", Fail, "none", "cgroup2"},
 		"cgroup v1":            {func(f *Facts) { f.CgroupVersion = 1 }, "cgroups", Info, "version 1", "nothing to do"},
@@ -77,8 +77,8 @@ func TestCheck(t *testing.T) {
 		"ports":                {func(f *Facts) { f.FreePorts = 3 }, "ports", Fail, "3 free", "ss -ltnp"},
 		"ports of its own":     {func(f *Facts) { f.FreePorts, f.Running = 3, true }, "ports", OK, "runs", ""},
 		"missing binaries":     {func(f *Facts) { f.MissingAssets = []string{"bin/manager"} }, "binaries", Fail, "bin/manager", "make build"},
-		"a host's binaries":    {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "capstan-host archive"},
-		"a host is named":      {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
+		"binaries of a host":   {func(f *Facts) { f.Host, f.MissingAssets = true, []string{"node"} }, "binaries", Fail, "of a host only", "capstan-host archive"},
+		"build of a host":      {func(f *Facts) { f.Host, f.FreePorts = true, 0 }, "binaries", OK, "v1.36.3 for amd64, of a host only", ""},
 		"versions are printed": {func(*Facts) {}, "binaries", OK, "v1.36.3 for amd64", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,13 +89,13 @@ func TestCheck(t *testing.T) {
 					continue
 				}
 				if r.Level != test.level || !strings.Contains(r.Found, test.found) || !strings.Contains(r.Mend, test.mend) {
-					t.Errorf("found %+v, wanted level %s, %q found, %q to mend", r, test.level, test.found, test.mend)
+					t.Errorf("got %+v, want level %s, finding %q, solution %q", r, test.level, test.found, test.mend)
 				}
 				if (r.Level == Fail || r.Level == Warn) && r.Mend == "" {
 					t.Errorf("%s has no solution", r.Name)
 				}
 				if Fit(Check(facts)) == (test.level == Fail) {
-					t.Errorf("Fit does not follow level %s", test.level)
+					t.Errorf("Fit does not match level %s", test.level)
 				}
 				return
 			}
@@ -126,7 +126,7 @@ func TestCgroups(t *testing.T) {
 		"version 2":                   {map[string]string{"cgroup.controllers": "cpu memory pids\n"}, 2, "cpu memory pids"},
 		"version 1, memory disabled":  {map[string]string{"cpu/x": "", "memory/x": "", "pids/x": "", "p": proc}, 1, "cpu pids"},
 		"version 1, pids not mounted": {map[string]string{"cpu/x": "", "p": proc}, 1, "cpu"},
-		"nothing mounted":             {map[string]string{"p": proc}, 0, ""},
+		"no cgroup mounted":           {map[string]string{"p": proc}, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := write(t.TempDir(), test.files)
@@ -138,21 +138,21 @@ func TestCgroups(t *testing.T) {
 	}
 }
 
-// TestGatherThisBox checks that Gather works on any box.
+// TestGatherThisBox checks that Gather works on any machine.
 func TestGatherThisBox(t *testing.T) {
 	facts := Gather(filepath.Join(t.TempDir(), "not", "there", "yet"))
 	if facts.MemoryTotal < gib/4 || facts.MemoryAvailable > facts.MemoryTotal || facts.DiskFree == 0 || facts.DiskType == "" || facts.Kernel == "" || facts.OpenFiles == 0 {
 		t.Errorf("facts are missing: %+v", facts)
 	}
 	if facts.Root != (os.Geteuid() == 0) {
-		t.Error("root is wrong")
+		t.Error("the effective user is wrong")
 	}
 	if facts.Root && len(facts.Probes) != len(features) {
-		t.Errorf("wanted a probe for each of %d features, found %v", len(features), facts.Probes)
+		t.Errorf("want a probe for each of %d features, got %v", len(features), facts.Probes)
 	}
 	for _, link := range []string{"a", "b", "br", "vx"} {
 		if _, err := os.Stat("/sys/class/net/" + link); err == nil {
-			t.Errorf("the probe left the interface %s on the box", link)
+			t.Errorf("the probe left the interface %s", link)
 		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// The audit log tells who has written what, and no value of a Secret. Only its user and root can read it.
+// The audit log contains the user of each write, and no value of a Secret. Only its user and root can read it.
 func TestAuditLog(t *testing.T) {
 	p := newPlain(t)
 	client := p.serve()
@@ -51,14 +51,14 @@ func TestAuditLog(t *testing.T) {
 		}
 	}
 	if e, found := seen["list configmaps"]; found {
-		t.Errorf("reading is recorded: %+v", e)
+		t.Errorf("a read is recorded: %+v", e)
 	}
 	data, err := os.ReadFile(p.layout.AuditLog())
 	must(t, err)
 	for _, value := range values {
 		for _, form := range []string{value, base64.StdEncoding.EncodeToString([]byte(value))} {
 			if strings.Contains(string(data), form) {
-				t.Errorf("the log holds the value of a Secret: %s", form)
+				t.Errorf("the log contains the value of a Secret: %s", form)
 			}
 		}
 	}
@@ -71,7 +71,7 @@ func TestAuditLog(t *testing.T) {
 	}
 }
 
-// serve runs the API server, too.
+// serve also starts the API server.
 func (p *plain) serve() kubernetes.Interface {
 	p.t.Helper()
 	owner, err := ensureUser()
@@ -92,10 +92,10 @@ func (p *plain) serve() kubernetes.Interface {
 	return client
 }
 
-// audited are the entries of the log by verb and resource, once there is one of the last request.
+// audited returns the entries of the log by verb and resource, after the entry of the last request was written.
 func (p *plain) audited(last string) map[string]auditv1.Event {
 	p.t.Helper()
-	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) { // the log is written a moment later
+	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(50 * time.Millisecond) { // The API server writes the log asynchronously.
 		out := map[string]auditv1.Event{}
 		f, err := os.Open(p.layout.AuditLog())
 		if err == nil {

@@ -15,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
 	"capstan.dev/capstan/internal/node/backup"
+	"capstan.dev/capstan/internal/version"
 )
 
 const (
@@ -107,15 +108,9 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	if err != nil {
 		return Backup{}, err
 	}
-	name := target.nameOf(state.ID, manifest.Time)
-	if target.Exact { // existing files are never overwritten
-		existing, err := store.List(ctx)
-		if err != nil {
-			return Backup{}, err
-		}
-		if slices.Contains(existing, name) {
-			return Backup{}, fmt.Errorf("wanted a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
-		}
+	name, err := newName(ctx, store, target, state.ID, manifest.Time)
+	if err != nil {
+		return Backup{}, err
 	}
 	if err := atomicfile.WriteJSON(l.interrupted(), interrupted{target.To, name}, 0o600); err != nil {
 		return Backup{}, err
@@ -141,6 +136,25 @@ func makeBackup(ctx context.Context, l Layout, state State, store backup.Store, 
 	return made, err
 }
 
+// newName returns the name of a file that does not exist. Existing files are never overwritten. A second backup within one
+// second gets the name of a later second, so that a complete file is never mistaken for that of an interrupted backup.
+func newName(ctx context.Context, store backup.Store, target BackupTarget, id string, at time.Time) (string, error) {
+	existing, err := store.List(ctx)
+	if err != nil {
+		return "", err
+	}
+	for {
+		name := target.nameOf(id, at)
+		if !slices.Contains(existing, name) {
+			return name, nil
+		}
+		if target.Exact {
+			return "", fmt.Errorf("wanted a new file for the backup, found %s: choose another name, or remove it", store.Location(name))
+		}
+		at = at.Add(time.Second)
+	}
+}
+
 // gather writes the files of a backup to a new folder.
 func gather(ctx context.Context, l Layout, state State, dir string) (archive.Manifest, []string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -148,7 +162,7 @@ func gather(ctx context.Context, l Layout, state State, dir string) (archive.Man
 	}
 	m := archive.Manifest{
 		Installation: state.ID, Time: time.Now().UTC().Truncate(time.Second),
-		CapstanVersion: Version, KubernetesVersion: state.KubernetesVersion,
+		CapstanVersion: version.Version, KubernetesVersion: state.KubernetesVersion,
 	}
 	member, err := etcdMember(l, state)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"capstan.dev/capstan/internal/embedded/archive"
 	"capstan.dev/capstan/internal/testenv"
+	"capstan.dev/capstan/internal/version"
 )
 
 func must(t *testing.T, err error) {
@@ -37,17 +38,17 @@ func testKubernetes(t *testing.T) (assets, version string) {
 	return assets, version
 }
 
-// plain is a plane of which only etcd runs.
+// plain is a plane that runs only etcd.
 type plain struct {
 	t      *testing.T
 	layout Layout
 	state  State
 	etcd   *process
-	// etcdArgs are further ones.
+	// etcdArgs are additional arguments of etcd.
 	etcdArgs []string
 }
 
-// newRoot is a folder that the system user can enter.
+// newRoot returns a folder that the system user can enter.
 func newRoot(t *testing.T) string {
 	t.Helper()
 	parent := t.TempDir()
@@ -72,7 +73,7 @@ func newPlain(t *testing.T) *plain {
 	return p
 }
 
-// start makes what is missing, as the daemon does, and runs etcd.
+// start creates missing files, as the daemon does, and runs etcd.
 func (p *plain) start() {
 	p.t.Helper()
 	owner, err := ensureUser()
@@ -126,7 +127,7 @@ func (p *plain) get(key string) (value string) {
 	return value
 }
 
-// content of all files below a folder.
+// content returns the content of all files below a folder.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -143,34 +144,34 @@ func content(t *testing.T, dir string) map[string]string {
 
 func toFile(path string) BackupTarget { return BackupTarget{To: path, Exact: true} }
 
-// A plane is backed up while it runs, lost, and made again in another folder.
+// A running plane is backed up, lost, and restored in another folder.
 func TestBackupAndRestore(t *testing.T) {
 	p := newPlain(t)
 	p.put("/registry/a", "before")
 	dir := t.TempDir()
-	foreign := filepath.Join(dir, "capstan-abcd1234x-20260101-000000.tar.gz") // of a plane whose id begins as this one's
+	foreign := filepath.Join(dir, "capstan-abcd1234x-20260101-000000.tar.gz") // The id of another plane has the same prefix.
 	must(t, os.WriteFile(foreign, nil, 0o600))
 	first, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
 	must(t, err)
-	time.Sleep(time.Until(first.Time.Add(time.Second))) // names have seconds
+	time.Sleep(time.Until(first.Time.Add(time.Second))) // File names contain the time in seconds.
 	second, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir, Keep: 1})
 	must(t, err)
 	p.put("/registry/a", "after")
 	if names := content(t, dir); len(names) != 2 || len(second.Removed) != 1 || !strings.HasSuffix(first.Location, second.Removed[0]) {
-		t.Errorf("one backup is to be kept, and that of the other plane: %v, removed %v", len(names), second.Removed)
+		t.Errorf("want one backup and that of the other plane to be kept: %v, removed %v", len(names), second.Removed)
 	}
 	if info, err := os.Stat(second.Location); err != nil || info.Mode().Perm() != 0o600 || info.Size() != second.SizeBytes {
 		t.Errorf("the backup: %v, %v", info, err)
 	}
 	if _, err := os.Stat(p.layout.backupScratch()); err == nil {
-		t.Error("a complete backup leaves something in the root")
+		t.Error("a complete backup leaves files in the root")
 	}
 	checkArchive(t, second.Location, p)
 	if _, err := MakeBackup(t.Context(), p.layout, toFile(second.Location)); err == nil || !strings.Contains(err.Error(), "choose another name") {
-		t.Errorf("over a file that is there: %v", err)
+		t.Errorf("over an existing file: %v", err)
 	}
 	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir + "/missing"}); err == nil || !strings.Contains(err.Error(), "create it, or mount it") {
-		t.Errorf("to a folder that is not there: %v", err)
+		t.Errorf("to a missing folder: %v", err)
 	}
 	p.etcd.Stop()
 	if _, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir}); err == nil || !strings.Contains(err.Error(), "start it with `capstan up`") {
@@ -181,7 +182,7 @@ func TestBackupAndRestore(t *testing.T) {
 	restoreElsewhere(t, p, second.Location, keys)
 }
 
-// checkArchive: only what cannot be made anew is in a backup.
+// checkArchive: a backup contains only files that cannot be created again.
 func checkArchive(t *testing.T, path string, p *plain) {
 	t.Helper()
 	m, err := archive.Read(path)
@@ -195,7 +196,7 @@ func checkArchive(t *testing.T, path string, p *plain) {
 		"etcd.db", "pki/ca.crt", "pki/ca.key", "pki/etcd-ca.crt", "pki/etcd-ca.key", "pki/front-proxy-ca.crt", "pki/front-proxy-ca.key",
 		"pki/kube-apiserver/encryption.yaml", "pki/kube-apiserver/service-account.key", "state.json",
 	}
-	if !slices.Equal(names, want) || m.Installation != p.state.ID || m.KubernetesVersion != p.state.KubernetesVersion || m.EtcdVersion == "" || m.Revision == 0 || m.CapstanVersion != Version {
+	if !slices.Equal(names, want) || m.Installation != p.state.ID || m.KubernetesVersion != p.state.KubernetesVersion || m.EtcdVersion == "" || m.Revision == 0 || m.CapstanVersion != version.Version {
 		t.Errorf("the manifest is %+v", m)
 	}
 }
@@ -204,7 +205,7 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	t.Helper()
 	there := &plain{t: t, layout: Layout{Root: newRoot(t)}}
 	o := RestoreOptions{Options: Options{Root: there.layout.Root, Assets: p.state.Assets}, Archive: toFile(location)}
-	for range 2 { // the second one is that of somebody who has not seen the first one end
+	for range 2 { // The second call is that of a client that has not seen the result of the first one.
 		restored, err := Restore(t.Context(), o)
 		must(t, err)
 		if restored.Kept != "" || restored.Installation != p.state.ID {
@@ -218,7 +219,7 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	have := content(t, there.layout.PKI())
 	for _, path := range keyFiles(Layout{Root: "/"}) {
 		if name := strings.TrimPrefix(path, "/pki"); have[name] == "" || have[name] != keys[name] {
-			t.Errorf("%s is another one", name)
+			t.Errorf("%s is different", name)
 		}
 	}
 	if there.state.ID != p.state.ID || !slices.Equal(there.state.Hosts, p.state.Hosts) {
@@ -239,15 +240,16 @@ func restoreElsewhere(t *testing.T, p *plain, location string, keys map[string]s
 	restored, err := Restore(t.Context(), o)
 	must(t, err)
 	if info, err := os.Stat(filepath.Join(restored.Kept, "etcd", "member")); err != nil || !info.IsDir() {
-		t.Errorf("what was there before: %v", err)
+		t.Errorf("the previous content: %v", err)
 	}
 	there.start()
 	if value := there.get("/registry/a"); value != "before" {
-		t.Errorf("replaced, etcd has %q", value)
+		t.Errorf("after the replacement, etcd has %q", value)
 	}
 }
 
-// Backups go to a bucket, and come from there. Those of other planes in it stay, and no secret is in an error.
+// Backups are written to a bucket and restored from it. Backups of other planes stay in the bucket. No error contains a
+// secret.
 func TestBackupToS3(t *testing.T) {
 	p := newPlain(t)
 	p.put("/registry/a", "before")
@@ -264,14 +266,14 @@ func TestBackupToS3(t *testing.T) {
 	must(t, err)
 	_, err = MakeBackup(t.Context(), p.layout, own)
 	must(t, err)
-	time.Sleep(time.Until(other.Time.Add(2 * time.Second))) // names have seconds
+	time.Sleep(time.Until(other.Time.Add(2 * time.Second))) // File names contain the time in seconds.
 	last, err := MakeBackup(t.Context(), p.layout, own)
 	must(t, err)
 	for target, want := range map[BackupTarget]string{own: last.Location, near: other.Location} {
 		store, err := target.open()
 		must(t, err)
 		if names, err := store.List(t.Context()); err != nil || len(names) != 1 || store.Location(names[0]) != want {
-			t.Errorf("%s has %v, %v, wanted %s", target.To, names, err, want)
+			t.Errorf("%s has %v, %v, want %s", target.To, names, err, want)
 		}
 	}
 	write("guesses-badly")
@@ -289,12 +291,12 @@ func TestBackupToS3(t *testing.T) {
 		t.Errorf("etcd has %q", value)
 	}
 	from.To += "x"
-	if _, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: newRoot(t), Assets: p.state.Assets}, Archive: from}); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: newRoot(t), Assets: p.state.Assets}, Archive: from}); err == nil || !strings.Contains(err.Error(), "does not exist") {
 		t.Errorf("of a key that does not exist: %v", err)
 	}
 }
 
-// A backup that is damaged, or of no use here, changes nothing.
+// A damaged or unusable backup does not change the plane.
 func TestRestoreRefused(t *testing.T) {
 	p := newPlain(t)
 	whole := filepath.Join(t.TempDir(), "whole")
@@ -335,7 +337,7 @@ func TestRestoreRefused(t *testing.T) {
 		"without a key":    {repack(func(string, *archive.Manifest) []string { return []string{snapshotName, stateName} }), "wanted a backup with all keys"},
 		"newer Capstan":    {repackWith(func(_ string, m *archive.Manifest) { m.CapstanVersion = "v99.0.0" }), "wanted a backup of Capstan"},
 		"newer Kubernetes": {repackWith(func(_ string, m *archive.Manifest) { m.KubernetesVersion = "v1.99.0" }), "wanted Kubernetes v1.99.0"},
-		"a damaged snapshot": {repackWith(func(dir string, _ *archive.Manifest) {
+		"damaged snapshot": {repackWith(func(dir string, _ *archive.Manifest) {
 			file := filepath.Join(dir, snapshotName)
 			snapshot, err := os.ReadFile(file)
 			must(t, err)
@@ -360,7 +362,7 @@ func TestRestoreRefused(t *testing.T) {
 	}
 }
 
-// A restore that was killed between any two renames is gone on with.
+// The next start completes a restore that was killed between two renames.
 func TestFinishRestore(t *testing.T) {
 	m := archive.Manifest{Installation: "x", Time: time.Unix(0, 0), Files: []archive.File{{Name: "a"}}}
 	for steps := range 2*len(restoredParts) + 1 {
@@ -378,7 +380,7 @@ func TestFinishRestore(t *testing.T) {
 		data := []byte(`{"installation":"x","time":"1970-01-01T00:00:00Z","files":[{"name":"a"}]}`)
 		must(t, os.WriteFile(filepath.Join(l.restoreReady(), restoreManifest), data, 0o600))
 		must(t, os.MkdirAll(l.before(m), 0o700))
-		// What a process has done that was killed after so many renames.
+		// The state after a process was killed after the given number of renames.
 		for n := range steps {
 			part := restoredParts[n/2]
 			from, to := filepath.Join(l.Root, part), filepath.Join(l.before(m), part)
@@ -399,13 +401,13 @@ func TestFinishRestore(t *testing.T) {
 		}
 		must(t, endRestore(l))
 		if _, err := os.Stat(l.restoreReady()); err == nil {
-			t.Error("the start of the plane leaves the folder of the restore")
+			t.Error("the folder of the restore remains after the start of the plane")
 		}
 	}
 }
 
-// killed runs this test binary as another process, which is killed once when returns true. It returns false when that had
-// ended.
+// killed runs this test binary as another process and kills it as soon as when returns true. It returns false if the
+// process had ended before.
 func killed(t *testing.T, test string, when func() bool, env ...string) bool {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^"+test+"$")
@@ -430,12 +432,12 @@ func killed(t *testing.T, test string, when func() bool, env ...string) bool {
 	close(ended)
 	<-killer
 	if err != nil && cmd.ProcessState.Exited() {
-		t.Fatalf("the other process failed by itself: %s", out.String())
+		t.Fatalf("the other process failed before it was killed: %s", out.String())
 	}
 	return err != nil
 }
 
-// after is true once so much time has passed.
+// after is true once the given time has passed.
 func after(pause time.Duration) func() bool {
 	end := time.Now().Add(pause)
 	return func() bool { return time.Now().After(end) }
@@ -446,15 +448,16 @@ const (
 	childArchive = "CAPSTAN_TEST_ARCHIVE"
 )
 
-// A backup that is killed at any time leaves no half archive under its name, and the next one removes what it has left.
+// A backup that is killed at any time leaves no incomplete archive under its name. The next backup removes its temporary
+// files.
 func TestKilledBackup(t *testing.T) {
-	if root := os.Getenv(childRoot); root != "" { // in the process below
+	if root := os.Getenv(childRoot); root != "" { // This part runs in the process that is killed.
 		_, err := MakeBackup(t.Context(), Layout{Root: root}, BackupTarget{To: os.Getenv(childArchive)})
 		must(t, err)
 		return
 	}
 	p := newPlain(t)
-	for n := range 32 { // some bytes to write
+	for n := range 32 { // enough data for the copy to take some time
 		value := make([]byte, 1<<20)
 		_, _ = rand.Read(value)
 		p.put("/registry/"+strconv.Itoa(n), string(value))
@@ -468,7 +471,7 @@ func TestKilledBackup(t *testing.T) {
 	if kills < 5 {
 		t.Errorf("only %d kills", kills)
 	}
-	// In the middle of the copy to the folder.
+	// The kill is during the copy to the folder.
 	complete := content(t, dir)
 	begun := func() bool { entries, _ := os.ReadDir(dir); return len(entries) > len(complete) }
 	if !killed(t, "TestKilledBackup", begun, childRoot+"="+p.layout.Root, childArchive+"="+dir) {
@@ -482,12 +485,26 @@ func TestKilledBackup(t *testing.T) {
 	must(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") {
-			t.Errorf("%s is left", e.Name())
+			t.Errorf("%s remains", e.Name())
 		}
 	}
 }
 
-// checkComplete: each backup in a folder is a whole one.
+// Several backups within one second are separate files.
+func TestBackupsOfOneSecond(t *testing.T) {
+	p := newPlain(t)
+	dir := t.TempDir()
+	for want := 1; want <= 5; want++ {
+		made, err := MakeBackup(t.Context(), p.layout, BackupTarget{To: dir})
+		must(t, err)
+		if files := content(t, dir); len(files) != want {
+			t.Fatalf("%d backups, the last one %s, are %d files", want, made.Location, len(files))
+		}
+		checkComplete(t, dir)
+	}
+}
+
+// checkComplete checks that each backup in a folder is complete.
 func checkComplete(t *testing.T, dir string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "capstan-*"))
@@ -501,9 +518,9 @@ func checkComplete(t *testing.T, dir string) {
 	}
 }
 
-// A restore that is killed at any time can be repeated: there is nothing of it, or all of it.
+// A restore that was killed at any time can be repeated: it either has had no effect, or is complete.
 func TestKilledRestore(t *testing.T) {
-	if root := os.Getenv(childRoot); root != "" { // in the process below
+	if root := os.Getenv(childRoot); root != "" { // This part runs in the process that is killed.
 		_, err := Restore(t.Context(), RestoreOptions{Options: Options{Root: root, Assets: filepath.Join(testenv.Root(), "bin")}, Archive: toFile(os.Getenv(childArchive))})
 		must(t, err)
 		return
@@ -521,7 +538,7 @@ func TestKilledRestore(t *testing.T) {
 		_, state := os.Stat(there.layout.State())
 		_, ready := os.Stat(there.layout.restoreReady())
 		if state == nil && ready != nil {
-			t.Error("there is a state before the restore was complete")
+			t.Error("the state exists before the restore is complete")
 		}
 	}
 	if kills < 5 {
@@ -549,27 +566,27 @@ func TestScheduleOf(t *testing.T) {
 		want  *BackupSchedule
 		fails string
 	}{
-		"nothing asked, none there": {},
-		"nothing asked":             {have: have, want: have},
-		"ended":                     {have: have, asked: ask(func(s *BackupSchedule) { s.To = "none" })},
-		"a new one": {
+		"no flags, no schedule": {},
+		"no flags":              {have: have, want: have},
+		"ended":                 {have: have, asked: ask(func(s *BackupSchedule) { s.To = "none" })},
+		"new schedule": {
 			asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(6*time.Hour) }),
 			want:  &BackupSchedule{BackupTarget: BackupTarget{To: dir, Keep: DefaultBackupKeep}, Every: every(6 * time.Hour)},
 		},
-		"more are kept": {
+		"more backups are kept": {
 			have: have, asked: ask(func(s *BackupSchedule) { s.Keep = 5 }),
 			want: &BackupSchedule{BackupTarget: BackupTarget{To: dir, Keep: 5}, Every: every(time.Hour)},
 		},
-		"no place":        {asked: ask(func(s *BackupSchedule) { s.Every = every(time.Hour) }), fails: "--backup-to"},
-		"no interval":     {asked: ask(func(s *BackupSchedule) { s.To = dir }), fails: "--backup-every"},
-		"too often":       {asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(time.Second) }), fails: "at least 1m0s"},
-		"negative":        {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "wanted a number"},
-		"in the root":     {have: have, asked: ask(func(s *BackupSchedule) { s.To = l.Root + "/backups" }), fails: "outside of"},
-		"no such folder":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "create it, or mount it"},
-		"no bucket":       {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
-		"another service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
-		"a key in a URL":  {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
-		"no credentials":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "wanted credentials for S3"},
+		"no target":           {asked: ask(func(s *BackupSchedule) { s.Every = every(time.Hour) }), fails: "--backup-to"},
+		"no interval":         {asked: ask(func(s *BackupSchedule) { s.To = dir }), fails: "--backup-every"},
+		"interval too short":  {asked: ask(func(s *BackupSchedule) { s.To, s.Every = dir, every(time.Second) }), fails: "at least 1m0s"},
+		"negative":            {have: have, asked: ask(func(s *BackupSchedule) { s.Keep = -1 }), fails: "wanted a number"},
+		"folder in the root":  {have: have, asked: ask(func(s *BackupSchedule) { s.To = l.Root + "/backups" }), fails: "outside of"},
+		"no such folder":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = dir + "/no" }), fails: "create it, or mount it"},
+		"no bucket":           {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://" }), fails: "s3://BUCKET/PREFIX"},
+		"unsupported service": {have: have, asked: ask(func(s *BackupSchedule) { s.To = "gs://bucket" }), fails: "absolute folder or s3://"},
+		"key in the URL":      {have: have, asked: ask(func(s *BackupSchedule) { s.To, s.S3.Endpoint = "s3://b", "https://key:secret@host" }), fails: "http(s)://HOST[:PORT]"},
+		"no credentials":      {have: have, asked: ask(func(s *BackupSchedule) { s.To = "s3://bucket" }), fails: "wanted credentials for S3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("AWS_ACCESS_KEY_ID", "")
@@ -583,7 +600,7 @@ func TestScheduleOf(t *testing.T) {
 			case err != nil:
 				t.Error(err)
 			case (got == nil) != (test.want == nil) || got != nil && *got != *test.want:
-				t.Errorf("got %+v, wanted %+v", got, test.want)
+				t.Errorf("got %+v, want %+v", got, test.want)
 			}
 		})
 	}
@@ -597,7 +614,7 @@ func TestS3Credentials(t *testing.T) {
 	s := S3{CredentialsFile: file}
 	write("[default]\naws_access_key_id = me\naws_secret_access_key = hush\n", 0o644)
 	if _, err := s.credentials(); err == nil || !strings.Contains(err.Error(), "chmod 600") || strings.Contains(err.Error(), "hush") {
-		t.Errorf("a file that all may read: %v", err)
+		t.Errorf("a file that all users can read: %v", err)
 	}
 	must(t, os.Chmod(file, 0o600))
 	if value, err := s.credentials(); err != nil || value.AccessKeyID != "me" || value.SecretAccessKey != "hush" {
@@ -605,7 +622,7 @@ func TestS3Credentials(t *testing.T) {
 	}
 	write("[default]\naws_access_key_id = me\n", 0o600)
 	if _, err := s.credentials(); err == nil || !strings.Contains(err.Error(), "aws_secret_access_key") {
-		t.Errorf("half a file: %v", err)
+		t.Errorf("a file without the secret key: %v", err)
 	}
 	t.Setenv("AWS_ACCESS_KEY_ID", "other")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "hush")
@@ -622,22 +639,23 @@ func TestNextScheduledBackup(t *testing.T) {
 		every  time.Duration
 		want   time.Time
 	}{
-		"the first":             {BackupStatus{}, time.Hour, now},
-		"an hour after":         {BackupStatus{Last: &Backup{Time: at(-20)}}, time.Hour, at(40)},
-		"missed":                {BackupStatus{Last: &Backup{Time: at(-200)}}, time.Hour, at(-140)},
-		"of the future":         {BackupStatus{Last: &Backup{Time: at(600)}}, time.Hour, now},
-		"failed":                {BackupStatus{Last: &Backup{Time: at(-200)}, Failures: 1, Tried: now}, time.Hour, at(1)},
-		"failed four times":     {BackupStatus{Failures: 4, Tried: now}, 6 * time.Hour, at(8)},
-		"failed for days":       {BackupStatus{Failures: 400, Tried: now}, 6 * time.Hour, at(60)},
-		"failed, and due often": {BackupStatus{Failures: 9, Tried: now}, 10 * time.Minute, at(10)},
+		"first backup":                   {BackupStatus{}, time.Hour, now},
+		"one hour after the last backup": {BackupStatus{Last: &Backup{Time: at(-20)}}, time.Hour, at(40)},
+		"missed":                         {BackupStatus{Last: &Backup{Time: at(-200)}}, time.Hour, at(-140)},
+		"last backup in the future":      {BackupStatus{Last: &Backup{Time: at(600)}}, time.Hour, now},
+		"failed":                         {BackupStatus{Last: &Backup{Time: at(-200)}, Failures: 1, Tried: now}, time.Hour, at(1)},
+		"failed four times":              {BackupStatus{Failures: 4, Tried: now}, 6 * time.Hour, at(8)},
+		"failed for days":                {BackupStatus{Failures: 400, Tried: now}, 6 * time.Hour, at(60)},
+		"failed, with a short interval":  {BackupStatus{Failures: 9, Tried: now}, 10 * time.Minute, at(10)},
 	} {
 		if got := test.status.next(test.every, now); !got.Equal(test.want) {
-			t.Errorf("%s: %s, wanted %s", name, got, test.want)
+			t.Errorf("%s: got %s, want %s", name, got, test.want)
 		}
 	}
 }
 
-// The daemon makes backups, shows them, shows why there is none, and goes on where the one before it was.
+// The daemon creates backups and shows them. It shows the reason of a failure. A new daemon continues the schedule of
+// the previous one.
 func TestScheduledBackups(t *testing.T) {
 	p := newPlain(t)
 	dir := t.TempDir()
@@ -650,7 +668,7 @@ func TestScheduledBackups(t *testing.T) {
 		done := make(chan struct{})
 		go func() { d.backUp(ctx); close(done) }()
 		if !d.board.await(ctx, until) {
-			t.Fatal("not in time")
+			t.Fatal("timed out")
 		}
 		cancel()
 		<-done
@@ -668,6 +686,6 @@ func TestScheduledBackups(t *testing.T) {
 	}
 	again := daemon(func(s Status) bool { return !s.BackupStatus.Next.IsZero() }).BackupStatus
 	if !again.Last.Time.Equal(made.Last.Time) || !again.Next.Equal(made.Next) {
-		t.Errorf("another daemon begins anew: %+v", again)
+		t.Errorf("another daemon starts a new schedule: %+v", again)
 	}
 }

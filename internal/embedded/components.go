@@ -90,7 +90,8 @@ func etcdComponent(l Layout, s State) component {
 	}
 }
 
-// apiServerComponent is the management API, on loopback only and without anonymous access.
+// apiServerComponent is the management API, without anonymous access. It listens on loopback only, unless the state has an
+// address for other boxes.
 func apiServerComponent(l Layout, s State) component {
 	dir := l.Component(apiServer)
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -98,7 +99,7 @@ func apiServerComponent(l Layout, s State) component {
 		name: apiServer,
 		path: filepath.Join(l.Bin(), "kube-apiserver"),
 		args: append([]string{
-			"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portAPIServer)),
+			"--bind-address=" + s.apiBindAddress(), "--advertise-address=127.0.0.1", "--secure-port=" + strconv.Itoa(s.port(portAPIServer)),
 			// This plane has no nodes and no pods, so no client uses the endpoints of the Service kubernetes.
 			"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.255.255.0/24",
 			"--etcd-servers=" + loopback("https", s.port(portEtcd)),
@@ -116,7 +117,7 @@ func apiServerComponent(l Layout, s State) component {
 }
 
 // controllerManagerComponent runs the controllers that a plane without nodes and pods needs: garbage collection, deletion
-// of namespaces, aggregation of roles (Cluster API needs it) and service accounts.
+// of namespaces and of old certificate requests, aggregation of roles (Cluster API needs it) and service accounts.
 func controllerManagerComponent(l Layout, s State) component {
 	dir := l.Component(controllerManager)
 	return component{
@@ -129,7 +130,7 @@ func controllerManagerComponent(l Layout, s State) component {
 			"--tls-cert-file=" + filepath.Join(dir, "server.crt"), "--tls-private-key-file=" + filepath.Join(dir, "server.key"),
 			// Each controller uses its own role: the common role lacks the rights of the garbage collector.
 			"--use-service-account-credentials",
-			"--controllers=garbage-collector-controller,namespace-controller,clusterrole-aggregation-controller,serviceaccount-controller,serviceaccount-token-controller,validatingadmissionpolicy-status-controller",
+			"--controllers=garbage-collector-controller,namespace-controller,certificatesigningrequest-cleaner-controller,clusterrole-aggregation-controller,serviceaccount-controller,serviceaccount-token-controller,validatingadmissionpolicy-status-controller",
 		},
 		ready: httpProbe(loopback("https", s.port(portControllerManager))+"/healthz", filepath.Join(dir, "ca.crt"), ""),
 	}
@@ -144,6 +145,8 @@ func coreManagerComponent(l Layout, s State) component {
 		args: []string{
 			"--kubeconfig=" + l.Kubeconfig(coreManager), coreFeatureGates(s),
 			"--webhook-port=" + strconv.Itoa(s.port(portCoreWebhook)), "--webhook-cert-dir=" + l.Component(coreManager),
+			"--runtime-extension-client-cert-file=" + filepath.Join(l.Component(coreManager), "client.crt"),
+			"--runtime-extension-client-key-file=" + filepath.Join(l.Component(coreManager), "client.key"),
 			"--health-addr=" + hostPort(s.port(portCoreHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portCoreDiagnostics)),
 		},
@@ -164,6 +167,8 @@ func managerComponent(l Layout, s State) component {
 		args: []string{
 			"all", "--certificate-dir=" + strings.Join(reported, ","), "--kubeconfig=" + l.Kubeconfig(manager), "--webhook-host=127.0.0.1",
 			"--webhook-port=" + strconv.Itoa(s.port(portManagerWebhook)), "--webhook-cert-dir=" + l.Component(manager),
+			"--runtime-extension-client-ca-file=" + filepath.Join(l.Component(manager), "ca.crt"),
+			"--runtime-extension-client-name=" + serviceAccount(coreNamespace, coreServiceAccount).cn,
 			"--health-addr=" + hostPort(s.port(portManagerHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portManagerMetrics)),
 		},

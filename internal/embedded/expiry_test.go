@@ -10,7 +10,7 @@ import (
 	"capstan.dev/capstan/internal/pki"
 )
 
-// TestExpiring: a certificate that was not renewed in time is named, and one that was renewed is not.
+// TestExpiring: a certificate that was not renewed in time is reported. A renewed certificate is not.
 func TestExpiring(t *testing.T) {
 	l, now := Layout{Root: t.TempDir()}, time.Now()
 	dir := l.PKI()
@@ -48,6 +48,6 @@ func TestExpiring(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found, err := expiring(dir, later); err != nil || len(found) > 0 {
-		t.Errorf("renewed: %v, %v", found, err)
+		t.Errorf("after the renewal: %v, %v", found, err)
 	}
 }

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,18 +17,25 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/util/retry"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	"sigs.k8s.io/cluster-api/feature"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/config"
+	"capstan.dev/capstan/internal/backoff"
+	"capstan.dev/capstan/internal/version"
 )
 
 // fieldOwner owns all fields that the plane applies. Fields of other owners do not change.
 const fieldOwner = client.FieldOwner("capstan")
 
-// establishTimeout limits the wait until the API server serves the CRDs.
-const establishTimeout = time.Minute
+const (
+	// establishTimeout limits the wait until the API server serves the CRDs.
+	establishTimeout = 5 * time.Minute
+	// applyTimeout limits the attempts to apply one object. On a slow box, a new API server needs longer than its own
+	// request timeout for a large CRD.
+	applyTimeout = 5 * time.Minute
+)
 
 // installation contains the objects that are applied to the management API.
 type installation struct {
@@ -55,7 +63,7 @@ func newInstallation(l Layout, s State) (*installation, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours, err := loadOurs(config.FS, Version)
+	ours, err := loadOurs(config.FS, version.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -124,11 +132,7 @@ func (i *installation) apply(ctx context.Context, objects []*unstructured.Unstru
 	g.SetLimit(8)
 	for _, o := range objects {
 		g.Go(func() error {
-			// A starting API server refuses some requests for a moment.
-			err := retry.OnError(retry.DefaultBackoff, retriable, func() error {
-				return i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
-			})
-			if err != nil {
+			if err := i.applyOne(ctx, o); err != nil {
 				return fmt.Errorf("cannot apply %s %s: %w", o.GetKind(), client.ObjectKeyFromObject(o), err)
 			}
 			return nil
@@ -137,8 +141,24 @@ func (i *installation) apply(ctx context.Context, objects []*unstructured.Unstru
 	return g.Wait()
 }
 
+// applyOne applies an object. A starting API server refuses some requests, and a busy one does not complete them in time, so it
+// tries again.
+func (i *installation) applyOne(ctx context.Context, o *unstructured.Unstructured) error {
+	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
+	defer cancel()
+	var last error
+	err := backoff.Jittered(10*time.Millisecond, 2*time.Second).DelayFunc().Until(ctx, true, false, func(ctx context.Context) (bool, error) {
+		last = i.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
+		if retriable(last) {
+			return false, nil
+		}
+		return last == nil, last
+	})
+	return cmp.Or(last, err)
+}
+
 func retriable(err error) bool {
-	return apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
+	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err) || apierrors.IsConflict(err)
 }
 
 // seedAggregatedRoles creates the aggregated roles with their rules. Later the aggregation controller owns the rules, and adds
@@ -193,6 +213,22 @@ func (i *installation) inventory(ctx context.Context) error {
 		objects = append(objects, p.inventory())
 	}
 	return i.apply(ctx, objects)
+}
+
+// hooks registers the manager's hooks. Core refuses them without its feature gate, and calls them only with the gate.
+func (i *installation) hooks(ctx context.Context) error {
+	if !coreGates(i.state)[string(feature.RuntimeSDK)] {
+		return nil
+	}
+	ca, err := os.ReadFile(filepath.Join(i.layout.Component(manager), "ca.crt"))
+	if err != nil {
+		return err
+	}
+	o, err := extensionConfig(config.FS, webhooks{port: i.state.port(portManagerWebhook), caBundle: ca})
+	if err != nil {
+		return err
+	}
+	return i.apply(ctx, []*unstructured.Unstructured{o})
 }
 
 // hosts creates a CapstanHost for each capstand of this box. It sets only the address. Users set the other fields.

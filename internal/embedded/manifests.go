@@ -1,11 +1,9 @@
 package embedded
 
 import (
-	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -15,11 +13,12 @@ import (
 
 	"golang.org/x/mod/semver"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	clusterctlconfig "sigs.k8s.io/cluster-api/cmd/clusterctl/config"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manifest"
 )
 
 // provider is a provider as in clusterctl's inventory, with its objects.
@@ -74,7 +73,7 @@ func loadCore(a Assets) (provider, error) {
 	if err != nil {
 		return provider{}, err
 	}
-	objects, err := Parse(data)
+	objects, err := manifest.Parse(data)
 	return provider{name: "cluster-api", kind: clusterctlv1.CoreProviderType, namespace: coreNamespace, version: version, objects: objects}, err
 }
 
@@ -96,7 +95,7 @@ func loadOurs(config fs.FS, version string) ([]provider, error) {
 				if err != nil {
 					return nil, err
 				}
-				objects, err := Parse(data)
+				objects, err := manifest.Parse(data)
 				if err != nil {
 					return nil, fmt.Errorf("%s: %w", file, err)
 				}
@@ -117,29 +116,39 @@ func loadOurs(config fs.FS, version string) ([]provider, error) {
 	return providers, nil
 }
 
-// complete adapts generated objects for an installation beside other providers: it adds a namespace, unique names, and a
-// binding of the manager to its role.
+// complete adapts generated objects for an installation beside other providers: it adds a namespace and unique names. In this
+// plane one manager has the roles that the managers of the components have.
 func complete(objects []*unstructured.Unstructured, folder, namespace string) []*unstructured.Unstructured {
 	out := []*unstructured.Unstructured{object("v1", "Namespace", "", namespace, nil)}
 	for _, o := range objects {
-		switch o.GetKind() {
-		case "ClusterRoleBinding", "RoleBinding": // The bindings are created below: in this plane one manager has all roles.
+		if ofJoinTokens(o) {
+			out = append(out, o)
 			continue
+		}
+		switch o.GetKind() {
+		case "ClusterRoleBinding", "RoleBinding":
+			kind, _, _ := unstructured.NestedString(o.Object, "roleRef", "kind")
+			role, _, _ := unstructured.NestedString(o.Object, "roleRef", "name")
+			if o.GetKind() == "ClusterRoleBinding" {
+				o = binding(o.GetKind(), "", kind, unique(role, folder))
+			} else {
+				o = binding(o.GetKind(), namespace, kind, role)
+			}
 		case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
 			o.SetName(unique(o.GetName(), folder))
 		case "Role":
 			o.SetNamespace(namespace)
-			out = append(out, binding("RoleBinding", namespace, "Role", o.GetName()))
 		case "ClusterRole":
 			o.SetName(unique(o.GetName(), folder))
-			// Other roles are for the controllers of Cluster API core.
-			if _, aggregated := o.GetLabels()[aggregateLabel]; !aggregated {
-				out = append(out, binding("ClusterRoleBinding", "", "ClusterRole", o.GetName()))
-			}
 		}
 		out = append(out, o)
 	}
 	return out
+}
+
+// ofJoinTokens reports whether an object gives join tokens of hosts their rights. It is the same in every management plane.
+func ofJoinTokens(o *unstructured.Unstructured) bool {
+	return o.GetName() == infrav1.HostJoinServiceAccount
 }
 
 // convert sets the manager's conversion webhook in a CRD with several versions, as kustomize does for a release.
@@ -193,7 +202,9 @@ func (p provider) install(w webhooks) ([]*unstructured.Unstructured, error) {
 	for _, o := range p.objects {
 		switch o.GetKind() {
 		case "Deployment", "Service", "ServiceAccount", "Certificate", "Issuer":
-			continue
+			if !ofJoinTokens(o) {
+				continue
+			}
 		}
 		o = o.DeepCopy()
 		annotations := o.GetAnnotations()
@@ -241,6 +252,23 @@ func (w webhooks) rewriteClientConfig(in map[string]any, fields ...string) error
 	}, fields...)
 }
 
+// extensionConfig returns the registration of the manager's hooks for Cluster API core.
+func extensionConfig(config fs.FS, w webhooks) (*unstructured.Unstructured, error) {
+	data, err := fs.ReadFile(config, "infrastructure/runtime/extensionconfig.yaml")
+	if err != nil {
+		return nil, err
+	}
+	objects, err := manifest.Parse(data)
+	if err != nil || len(objects) != 1 {
+		return nil, fmt.Errorf("wanted one ExtensionConfig, found %d objects: %w", len(objects), err)
+	}
+	o := objects[0]
+	o.SetAnnotations(nil) // The authority is known, and no Secret has it.
+	return o, unstructured.SetNestedMap(o.Object, map[string]any{
+		"url": loopback("https", w.port), "caBundle": base64.StdEncoding.EncodeToString(w.caBundle),
+	}, "spec", "clientConfig")
+}
+
 // inventory returns the Provider object of clusterctl.
 func (p provider) inventory() *unstructured.Unstructured {
 	o := object(clusterctlv1.GroupVersion.String(), "Provider", p.namespace, p.label(), map[string]any{
@@ -255,7 +283,7 @@ func (p provider) inventory() *unstructured.Unstructured {
 
 // clusterctlObjects returns the CRD of the inventory.
 func clusterctlObjects() ([]*unstructured.Unstructured, error) {
-	objects, err := Parse(clusterctlconfig.ClusterctlAPIManifest)
+	objects, err := manifest.Parse(clusterctlconfig.ClusterctlAPIManifest)
 	if err != nil {
 		return nil, err
 	}
@@ -295,26 +323,4 @@ func aggregate(objects []*unstructured.Unstructured) []*unstructured.Unstructure
 		}
 	}
 	return out
-}
-
-// Parse reads objects from a stream of YAML documents. It skips empty documents.
-func Parse(data []byte) ([]*unstructured.Unstructured, error) {
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-	var objects []*unstructured.Unstructured
-	for {
-		var raw runtime.RawExtension
-		if err := decoder.Decode(&raw); errors.Is(err, io.EOF) {
-			return objects, nil
-		} else if err != nil {
-			return nil, err
-		}
-		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
-			continue
-		}
-		o := &unstructured.Unstructured{}
-		if err := o.UnmarshalJSON(raw.Raw); err != nil {
-			return nil, err
-		}
-		objects = append(objects, o)
-	}
 }

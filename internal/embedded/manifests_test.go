@@ -11,6 +11,8 @@ import (
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 
 	"capstan.dev/capstan/config"
+	"capstan.dev/capstan/internal/manifest"
+	"capstan.dev/capstan/internal/version"
 )
 
 const components = `
@@ -73,9 +75,9 @@ func find(t *testing.T, objects []*unstructured.Unstructured, kind, name string)
 	return nil
 }
 
-// CTL-08, CTL-15: what the plane installs is labelled as clusterctl labels it, and works without pods.
+// CTL-08, CTL-15: the installed objects have clusterctl's labels and do not depend on pods.
 func TestInstall(t *testing.T) {
-	objects, err := Parse([]byte(components))
+	objects, err := manifest.Parse([]byte(components))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,29 +94,29 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s %s lacks clusterctl's label", o.GetKind(), o.GetName())
 		}
 		if slices.Contains([]string{"Deployment", "Service", "ServiceAccount", "Certificate"}, o.GetKind()) {
-			t.Errorf("%s makes no sense without pods", o.GetKind())
+			t.Errorf("%s is useless without pods", o.GetKind())
 		}
 	}
 	crd := find(t, got, "CustomResourceDefinition", "clusters.cluster.x-k8s.io")
 	if crd.GetLabels()["cluster.x-k8s.io/v1beta2"] != "v1beta2" {
-		t.Error("the contract's label is gone")
+		t.Error("the contract's label is missing")
 	}
 	if a := crd.GetAnnotations(); len(a) != 1 || a["other"] != "stays" {
 		t.Errorf("annotations are %v", a)
 	}
 	url, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "webhook", "clientConfig", "url")
 	if url != "https://127.0.0.1:20001/convert" {
-		t.Errorf("conversion goes to %q", url)
+		t.Errorf("the URL of the conversion webhook is %q", url)
 	}
 	if _, found, _ := unstructured.NestedMap(crd.Object, "spec", "conversion", "webhook", "clientConfig", "service"); found {
-		t.Error("conversion still names a Service")
+		t.Error("the conversion webhook still has a Service")
 	}
 	hooks, _, _ := unstructured.NestedSlice(find(t, got, "ValidatingWebhookConfiguration", "capi-validating-webhook-configuration").Object, "webhooks")
 	clientConfig := hooks[1].(map[string]any)["clientConfig"].(map[string]any)
 	if clientConfig["url"] != "https://127.0.0.1:20001/validate-two" || clientConfig["caBundle"] != base64.StdEncoding.EncodeToString([]byte("CA")) {
-		t.Errorf("webhook is reached by %v", clientConfig)
+		t.Errorf("the client config of the webhook is %v", clientConfig)
 	}
-	// The original is not touched: it is installed again at the next start.
+	// The original is not changed, because the next start installs it again.
 	if _, found, _ := unstructured.NestedMap(p.objects[5].Object, "spec", "conversion", "webhook", "clientConfig", "service"); !found {
 		t.Error("install changed its input")
 	}
@@ -139,7 +141,8 @@ func TestLoadOurs(t *testing.T) {
 	files := fstest.MapFS{
 		"ipam/crd/bases/a.yaml":          {Data: []byte("apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: a.ipam.capstan.dev}\n")},
 		"ipam/rbac/role.yaml":            {Data: []byte(role)},
-		"ipam/rbac/role_binding.yaml":    {Data: []byte("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: manager-rolebinding}\n")},
+		"ipam/rbac/role_binding.yaml":    {Data: []byte("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: manager-rolebinding}\nroleRef: {kind: ClusterRole, name: manager-role}\n")},
+		"ipam/rbac/metrics_role.yaml":    {Data: []byte("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: metrics-reader}\n")},
 		"ipam/rbac/aggregated_role.yaml": {Data: []byte("apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: capstan-ipam-for-core, labels: {cluster.x-k8s.io/aggregate-to-manager: 'true'}}\n")},
 		"ipam/rbac/kustomization.yaml":   {Data: []byte("resources: [role.yaml]\n")},
 		"ipam/webhook/manifests.yaml":    {Data: []byte("apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingWebhookConfiguration\nmetadata: {name: validating-webhook-configuration}\n")},
@@ -157,13 +160,13 @@ func TestLoadOurs(t *testing.T) {
 	}
 	want := []string{
 		"bootstrap-capstan Namespace capstan-bootstrap-system",
-		"bootstrap-capstan ClusterRoleBinding capstan-bootstrap-manager-role",
 		"bootstrap-capstan ClusterRole capstan-bootstrap-manager-role",
 		"ipam-capstan Namespace capstan-ipam-system",
 		"ipam-capstan CustomResourceDefinition a.ipam.capstan.dev",
 		"ipam-capstan ClusterRole capstan-ipam-for-core",
-		"ipam-capstan ClusterRoleBinding capstan-ipam-manager-role",
+		"ipam-capstan ClusterRole capstan-ipam-metrics-reader",
 		"ipam-capstan ClusterRole capstan-ipam-manager-role",
+		"ipam-capstan ClusterRoleBinding capstan-ipam-manager-role",
 		"ipam-capstan ValidatingWebhookConfiguration capstan-ipam-validating-webhook-configuration",
 	}
 	if !slices.Equal(names, want) {
@@ -171,14 +174,14 @@ func TestLoadOurs(t *testing.T) {
 	}
 }
 
-// Every provider of the suite is there, each object once.
+// The manifests contain every provider of the suite, and each object once.
 func TestEmbeddedManifests(t *testing.T) {
-	providers, err := loadOurs(config.FS, Version)
+	providers, err := loadOurs(config.FS, version.Version)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(providers) != len(ourProviders) {
-		t.Errorf("wanted %d providers, found %d", len(ourProviders), len(providers))
+		t.Errorf("got %[2]d providers, want %[1]d", len(ourProviders), len(providers))
 	}
 	seen := map[string]string{}
 	for _, p := range providers {
@@ -189,7 +192,7 @@ func TestEmbeddedManifests(t *testing.T) {
 		for _, o := range objects {
 			key := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
 			if other, found := seen[key]; found {
-				t.Errorf("%s is in %s and in %s", key, other, p.label())
+				t.Errorf("%s is in %s and %s", key, other, p.label())
 			}
 			seen[key] = p.label()
 		}
@@ -197,7 +200,7 @@ func TestEmbeddedManifests(t *testing.T) {
 }
 
 func TestAggregate(t *testing.T) {
-	objects, err := Parse([]byte(`
+	objects, err := manifest.Parse([]byte(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: all}

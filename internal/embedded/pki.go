@@ -48,6 +48,7 @@ type identity struct {
 	cn     string   // the user name
 	groups []string // the user's groups
 	usages []x509.ExtKeyUsage
+	host   string // another name or IP address of a server, or empty
 }
 
 // serviceAccount returns the identity of a manager. Its user name is that of a service account, so that the role bindings of
@@ -144,6 +145,11 @@ func (a *authority) ensureLeaf(dir string, id identity, owner user, now time.Tim
 		leaf.DNSNames = []string{"localhost"}
 		leaf.IPs = []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
+	if ip := net.ParseIP(id.host); ip != nil {
+		leaf.IPs = append(leaf.IPs, ip)
+	} else if id.host != "" {
+		leaf.DNSNames = append(leaf.DNSNames, id.host)
+	}
 	key, err := ensureLeafKey(keyPath, owner)
 	if err != nil {
 		return err
@@ -177,7 +183,7 @@ func (a *authority) keeps(certPath, keyPath string, id identity, now time.Time) 
 		return false
 	}
 	cert := pair.Leaf
-	return cert.CheckSignatureFrom(a.Cert) == nil && cert.Subject.CommonName == id.cn && pki.ValidAt(cert, now) && now.Before(pki.RenewAt(cert))
+	return cert.CheckSignatureFrom(a.Cert) == nil && cert.Subject.CommonName == id.cn && (id.host == "" || cert.VerifyHostname(id.host) == nil) && pki.ValidAt(cert, now) && now.Before(pki.RenewAt(cert))
 }
 
 func writeKey(path string, key crypto.Signer, owner user) error {
@@ -257,7 +263,7 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	leaves := []leaf{
 		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: pki.Both}, owner},
 		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: pki.Client}, owner},
-		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: pki.Server}, owner},
+		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: pki.Server, host: s.apiHost()}, owner},
 		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: pki.Client}, owner},
 		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: pki.Server}, owner},
 		{cluster, coreManager, serviceAccount(coreNamespace, coreServiceAccount), owner},

@@ -18,7 +18,7 @@ import (
 func testPKI(t *testing.T) (Layout, State, user) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Fatal("wanted root: the folders get owners")
+		t.Fatal("this test needs root to set the owners of folders")
 	}
 	l := Layout{Root: filepath.Join(t.TempDir(), "root")}
 	s := State{PortBase: 20000}
@@ -29,7 +29,7 @@ func testPKI(t *testing.T) (Layout, State, user) {
 	return l, s, owner
 }
 
-// Secrets are 0600 and belong to who needs them; nothing of one component is read by others.
+// Files of secrets have mode 0600 and belong to the component that uses them. Other components cannot read them.
 func TestPKIModes(t *testing.T) {
 	l, _, _ := testPKI(t)
 	err := filepath.WalkDir(l.Root, func(path string, e os.DirEntry, err error) error {
@@ -56,7 +56,7 @@ func TestPKIModes(t *testing.T) {
 	}
 }
 
-// Managers are bound by RBAC: no certificate of theirs is in a group that passes it by.
+// RBAC applies to managers: no certificate of theirs is in a group that bypasses RBAC.
 func TestPKIIdentities(t *testing.T) {
 	l, _, _ := testPKI(t)
 	for component, want := range map[string]string{
@@ -65,7 +65,7 @@ func TestPKIIdentities(t *testing.T) {
 	} {
 		cert := loadCert(t, filepath.Join(l.Component(component), "client.crt"))
 		if cert.Subject.CommonName != want {
-			t.Errorf("%s is %s", component, cert.Subject.CommonName)
+			t.Errorf("the identity of %s is %s", component, cert.Subject.CommonName)
 		}
 		for _, group := range cert.Subject.Organization {
 			if group == "system:masters" {
@@ -73,15 +73,15 @@ func TestPKIIdentities(t *testing.T) {
 			}
 		}
 	}
-	// etcd trusts an authority of its own: no client of the API server is one of etcd.
+	// etcd trusts its own authority: a client certificate of the API server is not valid for etcd.
 	pool := x509.NewCertPool()
 	pool.AddCert(loadCert(t, filepath.Join(l.PKI(), "etcd-ca.crt")))
 	options := x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	if _, err := loadCert(t, filepath.Join(l.Component(installer), "client.crt")).Verify(options); err == nil {
-		t.Error("etcd would take a client of the API server")
+		t.Error("etcd accepts a client certificate of the API server")
 	}
 	if _, err := loadCert(t, filepath.Join(l.Component(apiServer), "etcd-client.crt")).Verify(options); err != nil {
-		t.Errorf("etcd would refuse the API server: %v", err)
+		t.Errorf("etcd refuses the API server: %v", err)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestPKIRenewal(t *testing.T) {
 	}
 	for name, content := range read() {
 		if content != first[name] {
-			t.Errorf("%s changed without need", name)
+			t.Errorf("%s changed without a reason", name)
 		}
 	}
 	if err := ensurePKI(l, s, owner, time.Now().Add(leafValidity*2/3+time.Hour)); err != nil {
@@ -118,17 +118,17 @@ func TestPKIRenewal(t *testing.T) {
 	for name, content := range read() {
 		leaf := name == "kube-apiserver/server.crt" || name == "admin/client.crt" || name == "kubeconfig"
 		if (content != first[name]) != leaf {
-			t.Errorf("%s: renewed %v, wanted %v", name, content != first[name], leaf)
+			t.Errorf("%s: renewed %v, want %v", name, content != first[name], leaf)
 		}
 	}
-	// A clock that was ahead made those: they are not valid yet.
+	// These certificates are not yet valid: a clock that was ahead created them.
 	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if c := loadCert(t, filepath.Join(l.Component(apiServer), "server.crt")); !pki.ValidAt(c, time.Now()) {
 		t.Errorf("after the clock was set back: valid from %s", c.NotBefore)
 	}
-	// A key that is damaged is made anew.
+	// A damaged key is created again.
 	if err := os.WriteFile(filepath.Join(l.Component(apiServer), "server.key"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestPKIRenewal(t *testing.T) {
 	if _, err := tls.LoadX509KeyPair(filepath.Join(l.Component(apiServer), "server.crt"), filepath.Join(l.Component(apiServer), "server.key")); err != nil {
 		t.Errorf("the damaged key: %v", err)
 	}
-	// A new port reaches the kubeconfigs.
+	// The kubeconfigs get a new port.
 	s.PortBase = 20100
 	if err := ensurePKI(l, s, owner, time.Now()); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestPKIRenewal(t *testing.T) {
 	}
 }
 
-// A lost key is made anew only as long as no data needs it: not at a start, and not when certificates are renewed.
+// A lost key is created again only if no data depends on it. This applies at a start and at the renewal of certificates.
 func TestPKILostKey(t *testing.T) {
 	l, s, owner := testPKI(t)
 	keys := []string{
@@ -171,11 +171,11 @@ func TestPKILostKey(t *testing.T) {
 			_, missing := os.Stat(path)
 			switch {
 			case data && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "capstan restore")):
-				t.Errorf("%s is lost, and there is data: %v", path, err)
+				t.Errorf("%s is lost and data exists: %v", path, err)
 			case data && missing == nil:
-				t.Errorf("%s is lost, there is data, and there is a new one", path)
+				t.Errorf("%s is lost and data exists, but a new key was created", path)
 			case !data && (err != nil || missing != nil):
-				t.Errorf("%s is lost, and there is no data: %v, %v", path, err, missing)
+				t.Errorf("%s is lost and no data exists: %v, %v", path, err, missing)
 			case data:
 				if err := os.Rename(kept, path); err != nil {
 					t.Fatal(err)

@@ -5,7 +5,7 @@
 // certificates, starts the components and applies the objects that they need. It repeats all steps at each start. A completed
 // step changes nothing.
 //
-// Layer: tool.
+// Layer: tool. Allowed imports: api, library, contract, host, node.
 package embedded
 
 import (
@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/version"
 )
 
 const (
@@ -77,8 +78,8 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 	}
 	p := &plane{layout: l, state: state, spawner: newSpawner()}
 	p.board = newBoard(Status{
-		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: Version,
-		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, CoreFeatureGates: state.CoreFeatureGates,
+		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
+		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, CoreFeatureGates: state.CoreFeatureGates,
 		Backup: state.Backup,
 		Server: loopback("https", state.port(portAPIServer)),
 	})
@@ -151,6 +152,9 @@ func (p *plane) start(ctx context.Context) (err error) {
 		return err
 	}
 	if err := waitReady(ctx, append(hosts, controllers, core, ours)...); err != nil {
+		return err
+	}
+	if err := install.hooks(ctx); err != nil {
 		return err
 	}
 	if err := install.hosts(ctx); err != nil {

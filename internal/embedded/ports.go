@@ -18,7 +18,14 @@ const (
 )
 
 // port returns a port of the installation by its name.
-func (s State) port(name string) int { return s.PortBase + slices.Index(portNames, name) }
+func (s State) port(name string) int {
+	if name == portAPIServer && s.APIAddress != "" {
+		if _, port, err := splitAddress(s.APIAddress); err == nil {
+			return port
+		}
+	}
+	return s.PortBase + slices.Index(portNames, name)
+}
 
 // takePorts takes a block of ports: the former block of the installation, or the first unclaimed block with free ports. claim
 // must fail while another plane has the block: the ports of that plane seem free until its components listen.

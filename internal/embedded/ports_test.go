@@ -17,15 +17,15 @@ func TestTakePorts(t *testing.T) {
 	for name, test := range map[string]struct {
 		kept    int
 		busy    int // a port
-		claimed int // a block
+		claimed int // the first port of a block
 		want    int
 	}{
-		"the first block":                          {0, 0, 0, firstPort},
-		"the one it had":                           {third, 0, 0, third},
-		"a port of the first block is in use":      {0, firstPort + 3, 0, second},
-		"another plane has claimed it":             {0, 0, firstPort, second},
-		"a port of the one it had was taken since": {second, second + 1, 0, firstPort},
-		"another plane has claimed the one it had": {second, 0, second, firstPort},
+		"the first block":                              {0, 0, 0, firstPort},
+		"the previous block":                           {third, 0, 0, third},
+		"a port of the first block is in use":          {0, firstPort + 3, 0, second},
+		"another plane has claimed it":                 {0, 0, firstPort, second},
+		"a port of the previous block is in use":       {second, second + 1, 0, firstPort},
+		"another plane has claimed the previous block": {second, 0, second, firstPort},
 	} {
 		t.Run(name, func(t *testing.T) {
 			held := map[int]bool{test.claimed: true}
@@ -41,7 +41,7 @@ func TestTakePorts(t *testing.T) {
 				t.Fatalf("got %d, %v; want %d", base, err, test.want)
 			}
 			if len(held) != 2 {
-				t.Errorf("claims are held for nothing: %v", held)
+				t.Errorf("unused claims are held: %v", held)
 			}
 			release()
 			if held[base] {
@@ -51,7 +51,7 @@ func TestTakePorts(t *testing.T) {
 	}
 }
 
-func TestTakePortsWithNoneFree(t *testing.T) {
+func TestTakePortsWithoutFreeBlock(t *testing.T) {
 	_, _, err := takePorts(context.Background(), 0, claimNothing, func(int) bool { return false })
 	if err == nil || !strings.Contains(err.Error(), "on 127.0.0.1 between 20000 and 29999, found none: stop programs that listen there") {
 		t.Errorf("got %v", err)
@@ -60,9 +60,9 @@ func TestTakePortsWithNoneFree(t *testing.T) {
 
 func claimNothing(int) (func(), bool) { return func() {}, true }
 
-// Two planes that start at the same moment never take the same block.
+// Two planes that start at the same moment take different blocks.
 func TestClaimPorts(t *testing.T) {
-	const base = 1 // no block of a plane
+	const base = 1 // not the number of a plane's block
 	release, ok := claimPorts(base)
 	if !ok {
 		t.Fatal("cannot claim")
@@ -73,7 +73,7 @@ func TestClaimPorts(t *testing.T) {
 	release()
 	again, ok := claimPorts(base)
 	if !ok {
-		t.Fatal("a claim outlives its release")
+		t.Fatal("the block is still claimed after its release")
 	}
 	again()
 }
@@ -85,11 +85,11 @@ func TestPortFree(t *testing.T) {
 	}
 	port := listener.Addr().(*net.TCPAddr).Port
 	if portFree(port) {
-		t.Error("a port with a listener counts as free")
+		t.Error("a port with a listener is reported as free")
 	}
 	listener.Close()
 	if !portFree(port) {
-		t.Error("a port without a listener counts as taken")
+		t.Error("a port without a listener is reported as in use")
 	}
 }
 
@@ -98,6 +98,6 @@ func TestBlockHasRoom(t *testing.T) {
 		t.Errorf("%d ports do not fit into a block of %d", len(portNames), blockSize)
 	}
 	if s := (State{PortBase: firstPort}); s.port(portEtcd) == s.port(portAPIServer) || s.port(portManagerMetrics) != firstPort+len(portNames)-1 {
-		t.Error("names share a port")
+		t.Error("two names have the same port")
 	}
 }

@@ -22,7 +22,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// supervised runs a shell script as a component and gives its statuses.
+// supervised runs a shell script as a component and returns its statuses.
 func supervised(t *testing.T, script string, ready func(context.Context) error) (*process, <-chan ProcessStatus) {
 	t.Helper()
 	statuses := make(chan ProcessStatus, 100)
@@ -43,7 +43,7 @@ func await(t *testing.T, statuses <-chan ProcessStatus, what string, is func(Pro
 				return s
 			}
 		case <-deadline:
-			t.Fatalf("never %s", what)
+			t.Fatalf("the component did not become %s", what)
 		}
 	}
 }
@@ -65,17 +65,17 @@ func TestProcessIsRestarted(t *testing.T) {
 	}
 	second := await(t, statuses, "ready again", func(s ProcessStatus) bool { return s.State == ProcessReady })
 	if second.PID == first.PID || second.Restarts != 1 {
-		t.Errorf("after %+v came %+v", first, second)
+		t.Errorf("status %+v was followed by %+v", first, second)
 	}
 	p.Stop()
 	await(t, statuses, "stopped", func(s ProcessStatus) bool { return s.State == ProcessStopped })
 	if err := syscall.Kill(second.PID, 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("process %d lives on: %v", second.PID, err)
+		t.Errorf("process %d still runs: %v", second.PID, err)
 	}
 }
 
-// Its state is that of now: an API server without its etcd is not ready.
-func TestProcessThatStopsToServe(t *testing.T) {
+// The status is current: an API server whose etcd has stopped is not ready.
+func TestUnreadyProcess(t *testing.T) {
 	var away atomic.Bool
 	_, statuses := supervised(t, "exec sleep 1000", func(context.Context) error {
 		if away.Load() {
@@ -93,11 +93,11 @@ func TestProcessThatStopsToServe(t *testing.T) {
 	}
 	away.Store(false)
 	if s := await(t, statuses, "ready again", is(ProcessReady)); s.Message != "" || s.Restarts != 0 {
-		t.Errorf("it is %+v", s)
+		t.Errorf("the status is %+v", s)
 	}
 }
 
-func TestProcessThatEndsBacksOff(t *testing.T) {
+func TestProcessBackoff(t *testing.T) {
 	_, statuses := supervised(t, "exit 3", func(context.Context) error { return errors.New("not yet") })
 	s := await(t, statuses, "restarted three times", func(s ProcessStatus) bool { return s.Restarts == 3 })
 	if !strings.Contains(s.Message, "exit status 3") || !strings.Contains(s.Message, "next start in 800ms") {
@@ -116,11 +116,11 @@ func TestProcessThatCannotStart(t *testing.T) {
 	}
 }
 
-func TestStopOfWhatNeverBegan(t *testing.T) {
+func TestStopBeforeStart(t *testing.T) {
 	p := newProcess(component{name: "test"}, "", user{}, nil, func(ProcessStatus) {})
-	p.Stop() // returns
+	p.Stop() // stop must return
 	p.begin()
 	if p.status.State != ProcessWaiting {
-		t.Errorf("a stopped component began: %+v", p.status)
+		t.Errorf("a stopped component was started: %+v", p.status)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 )
 
-// A host removes only what it is told the owner of (ALL-18), so `capstan down` must know whose everything is: from the
-// host's events, and for networks without machines from its folder.
+// A host removes an object only for a request that names the owner (ALL-18). `capstan down` therefore finds the owner of
+// each object in the host's events, and for networks without machines in its folder.
 func TestInventoryKnowsOwners_ALL18(t *testing.T) {
 	root := t.TempDir()
 	for id, spec := range map[string]string{
@@ -55,6 +55,6 @@ func TestInventoryKnowsOwners_ALL18(t *testing.T) {
 		}
 	}
 	if err := have.recordedNetworks(t.TempDir()); err != nil {
-		t.Errorf("a host that never had a network: %v", err)
+		t.Errorf("a host without networks: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded/archive"
 	"capstan.dev/capstan/internal/node/backup"
+	"capstan.dev/capstan/internal/version"
 )
 
 // RestoreOptions of `capstan restore`.
@@ -162,8 +163,8 @@ func mayRestore(l Layout, assets string, m archive.Manifest, replace bool) error
 			return errors.Join(err, fmt.Errorf("wanted a backup with all keys, found one without %s", name))
 		}
 	}
-	if semver.Compare(m.CapstanVersion, Version) > 0 {
-		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", Version, m.CapstanVersion)
+	if semver.Compare(m.CapstanVersion, version.Version) > 0 {
+		return fmt.Errorf("wanted a backup of Capstan %s or older, found one of %s: use that version of Capstan or a newer one", version.Version, m.CapstanVersion)
 	}
 	if _, err := versionFor(Assets{assets}, m.KubernetesVersion); err != nil {
 		return err

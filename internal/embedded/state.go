@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/mod/semver"
@@ -27,6 +28,8 @@ type State struct {
 	Hosts []string `json:"hosts"`
 	// Listen is the address, host:port, on which the only host of this box serves remote managers; empty for none.
 	Listen string `json:"listen,omitempty"`
+	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
+	APIAddress string `json:"apiAddress,omitempty"`
 	// Backup is the schedule of backups; nil when there is none.
 	Backup *BackupSchedule `json:"backup,omitempty"`
 	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
@@ -46,6 +49,52 @@ func LoadState(l Layout) (State, error) {
 		return State{}, fmt.Errorf("wanted the state of an installation in %s, found a damaged file: %w; restore the file, or remove %s with `capstan down`", l.State(), err, l.Root)
 	}
 	return s, nil
+}
+
+// apiBindAddress is the address on which the API server listens. The components of the plane use loopback in any case.
+func (s State) apiBindAddress() string {
+	if s.APIAddress == "" {
+		return "127.0.0.1"
+	}
+	return "0.0.0.0"
+}
+
+// apiHost is the host in APIAddress, or empty.
+func (s State) apiHost() string {
+	host, _, _ := net.SplitHostPort(s.APIAddress)
+	return host
+}
+
+// checkAPIAddress returns an error if other boxes cannot reach the management API at the address.
+func checkAPIAddress(s State) error {
+	if s.APIAddress == "" {
+		return nil
+	}
+	host, port, err := splitAddress(s.APIAddress)
+	if err != nil {
+		return fmt.Errorf("wanted --api-address host:port, or none, found %q: %w", s.APIAddress, err)
+	}
+	if port < 1024 {
+		return fmt.Errorf("wanted a port from 1024 for --api-address, found %d: the API server is an unprivileged process", port)
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.To4() == nil {
+		return fmt.Errorf("wanted an IPv4 address or a DNS name of this box for --api-address, found %s: the API server listens on IPv4", host)
+	} else if ip != nil && !ip.IsGlobalUnicast() {
+		return fmt.Errorf("wanted an address of this box that other boxes reach for --api-address, found %s", host)
+	}
+	return nil
+}
+
+func splitAddress(address string) (host string, port int, err error) {
+	host, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, err
+	}
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || number == 0 || host == "" {
+		return "", 0, errors.New("the host is empty, or the port is not a number from 1 to 65535")
+	}
+	return host, int(number), nil
 }
 
 // listenNowhere as --listen ends the service for remote managers.
@@ -104,14 +153,14 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 	for i := len(s.Hosts); i < hosts; i++ {
 		s.Hosts = append(s.Hosts, hostName(i))
 	}
-	s.Listen = listenOf(s.Listen, o.Listen)
+	s.Listen, s.APIAddress = listenOf(s.Listen, o.Listen), listenOf(s.APIAddress, o.APIAddress)
 	if s.CoreFeatureGates, err = gatesOf(s.CoreFeatureGates, o.CoreFeatureGates); err != nil {
 		return State{}, err
 	}
 	if s.Backup, err = scheduleOf(s.Backup, o.Backup, l); err != nil {
 		return State{}, err
 	}
-	return s, checkListen(l, s)
+	return s, errors.Join(checkListen(l, s), checkAPIAddress(s))
 }
 
 // hostName returns the name of the i-th host of a box.

@@ -32,14 +32,14 @@ func TestDecideState(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first.KubernetesVersion != "v1.36.3" || !reflect.DeepEqual(first.Hosts, []string{"local"}) || first.PortBase != 0 || len(first.ID) != 8 {
-		t.Errorf("decided %+v", first)
+		t.Errorf("got the state %+v", first)
 	}
 	if err := first.save(l); err != nil {
 		t.Fatal(err)
 	}
 	again, err := decideState(l, assets, Options{Hosts: 1})
 	if err != nil || !reflect.DeepEqual(again, first) {
-		t.Errorf("decided otherwise the second time: %+v, %v", again, err)
+		t.Errorf("the second call returned a different state: %+v, %v", again, err)
 	}
 	more, err := decideState(l, testAssets(t, "v1.36.3", "v1.37.0"), Options{Hosts: 3})
 	if err != nil || !reflect.DeepEqual(more.Hosts, []string{"local", "local-2", "local-3"}) || more.KubernetesVersion != "v1.36.3" {
@@ -49,12 +49,12 @@ func TestDecideState(t *testing.T) {
 		t.Fatal(err)
 	}
 	if fewer, err := decideState(l, assets, Options{Hosts: 1}); err != nil || len(fewer.Hosts) != 3 {
-		t.Errorf("hosts, which may have machines, went: %+v, %v", fewer, err)
+		t.Errorf("hosts that may have machines were removed: %+v, %v", fewer, err)
 	}
 }
 
-// TestMakeCleanLeavesWhatIsUsed: `make clean` finds in the state what an installation runs from.
-func TestMakeCleanLeavesWhatIsUsed(t *testing.T) {
+// TestMakeCleanKeepsUsedFiles: `make clean` reads from the state which build an installation runs from.
+func TestMakeCleanKeepsUsedFiles(t *testing.T) {
 	l, used := Layout{Root: t.TempDir()}, filepath.Join(t.TempDir(), "bin")
 	if err := (State{Assets: used}).save(l); err != nil {
 		t.Fatal(err)
@@ -64,14 +64,15 @@ func TestMakeCleanLeavesWhatIsUsed(t *testing.T) {
 		return string(out), err
 	}
 	if out, err := clean(used); err == nil || !strings.Contains(out, l.Root+" runs from "+used) || !strings.Contains(out, used+"/capstan down") {
-		t.Errorf("what is used: %v, %s", err, out)
+		t.Errorf("a used build: %v, %s", err, out)
 	}
 	if out, err := clean(used + "-2"); err != nil {
-		t.Errorf("what is not used: %v, %s", err, out)
+		t.Errorf("an unused build: %v, %s", err, out)
 	}
 }
 
-// TestListen: what was said stays until something else is said, and nothing is started that cannot serve.
+// TestListen: the value of --listen stays until another value is given. The plane does not start with a value that it
+// cannot serve.
 func TestListen(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
@@ -96,11 +97,11 @@ func TestListen(t *testing.T) {
 		}
 		served := Options{Listen: test.asked}.served(Status{Listen: "", Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion}, assets, Layout{})
 		if served != (test.asked == "" || test.asked == "none") {
-			t.Errorf("--listen %q is served by a plane without: %v", test.asked, served)
+			t.Errorf("--listen %q is accepted by a plane without listeners: %v", test.asked, served)
 		}
 		args := strings.Join(capstandComponent(l, s, "local", user{}, 1<<30).args, " ")
 		if strings.Contains(args, "--listen="+test.want) != (test.want != "") {
-			t.Errorf("--listen %q: capstand %s", test.asked, args)
+			t.Errorf("--listen %q: arguments of capstand: %s", test.asked, args)
 		}
 	}
 	if _, err := decide(1, "7443"); err == nil || !strings.Contains(err.Error(), "host:port") {
@@ -111,7 +112,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// A plane whose hosts are elsewhere stays one, until it is given hosts.
+// A plane whose hosts run elsewhere has no hosts of its own until the user adds some.
 func TestDecideStateWithoutHosts(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	assets := testAssets(t, "v1.36.3")
@@ -143,7 +144,7 @@ func TestBrokenState(t *testing.T) {
 	}
 }
 
-func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
+func TestPrepareRootKeepsForeignFolders(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "photos.tar"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -155,7 +156,7 @@ func TestPrepareRootLeavesForeignFoldersAlone(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "photos.tar")); err != nil {
-		t.Errorf("down removed files of others: %v", err)
+		t.Errorf("`capstan down` removed other files: %v", err)
 	}
 }
 
@@ -170,7 +171,7 @@ func TestEnterable(t *testing.T) {
 	}
 }
 
-func TestCommandsWaitForEachOther(t *testing.T) {
+func TestCommandLock(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	unlock, err := lockCommand(context.Background(), l)
 	if err != nil {
@@ -197,7 +198,7 @@ func TestReserved(t *testing.T) {
 		}
 	}
 	if got := reserved(gib/2, 2); got != gib/2 {
-		t.Errorf("a box with too little memory reserves %d", got)
+		t.Errorf("a machine with too little memory reserves %d", got)
 	}
 }
 
@@ -219,7 +220,7 @@ func TestStatusIsWatched(t *testing.T) {
 		return !s.Ready
 	})
 	if err != nil || seen[0] || !seen[len(seen)-1] {
-		t.Errorf("saw %v, %v", seen, err)
+		t.Errorf("observed %v, %v", seen, err)
 	}
 	status, err := GetStatus(context.Background(), l)
 	if err != nil || status.PID != 7 || len(status.Components) != 1 || status.Components[0].State != ProcessReady {
@@ -235,7 +236,7 @@ func TestStage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, content := range []string{"one", "another"} { // built, and built again
+	for _, content := range []string{"one", "another"} { // The program is built twice.
 		write(content)
 		if err := stageOne(source, target); err != nil {
 			t.Fatal(err)
@@ -253,7 +254,7 @@ func TestStage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after, _ := os.Stat(target + ".copy"); !os.SameFile(before, after) {
-		t.Error("a copy that is up to date was made again")
+		t.Error("an up-to-date copy was created again")
 	}
 }
 

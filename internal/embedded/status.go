@@ -20,18 +20,20 @@ type Status struct {
 	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
 	// Error is the reason why the plane cannot become ready.
-	Error             string          `json:"error,omitempty"`
-	Root              string          `json:"root"`
-	Assets            string          `json:"assets"`
-	Build             string          `json:"build"`
-	Version           string          `json:"version"`
-	KubernetesVersion string          `json:"kubernetesVersion"`
-	Server            string          `json:"server"`
-	Hosts             []string        `json:"hosts"`
-	Listen            string          `json:"listen,omitempty"`
-	CoreFeatureGates  map[string]bool `json:"coreFeatureGates,omitempty"`
-	Installed         bool            `json:"installed"`
-	Components        []ProcessStatus `json:"components"`
+	Error             string   `json:"error,omitempty"`
+	Root              string   `json:"root"`
+	Assets            string   `json:"assets"`
+	Build             string   `json:"build"`
+	Version           string   `json:"version"`
+	KubernetesVersion string   `json:"kubernetesVersion"`
+	Server            string   `json:"server"`
+	Hosts             []string `json:"hosts"`
+	Listen            string   `json:"listen,omitempty"`
+	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
+	APIAddress       string          `json:"apiAddress,omitempty"`
+	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`
+	Installed        bool            `json:"installed"`
+	Components       []ProcessStatus `json:"components"`
 	// EtcdAlarms are the active alarms of etcd, for example NOSPACE; empty without alarms.
 	EtcdAlarms string `json:"etcdAlarms,omitempty"`
 	// CertificatesExpiring lists the files of certificates that are due for renewal, with their expiry.

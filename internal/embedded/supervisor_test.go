@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// otherDaemon is a process that has the plane's lock, as a daemon has it.
+// otherDaemon is a process that holds the plane's lock like a daemon.
 func otherDaemon(t *testing.T, l Layout) (ended <-chan struct{}) {
 	t.Helper()
 	cmd := exec.Command("flock", "--no-fork", l.Lock(), "sh", "-c", `echo $$ >"$0"; echo locked; exec sleep 1000`, l.Lock())
@@ -21,7 +21,7 @@ func otherDaemon(t *testing.T, l Layout) (ended <-chan struct{}) {
 		t.Fatal(err)
 	}
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
-		t.Fatalf("the other daemon says %q, %v", line, err)
+		t.Fatalf("the output of the other daemon is %q, %v", line, err)
 	}
 	done := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(done) }()
@@ -29,12 +29,12 @@ func otherDaemon(t *testing.T, l Layout) (ended <-chan struct{}) {
 	return done
 }
 
-// TestUnitTakesOver: a unit that is started beside a plane of `capstan up` runs the plane from then on.
+// TestUnitTakesOver: a unit takes over a plane that `capstan up` has started.
 func TestUnitTakesOver(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	ended := otherDaemon(t, l)
 	if _, err := lockPlane(l); !errors.Is(err, errRunning) {
-		t.Fatalf("by hand: %v", err)
+		t.Fatalf("with `capstan up`: %v", err)
 	}
 	lock, unlock, err := Supervisor{Unit: "capstan.service"}.lock(t.Context(), l)
 	if err != nil {
@@ -45,20 +45,20 @@ func TestUnitTakesOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := lockCommand(ctx, l); !errors.Is(err, context.Canceled) {
-		t.Errorf("a command comes before it serves: %v", err)
+		t.Errorf("a command before the unit serves: %v", err)
 	}
 	unlock()
 	if free, err := lockCommand(t.Context(), l); err != nil {
-		t.Errorf("a command comes after it serves: %v", err)
+		t.Errorf("a command after the unit serves: %v", err)
 	} else {
 		free()
 	}
 	if pid, err := planeProcess(l); pid != os.Getpid() || err != nil {
-		t.Errorf("the plane is process %d, %v", pid, err)
+		t.Errorf("the process of the plane is %d, %v", pid, err)
 	}
 }
 
-// TestUnitWaitsForCommands: while `capstan up` or `capstan down` works, a unit does nothing.
+// TestUnitWaitsForCommands: a unit waits while `capstan up` or `capstan down` runs.
 func TestUnitWaitsForCommands(t *testing.T) {
 	l := Layout{Root: t.TempDir()}
 	unlock, err := lockCommand(t.Context(), l)
@@ -73,7 +73,7 @@ func TestUnitWaitsForCommands(t *testing.T) {
 	}
 }
 
-// TestUpOfUnit: `capstan up` of another build has systemd start the unit again, once it can have the command lock.
+// TestUpOfUnit: `capstan up` of another build makes systemd restart the unit after it has the command lock.
 func TestUpOfUnit(t *testing.T) {
 	root, assets, tools := filepath.Join(t.TempDir(), "root"), t.TempDir(), t.TempDir()
 	l := Layout{Root: root}
@@ -131,15 +131,15 @@ func TestUnitIsNotified(t *testing.T) {
 	}
 }
 
-// TestBecomeBuild: a unit names one program for ever, and the plane is that of the build that is installed.
+// TestBecomeBuild: the unit file names one program permanently. The unit runs the build that is installed.
 func TestBecomeBuild(t *testing.T) {
 	const variable = "CAPSTAN_TEST_BUILD"
 	if dir := os.Getenv(variable); dir != "" {
-		t.Fatal(becomeBuild(dir)) // in the process below
+		t.Fatal(becomeBuild(dir)) // This part runs in the started process.
 	}
 	assets := t.TempDir()
 	if err := becomeBuild(assets); err != nil {
-		t.Errorf("a build that is gone: %v", err)
+		t.Errorf("a missing build: %v", err)
 	}
 	own, err := os.Executable()
 	if err != nil {
@@ -149,7 +149,7 @@ func TestBecomeBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := becomeBuild(assets); err != nil {
-		t.Errorf("its own build: %v", err)
+		t.Errorf("the same build: %v", err)
 	}
 	other := t.TempDir()
 	if err := os.WriteFile(filepath.Join(other, "capstan"), []byte("#!/bin/sh\necho became \"$@\"\n"), 0o755); err != nil {

@@ -27,6 +27,9 @@ type Options struct {
 	// Listen is the address, host:port, on which the only host of this box serves remote managers, with the certificates of
 	// `capstan host credentials`. Empty: unchanged. "none": no address.
 	Listen string
+	// APIAddress is the address, host:port, at which other boxes reach the management API. The API server then listens on all
+	// addresses of the box. Empty: unchanged. "none": loopback only.
+	APIAddress string
 	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty: unchanged. "none":
 	// all defaults.
 	CoreFeatureGates string
@@ -89,7 +92,7 @@ func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
 	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
-		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen)
+		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress)
 }
 
 func stateOf(s Status) State {

@@ -1,7 +1,7 @@
-// Package expiry shows when the certificates of an object expire: in a metric, and in a condition once two thirds of
-// their life are over. By then each of them should have been renewed.
+// Package expiry reports the expiry of an object's certificates: in a metric, and in a condition after two thirds of
+// their lifetime. Each of them should have been renewed by then.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package expiry
 
 import (
@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// ConditionType is true when a certificate of the object should have been renewed by now.
+	// ConditionType is true if the renewal of a certificate of the object is overdue.
 	ConditionType = "CertificatesExpiring"
-	// ExpiringReason means that the message names the certificates, and when they expire.
+	// ExpiringReason means that the renewal of certificates is overdue. The message contains their names and expiry.
 	ExpiringReason = "CertificatesExpiring"
-	// NotExpiringReason means that each certificate has more than a third of its life before it.
+	// NotExpiringReason means that each certificate has more than a third of its lifetime left.
 	NotExpiringReason = "CertificatesNotExpiring"
 )
 
@@ -37,27 +37,28 @@ var expiration = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricName, H
 
 func init() { ctrlmetrics.Registry.MustRegister(expiration) }
 
-// Certificate is one of an object.
+// Certificate is a certificate of an object.
 type Certificate struct {
-	// Name for people, and the label of the metric: the name of a Secret's key for instance.
+	// Name is the name for users and the label of the metric, for example the name of a Secret's key.
 	Name string
-	// NotBefore and NotAfter are its life.
+	// NotBefore and NotAfter bound the validity.
 	NotBefore, NotAfter time.Time
 }
 
-// Of a parsed certificate.
+// Of returns the Certificate of a parsed certificate.
 func Of(name string, c *x509.Certificate) Certificate {
 	return Certificate{Name: name, NotBefore: c.NotBefore, NotAfter: c.NotAfter}
 }
 
-// Due is when two thirds of its life are over.
+// Due is the time after two thirds of its lifetime.
 func (c Certificate) Due() time.Time { return pki.Due(c.NotBefore, c.NotAfter) }
 
-// grace is for how long a certificate that is due may wait for its renewal.
+// grace is the time for which a due certificate may wait for its renewal.
 func (c Certificate) grace() time.Duration { return c.NotAfter.Sub(c.NotBefore) / 100 }
 
-// Condition for the certificates, and after how long it may change by the passing of time alone; zero: never. why is added
-// to the message of certificates that expire: what keeps them from being renewed, or what to do.
+// Condition returns the condition of the certificates, and the time after which it may change without an event; zero
+// means never. why is appended to the message about expiring certificates: the reason why they are not renewed, or the
+// required action.
 func Condition(certificates []Certificate, why string, now time.Time) (condition metav1.Condition, again time.Duration) {
 	var expiring []string
 	for _, c := range certificates {
@@ -80,7 +81,7 @@ func Condition(certificates []Certificate, why string, now time.Time) (condition
 	return metav1.Condition{Type: ConditionType, Status: metav1.ConditionTrue, Reason: ExpiringReason, Message: message}, again
 }
 
-// Record sets the metric of an object to these certificates, and to no others.
+// Record sets the metric of an object to exactly these certificates.
 func Record(kind, namespace, name string, certificates []Certificate) {
 	Forget(kind, namespace, name)
 	for _, c := range certificates {

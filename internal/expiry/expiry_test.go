@@ -16,8 +16,8 @@ import (
 	"capstan.dev/capstan/internal/polarity"
 )
 
-// TestCondition: a certificate that was not renewed after two thirds of its life is reported. The time at which that
-// happens without any event is known.
+// TestCondition: a certificate that was not renewed after two thirds of its lifetime is reported. The result contains
+// the time of the next check.
 func TestCondition(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	of := func(name string, since, until time.Duration) Certificate {
@@ -29,30 +29,30 @@ func TestCondition(t *testing.T) {
 		message      string
 		again        time.Duration
 	}{
-		"none":              {nil, metav1.ConditionFalse, "", 0},
-		"new":               {[]Certificate{of("a", 0, 300*time.Hour)}, metav1.ConditionFalse, "", 203 * time.Hour},
-		"the next first":    {[]Certificate{of("a", 0, 300*time.Hour), of("b", 0, 100*time.Hour)}, metav1.ConditionFalse, "", 67*time.Hour + 40*time.Minute},
-		"a moment to renew": {[]Certificate{of("a", 201*time.Hour, 99*time.Hour)}, metav1.ConditionFalse, "", 2 * time.Hour},
-		"two thirds":        {[]Certificate{of("a", 203*time.Hour, 97*time.Hour), of("b", 0, 3*time.Hour)}, metav1.ConditionTrue, "a expires on 1970-01-16T14:46:40Z: why", 2*time.Hour + 108*time.Second},
-		"expired":           {[]Certificate{of("a", 2*time.Hour, -time.Hour)}, metav1.ConditionTrue, "a expires", 0},
+		"none":                               {nil, metav1.ConditionFalse, "", 0},
+		"new":                                {[]Certificate{of("a", 0, 300*time.Hour)}, metav1.ConditionFalse, "", 203 * time.Hour},
+		"the earliest check first":           {[]Certificate{of("a", 0, 300*time.Hour), of("b", 0, 100*time.Hour)}, metav1.ConditionFalse, "", 67*time.Hour + 40*time.Minute},
+		"before the deadline of the renewal": {[]Certificate{of("a", 201*time.Hour, 99*time.Hour)}, metav1.ConditionFalse, "", 2 * time.Hour},
+		"two thirds":                         {[]Certificate{of("a", 203*time.Hour, 97*time.Hour), of("b", 0, 3*time.Hour)}, metav1.ConditionTrue, "a expires on 1970-01-16T14:46:40Z: why", 2*time.Hour + 108*time.Second},
+		"expired":                            {[]Certificate{of("a", 2*time.Hour, -time.Hour)}, metav1.ConditionTrue, "a expires", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, again := Condition(c.certificates, "why", now)
 			if got.Status != c.status || !strings.Contains(got.Message, c.message) || again.Round(time.Second) != c.again {
-				t.Errorf("got %v again in %s", got, again)
+				t.Errorf("got %v, next check in %s", got, again)
 			}
 		})
 	}
 }
 
-// TestPolarity: a condition that is False in a healthy object is never shown as a problem.
+// TestPolarity: a condition that is False in a healthy object is not shown as a problem.
 func TestPolarity(t *testing.T) {
 	if !polarity.FalseIsGood(ConditionType, NotExpiringReason) {
 		t.Errorf("internal/polarity does not list %s", ConditionType)
 	}
 }
 
-// TestRecord: the metric has the certificates of today.
+// TestRecord: the metric contains only current certificates.
 func TestRecord(t *testing.T) {
 	at := time.Unix(2_000_000, 0)
 	Record("Kind", "ns", "a", []Certificate{{Name: "old", NotAfter: at}, {Name: "stays", NotAfter: at}})
@@ -65,11 +65,11 @@ func TestRecord(t *testing.T) {
 	}
 	Forget("Kind", "ns", "a")
 	if n := testutil.CollectAndCount(expiration); n != 0 {
-		t.Errorf("%d series of an object that is gone", n)
+		t.Errorf("%d series of a deleted object", n)
 	}
 }
 
-// TestReportFolder: each scrape reads the files, and the registry accepts them beside the certificates of objects.
+// TestReportFolder: each scrape reads the files. The registry accepts their certificates together with those of objects.
 func TestReportFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manager")
 	write := func(validity time.Duration) float64 {

@@ -21,12 +21,12 @@ const (
 	KindManagementPlane = "ManagementPlane"
 )
 
-// ReportFolder reports the certificates in the files *.crt of a folder from now on. The label name is the name of the folder, the
-// label certificate that of the file. Other programs renew the files, so each scrape reads them anew. Files that cannot be read,
-// or are no certificates, are left out.
+// ReportFolder reports the certificates in the files *.crt of a folder from now on. The label name is the name of the
+// folder, the label certificate that of the file. Other programs renew the files, so each scrape reads them again.
+// Files that cannot be read or are not certificates are skipped.
 func ReportFolder(kind, folder string) { reported.Store(filepath.Clean(folder), kind) }
 
-// reported are the kinds by folder.
+// reported contains the kinds by folder.
 var reported sync.Map
 
 func init() { ctrlmetrics.Registry.MustRegister(files{}) }
@@ -37,8 +37,8 @@ type files struct{}
 // description has the same metric name as the certificates of objects.
 var description = prometheus.NewDesc(metricName, metricHelp, labels, nil)
 
-// Describe implements prometheus.Collector. It describes nothing: another collector has metrics of the same name, which the
-// registry allows only to collectors without a description.
+// Describe implements prometheus.Collector. It sends no description: another collector has metrics of the same name, and
+// the registry allows this only without a description.
 func (files) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -70,8 +70,8 @@ func read(folder string) (certificates []Certificate) {
 	return certificates
 }
 
-// Folders returns the condition of the certificates in all reported folders. No object has it: the manager logs it and makes an
-// event of it.
+// Folders returns the condition of the certificates in all reported folders. It belongs to no object: the manager logs
+// it and emits an event.
 func Folders(now time.Time) metav1.Condition {
 	var certificates []Certificate
 	reported.Range(func(folder, _ any) bool {

@@ -17,8 +17,8 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
@@ -49,7 +49,10 @@ func (bs *balancers) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBala
 	if err != nil {
 		return nil, err
 	}
-	spec := &hostpb.LoadBalancer{Id: want.Id, Namespace: want.Namespace, Name: want.Name, NetworkId: want.NetworkId, Listen: want.Listen}
+	spec := &hostpb.LoadBalancer{Id: want.Id, Namespace: want.Namespace, Name: want.Name, NetworkId: want.NetworkId, Listen: want.Listen, Endpoint: want.Endpoint}
+	if v := want.VirtualAddress; v != nil {
+		spec.VirtualAddress = &hostpb.VirtualAddress{Address: v.Address, First: v.First}
+	}
 	for _, b := range want.Backends {
 		spec.Backends = append(spec.Backends, &hostpb.Backend{Name: b.Name, Address: b.Address})
 	}
@@ -62,12 +65,12 @@ func (bs *balancers) EnsureLoadBalancer(_ context.Context, want *hostpb.LoadBala
 // create records and starts a load balancer; mu is held.
 func (bs *balancers) create(spec *hostpb.LoadBalancer, listen []string) (*hostpb.LoadBalancer, error) {
 	if err := bs.store.create(balancersDir, spec.Id, spec, nil); err != nil {
-		err = errors.Join(err, bs.box.Serve(spec.NetworkId, spec.Id, "", nil)) // admit gave it its addresses
+		err = errors.Join(err, bs.networks.unserve(context.WithoutCancel(bs.ctx), spec)) // admit gave it its addresses
 		return nil, status.Errorf(codes.Internal, "recording load balancer: %v", err)
 	}
 	lb := bs.add(spec, listen)
 	lb.log.Info("Load balancer recorded", "listen", listen)
-	bs.hub.Publish(hub.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
+	bs.broadcaster.Publish(events.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
 	bs.running.Go(func() { lb.run(bs.ctx) })
 	return lb.snapshot(), nil
 }
@@ -116,6 +119,9 @@ func (bs *balancers) admit(want *hostpb.LoadBalancer) ([]string, error) {
 	if err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
+	if _, err := bs.networks.redirect(want, listen); err != nil {
+		return nil, refusal.Errorf(hostpb.Refusal_INVALID, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
+	}
 	if err := portsFree(listen, served, have); err != nil {
 		return nil, refusal.Errorf(hostpb.Refusal_PORT_IN_USE, "load balancer %s/%s: %v", want.Namespace, want.Name, err)
 	}
@@ -159,7 +165,7 @@ func (bs *balancers) forget(lb *loadBalancer) {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	delete(bs.byID, lb.id)
-	bs.hub.Publish(hub.LoadBalancer(hostpb.Event_DELETED, lb.snapshot()))
+	bs.broadcaster.Publish(events.LoadBalancer(hostpb.Event_DELETED, lb.snapshot()))
 	bs.removed()
 }
 
@@ -180,7 +186,7 @@ func listenAddresses(wanted []string, gateway string) ([]string, error) {
 	for i, listen := range wanted {
 		host, port, err := net.SplitHostPort(listen)
 		if err != nil {
-			return nil, fmt.Errorf("listen address %q: want host:port", listen)
+			return nil, fmt.Errorf("listen address %q: expected host:port", listen)
 		}
 		if i == 0 && host == "" {
 			host = gateway

@@ -4,13 +4,14 @@ import (
 	"testing"
 
 	"capstan.dev/capstan/internal/host/conformance"
-	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
 func TestConformance(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
+	tunnelAddress(t)
 	h := onBox(t)
 	h.config.BalancerUID = 65534
 	conformance.Test(t, h, conformance.Features{LoadBalancers: true, Version: goodSpec().KubernetesVersion})

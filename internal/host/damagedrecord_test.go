@@ -11,17 +11,17 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
-	"capstan.dev/capstan/internal/host/network/ownnet"
 	"capstan.dev/capstan/internal/host/runc"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-var damages = map[string]string{"truncated": `{"id": "m-`, "garbage": "\x00\xff\x07", "empty": "", "wrong type": `["m-1"]`, "nothing in it": "{}"}
+var damages = map[string]string{"truncated": `{"id": "m-`, "garbage": "\x00\xff\x07", "empty": "", "wrong type": `["m-1"]`, "no fields": "{}"}
 
-// reloaded is a capstand that starts over the state of another one.
+// reloaded returns a capstand that starts with the state of another one.
 func reloaded(t *testing.T, h *Host) *Host {
 	t.Helper()
 	again := newHost(&platform{
-		log: h.log, store: h.store, hub: h.hub, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box,
+		log: h.log, store: h.store, broadcaster: h.broadcaster, ctx: t.Context(), id: h.id, config: h.config, capacity: h.capacity, box: h.box,
 		runc: runc.Runc{Root: h.store.path("runc")},
 	})
 	if err := again.loadAll(); err != nil {
@@ -32,7 +32,7 @@ func reloaded(t *testing.T, h *Host) *Host {
 
 // A damaged record leaves a failed machine that only its owner can delete, with its addresses and its network.
 func TestDamagedRecords(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	h, spec := onBox(t), goodSpec()
@@ -52,13 +52,13 @@ func TestDamagedRecords(t *testing.T) {
 		again := reloaded(t, h)
 		m := again.machines.byID[spec.Id]
 		if m == nil {
-			t.Fatalf("%s: the machine is forgotten", name)
+			t.Fatalf("%s: the machine is missing", name)
 		}
 		if run, pause := m.toRun(); run || pause != forever || m.status.Phase != hostpb.MachineStatus_FAILED || !strings.Contains(m.status.Message, "spec.json") {
 			t.Errorf("%s: run %v, %v", name, run, m.status)
 		}
 		if m.spec.Namespace != spec.Namespace || m.spec.Name != spec.Name || m.spec.Network.Id != spec.Network.Id {
-			t.Errorf("%s: its owner is lost: %v", name, m.spec)
+			t.Errorf("%s: the owner of the machine is lost: %v", name, m.spec)
 		}
 		if n := again.networks.byID[spec.Network.Id]; n == nil || n.Cidr != spec.Network.Cidr || n.Name != spec.Network.Name {
 			t.Errorf("%s: the network is %v", name, n)
@@ -68,15 +68,15 @@ func TestDamagedRecords(t *testing.T) {
 		}
 		thief := &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: "thief", Name: spec.Name}
 		if _, err := again.DeleteMachine(t.Context(), thief); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%s: deletion by another: %v", name, err)
+			t.Errorf("%s: deletion by another owner: %v", name, err)
 		}
 		if _, err := again.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec}); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: it is made again: %v", name, err)
+			t.Errorf("%s: the machine is created again: %v", name, err)
 		}
 	}
 }
 
-// The state of a machine is never written over by a capstand that could not read it.
+// A capstand that cannot read the state of a machine does not overwrite it.
 func TestDamagedState(t *testing.T) {
 	h := recorded(t)
 	state := filepath.Join(onDisk(t, h).dir, "state.json")
@@ -85,7 +85,7 @@ func TestDamagedState(t *testing.T) {
 		m := onDisk(t, h)
 		m.died()
 		if err := m.startAgain(); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: it is started: %v", name, err)
+			t.Errorf("%s: the machine is started: %v", name, err)
 		}
 		if run, _ := m.toRun(); run || read(t, state) != damages[name] {
 			t.Errorf("%s: run %v, state %q", name, run, read(t, state))
@@ -93,7 +93,7 @@ func TestDamagedState(t *testing.T) {
 	}
 }
 
-// What runs without any record is a failed machine, too.
+// A machine that runs without a record is a failed machine, too.
 func TestStrangers(t *testing.T) {
 	h := recorded(t)
 	h.ctx, h.box = t.Context(), network.Box{Dir: t.TempDir()}
@@ -111,7 +111,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A host without its id would make all that it has a second time.
+// Without its id, a host would create its machines and networks a second time.
 func TestDamagedHostID(t *testing.T) {
 	s := newStore(t)
 	for _, text := range []string{"", "\n", "\x00\x01"} {

@@ -9,10 +9,10 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
-	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-// onBox is a capstand on a box without networks, with memory for machines of the host's image.
+// onBox returns a capstand on a box without networks. Its host has memory and an image for machines.
 func onBox(t *testing.T) *Host {
 	t.Helper()
 	h := recorded(t)
@@ -30,7 +30,7 @@ func onBox(t *testing.T) *Host {
 	return h
 }
 
-// unrecordable makes it impossible to record an object, as a full disk would; the returned function ends that.
+// unrecordable makes the record of an object fail, as a full disk does, until end is called.
 func unrecordable(t *testing.T, h *Host, kind, id string) (end func()) {
 	t.Helper()
 	in := h.store.path(kind, id, "in-the-way")
@@ -62,9 +62,9 @@ func networksOf(t *testing.T, h *Host) []string {
 	return paths
 }
 
-// What cannot be recorded leaves nothing behind: another machine can have its address at once.
+// A failed record leaves no lease, network or data. Another machine can get the address at once.
 func TestNotRecorded(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	h, spec := onBox(t), goodSpec()
@@ -88,7 +88,7 @@ func TestNotRecorded(t *testing.T) {
 		t.Errorf("a machine: %v, %v", err, leases(t, h))
 	}
 	if left, err := os.ReadDir(h.store.path(newDir)); err != nil || len(left) > 0 {
-		t.Errorf("its data is still there: %v, %v", left, err)
+		t.Errorf("its data still exists: %v, %v", left, err)
 	}
 	end()
 
@@ -101,9 +101,9 @@ func TestNotRecorded(t *testing.T) {
 	end()
 }
 
-// A lease that was left by a machine that nobody knows goes with its deletion, and no other does.
+// The deletion of a machine without a record releases its lease and no other lease.
 func TestLeaseOfUnknownMachine(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	h, spec := onBox(t), goodSpec()

@@ -6,29 +6,33 @@
 // folder and continues each object from its last recorded step.
 //
 // The registries machines, networks and balancers implement the gRPC service hostpb.Host. They share the platform:
-// state folder, runc, network box, event hub and one lock. A machine and a loadBalancer each have one goroutine that
+// state folder, runc, network box, event broadcaster and one lock. A machine and a loadBalancer each have one goroutine that
 // starts, observes and removes the processes.
 //
 // The package imports its own sub-packages and internal/atomicfile. It imports neither the managers nor internal/node.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
+	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/runc"
@@ -55,6 +59,10 @@ type Config struct {
 	BalancerUID int
 	// RunDir is the folder that all capstands of the box share: network.DefaultRunDir.
 	RunDir string
+	// Absence is the time without a manager after which a machine that does not run needs a confirmation; DefaultAbsence.
+	Absence time.Duration
+	// ConfirmTimeout is the longest wait for the first contact with a manager; 0 waits without a limit.
+	ConfirmTimeout time.Duration
 	// Credentials renews the certificates of managers that connect over TCP; nil without TCP.
 	Credentials hostpb.CredentialsServer
 }
@@ -89,7 +97,7 @@ func newHost(p *platform) *Host {
 // balancers keep running after that.
 func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	p := &platform{
-		config: config, log: log, ctx: ctx, hub: hub.New(), store: store{config.Root}, system: runc.HostSystem(),
+		config: config, log: log, ctx: ctx, broadcaster: events.New(), store: store{config.Root}, system: runc.HostSystem(),
 		runc: runc.Runc{Binary: filepath.Join(config.Assets, "node", "bin", "runc"), Root: filepath.Join(config.Root, "runc")},
 	}
 	var err error
@@ -103,9 +111,14 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.capacity, p.boxID = max(0, memory-config.ReserveMemory), boxID("/")
+	p.capacity, p.boxID = max(0, memory-config.ReserveMemory), joining.BoxID("/")
 	p.diskBackend = diskBackend(log)
 	p.box = network.Box{Dir: config.RunDir, HostID: p.id, HostRoot: config.Root}
+	p.contacts = openContacts(p.store.path("contacts.json"), cmp.Or(config.Absence, DefaultAbsence), config.ConfirmTimeout, log)
+	p.fence, err = fencing.Open(p.store.path("fencing.json"), filepath.Join(config.RunDir, "fencing", p.id+".json"), config.Root, string(p.cgroup("")), log)
+	if err != nil {
+		return nil, err
+	}
 	setSysctls("/proc/sys", log)
 	if err := p.forgetOtherBoot(); err != nil {
 		return nil, err
@@ -142,6 +155,9 @@ func (h *Host) recover() error {
 		h.log.Error("Networks without a record were not removed", "error", err)
 	}
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
+	h.running.Go(func() { h.box.GuardOverlays(h.ctx, h.log) })
+	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })
+	h.running.Go(func() { h.holdServices(h.ctx) })
 	for _, lb := range h.balancers.byID {
 		described := lb.described
 		h.running.Go(func() {
@@ -155,6 +171,9 @@ func (h *Host) recover() error {
 			lb.run(h.ctx)
 		})
 	}
+	h.contacts.connected = h.machines.managerConnected
+	h.fence.SetNetworks(h.networks.acrossHosts())
+	h.running.Go(func() { h.keepFenced(h.ctx) })
 	for _, m := range h.machines.byID {
 		h.running.Go(func() { m.run(h.ctx) })
 	}
@@ -176,8 +195,13 @@ func (h *Host) loadAll() error {
 		h.networks.byID[n.Id] = n
 	}
 	for _, spec := range machines {
-		if m := h.machines.add(spec); m.state.bootstrapped() {
+		m := h.machines.add(spec)
+		m.unconfirmed = m.fenced || h.contacts.mayBeReplaced(m.state.ManagementCluster)
+		if m.state.bootstrapped() {
 			m.eraseBootstrapData()
+		}
+		if m.update.ended() {
+			m.eraseUpdateData()
 		}
 	}
 	h.machines.loadUnreadable(badMachines)
@@ -204,9 +228,15 @@ func (h *Host) recoverNetwork(n *hostpb.Network) {
 		log.Error("Network was not repaired", "error", err)
 		return
 	}
+	if err := h.networks.restorePeers(n); err != nil {
+		log.Error("The machines on other hosts were not restored: the owner of the network sets them again", "error", err)
+	}
 	holders := slices.AppendSeq(slices.Collect(maps.Keys(h.machines.byID)), maps.Keys(h.balancers.byID))
 	if err := h.box.KeepLeases(n.Id, holders); err != nil {
 		log.Error("Address leases without an owner were not removed", "error", err)
+	}
+	if err := h.box.KeepRedirect(h.ctx, n.Id, holders); err != nil {
+		log.Error("Redirection to a load balancer that does not exist was not removed", "error", err)
 	}
 	for _, lb := range h.balancers.byID {
 		if lb.spec.NetworkId != n.Id || lb.described != nil {
@@ -243,8 +273,8 @@ func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInf
 }
 
 // Watch streams all objects, then changes.
-func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
-	w, end := h.hub.Subscribe()
+func (h *Host) Watch(req *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
+	w, end := h.broadcaster.Subscribe()
 	defer end()
 	for _, event := range h.everything() {
 		if err := stream.Send(event); err != nil {
@@ -257,12 +287,18 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
+	if req.ManagementCluster != "" {
+		h.running.Go(func() {
+			defer h.fence.Connected(req.ManagementCluster)()
+			h.contacts.follow(ctx, req.ManagementCluster)
+		})
+	}
 	for {
-		events, err := w.Take(ctx)
+		newest, err := w.Take(ctx)
 		if err != nil {
 			return status.Error(codes.Unavailable, "capstand or the client is ending")
 		}
-		for _, event := range events {
+		for _, event := range newest {
 			if err := stream.Send(event); err != nil {
 				return err
 			}
@@ -273,12 +309,12 @@ func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) err
 func (h *Host) everything() []*hostpb.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	events := []*hostpb.Event{hub.Host(h.machines.info())}
+	all := []*hostpb.Event{events.Host(h.machines.info())}
 	for _, lb := range h.balancers.byID {
-		events = append(events, hub.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
+		all = append(all, events.LoadBalancer(hostpb.Event_CHANGED, lb.snapshot()))
 	}
 	for _, m := range h.machines.byID {
-		events = append(events, hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
+		all = append(all, events.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	}
-	return events
+	return all
 }

@@ -9,7 +9,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// The users of a machine can make it answer anything.
+// The users of a machine control its answers.
 func TestImportedNames(t *testing.T) {
 	many := slices.Repeat([]string{"a"}, maxImportedNames+1)
 	answer := func(names ...string) string {

@@ -1,10 +1,6 @@
 package host
 
 import (
-	"bytes"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/blang/semver/v4"
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
@@ -78,19 +75,6 @@ func (ms *machines) installed() []string {
 	return versions
 }
 
-// boxID identifies the box, so that hosts on one box report the same value. It is a hash of machine-id(5), which must not be
-// published, or else of the kernel's boot id. It is empty if neither can be read.
-func boxID(root string) string {
-	for _, file := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id"} {
-		if id, err := os.ReadFile(filepath.Join(root, file)); err == nil && len(bytes.TrimSpace(id)) >= 32 {
-			mac := hmac.New(sha256.New, bytes.TrimSpace(id))
-			mac.Write([]byte("capstan box"))
-			return hex.EncodeToString(mac.Sum(nil)[:16])
-		}
-	}
-	return ""
-}
-
 // info describes the host; mu is held. It reads the assets at each call, so a new Kubernetes version needs no restart.
 func (ms *machines) info() *hostpb.HostInfo {
 	info := &hostpb.HostInfo{
@@ -99,12 +83,38 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Machines:           int32(len(ms.byID)),
 		KubernetesVersions: ms.installed(), Images: []string{admission.HostImage},
 		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
-		BoxId: ms.boxID, DiskBackend: ms.diskBackend,
+		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion, Fencing: fencingOf(ms.fence.Settings()),
+		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
-		info.AllocatedMemoryBytes += m.spec.MemoryBytes
-		info.AllocatedDiskBytes += admission.DiskBytes(m.spec)
+		info.AllocatedMemoryBytes += m.reservedMemory()
+		info.AllocatedDiskBytes += admission.DiskBytes(m.current.Load())
 	}
 	return info
+}
+
+// kernelVersion is the release of the running kernel, or empty.
+func kernelVersion() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// osImage is PRETTY_NAME of os-release(5), or empty. Its value may be quoted.
+func osImage(root string) string {
+	for _, file := range []string{"etc/os-release", "usr/lib/os-release"} {
+		data, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(data)) {
+			if name, found := strings.CutPrefix(strings.TrimSpace(line), "PRETTY_NAME="); found {
+				return strings.Trim(name, `"'`)
+			}
+		}
+	}
+	return ""
 }

@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// The folder is the machine's, too: a link in the place of its socket leads capstand nowhere.
+// The machine can write to the folder. capstand does not follow a link in place of the socket.
 func TestInitSocket(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	listener, err := net.Listen("unix", filepath.Join(dir, "init.sock"))
@@ -32,13 +32,13 @@ func TestInitSocket(t *testing.T) {
 		heard := 0
 		err := streamInit(context.Background(), from, func(machineapi.Status) { heard++ })
 		if heard != want || (err == nil) != (want == 1) {
-			t.Errorf("%s: heard %d, want %d, %v", from, heard, want, err)
+			t.Errorf("%s: received %d, want %d, %v", from, heard, want, err)
 		}
 	}
 }
 
-// TestWatchInit checks that a socket that appears late is found, and that each end of a connection leads to another one with
-// a short pause, because the machine had answered.
+// TestWatchInit checks that capstand finds a socket that appears late. After each connection with an answer, it connects again
+// after a short pause.
 func TestWatchInit(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -62,7 +62,7 @@ func TestWatchInit(t *testing.T) {
 		select {
 		case <-heard:
 		case <-time.After(10 * time.Second):
-			t.Fatal("no state was heard for ten seconds")
+			t.Fatal("no state arrived for ten seconds")
 		}
 	}
 	if took := time.Since(begun); took > connections*longestInitPause/2 {
@@ -72,11 +72,11 @@ func TestWatchInit(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
-		t.Error("it goes on after its end")
+		t.Error("the watch continues after its end")
 	}
 }
 
-// A machine's users can make its PID 1 claim anything: the number of certificates and the length of their names are bounded.
+// The users of a machine control the reports of its PID 1. capstand bounds the number of certificates and the length of names.
 func TestInitCertificates(t *testing.T) {
 	at := time.Unix(7, 0)
 	var claimed []machineapi.Certificate

@@ -22,8 +22,8 @@ import (
 	"capstan.dev/capstan/internal/changes"
 	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
 )
 
@@ -51,6 +51,9 @@ type loadBalancer struct {
 	status balancer.Status
 	// message explains why no process runs.
 	message string
+	// holds: the host has the virtual address. virtualMessage explains why it cannot have it.
+	holds          bool
+	virtualMessage string
 }
 
 func newLoadBalancer(h *balancers, spec *hostpb.LoadBalancer, listen []string) *loadBalancer {
@@ -290,7 +293,7 @@ func (lb *loadBalancer) remove(ctx context.Context) error {
 	if err := lb.cgroup().Remove(ctx); err != nil {
 		return err
 	}
-	if err := lb.host.box.Serve(lb.currentSpec().NetworkId, lb.id, "", nil); err != nil {
+	if err := lb.host.networks.unserve(ctx, lb.currentSpec()); err != nil {
 		return err
 	}
 	if err := lb.host.store.discard(lb.dir); err != nil {
@@ -337,7 +340,7 @@ func (lb *loadBalancer) change(f func()) {
 	before := lb.snapshotLocked()
 	f()
 	if after := lb.snapshotLocked(); !proto.Equal(before, after) {
-		lb.host.hub.Publish(hub.LoadBalancer(hostpb.Event_CHANGED, after))
+		lb.host.broadcaster.Publish(events.LoadBalancer(hostpb.Event_CHANGED, after))
 	}
 }
 
@@ -353,6 +356,7 @@ func (lb *loadBalancer) snapshotLocked() *hostpb.LoadBalancer {
 	if lb.status.Message != "" {
 		out.Message = lb.status.Message
 	}
+	lb.fillVirtualAddress(out)
 	out.Serving = len(lb.status.Listening) > 0 && out.Message == ""
 	for _, b := range out.Backends {
 		b.Healthy = slices.Contains(lb.status.Healthy, b.Address)

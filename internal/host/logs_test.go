@@ -49,7 +49,7 @@ func TestSeekTail(t *testing.T) {
 	}
 }
 
-// A log that is followed gives what is added, also after it was cut; and it is cut when it grows.
+// A follower of a log receives new lines, also after a truncation. The log is truncated when it grows.
 func TestFollowAndCut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	writer, err := openLog(path)
@@ -91,7 +91,7 @@ func TestFollowAndCut(t *testing.T) {
 	}
 }
 
-// The end of a log that is followed is the end of its file: its writer goes on with another one.
+// The follower of a log ends when the writer continues in another file.
 func TestFollowReplaced(t *testing.T) {
 	for name, replace := range map[string]func(path string) error{
 		"removed":  os.Remove,
@@ -114,7 +114,7 @@ func TestFollowReplaced(t *testing.T) {
 	}
 }
 
-// A service's log is a file of the machine's: not one of the host's, and nothing that capstand would wait for.
+// The log of a service is a regular file of the machine. Links to the host's files and blocking files are refused.
 func TestOpenServiceLog(t *testing.T) {
 	m := onDisk(t, recorded(t))
 	dir := filepath.Join(m.rootfs(), "var/log/capstan")

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -18,11 +19,13 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 // machine is a machine and the goroutine (run) that creates, watches, restarts and removes it. run can repeat each of its
@@ -31,16 +34,23 @@ type machine struct {
 	host *platform
 	// forget removes the machine from the registry.
 	forget func(context.Context, *machine) error
-	spec   *hostpb.MachineSpec
-	dir    string
-	log    *slog.Logger
+	// resized publishes the resources of the host after the end of an update.
+	resized func()
+	// spec identifies the machine. Updates in place change other fields than those of its identity: they are in current.
+	spec *hostpb.MachineSpec
+	// current is the spec with the changes of updates. Nobody changes the value, an update replaces it.
+	current atomic.Pointer[hostpb.MachineSpec]
+	dir     string
+	log     *slog.Logger
 
 	// deleted is done when the machine must be removed.
 	deleted context.Context
 	delete  context.CancelFunc
 	// wake makes run check again what it must do.
-	wake chan struct{}
-	// gone is closed when the machine is completely removed.
+	wake wakeup.Signal
+	// updates wakes the goroutine that carries out updates.
+	updates wakeup.Signal
+	// gone is closed when the machine is removed completely.
 	gone chan struct{}
 
 	// broken explains why the record of the machine cannot be read.
@@ -48,9 +58,16 @@ type machine struct {
 
 	mu    sync.Mutex
 	state machineState
+	// unconfirmed: the machine may have been replaced before this capstand started. See contacts.
+	unconfirmed bool
+	// fenced: the machine was stopped, or must stop, because the host had no contact. It is unconfirmed too. See package fencing.
+	fenced bool
 	// unsynced is true while the bootstrap has ended and its result may not be on disk yet.
 	unsynced bool
 	status   *hostpb.MachineStatus
+	// update is the last update in place, or nil. It is replaced, not changed.
+	update   *updateRecord
+	reported report
 }
 
 // machineState is the state of a machine that must survive capstand, in state.json.
@@ -84,13 +101,23 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 	m := &machine{
 		host: h, forget: forget, spec: spec, dir: h.store.path(machinesDir, spec.Id),
 		log:  h.log.With("machine", spec.Namespace+"/"+spec.Name, "id", spec.Id),
-		wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		wake: wakeup.New(), updates: wakeup.New(), resized: func() {}, gone: make(chan struct{}),
 		status: &hostpb.MachineStatus{Phase: hostpb.MachineStatus_PENDING},
 	}
 	m.deleted, m.delete = context.WithCancel(context.Background())
 	err := atomicfile.ReadJSON(filepath.Join(m.dir, "state.json"), &m.state)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		m.broken = fmt.Sprintf("capstand cannot read the state of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
+	}
+	m.current.Store(spec)
+	m.fenced = fencing.Marked(m.dir)
+	update, err := loadUpdate(m.dir)
+	switch {
+	case err != nil && m.broken == "":
+		m.broken = fmt.Sprintf("capstand cannot read the update of the machine: %v. It is neither watched nor started: delete it, or repair the file and restart capstand", err)
+	case update != nil && err == nil:
+		m.update, m.status.Update = update, update.status()
+		m.current.Store(update.spec())
 	}
 	m.status.Restarts, m.status.ManagementCluster = m.state.Restarts, m.state.ManagementCluster
 	m.status.Bootstrap, m.status.BootstrapMessage = m.state.Bootstrap, m.state.BootstrapMessage
@@ -107,7 +134,7 @@ func newMachine(h *platform, spec *hostpb.MachineSpec, forget func(context.Conte
 // forever is a pause that only wake can end.
 const forever = time.Duration(-1)
 
-// run looks after the machine until it is gone or capstand ends.
+// run manages the machine until it is removed or capstand ends.
 func (m *machine) run(ctx context.Context) {
 	life, end := context.WithCancel(ctx) // life ends when the machine is removed or capstand stops watching it.
 	defer end()
@@ -150,6 +177,9 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 	if run, pause := m.toRun(); !run {
 		return pause
 	}
+	if pause := m.awaitConfirmation(life); pause != 0 {
+		return pause
+	}
 	pid1, err := m.adoptOrStart(life)
 	if err != nil {
 		if life.Err() != nil || m.failed() {
@@ -173,6 +203,10 @@ func (m *machine) live(life context.Context, attempt *int) time.Duration {
 func (m *machine) toRun() (run bool, pause time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	// The life of a deleted machine ends in another goroutine, which may not have run yet.
+	if m.deleted.Err() != nil {
+		return false, forever
+	}
 	if m.broken != "" {
 		m.publish(func(s *hostpb.MachineStatus) { s.Phase, s.Message = hostpb.MachineStatus_FAILED, m.broken })
 		return false, forever
@@ -194,6 +228,66 @@ func (m *machine) toRun() (run bool, pause time.Duration) {
 	return true, 0
 }
 
+// awaitConfirmation returns how long a machine that may have been replaced must still not start; 0 if it may. A machine that
+// runs continues.
+func (m *machine) awaitConfirmation(life context.Context) time.Duration {
+	m.noticeMark()
+	m.mu.Lock()
+	unconfirmed, fenced, of := m.unconfirmed, m.fenced, m.state.ManagementCluster
+	m.mu.Unlock()
+	if fenced {
+		return m.stayFenced(life)
+	}
+	deadline, bound := m.host.fence.Deadline(m.leased())
+	if expired := bound && fencing.Now() >= deadline; !unconfirmed && !expired {
+		return 0
+	}
+	pid1, err := m.find(life)
+	if err == nil && pid1 == nil && !unconfirmed {
+		m.setStatus(func(s *hostpb.MachineStatus) {
+			s.Phase, s.Message = hostpb.MachineStatus_PENDING, "the host has reached neither a manager nor another host of the cluster yet: the machine starts when it does"
+		})
+		return fencing.Pause
+	}
+	if err == nil && pid1 == nil {
+		pause := m.host.contacts.patience(of, time.Now())
+		if bound { // The machine may have been replaced without an answer of this host.
+			pause = forever
+		}
+		if pause != 0 {
+			m.setStatus(func(s *hostpb.MachineStatus) {
+				s.Phase, s.Unconfirmed = hostpb.MachineStatus_PENDING, true
+				s.Message = "the machine may have been replaced while the management cluster did not reach this host: it starts when a manager confirms it"
+			})
+			return pause
+		}
+		m.log.Warn("No manager has confirmed the machine in time; capstand starts it")
+	}
+	if pid1 != nil {
+		_ = pid1.Close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.confirm()
+	return 0
+}
+
+// confirm lets the machine start; m.mu is held.
+func (m *machine) confirm() {
+	if m.unconfirmed {
+		if err := fencing.Unmark(m.dir); err != nil {
+			m.log.Error("The next capstand asks again before it starts the machine", "error", err)
+		}
+		m.unconfirmed, m.fenced = false, false
+		m.publish(func(s *hostpb.MachineStatus) {
+			if s.Unconfirmed {
+				s.Unconfirmed, s.Fenced, s.Message = false, false, ""
+			}
+		})
+		m.wake.Send()
+	}
+}
+
 // absolve resets the restart budget of the machine; m.mu is held.
 func (m *machine) absolve() error {
 	m.state.Failed, m.state.DiskLost, m.state.RestartAt, m.state.Deaths = "", false, time.Time{}, nil
@@ -213,17 +307,18 @@ func (m *machine) startAgain() error {
 	if m.broken != "" {
 		return refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
+	m.confirm()
 	if m.state.Failed == "" && m.status.Phase != hostpb.MachineStatus_RESTARTING {
 		return nil
 	}
 	if err := m.absolve(); err != nil {
 		return status.Errorf(codes.Internal, "recording the start of machine %s: %v", m.spec.Id, err)
 	}
-	m.wakeUp()
+	m.wake.Send()
 	return nil
 }
 
-// claim records the management cluster that has the machine's object.
+// claim records the management cluster that has the machine's object, and confirms the machine.
 func (m *machine) claim(managementCluster string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,6 +327,7 @@ func (m *machine) claim(managementCluster string) error {
 	}
 	before := m.state.ManagementCluster
 	if before == managementCluster {
+		m.confirm()
 		return nil
 	}
 	m.state.ManagementCluster = managementCluster
@@ -240,6 +336,7 @@ func (m *machine) claim(managementCluster string) error {
 		return status.Errorf(codes.Internal, "recording the management cluster of machine %s: %v", m.spec.Id, err)
 	}
 	m.publish(func(s *hostpb.MachineStatus) { s.ManagementCluster = managementCluster })
+	m.confirm()
 	return nil
 }
 
@@ -381,6 +478,7 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 	all.Go(func() { watchInit(ctx, m.runDir(), func(s machineapi.Status) { m.heard(life, s) }) })
 	all.Go(func() { capLog(ctx, m.initLog(), m.log) })
 	all.Go(func() { m.keepConnected(ctx) })
+	all.Go(func() { m.followUpdate(ctx) })
 	all.Go(func() { m.restartOnDiskError(ctx, pid1) })
 	if err := pid1.Wait(life); err != nil && life.Err() == nil {
 		m.log.Error("Cannot watch PID 1", "error", err)
@@ -393,6 +491,9 @@ func (m *machine) watch(life context.Context, pid1 *proc.Handle) {
 func (m *machine) died() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.fenced {
+		return 0 // The machine has not failed. awaitConfirmation reports the wait.
+	}
 	var delay time.Duration
 	var usedUp bool
 	m.state.Deaths, delay, usedUp = afterDeath(m.state.Deaths, time.Now())
@@ -406,6 +507,7 @@ func (m *machine) died() time.Duration {
 	if err := m.save(); err != nil {
 		m.log.Error("Cannot save the state of the machine", "error", err)
 	}
+	m.reported = report{changedAt: time.Now()}
 	m.publish(func(s *hostpb.MachineStatus) {
 		s.Phase, s.Pid, s.Services = hostpb.MachineStatus_RESTARTING, 0, nil
 		s.Message = fmt.Sprintf("PID 1 ended; started again after %s", delay)
@@ -419,6 +521,7 @@ func (m *machine) heard(life context.Context, s machineapi.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	state := bootstrapStates[s.Bootstrap]
+	m.hearUpdate(s)
 	m.publish(func(status *hostpb.MachineStatus) {
 		status.Services, status.Certificates = serviceStatuses(s), certificateStatuses(s)
 		if !m.state.bootstrapped() { // Later starts have no bootstrap data and report no bootstrap.
@@ -469,7 +572,7 @@ func (m *machine) publish(change func(*hostpb.MachineStatus)) {
 		m.status.Phase = hostpb.MachineStatus_DELETING
 	}
 	if !proto.Equal(before, m.status) {
-		m.host.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshotLocked()))
+		m.host.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, m.snapshotLocked()))
 	}
 }
 
@@ -481,15 +584,7 @@ func (m *machine) snapshot() *hostpb.Machine {
 }
 
 func (m *machine) snapshotLocked() *hostpb.Machine {
-	spec := proto.CloneOf(m.spec)
+	spec := proto.CloneOf(m.current.Load())
 	fillNetwork(spec.Network)
 	return &hostpb.Machine{Spec: spec, Status: proto.CloneOf(m.status)}
-}
-
-// wakeUp makes run check again what it must do.
-func (m *machine) wakeUp() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
 }

@@ -26,6 +26,16 @@ func (m *machine) rootfs() string { return filepath.Join(m.dir, "rootfs") }
 
 func (m *machine) initLog() string { return filepath.Join(m.dir, "init.log") }
 
+func (m *machine) viewsDir() string { return filepath.Join(m.dir, "views") }
+
+// diskSize returns the size of the machine's own disk, 0 if it has none.
+func (m *machine) diskSize(spec *hostpb.MachineSpec) int64 {
+	if m.disk().Exists() {
+		return admission.DiskBytes(spec)
+	}
+	return 0
+}
+
 func (m *machine) runDir() string { return m.host.store.path(runDir, m.spec.Id) }
 
 // Values of HostInfo.disk_backend.
@@ -56,7 +66,7 @@ func (m *machine) ensureDisk(ctx context.Context) error {
 	fresh := m.state.StartedAt.IsZero()
 	m.mu.Unlock()
 	if fresh && m.host.diskBackend == diskImage {
-		if err := m.disk().Create(ctx, admission.DiskBytes(m.spec)); err != nil {
+		if err := m.disk().Create(ctx, admission.DiskBytes(m.current.Load())); err != nil {
 			return fmt.Errorf("creating the machine's disk: %w", err)
 		}
 	}
@@ -137,11 +147,8 @@ func (m *machine) prepare() (bundle string, err error) {
 	if err != nil {
 		return "", err
 	}
-	size := int64(0)
-	if m.disk().Exists() {
-		size = admission.DiskBytes(m.spec)
-	}
-	if err := makeRunDir(m.runDir(), m.spec, size, data, resolvConf(hostResolvConf)); err != nil {
+	spec := m.current.Load()
+	if err := makeRunDir(m.runDir(), spec, m.diskSize(spec), data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
 	backups, err := m.host.backups(m.spec)
@@ -153,8 +160,8 @@ func (m *machine) prepare() (bundle string, err error) {
 		Backups: backups, BackupsIn: filepath.Join(backupsIn, m.spec.Namespace, m.spec.Cluster),
 		Namespace: m.spec.Namespace, NetworkID: m.spec.Network.Id,
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
-		Views: filepath.Join(m.dir, "views"), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
-		CPUs: m.spec.Cpus, MemoryBytes: m.spec.MemoryBytes, PidsLimit: admission.PidsLimit(m.spec),
+		Views: m.viewsDir(), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
+		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec),
 		Capabilities: m.host.capabilities, System: m.host.system,
 	})
 }

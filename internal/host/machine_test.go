@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// onDisk is a machine that is recorded, with bootstrap data, as a capstand finds it that starts now.
+// onDisk returns a recorded machine with bootstrap data, as a new capstand loads it.
 func onDisk(t *testing.T, h *Host) *machine {
 	t.Helper()
 	spec := goodSpec()
@@ -40,12 +40,12 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// Once PID 1 was started from it, the disk is the machine's own: what its bootstrap has done there stays, however far
-// it was when the machine, the host or capstand ended. A disk that is lost after that is reported as lost (ALL-16).
+// capstand does not change a disk after the start of PID 1 from it. The files of an interrupted bootstrap stay, after a crash
+// of the machine, the host or capstand. If the disk is lost later, capstand reports it as lost (ALL-16).
 func TestDiskIsMadeOnce(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)
-	for range 2 { // a start that did not get as far as PID 1 is made again
+	for range 2 { // A start that failed before PID 1 is repeated.
 		if err := m.ensureDisk(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -66,9 +66,9 @@ func TestDiskIsMadeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := again.ensureDisk(t.Context()); err == nil || onDisk(t, h).state.Failed == "" {
-		t.Errorf("a lost disk was made anew: %v", err)
+		t.Errorf("a lost disk was created again: %v", err)
 	}
-	next := onDisk(t, h) // of the next capstand
+	next := onDisk(t, h) // as the next capstand loads it
 	if run, _ := next.toRun(); run || !again.status.DiskLost || !next.status.DiskLost {
 		t.Errorf("disk lost: %v, after a restart of capstand %v", again.status.DiskLost, next.status.DiskLost)
 	}
@@ -77,7 +77,21 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	}
 }
 
-// Links in a machine's disk, whoever made them, never lead to the host's files.
+// A capstand that ends during a deletion has recorded it. The next capstand removes the machine and does not start it before.
+func TestDeletedMachineDoesNotStart(t *testing.T) {
+	h := recorded(t)
+	if run, _ := onDisk(t, h).toRun(); !run {
+		t.Error("a machine that exists does not start")
+	}
+	if err := h.store.bury(goodSpec().Id); err != nil {
+		t.Fatal(err)
+	}
+	if run, pause := onDisk(t, h).toRun(); run || pause != forever {
+		t.Errorf("a deleted machine: start %v, next decision after %v", run, pause)
+	}
+}
+
+// Links in a machine's disk never give access to the host's files.
 func TestDiskIsNoWayToTheHost(t *testing.T) {
 	for name, link := range map[string]struct{ from, to string }{
 		"a file":    {"etc/passwd", "passwd"},
@@ -96,7 +110,7 @@ func TestDiskIsNoWayToTheHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := makeDisk(rootfs, goodSpec(), runc.System{}); err == nil {
-				t.Error("no complaint")
+				t.Error("no error")
 			}
 			entries, err := os.ReadDir(outside)
 			if got := read(t, filepath.Join(outside, "passwd")); err != nil || len(entries) != 1 || got != "the host's" {
@@ -106,12 +120,12 @@ func TestDiskIsNoWayToTheHost(t *testing.T) {
 	}
 }
 
-// IM-08: that the bootstrap data was used is on disk only after what the bootstrap has made, whatever is saved meanwhile, and it
-// gets there, and the data goes, even if that fails at first.
+// IM-08: capstand records the end of the bootstrap only after the bootstrap's files are on disk, even if other state is saved
+// before. It repeats a failed record and then removes the data.
 func TestBootstrapIsRecorded_IM08(t *testing.T) {
 	h := recorded(t)
 	errs := make(chan struct{}, 100)
-	h.log = slog.New(told{h.log.Handler(), errs})
+	h.log = slog.New(errorHandler{h.log.Handler(), errs})
 	m := onDisk(t, h)
 	if err := os.MkdirAll(m.rootfs(), 0o755); err != nil {
 		t.Fatal(err)
@@ -133,26 +147,26 @@ func TestBootstrapIsRecorded_IM08(t *testing.T) {
 	go func() { defer close(done); m.recordBootstrap(context.Background()) }()
 	<-errs
 	if !atomicfile.Exists(m.bootstrapFile()) {
-		t.Error("the data is gone before that is recorded")
+		t.Error("the data was removed before the end of the bootstrap was recorded")
 	}
 	if err := os.Remove(state); err != nil {
 		t.Fatal(err)
 	}
 	<-done
 	if !onDisk(t, h).state.bootstrapped() || atomicfile.Exists(m.bootstrapFile()) {
-		t.Error("not recorded, or the data is still there")
+		t.Error("the end of the bootstrap is not recorded, or the data still exists")
 	}
 }
 
-// told tells of every error that is logged.
-type told struct {
+// errorHandler sends every logged error to errs.
+type errorHandler struct {
 	slog.Handler
 	errs chan struct{}
 }
 
-func (h told) Enabled(context.Context, slog.Level) bool { return true }
-func (h told) WithAttrs([]slog.Attr) slog.Handler       { return h }
-func (h told) Handle(_ context.Context, r slog.Record) error {
+func (h errorHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h errorHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h errorHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Level == slog.LevelError {
 		h.errs <- struct{}{}
 	}

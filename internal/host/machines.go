@@ -12,8 +12,8 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
@@ -33,6 +33,11 @@ type machines struct {
 // add registers a machine that is recorded on disk; mu is held.
 func (ms *machines) add(spec *hostpb.MachineSpec) *machine {
 	m := newMachine(ms.platform, spec, ms.forget)
+	m.resized = func() {
+		ms.mu.Lock()
+		defer ms.mu.Unlock()
+		ms.broadcaster.Publish(events.Host(ms.info()))
+	}
 	ms.byID[spec.Id] = m
 	return m
 }
@@ -62,8 +67,8 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 	}
 	m := ms.add(proto.CloneOf(spec))
 	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20, "diskMiB", admission.DiskBytes(spec)>>20)
-	ms.hub.Publish(hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
-	ms.hub.Publish(hub.Host(ms.info()))
+	ms.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, m.snapshot()))
+	ms.broadcaster.Publish(events.Host(ms.info()))
 	ms.running.Go(func() { m.run(ms.ctx) })
 	return m.snapshot(), nil
 }
@@ -116,7 +121,7 @@ func (ms *machines) ensureAgain(m *machine, req *hostpb.EnsureMachineRequest) (*
 	if m.broken != "" {
 		return nil, refusal.Errorf(hostpb.Refusal_DAMAGED, "machine %s: %s", m.spec.Id, m.broken)
 	}
-	if err := admission.SameMachine(m.spec, req.Spec); err != nil {
+	if err := admission.SameUpdatedMachine(m.current.Load(), m.lastUpdate().other(), req.Spec); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -126,7 +131,7 @@ func (ms *machines) ensureAgain(m *machine, req *hostpb.EnsureMachineRequest) (*
 		if err := atomicfile.WriteFile(m.bootstrapFile(), req.BootstrapData, 0o600); err != nil {
 			return nil, status.Errorf(codes.Internal, "recording bootstrap data: %v", err)
 		}
-		m.wakeUp()
+		m.wake.Send()
 	}
 	return m.snapshot(), nil
 }
@@ -241,6 +246,19 @@ func (ms *machines) bury(ctx context.Context, req *hostpb.DeleteMachineRequest) 
 	return nil, ms.networks.unleaseUnrecorded(ctx, req.Id)
 }
 
+// managerConnected lets unconfirmed machines wait without a limit: the manager confirms those that still have an object.
+func (ms *machines) managerConnected(managementCluster string) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	for _, m := range ms.byID {
+		m.mu.Lock()
+		if m.unconfirmed && m.state.ManagementCluster == managementCluster {
+			m.wake.Send()
+		}
+		m.mu.Unlock()
+	}
+}
+
 // forget removes a machine of which nothing is left from the registry, and its network if EnsureMachine created it.
 func (ms *machines) forget(ctx context.Context, m *machine) error {
 	ms.mu.Lock()
@@ -250,8 +268,8 @@ func (ms *machines) forget(ctx context.Context, m *machine) error {
 		ms.byID[m.spec.Id] = m
 		return err
 	}
-	ms.hub.Publish(hub.Machine(hostpb.Event_DELETED, m.snapshot()))
-	ms.hub.Publish(hub.Host(ms.info()))
+	ms.broadcaster.Publish(events.Machine(hostpb.Event_DELETED, m.snapshot()))
+	ms.broadcaster.Publish(events.Host(ms.info()))
 	ms.removed()
 	return nil
 }
@@ -260,7 +278,7 @@ func (ms *machines) forget(ctx context.Context, m *machine) error {
 func (ms *machines) specs() iter.Seq[*hostpb.MachineSpec] {
 	return func(yield func(*hostpb.MachineSpec) bool) {
 		for _, m := range ms.byID {
-			if !yield(m.spec) {
+			if !yield(m.current.Load()) {
 				return
 			}
 		}

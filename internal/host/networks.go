@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"os"
+	"sync"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -23,10 +26,20 @@ type networks struct {
 	// users refuses the deletion of a network that has machines or a load balancer.
 	users func(networkID string) error
 	byID  map[string]*hostpb.Network
+	// publishing is held while the addresses of Services change, which takes time. It is taken before mu.
+	publishing sync.Mutex
 }
 
 func boxNetwork(n *hostpb.Network) network.Network {
-	return network.Network{ID: n.Id, CIDR: n.Cidr, IPv6CIDR: n.Ipv6Cidr, Cluster: n.Namespace + "/" + n.Name}
+	return network.Network{ID: n.Id, CIDR: n.Cidr, IPv6CIDR: n.Ipv6Cidr, Cluster: n.Namespace + "/" + n.Name, Overlay: boxOverlay(n.Overlay)}
+}
+
+func boxOverlay(o *hostpb.Overlay) *network.Overlay {
+	if o == nil {
+		return nil
+	}
+	address, _ := netip.ParseAddr(o.Address) // admission.CheckNetwork has checked it.
+	return &network.Overlay{VNI: o.Vni, Address: address, MTU: int(o.Mtu)}
 }
 
 // fillNetwork sets a network's outputs. The CIDR is empty if the record of a machine could not be read.
@@ -58,6 +71,9 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	if err := admission.Network(n, maps.Values(ns.byID)); err != nil {
 		return err
 	}
+	if err := ns.hasTunnelAddress(n); err != nil {
+		return err
+	}
 	if err := ns.box.Ensure(ctx, boxNetwork(n)); err != nil {
 		if ns.byID[n.Id] == nil { // remove the part that was created
 			err = errors.Join(err, ns.box.Release(ctx, n.Id))
@@ -70,7 +86,7 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 		}
 		return nil
 	}
-	n = &hostpb.Network{Id: n.Id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr}
+	n = &hostpb.Network{Id: n.Id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay}
 	files := map[string][]byte{}
 	if demanded {
 		files[onDemand] = nil
@@ -82,6 +98,78 @@ func (ns *networks) ensure(ctx context.Context, n *hostpb.Network, demanded bool
 	ns.byID[n.Id] = n
 	ns.log.Info("Network created", "cluster", n.Namespace+"/"+n.Name, "id", n.Id, "cidr", n.Cidr, "ipv6CIDR", n.Ipv6Cidr, "bridge", network.BridgeName(n.Id))
 	return nil
+}
+
+// hasTunnelAddress refuses a new network with a tunnel address of another host; mu is held. A network that exists keeps its
+// address, which the host may get only a while after its start.
+func (ns *networks) hasTunnelAddress(n *hostpb.Network) error {
+	overlay := boxOverlay(n.Overlay)
+	if overlay == nil || ns.byID[n.Id] != nil {
+		return nil
+	}
+	has, err := network.HasAddress(overlay.Address)
+	if err != nil {
+		return status.Errorf(codes.Internal, "addresses of the host: %v", err)
+	}
+	if !has {
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "tunnel address %s is not an address of this host: correct spec.tunnelAddress of its CapstanHost", overlay.Address)
+	}
+	return nil
+}
+
+// peersFile contains the last request of SetPeers for a network.
+const peersFile = "peers.json"
+
+// SetPeers replaces the machines of a network on other hosts.
+func (ns *networks) SetPeers(ctx context.Context, req *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if err := admission.Peers(req, ns.byID[req.GetNetworkId()]); err != nil {
+		return nil, err
+	}
+	if err := writeSpec(ns.store.path(networksDir, req.NetworkId, peersFile), req); err != nil {
+		return nil, status.Errorf(codes.Internal, "recording peers: %v", err)
+	}
+	ns.fence.Begin(req.NetworkId)
+	if err := ns.box.SetPeers(ctx, req.NetworkId, boxPeers(req)); err != nil {
+		return nil, status.Errorf(codes.Internal, "peers of network %s: %v", req.NetworkId, err)
+	}
+	return &hostpb.SetPeersResponse{}, nil
+}
+
+// boxPeers converts a request that admission.Peers has checked.
+func boxPeers(req *hostpb.SetPeersRequest) (p network.Peers) {
+	for _, host := range req.Hosts {
+		p.Hosts = append(p.Hosts, netip.MustParseAddr(host))
+	}
+	for _, peer := range req.Peers {
+		machine := network.Peer{Host: netip.MustParseAddr(peer.Host)}
+		for _, a := range peer.Addresses {
+			machine.Addresses = append(machine.Addresses, netip.MustParseAddr(a))
+		}
+		p.Machines = append(p.Machines, machine)
+	}
+	return p
+}
+
+// restorePeers writes the recorded peers of a network after a reboot; mu is held. Until then the box has its own record,
+// which is newer if another capstand of the box wrote it.
+func (ns *networks) restorePeers(n *hostpb.Network) error {
+	if n.Overlay == nil || ns.box.HasPeers(n.Id) {
+		return nil
+	}
+	req := &hostpb.SetPeersRequest{}
+	data, err := os.ReadFile(ns.store.path(networksDir, n.Id, peersFile))
+	if err == nil {
+		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, req)
+	}
+	if err == nil {
+		err = admission.Peers(req, n)
+	}
+	if err == nil {
+		err = ns.box.SetPeers(ns.ctx, n.Id, boxPeers(req))
+	}
+	return ignoreNotExist(err)
 }
 
 func ignoreNotExist(err error) error {
@@ -160,7 +248,31 @@ func (ns *networks) serve(spec *hostpb.LoadBalancer, listen []string) error {
 	if err != nil {
 		return err
 	}
-	return ns.box.Serve(spec.NetworkId, spec.Id, spec.Namespace+"/"+spec.Name, addresses)
+	redirect, err := ns.redirect(spec, listen)
+	if err != nil {
+		return err
+	}
+	if err := ns.box.Serve(spec.NetworkId, spec.Id, spec.Namespace+"/"+spec.Name, addresses); err != nil {
+		return err
+	}
+	return ns.box.Redirect(ns.ctx, spec.NetworkId, redirect)
+}
+
+// unserve takes the addresses of a load balancer from the network's bridge, and ends its redirection.
+func (ns *networks) unserve(ctx context.Context, spec *hostpb.LoadBalancer) error {
+	return errors.Join(ns.box.Serve(spec.NetworkId, spec.Id, "", nil), ns.box.Redirect(ctx, spec.NetworkId, network.Redirect{Balancer: spec.Id}))
+}
+
+// redirect returns the redirection of the cluster's endpoint to a load balancer; mu is held.
+func (ns *networks) redirect(spec *hostpb.LoadBalancer, listen []string) (network.Redirect, error) {
+	n := ns.byID[spec.NetworkId]
+	subnets, err := network.Subnets(n.Cidr, n.Ipv6Cidr)
+	if err != nil {
+		return network.Redirect{}, err
+	}
+	redirect, err := network.ChooseRedirect(spec.Id, spec.Endpoint, listen, subnets)
+	redirect.Virtual = spec.VirtualAddress != nil
+	return redirect, err
 }
 
 // listenAddresses returns the listen addresses of a load balancer, with its network's gateway filled in; mu is held.
@@ -186,7 +298,7 @@ func networkError(err error) error {
 	case errors.As(err, &inUse):
 		return refusal.Errorf(hostpb.Refusal_ID_IN_USE, "%v", err)
 	case errors.As(err, &conflict):
-		return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, conflict.CIDR, "%v", err)
+		return refusal.About(hostpb.Refusal_NETWORK_CONFLICT, conflict.Subject, "%v", err)
 	}
 	return status.Error(codes.Internal, err.Error())
 }

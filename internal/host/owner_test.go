@@ -13,8 +13,8 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 )
 
 func goodSpec() *hostpb.MachineSpec {
@@ -25,10 +25,10 @@ func goodSpec() *hostpb.MachineSpec {
 	}
 }
 
-// recorded returns a capstand that has a machine, its network and a load balancer, and looks after none of them.
+// recorded returns a capstand with records of a machine, its network and a load balancer. It does not run them.
 func recorded(t *testing.T) *Host {
 	t.Helper()
-	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, hub: hub.New()})
+	h := newHost(&platform{log: slog.New(slog.DiscardHandler), store: store{t.TempDir()}, broadcaster: events.New()})
 	if _, err := h.store.open(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,8 +43,8 @@ func goodBalancer() *hostpb.LoadBalancer {
 	return &hostpb.LoadBalancer{Id: "n-1", Namespace: "default", Name: "demo", NetworkId: "n-1", Listen: []string{":6443"}}
 }
 
-// ALL-18: ids are public, and a copy of an object has its id. Nothing that belongs to another namespace or name is
-// found, changed or removed by id, and the answer says whose it is.
+// ALL-18: ids are public, and a copy of an object has the same id. A request with the id of another owner's object finds,
+// changes and removes nothing, and the error names the owner.
 func TestIDOfAnother_ALL18(t *testing.T) {
 	ctx, h := context.Background(), recorded(t)
 	stranger := goodSpec()
@@ -102,14 +102,14 @@ func TestIDOfAnother_ALL18(t *testing.T) {
 		}
 	}
 	if atomicfile.Exists(h.store.path(tombstonesDir, "m-1")) || h.machines.byID["m-1"].deleted.Err() != nil || h.balancers.byID["n-1"].deleted.Err() != nil {
-		t.Error("a refused deletion was begun")
+		t.Error("a refused deletion began")
 	}
 	if _, err := h.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: goodSpec()}); err != nil {
-		t.Errorf("its own: %v", err)
+		t.Errorf("the machine of the caller: %v", err)
 	}
 }
 
-// The management cluster of a machine is recorded, and a capstand that starts again still has it.
+// The management cluster of a machine is recorded and survives a restart of capstand.
 func TestClaim(t *testing.T) {
 	ctx, h := context.Background(), recorded(t)
 	onDisk(t, h)

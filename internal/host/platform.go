@@ -8,8 +8,9 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
@@ -29,7 +30,9 @@ type platform struct {
 	store        store
 	runc         runc.Runc
 	box          network.Box
-	hub          *hub.Hub
+	broadcaster  *events.Broadcaster
+	contacts     *contacts
+	fence        *fencing.Fence // nil in some tests
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup

@@ -65,7 +65,7 @@ func TestStillFailed(t *testing.T) {
 	}
 }
 
-// A machine that has used up its restarts rests, also in the eyes of the next capstand, and starts again after a while.
+// A machine without remaining restarts pauses, also after a restart of capstand. It starts again after the pause.
 // Rows ALL-16, IM-08.
 func TestFailedMachineIsTriedAgain(t *testing.T) {
 	h := recorded(t)
@@ -90,7 +90,7 @@ func TestFailedMachineIsTriedAgain(t *testing.T) {
 	}
 }
 
-// StartMachine ends the pause, and only of the machine that the caller owns.
+// StartMachine ends the pause of a machine. It refuses machines of other owners.
 // Row ALL-16.
 func TestStartMachine(t *testing.T) {
 	h := recorded(t)
@@ -102,17 +102,17 @@ func TestStartMachine(t *testing.T) {
 	m.toRun()
 	req := &hostpb.StartMachineRequest{Id: m.spec.Id, Namespace: "thief", Name: m.spec.Name}
 	if _, err := h.StartMachine(t.Context(), req); status.Code(err) != codes.AlreadyExists || m.state.Failed == "" {
-		t.Fatalf("another's machine: %v", err)
+		t.Fatalf("a machine of another owner: %v", err)
 	}
 	req.Namespace = m.spec.Namespace
 	if _, err := h.StartMachine(t.Context(), req); err != nil || !rest(t.Context(), m.wake, forever) {
 		t.Fatal(err)
 	}
 	if run, _ := m.toRun(); !run || len(onDisk(t, h).state.Deaths) > 0 {
-		t.Errorf("it does not start: %+v", m.state)
+		t.Errorf("the machine does not start: %+v", m.state)
 	}
 	m.setStatus(func(s *hostpb.MachineStatus) { s.Phase = hostpb.MachineStatus_RUNNING })
 	if answer, err := h.StartMachine(t.Context(), req); err != nil || answer.Status.Phase != hostpb.MachineStatus_RUNNING || len(m.wake) > 0 {
-		t.Errorf("one that runs: %v, %v", answer, err)
+		t.Errorf("a running machine: %v, %v", answer, err)
 	}
 }

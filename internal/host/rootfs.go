@@ -139,21 +139,13 @@ func hostAlternatives() map[string]string {
 }
 
 // makeRunDir creates the folder that capstand shares with the machine. It contains the machine's metadata (diskBytes is the
-// size of its own disk, 0 if it has none), the host's current resolver configuration if there is one, and the bootstrap data
+// size of its own disk, 0 if it has none), the host's current resolver configuration if it exists, and the bootstrap data
 // until the machine has used it.
 func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrapData, resolvConf []byte) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
 	}
-	m := machineapi.Metadata{
-		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
-		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
-		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
-	}
-	for _, a := range admission.Normalized(spec).Addresses {
-		m.Addresses = append(m.Addresses, machineapi.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})
-	}
-	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), m, 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata(spec, diskBytes), 0o644); err != nil {
 		return err
 	}
 	if resolvConf != nil {
@@ -165,6 +157,19 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrap
 		return nil
 	}
 	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
+}
+
+// metadata returns the machine's metadata. diskBytes is the size of its own disk, 0 if it has none.
+func metadata(spec *hostpb.MachineSpec, diskBytes int64) machineapi.Metadata {
+	m := machineapi.Metadata{
+		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,
+		FailureDomain: spec.FailureDomain, KubernetesVersion: spec.KubernetesVersion,
+		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec), DiskBytes: diskBytes, ControlPlane: spec.ControlPlane,
+	}
+	for _, a := range admission.Normalized(spec).Addresses {
+		m.Addresses = append(m.Addresses, machineapi.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})
+	}
+	return m
 }
 
 // writeBundle writes the files that runc needs in addition to the machine's disk.

@@ -7,7 +7,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 )
 
-// Machines get the first configuration with a server that they can reach, at each start anew.
+// At each start, machines get the first configuration with a server that they can reach.
 func TestResolvConf(t *testing.T) {
 	dir := t.TempDir()
 	stub, good, run := filepath.Join(dir, "stub"), filepath.Join(dir, "real"), filepath.Join(dir, "run")

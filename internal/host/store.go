@@ -20,13 +20,20 @@ import (
 // store is capstand's memory:
 //
 //	host-id
+//	contacts.json                     when a manager of each management cluster was last connected
+//	fencing.json                      after how many seconds without contact machines stop, by management cluster
 //	networks/<id>/spec.json
+//	networks/<id>/peers.json          its machines on other hosts
+//	networks/<id>/services.json       the Services of the cluster that the host publishes
 //	balancers/<id>/spec.json          and the balancer's own folder, shared/
-//	machines/<id>/spec.json           what the machine is to be
-//	machines/<id>/state.json          what has become of it
+//	machines/<id>/spec.json           the desired machine
+//	machines/<id>/state.json          its state
 //	machines/<id>/bootstrap-data      until it was used
+//	machines/<id>/fenced              if the machine was stopped by fencing and no manager has confirmed it
+//	machines/<id>/update.json         its last update in place: both specs and the result
+//	machines/<id>/update-data         until the update has ended
 //	machines/<id>/{rootfs,bundle,views,init.log}
-//	run/<id>/                         shared with the machine, made anew at each start
+//	run/<id>/                         shared with the machine, created at each start
 //	runc/                             runc's own state
 //	tombstones/<id>                   ids deleted within the last day
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
@@ -98,11 +105,14 @@ func (s store) create(kind, id string, spec proto.Message, files map[string][]by
 			return err
 		}
 	}
-	if err := writeSpec(filepath.Join(tmp, "spec.json"), spec); err != nil {
+	if err := writeSpec(specFile(tmp), spec); err != nil {
 		return err
 	}
 	return atomicfile.Rename(tmp, s.path(kind, id))
 }
+
+// specFile returns the path of the spec in the folder of an object.
+func specFile(dir string) string { return filepath.Join(dir, "spec.json") }
 
 func writeSpec(path string, spec proto.Message) error {
 	data, err := protojson.MarshalOptions{Multiline: true}.Marshal(spec)

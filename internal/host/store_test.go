@@ -44,7 +44,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("%s: %v %v", name, info.Mode(), err)
 		}
 	}
-	// A crash while an object was being written, and while one was being removed.
+	// A crash during a write and a crash during a removal.
 	if err := os.MkdirAll(s.path(newDir, "machines-m-2"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -55,12 +55,12 @@ func TestStore(t *testing.T) {
 	if err != nil || again != id {
 		t.Errorf("host id %q then %q, %v", id, again, err)
 	}
-	// What cannot be read does not count, and is not touched.
+	// Unreadable records are ignored and stay unchanged.
 	if err := os.Mkdir(s.path(machinesDir, "broken"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if all := specs(t, s); len(all) != 0 {
-		t.Errorf("left: %v", all)
+		t.Errorf("the list contains an unreadable record: %v", all)
 	}
 	if err := s.emptyTrash(); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestTombstones(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !s.buried("m-1", now.Add(tombstoneLife-time.Minute)) || s.buried("m-1", now.Add(tombstoneLife+time.Minute)) || s.buried("m-2", now) {
-		t.Error("a tombstone is to last a day")
+		t.Error("a tombstone must last a day")
 	}
 	s.buryOld(now)
 	if !s.buried("m-1", now) {

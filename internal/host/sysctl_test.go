@@ -12,8 +12,8 @@ func TestSysctls(t *testing.T) {
 	dir := t.TempDir()
 	values := map[string][2]string{ // before, after
 		"vm/overcommit_memory":          {"0\n", "1"},
-		"kernel/panic":                  {"10\n", "10\n"},       // right already: not written
-		"fs/inotify/max_user_instances": {"99999\n", "99999\n"}, // more is fine
+		"kernel/panic":                  {"10\n", "10\n"},       // already correct: not written
+		"fs/inotify/max_user_instances": {"99999\n", "99999\n"}, // larger values stay
 		"fs/inotify/max_user_watches":   {"100\n", "524288"},
 	}
 	for name, value := range values {
@@ -25,7 +25,7 @@ func TestSysctls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	setSysctls(dir, slog.New(slog.NewTextHandler(io.Discard, nil))) // those that are missing are no harm
+	setSysctls(dir, slog.New(slog.NewTextHandler(io.Discard, nil))) // missing settings are ignored
 	for name, value := range values {
 		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != value[1] {
 			t.Errorf("%s is %q, %v; want %q", name, got, err, value[1])

@@ -82,8 +82,8 @@ func (ms *machines) identify(id string) *hostpb.MachineSpec {
 	return spec
 }
 
-// mendNetworks writes the records of networks again that are missing or unreadable and that machines need. It discards a
-// network that nobody uses, because its owner creates it again. mu is held, and the machines are loaded.
+// mendNetworks restores the missing and unreadable records of networks that machines use. It discards an unused
+// network, because its owner creates it again. mu is held, and the machines are loaded.
 func (h *Host) mendNetworks(unreadable map[string]error) error {
 	missing := maps.Clone(unreadable)
 	for _, m := range h.machines.byID {
@@ -117,7 +117,7 @@ func (h *Host) mendNetworks(unreadable map[string]error) error {
 func (h *Host) knownNetwork(id string) *hostpb.Network {
 	for _, m := range h.machines.byID {
 		if n := m.spec.Network; n.Id == id && n.Cidr != "" {
-			return &hostpb.Network{Id: id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr}
+			return &hostpb.Network{Id: id, Namespace: n.Namespace, Name: n.Name, Cidr: n.Cidr, Ipv6Cidr: n.Ipv6Cidr, Overlay: n.Overlay}
 		}
 	}
 	n, ok := h.box.Network(id)
@@ -125,7 +125,14 @@ func (h *Host) knownNetwork(id string) *hostpb.Network {
 	if !ok || !named {
 		return nil
 	}
-	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR}
+	return &hostpb.Network{Id: id, Namespace: namespace, Name: name, Cidr: n.CIDR, Ipv6Cidr: n.IPv6CIDR, Overlay: recordedOverlay(n.Overlay)}
+}
+
+func recordedOverlay(o *network.Overlay) *hostpb.Overlay {
+	if o == nil {
+		return nil
+	}
+	return &hostpb.Overlay{Vni: o.VNI, Address: o.Address.String(), Mtu: int32(o.MTU)}
 }
 
 // loadUnreadable keeps the load balancers whose record cannot be read until their owners describe or delete them. A load

@@ -11,9 +11,10 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// IM-06: the load balancer leads to the port on which the Cluster has its API servers listen, when members join and
-// when they leave. Its own port is another matter.
+// IM-06: the backends of the load balancer have the port of the Cluster's API servers, when members join and when they leave.
+// The port of the load balancer itself can differ.
 func TestAPIServerPort_IM06(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
 	b.addCluster(func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.APIServerPort = 8443 }, nil)

@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// onBox makes a host that stands on a box.
+// onBox adds a host with a box id.
 func (b *box) onBox(id, domain string) (*infrav1.CapstanHost, *fakehost.Host) {
 	b.t.Helper()
 	host, fake := b.addHost(func(h *infrav1.CapstanHost) { h.Spec.FailureDomain = domain })
@@ -20,8 +20,8 @@ func (b *box) onBox(id, domain string) (*infrav1.CapstanHost, *fakehost.Host) {
 	return host, fake
 }
 
-// IC-04, IM-02: the network of a cluster does not leave its box. The failure domains are those of the load balancer's box,
-// machines are placed there alone, and one that wants another host says why it cannot have it.
+// IC-04, IM-02: the network of a cluster is limited to one box. The failure domains are those of the load balancer's box, and
+// machines are placed only there. If a machine names a host of another box, its condition contains the cause.
 func TestBoxes(t *testing.T) {
 	b := newNamespace(t)
 	first, _ := b.onBox("one", "rack-1")

@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/refusal"
 )
 
-// address is the n-th address of the cluster's network.
+// address returns the n-th address of the cluster's network.
 func (b *box) address(n int) string {
 	a := netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr()
 	for range n {
@@ -31,7 +31,7 @@ func (b *box) address(n int) string {
 	return a.String()
 }
 
-// IC-01, IC-02, IC-04, IC-08, IC-10, IC-12, ALL-09, ALL-13: the contract's normal path and deletion.
+// IC-01, IC-02, IC-04, IC-08, IC-10, IC-12, ALL-09, ALL-13: the normal path of the contract, and deletion.
 func TestClusterLife(t *testing.T) {
 	b := newBox(t)
 	b.waitProvisioned()
@@ -58,7 +58,7 @@ func TestClusterLife(t *testing.T) {
 	b.Expect(b.fake.LoadBalancer(c.Spec.ID)).To(BeNil())
 }
 
-// IC-04: one domain for all hosts that share it; it takes control planes if one of its hosts does.
+// IC-04: hosts of the same failure domain make one entry. It accepts control planes if one of its hosts does.
 func TestFailureDomains_IC04(t *testing.T) {
 	b := newBox(t)
 	for i := range 3 {
@@ -80,7 +80,7 @@ func TestFailureDomains_IC04(t *testing.T) {
 	b.Eventually(domains).Should(HaveLen(2))
 }
 
-// IC-10: what the user gives is kept, and the load balancer listens where it was told to.
+// IC-10: the endpoint of the user is kept, and the load balancer listens on the configured address and port.
 func TestEndpointOfTheUser_IC10(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cluster func(*clusterv1.Cluster)
@@ -129,7 +129,7 @@ func TestEndpointOfTheUser_IC10(t *testing.T) {
 	}
 }
 
-// IC-14: an endpoint that others provide is waited for; no load balancer is made.
+// IC-14: the cluster waits for an external endpoint, and no load balancer is created.
 func TestExternalEndpoint_IC14(t *testing.T) {
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
@@ -144,14 +144,14 @@ func TestExternalEndpoint_IC14(t *testing.T) {
 	b.Expect(b.fake.Calls("EnsureLoadBalancer")).To(BeZero())
 }
 
-// IC-06: what others manage is not touched, not even its status.
+// IC-06: the controller writes neither the object nor the status of an externally managed cluster.
 func TestExternallyManaged_IC06(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
 		c.Annotations = map[string]string{clusterv1.ManagedByAnnotation: "others"}
 	})
-	// The manager writes no Clusters, which are counted with the CapstanClusters of their names.
+	// Writes are counted by name, so the Cluster and the CapstanCluster share a count. The manager writes no Clusters.
 	before := b.capstan.DeepCopy()
 	b.Consistently(func() int { return writes.of(b.capstan) }).Should(BeZero())
 	b.get(b.capstan)
@@ -162,7 +162,7 @@ func TestExternallyManaged_IC06(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// IC-07, IC-12: without a Cluster nothing is done, and deletion only removes the finalizer.
+// IC-07, IC-12: without a Cluster, the controller does nothing, and deletion only removes the finalizer.
 func TestNoOwner(t *testing.T) {
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
@@ -174,7 +174,7 @@ func TestNoOwner(t *testing.T) {
 	b.Expect(b.fake.Calls("DeleteNetwork")).To(BeZero())
 }
 
-// IC-09: an error is shown in a condition and tried again.
+// IC-09: a condition contains the error, and the call is repeated.
 func TestErrorsAreShownAndRetried_IC09(t *testing.T) {
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
@@ -187,25 +187,32 @@ func TestErrorsAreShownAndRetried_IC09(t *testing.T) {
 	b.waitProvisioned()
 }
 
-// IC-11: the endpoint is there at the latest when provisioned is.
+// IC-11: one reconcile writes the spec with the endpoint, and directly after it the status with the failure domains. A cluster that is
+// provisioned has both.
 func TestOrder_IC11(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
 	versions := eachVersion[*infrav1.CapstanCluster](b, &infrav1.CapstanClusterList{})
 	b.addCluster(nil, nil)
+	pending := false
 	for c := range versions {
 		if c.Spec.ID != "" {
 			b.Expect(c.Finalizers).NotTo(BeEmpty(), "IC-08: the finalizer comes first")
 		}
-		if ptr.Deref(c.Status.Initialization.Provisioned, false) {
-			b.Expect(c.Spec.ControlPlaneEndpoint.IsValid()).To(BeTrue())
+		provisioned := ptr.Deref(c.Status.Initialization.Provisioned, false)
+		if pending {
+			b.Expect(c.Status.FailureDomains).NotTo(BeEmpty(), "the version directly after the endpoint")
+		}
+		pending = c.Spec.ControlPlaneEndpoint.IsValid()
+		if provisioned {
+			b.Expect(pending).To(BeTrue())
 			b.Expect(c.Status.FailureDomains).NotTo(BeEmpty())
 			return
 		}
 	}
 }
 
-// Without a host the cluster waits, and goes on when one is there.
+// A cluster waits until a host exists.
 func TestWaitsForAHost(t *testing.T) {
 	b := newNamespace(t)
 	b.addCluster(nil, nil)
@@ -215,11 +222,11 @@ func TestWaitsForAHost(t *testing.T) {
 	b.waitProvisioned()
 }
 
-// A network that the host refuses is replaced by the next one; one that the user chose is not.
+// A refused network from the pool is replaced by the next one. A refused network of the user is kept.
 func TestRefusedNetwork(t *testing.T) {
 	b := newNamespace(t)
 	_, b.fake = b.addHost(nil)
-	// Another management plane has the whole pool but its last network.
+	// Another management plane uses the whole pool except its last network.
 	for i, cidr := range []string{"10.200.0.0/14", "10.204.0.0/15", "10.206.0.0/16", "10.207.0.0/17", "10.207.128.0/18", "10.207.192.0/19", "10.207.224.0/20", "10.207.240.0/21"} {
 		_, err := b.fake.EnsureNetwork(ctx, &hostpb.Network{Id: fmt.Sprint("other-", i), Namespace: "other", Name: fmt.Sprint(i), Cidr: cidr})
 		b.Expect(err).NotTo(HaveOccurred())
@@ -237,7 +244,7 @@ func TestRefusedNetwork(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// Clusters that start at the same time get networks of their own, also with one name in two namespaces.
+// Clusters that start at the same time get different networks.
 func TestClustersAtOnce(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
@@ -257,7 +264,7 @@ func TestClustersAtOnce(t *testing.T) {
 	b.Expect(seen).To(HaveLen(5))
 }
 
-// Networks that overlap are refused with a condition, and accepted when that is mended.
+// A condition reports overlapping networks, and the cluster continues after a correction.
 func TestOverlappingNetworks(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
@@ -267,14 +274,14 @@ func TestOverlappingNetworks(t *testing.T) {
 	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"192.168.0.0/16"} })
 	b.waitProvisioned()
 
-	// The pool's networks keep clear of the cluster's own.
+	// A network from the pool does not overlap the cluster's own networks.
 	b.addCluster(func(c *clusterv1.Cluster) { c.Spec.ClusterNetwork.Pods.CIDRBlocks = []string{"10.200.0.0/14"} }, nil)
 	b.waitProvisioned()
 	b.Expect(netip.MustParsePrefix("10.204.0.0/14").Contains(netip.MustParsePrefix(b.capstan.Spec.Network.MachineCIDR).Addr())).To(BeTrue())
 }
 
-// ALL-15: with a CapstanControlPlane provisioned waits until only a boot is left: the kubeconfig, and a
-// Machine with bootstrap data. The endpoint is there before, for the control plane to start from.
+// ALL-15: with a CapstanControlPlane, provisioned becomes true after the kubeconfig and a Machine with bootstrap data exist. The
+// endpoint is written before, because the control plane needs it.
 func TestProvisionedFollowsThePreparation_ALL15(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
@@ -295,7 +302,7 @@ func TestProvisionedFollowsThePreparation_ALL15(t *testing.T) {
 	b.waitProvisioned()
 }
 
-// IC-12: the load balancer's host is waited for.
+// IC-12: the deletion waits for the host of the load balancer.
 func TestDeletionWaitsForTheHost_IC12(t *testing.T) {
 	b := newBox(t)
 	b.waitProvisioned()
@@ -308,7 +315,7 @@ func TestDeletionWaitsForTheHost_IC12(t *testing.T) {
 	b.Expect(b.fake.Network(b.capstan.Spec.ID)).To(BeNil())
 }
 
-// IC-12: machines go first.
+// IC-12: the deletion of a cluster waits for its machines.
 func TestDeletionWaitsForMachines_IC12(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -320,8 +327,8 @@ func TestDeletionWaitsForMachines_IC12(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// ALL-13: a Cluster that was removed by force does not hold up the deletion of its CapstanCluster: the last machine that
-// goes is still an event.
+// ALL-13: a Cluster was removed by force. The removal of the last machine is still an event for the CapstanCluster, so its
+// deletion completes.
 func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -336,7 +343,7 @@ func TestDeletionAfterTheClusterIsGone(t *testing.T) {
 	b.Expect(b.has(b.fake)()).To(neither)
 }
 
-// IC-12: an object that has an id and never had a Cluster, such as a copy, has nothing on any host that is its own.
+// IC-12: an object with an id that never had a Cluster, for example a copy, owns nothing on any host.
 func TestDeletionWithAnIDAndNoOwner(t *testing.T) {
 	b := newBox(t).provisioned()
 	b.get(b.capstan)
@@ -368,10 +375,22 @@ func TestPausedCluster_ALL08(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// A tool applies the manifest of a live CapstanCluster again without a change or a conflict, and the manifest can replace the
-// object: what the controller has written survives, because machines, certificates and hosts depend on it.
+// A tool can apply the manifest of a live CapstanCluster again without a change or a conflict. The manifest can also replace the
+// object: the fields of the controller remain, because machines, certificates and hosts depend on them.
 func TestManifestOfALiveCluster_IC10(t *testing.T) {
-	b := newBox(t).provisioned()
+	t.Run("one box", func(t *testing.T) { manifestOfALiveCluster(newBox(t).provisioned()) })
+	t.Run("several hosts", func(t *testing.T) {
+		b := newNamespace(t)
+		b.rack(1)
+		b.addCluster(nil, nil)
+		manifestOfALiveCluster(b.provisioned())
+		b.Expect(b.capstan.Spec.Network.Overlay.VNI).NotTo(BeZero())
+		b.Expect(b.capstan.Spec.LoadBalancer.Port).NotTo(BeZero())
+	})
+}
+
+func manifestOfALiveCluster(b *box) {
+	b.t.Helper()
 	manifest := func() *unstructured.Unstructured {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"loadBalancer": map[string]any{"mode": "Managed"}}}}
 		u.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanCluster"))

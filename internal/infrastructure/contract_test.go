@@ -41,7 +41,7 @@ func crds(t *testing.T) (out []*apiextensionsv1.CustomResourceDefinition) {
 	return out
 }
 
-// ALL-01, ALL-02, ALL-03, ALL-04, ALL-06: what core and clusterctl expect of CRDs.
+// ALL-01, ALL-02, ALL-03, ALL-04, ALL-06: the expectations of core and clusterctl about CRDs.
 func TestCRDs(t *testing.T) {
 	for _, crd := range crds(t) {
 		names := crd.Spec.Names
@@ -84,7 +84,7 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
-// checkDocs: `kubectl explain` says something about every field (ALL-06).
+// checkDocs reports fields without a description for `kubectl explain` (ALL-06).
 func checkDocs(t *testing.T, path string, s apiextensionsv1.JSONSchemaProps) {
 	t.Helper()
 	for name, p := range s.Properties {
@@ -104,7 +104,7 @@ func allows(rules []rbacv1.PolicyRule, group, resource, verb string) bool {
 	})
 }
 
-// ALL-05: core may do all it needs with every kind and template, and set them as blocking owners.
+// ALL-05: core has all rights that it needs on every kind and template, and can set them as blocking owners.
 func TestAggregatedRole_ALL05(t *testing.T) {
 	role := load[rbacv1.ClusterRole](t, "rbac", "aggregated_role.yaml")
 	if role.Labels["cluster.x-k8s.io/aggregate-to-manager"] != "true" {
@@ -116,23 +116,23 @@ func TestAggregatedRole_ALL05(t *testing.T) {
 		}
 		for _, verb := range []string{"create", "delete", "get", "list", "patch", "update", "watch"} {
 			if !allows(role.Rules, infrav1.GroupVersion.Group, crd.Spec.Names.Plural, verb) {
-				t.Errorf("core may not %s %s", verb, crd.Spec.Names.Plural)
+				t.Errorf("core cannot %s %s", verb, crd.Spec.Names.Plural)
 			}
 		}
 		if !allows(role.Rules, infrav1.GroupVersion.Group, crd.Spec.Names.Plural+"/finalizers", "update") {
-			t.Errorf("core may not update finalizers of %s", crd.Spec.Names.Plural)
+			t.Errorf("core cannot update finalizers of %s", crd.Spec.Names.Plural)
 		}
 	}
 }
 
-// IC-13: our own kinds and their status; of clusters only get, list and watch.
+// IC-13: the manager has rights on its own kinds and their status, and only get, list and watch on clusters.
 func TestManagerRole_IC13(t *testing.T) {
 	role := load[rbacv1.ClusterRole](t, "rbac", "role.yaml")
 	for _, rule := range role.Rules {
 		if slices.Contains(rule.Resources, "clusters") {
 			for _, verb := range rule.Verbs {
 				if !slices.Contains([]string{"get", "list", "watch"}, verb) {
-					t.Errorf("the manager may %s clusters", verb)
+					t.Errorf("the manager can %s clusters", verb)
 				}
 			}
 		}
@@ -144,12 +144,12 @@ func TestManagerRole_IC13(t *testing.T) {
 	}
 	for _, verb := range []string{"create", "delete", "update", "patch"} {
 		if allows(role.Rules, "", "secrets", verb) {
-			t.Errorf("the manager may %s secrets", verb)
+			t.Errorf("the manager can %s secrets", verb)
 		}
 	}
 	for _, resource := range []string{"capstanclusters", "capstanclusters/status", "capstanmachines", "capstanmachines/status", "capstanhosts/status", "capstanmachinetemplates/status"} {
 		if !allows(role.Rules, infrav1.GroupVersion.Group, resource, "patch") {
-			t.Errorf("the manager may not patch %s", resource)
+			t.Errorf("the manager cannot patch %s", resource)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,9 +10,12 @@ import (
 
 	. "github.com/onsi/gomega"
 	"go4.org/netipx"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -23,7 +27,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// A host shows what capstand says of it, and follows changes.
+// The status of a CapstanHost contains the report of capstand and follows its changes.
 func TestHostStatus(t *testing.T) {
 	b := newNamespace(t)
 	host, fake := b.addHost(nil)
@@ -49,7 +53,7 @@ func TestHostStatus(t *testing.T) {
 	b.gone(host)
 }
 
-// A host cannot go while machines or load balancers are on it, unless it is abandoned.
+// The deletion of a host waits for its machines and load balancers, unless the host is abandoned.
 func TestHostInUse(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -75,7 +79,7 @@ func TestHostInUse(t *testing.T) {
 	b.gone(b.host)
 }
 
-// Nothing is placed on a host that is unschedulable; what is there stays.
+// No new machine is placed on an unschedulable host, and its machines stay.
 func TestUnschedulable(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, stays := b.addMachine(nil, nil)
@@ -88,7 +92,7 @@ func TestUnschedulable(t *testing.T) {
 	b.running(waits)
 }
 
-// ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them; bad ones are said so.
+// ALL-11, ALL-18: the host owns its credentials, so that clusterctl moves them. A condition reports invalid ones.
 // Row MP-11.
 func TestCredentials(t *testing.T) {
 	b := newNamespace(t)
@@ -113,7 +117,8 @@ func TestCredentials(t *testing.T) {
 	b.gone(host)
 }
 
-// The provider changes Secrets in its own namespace only: that a host names another one's Secret is said, and changes nothing.
+// The provider changes Secrets only in its own namespace. If a host names a Secret of another namespace, a condition reports this,
+// and the Secret stays unchanged.
 func TestCredentialsElsewhere(t *testing.T) {
 	b := newNamespace(t)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "somebodys"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
@@ -134,8 +139,7 @@ func TestCredentialsElsewhere(t *testing.T) {
 	b.gone(host)
 }
 
-// A host over TCP: each cause that keeps it from being reached is in the condition, and credentials that were mended
-// are used at once.
+// A host over TCP: the condition contains the cause of each failed connection, and corrected credentials are used at once.
 // Row ALL-18.
 func TestHostOverTLS(t *testing.T) {
 	b := newNamespace(t)
@@ -199,8 +203,9 @@ func TestPausedHost_ALL08(t *testing.T) {
 	b.gone(host)
 }
 
-// The certificates of a host over TCP: the manager's is renewed over the connection that it protects, and the host renews its
-// own. A certificate that stays beyond two thirds of its life is in a condition, and the time of each in the metric.
+// The certificates of a host over TCP: the manager's certificate is renewed over the connection that it protects, and the host
+// renews its own. A condition names certificates that are older than two thirds of their life. The metric contains the expiry
+// of each certificate.
 func TestHostCertificatesAreRenewed(t *testing.T) {
 	b := newNamespace(t)
 	dir := t.TempDir()
@@ -248,7 +253,7 @@ func TestHostCertificatesAreRenewed(t *testing.T) {
 	b.Eventually(func() map[string]float64 { return expirations(b, host.Name) }).Should(BeEmpty())
 }
 
-// expirations is the metric of a host, by certificate.
+// expirations returns the metric of a host by certificate.
 func expirations(b *box, host string) map[string]float64 {
 	families, err := ctrlmetrics.Registry.Gather()
 	b.Expect(err).NotTo(HaveOccurred())
@@ -267,9 +272,9 @@ func expirations(b *box, host string) map[string]float64 {
 	return out
 }
 
-// A machine of a cluster that is here, or that was here before a restore, without a CapstanMachine, is listed; its address and
-// network are not given away; and it goes when, and only when, it is named. A machine of another management cluster is not
-// touched, nor is one that has an object.
+// The status of a host lists machines without a CapstanMachine, if their cluster exists here or existed here before a restore.
+// Their addresses and networks stay reserved. A machine is removed only if the annotation names it. Machines of another
+// management cluster and machines with an object are never removed.
 func TestUnknownMachines(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -330,8 +335,23 @@ func TestUnknownMachines(t *testing.T) {
 	prune("unknown-2,foreign")
 	b.Eventually(ids).Should(Equal([]string{"lost-1", "unknown-1"}))
 	b.Expect(b.fake.LoadBalancer(lost.Id)).NotTo(BeNil())
-	prune("lost-1")
+	// The manager is killed after it has removed the machine. The next one continues with the record of the first one.
+	recorded := make(chan string, 1)
+	b.fake.Before("DeleteMachine", func() {
+		stored := &infrav1.CapstanHost{}
+		_ = env.Client.Get(ctx, client.ObjectKeyFromObject(b.host), stored)
+		recorded <- stored.Annotations[infrav1.HostPruneNetworksAnnotation]
+	})
+	b.fake.Refuse("DeleteLoadBalancer", status.Error(codes.Unavailable, "the manager is gone"))
+	update(b, b.host, func(h *infrav1.CapstanHost) {
+		h.Annotations = map[string]string{infrav1.HostPruneAnnotation: "lost-1"}
+	})
 	b.Eventually(ids).Should(Equal([]string{"unknown-1"}))
+	b.Expect(recorded).To(Receive(Equal(m.Namespace + "/lost/lost-cluster")))
+	b.fake.Before("DeleteMachine", nil)
+	b.Expect(b.fake.Network(lost.Id)).NotTo(BeNil())
+	b.fake.Refuse("DeleteLoadBalancer", nil)
+	b.Eventually(func() map[string]string { b.get(b.host); return b.host.Annotations }).Should(BeEmpty())
 	b.Expect(b.fake.LoadBalancer(lost.Id)).To(BeNil())
 	b.Expect(b.fake.Network(lost.Id)).To(BeNil())
 	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).NotTo(BeNil())
@@ -342,7 +362,33 @@ func TestUnknownMachines(t *testing.T) {
 	}
 }
 
-// The target of a move records on the host that the machines are its own: until then the source would list them as unknown.
+// After a crash, only the annotation of a removal remains, because the machine is already removed. A network with a cluster
+// stays. A network also stays if the administrator has withdrawn the request.
+func TestPruneContinues(t *testing.T) {
+	b := newBox(t).provisioned()
+	lost := &hostpb.Network{Id: "lost-cluster", Namespace: b.namespace, Name: "lost", Cidr: "10.9.0.0/24"}
+	_, err := b.fake.EnsureNetwork(ctx, lost)
+	b.Expect(err).NotTo(HaveOccurred())
+	_, err = b.fake.EnsureLoadBalancer(ctx, &hostpb.LoadBalancer{Id: lost.Id, NetworkId: lost.Id, Namespace: lost.Namespace, Name: lost.Name, Listen: []string{":7443"}})
+	b.Expect(err).NotTo(HaveOccurred())
+	networks := fmt.Sprintf("%s/%s/%s,/../%s,%s/lost/lost-cluster", b.namespace, b.cluster.Name, b.capstan.Spec.ID, b.capstan.Spec.ID, b.namespace)
+	annotations := func() map[string]string { b.get(b.host); return b.host.Annotations }
+	annotate := func(to map[string]string) {
+		update(b, b.host, func(h *infrav1.CapstanHost) { h.Annotations = to })
+		b.Eventually(annotations).Should(BeEmpty())
+	}
+
+	annotate(map[string]string{infrav1.HostPruneNetworksAnnotation: networks})
+	b.Expect(b.fake.Network(lost.Id)).NotTo(BeNil())
+
+	annotate(map[string]string{infrav1.HostPruneAnnotation: "lost-1", infrav1.HostPruneNetworksAnnotation: networks})
+	b.Expect(b.fake.Network(lost.Id)).To(BeNil())
+	b.Expect(b.fake.Calls("DeleteLoadBalancer")).To(Equal(1))
+	b.Expect(b.fake.Calls("DeleteNetwork")).To(Equal(1))
+	b.Expect(b.fake.LoadBalancer(b.capstan.Spec.ID)).NotTo(BeNil())
+}
+
+// The target of a move records on the host that it owns the machines. Otherwise the source would list them as unknown.
 func TestMovedMachineIsClaimed(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)

@@ -10,15 +10,15 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// becomes makes the CapstanHost another host of the same name, as it is in a management cluster to which a cluster
-// was moved and which has a host of its own under that name.
+// becomes changes the CapstanHost into another host with the same name. This happens after a move to a management cluster that
+// already has a host with this name.
 func (b *box) becomes(fake *fakehost.Host) {
 	b.t.Helper()
 	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.Address = fake.Address() })
 }
 
-// CTL-13: what is on a host is not looked for on another one of the same name. It does not count as lost, is not made
-// anew and not removed; the conditions say why; it is as before when the name means the host again.
+// CTL-13: machines and load balancers of a host are not expected on another host of the same name. They do not count as lost, and
+// are neither created again nor removed. Conditions contain the cause. The normal state returns with the right host.
 func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(controlPlane, nil)
@@ -34,7 +34,7 @@ func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 	b.condition(b.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionUnknown, infrav1.HostMismatchReason)
 	b.Expect(m.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
 
-	// Deleted, it waits: this host cannot say that the machine is gone.
+	// The deletion waits, because this host cannot confirm the removal of the machine.
 	b.delete(m)
 	b.Expect(b.condition(m, "Deleting", metav1.ConditionTrue, infrav1.DeletionBlockedReason)).To(ContainSubstring("Capstan changes nothing on it"))
 	for _, call := range []string{"EnsureNetwork", "EnsureLoadBalancer", "EnsureMachine", "DeleteMachine"} {
@@ -50,8 +50,8 @@ func TestAnotherHostOfTheSameName_CTL13(t *testing.T) {
 	b.Expect(stranger.Calls("DeleteMachine")).To(BeZero())
 }
 
-// What the old host had and will never come back is given up by annotation; a load balancer is made on the new one when the
-// id of the old one is taken away.
+// The annotation abandons the machines of a lost host. The load balancer is created on the new host when the id of the old host
+// is removed from the spec.
 func TestHostSetUpAnew_CTL13(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -83,7 +83,7 @@ func TestHostSetUpAnew_CTL13(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// Objects from before hosts were told apart by id learn it from the host that has what they made.
+// Objects of former versions have no host id. They get the id of the host that has their machine or load balancer.
 func TestHostIDIsLearned_CTL13(t *testing.T) {
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)

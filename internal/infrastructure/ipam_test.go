@@ -20,7 +20,7 @@ var pools = []infrav1.IPPoolReference{
 	{APIGroup: "ipam.example.com", Kind: "FourPool", Name: "four"}, {APIGroup: "ipam.example.com", Kind: "SixPool", Name: "six"},
 }
 
-// fulfil does what an IPAM provider does.
+// fulfil creates the IPAddress of a claim, as an IPAM provider does.
 func (b *box) fulfil(claim *capiipamv1.IPAddressClaim, address string, prefix int32, gateway string) {
 	b.t.Helper()
 	b.create(&capiipamv1.IPAddress{
@@ -34,7 +34,7 @@ func (b *box) fulfil(claim *capiipamv1.IPAddressClaim, address string, prefix in
 	b.Expect(env.Client.Status().Patch(ctx, claim, client.MergeFrom(before))).To(Succeed())
 }
 
-// exhausted says what an IPAM provider says of a pool that is used up.
+// exhausted sets the condition of a claim as an IPAM provider does for an exhausted pool.
 func (b *box) exhausted(claim *capiipamv1.IPAddressClaim) {
 	b.t.Helper()
 	before := claim.DeepCopy()
@@ -53,8 +53,8 @@ func (b *box) claim(name string) *capiipamv1.IPAddressClaim {
 	return claim
 }
 
-// restored (ALL-11): obj gets the references and finalizers back that it has now, when it has lost them and when its
-// references have an older or a newer API version and the UID of the owner before a restore.
+// restored (ALL-11) checks that obj gets its current references and finalizers back after it has lost them, and also if the
+// references have an older or newer API version and the UID that the owner had before a restore.
 func (b *box) restored(obj client.Object, outdated ...string) {
 	b.t.Helper()
 	b.get(obj)
@@ -87,7 +87,8 @@ func (b *box) restored(obj client.Object, outdated ...string) {
 
 var otherVersions = []string{infrav1.GroupVersion.Group + "/v1beta1", infrav1.GroupVersion.Group + "/v1beta3"}
 
-// deletedWithoutOwners deletes an object whose claim has no owner reference at that moment: the claim is found all the same.
+// deletedWithoutOwners deletes an object whose claim has no owner reference at that moment. The controller must still find the
+// claim.
 func (b *box) deletedWithoutOwners(obj client.Object, claim *capiipamv1.IPAddressClaim) {
 	b.t.Helper()
 	pause := func(paused bool) {
@@ -107,7 +108,7 @@ func (b *box) deletedWithoutOwners(obj client.Object, claim *capiipamv1.IPAddres
 	pause(false)
 }
 
-// IPAM-07, ALL-11: a claim of the pool, owned; the machine waits for its address, and its deletion for the claim.
+// IPAM-07, ALL-11: the machine owns a claim of the pool and waits for its address. The deletion of the machine waits for the claim.
 // Row IM-09.
 func TestAddressFromPool(t *testing.T) {
 	b := newBox(t).provisioned()
@@ -142,7 +143,7 @@ func TestAddressFromPool(t *testing.T) {
 	b.gone(m)
 }
 
-// An address that cannot work is refused by name.
+// A condition names an address that is outside of the network.
 func TestAddressOutsideOfTheNetwork_IPAM07(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
@@ -154,7 +155,7 @@ func TestAddressOutsideOfTheNetwork_IPAM07(t *testing.T) {
 	b.gone(m)
 }
 
-// A gateway that the machine could not reach is refused by name.
+// A condition names a gateway that the machine could not reach.
 func TestGatewayOutsideOfTheNetwork_IPAM07(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.Network.AddressesFromPools = pools[:1] })
@@ -167,7 +168,7 @@ func TestGatewayOutsideOfTheNetwork_IPAM07(t *testing.T) {
 
 const endpointCIDR = "10.77.8.0/24"
 
-// fromPool makes a cluster whose load balancer takes its address from a pool.
+// fromPool adds a cluster whose load balancer gets its address from a pool.
 func fromPool(t *testing.T) *box {
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
@@ -178,8 +179,8 @@ func fromPool(t *testing.T) *box {
 	return b
 }
 
-// IPAM-07, IC-10, IC-12: the endpoint's address comes from the pool; nothing listens before it is there, and its
-// claim goes behind the load balancer.
+// IPAM-07, IC-10, IC-12: the address of the endpoint comes from the pool. The load balancer is created after the address exists,
+// and the claim is deleted after the load balancer.
 func TestEndpointFromPool(t *testing.T) {
 	b := fromPool(t)
 	claim := b.claim(b.capstan.Name + "-endpoint")
@@ -218,8 +219,7 @@ func TestEndpointFromPool(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// A machine that takes no address from a pool does not take the load balancer's either; and a cluster that has an
-// endpoint gets no other one.
+// A machine without a pool never gets the address of the load balancer. A cluster with an endpoint keeps it.
 func TestMachinesKeepOffTheEndpoint(t *testing.T) {
 	b := fromPool(t)
 	b.fulfil(b.claim(b.capstan.Name+"-endpoint"), b.address(2), 24, b.address(1))
@@ -233,7 +233,7 @@ func TestMachinesKeepOffTheEndpoint(t *testing.T) {
 		To(MatchError(ContainSubstring("addressFromPool cannot be added")))
 }
 
-// An endpoint that cannot work is refused by name, and a better address is taken when it is there.
+// A condition names an unusable address of an endpoint, and a corrected address is used as soon as it exists.
 func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 	for address, why := range map[string]string{
 		"172.16.0.9": "outside the cluster's network " + endpointCIDR, "fd00::9": "outside", "10.77.8.1": "gateway", "10.77.8.255": "broadcast",
@@ -259,7 +259,7 @@ func TestEndpointThatCannotBe_IPAM07(t *testing.T) {
 	}
 }
 
-// A claim of the right name that is somebody else's is neither used nor deleted, and the condition says so.
+// A claim with the expected name and another owner is neither used nor deleted. The condition contains this.
 func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
@@ -281,7 +281,7 @@ func TestClaimOfSomebodyElse_IPAM07(t *testing.T) {
 
 const sixCIDR = "fd00:77:8::/64"
 
-// dualStack makes a provisioned cluster whose machines can have IPv6 addresses too.
+// dualStack returns a provisioned cluster whose machines can also have IPv6 addresses.
 func dualStack(t *testing.T) *box {
 	b := newNamespace(t)
 	b.host, b.fake = b.addHost(nil)
@@ -289,7 +289,7 @@ func dualStack(t *testing.T) *box {
 	return b.provisioned()
 }
 
-// IPAM-08: two pools, two claims, one machine with the address, prefix and gateway of both, IPv4 first.
+// IPAM-08: a machine with two pools has two claims, and the address, prefix and gateway of both, IPv4 first.
 // Row IPAM-07.
 func TestDualStackMachine(t *testing.T) {
 	b := dualStack(t)
@@ -327,7 +327,7 @@ func TestDualStackMachine(t *testing.T) {
 		To(MatchError(ContainSubstring("cannot be changed from")))
 }
 
-// IPAM-08: in a dual stack network a machine without pools has addresses of both families too.
+// IPAM-08: in a dual stack network, a machine without pools has addresses of both families.
 func TestDualStackWithoutPools_IPAM08(t *testing.T) {
 	b := dualStack(t)
 	_, m := b.addMachine(nil, nil)
@@ -339,8 +339,7 @@ func TestDualStackWithoutPools_IPAM08(t *testing.T) {
 	b.gone(m)
 }
 
-// IPAM-08: in a dual stack network a machine with one pool has one address, and whatever does not fit is refused
-// by name.
+// IPAM-08: in a dual stack network, a machine with one pool has one address. Conditions name addresses that do not match.
 func TestPoolsThatDoNotFit_IPAM08(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cluster func(*testing.T) *box

@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// moveTo names another host for the load balancer, as a user does.
+// moveTo changes the host of the load balancer in the spec, as a user does.
 func (b *box) moveTo(host *infrav1.CapstanHost) {
 	b.t.Helper()
 	update(b, b.capstan, func(c *infrav1.CapstanCluster) {
@@ -20,14 +20,14 @@ func (b *box) moveTo(host *infrav1.CapstanHost) {
 	})
 }
 
-// has reports whether the cluster's load balancer and network are on a host.
+// has returns whether the cluster's load balancer and network exist on a host.
 func (b *box) has(fake *fakehost.Host) func() []bool {
 	return func() []bool {
 		return []bool{fake.LoadBalancer(b.capstan.Spec.ID) != nil, fake.Network(b.capstan.Spec.ID) != nil}
 	}
 }
 
-// recorded are the names of the hosts that the cluster's deletion would wait for.
+// recorded returns the names of the hosts that a deletion of the cluster would wait for.
 func (b *box) recorded() (names []string) {
 	b.get(b.capstan)
 	for _, h := range b.capstan.Spec.LoadBalancerHosts {
@@ -42,8 +42,8 @@ var (
 	neither = Equal([]bool{false, false})
 )
 
-// IC-12: a load balancer that is moved leaves nothing behind. It leaves before the new one is made, which may be on
-// the same box and wants the same port.
+// IC-12: nothing remains of a moved load balancer. The old one is removed before the new one is created, because both can be on
+// the same box with the same port.
 func TestLoadBalancerMoves_IC12(t *testing.T) {
 	b := newBox(t).provisioned()
 	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
@@ -65,7 +65,7 @@ func TestLoadBalancerMoves_IC12(t *testing.T) {
 	b.Expect(b.has(other)()).To(neither)
 }
 
-// IC-12: the network stays where machines need it, and goes with the cluster at the latest.
+// IC-12: the network stays on hosts with machines of the cluster, and is removed with the cluster at the latest.
 func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -84,7 +84,7 @@ func TestLoadBalancerLeavesTheNetworkToMachines_IC12(t *testing.T) {
 	b.Expect(b.has(other)()).To(neither)
 }
 
-// IC-12: a host that is down when the load balancer moves is rid of it once it is back.
+// IC-12: if a host is down while the load balancer moves, the old load balancer is removed when the host returns.
 func TestLoadBalancerMovesOffAHostThatIsDown_IC12(t *testing.T) {
 	b, second, other := movedWhileDown(t)
 	b.fake.Start(t)
@@ -93,8 +93,7 @@ func TestLoadBalancerMovesOffAHostThatIsDown_IC12(t *testing.T) {
 	b.Expect(b.has(other)()).To(both)
 }
 
-// IC-12: the deletion of a cluster waits for hosts that its load balancer has left while they were down, and
-// so does theirs.
+// IC-12: if a load balancer was moved from a host that was down, the deletions of the cluster and of the host wait for the host.
 func TestDeletionWaitsForFormerHosts_IC12(t *testing.T) {
 	b, _, other := movedWhileDown(t)
 	b.delete(b.host)
@@ -109,7 +108,7 @@ func TestDeletionWaitsForFormerHosts_IC12(t *testing.T) {
 	b.gone(b.host)
 }
 
-// IC-12: a former host that is gone for good is given up by annotation.
+// IC-12: the annotation abandons a former host that is lost.
 func TestFormerHostIsAbandoned_IC12(t *testing.T) {
 	b, _, _ := movedWhileDown(t)
 	b.delete(b.capstan)
@@ -118,7 +117,7 @@ func TestFormerHostIsAbandoned_IC12(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// movedWhileDown is a cluster whose load balancer has moved to the second host while its first one was down.
+// movedWhileDown returns a cluster whose load balancer has moved to the second host while the first one was down.
 func movedWhileDown(t *testing.T) (*box, *infrav1.CapstanHost, *fakehost.Host) {
 	t.Helper()
 	b := newBox(t).provisioned()
@@ -132,7 +131,7 @@ func movedWhileDown(t *testing.T) (*box, *infrav1.CapstanHost, *fakehost.Host) {
 	return b, second, other
 }
 
-// IC-12: a CapstanHost that does not exist any more cannot say that nothing is left on the host.
+// IC-12: without its CapstanHost, nothing confirms that a host is empty, so the deletion waits.
 func TestDeletionWaitsForAMissingHost_IC12(t *testing.T) {
 	b := newBox(t).provisioned()
 	b.Eventually(b.recorded).Should(Equal([]string{b.host.Name}))
@@ -145,13 +144,13 @@ func TestDeletionWaitsForAMissingHost_IC12(t *testing.T) {
 		To(And(ContainSubstring("CapstanHost "+b.host.Name+" does not exist"), ContainSubstring("annotate this CapstanCluster with "+infrav1.HostAbandonedAnnotation)))
 	b.Expect(b.has(b.fake)()).To(both)
 
-	// It comes back.
+	// The CapstanHost exists again.
 	b.create(&infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: b.host.Name}, Spec: b.host.Spec})
 	b.gone(b.capstan)
 	b.Expect(b.has(b.fake)()).To(neither)
 }
 
-// IC-12: a host that never existed has nothing, and is not waited for.
+// IC-12: the deletion does not wait for a host that never existed.
 func TestDeletionIsNotHeldByAHostThatNeverWas_IC12(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(nil)
@@ -161,7 +160,7 @@ func TestDeletionIsNotHeldByAHostThatNeverWas_IC12(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// IC-05: where a load balancer was is no part of a template.
+// IC-05: a template cannot contain the record of former hosts.
 func TestTemplateHasNoLoadBalancerHosts_IC05(t *testing.T) {
 	b := newNamespace(t)
 	template := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: "t"}}

@@ -29,7 +29,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the contract's normal path and deletion.
+// IM-01, IM-03, IM-04, IM-09, IM-10, ALL-09, ALL-13: the normal path of the contract, and deletion.
 func TestMachineLife(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
@@ -57,8 +57,8 @@ func TestMachineLife(t *testing.T) {
 	b.Expect(made.GetSpec().GetKubernetesVersion()).To(Equal("v1.36.3"))
 	b.Expect(b.fake.Calls("EnsureMachine")).To(Equal(1))
 
-	// The price of a machine: finalizer, Paused, assignment; then conditions, spec and status, once
-	// or twice, depending on how soon the host tells that it runs.
+	// The writes for a machine: finalizer, Paused, assignment; then conditions, spec and status, once or twice. The number depends
+	// on the time until the host reports the running machine.
 	t.Logf("%d writes for a machine from creation to Ready, %d for its cluster", writes.of(m), writes.of(b.capstan))
 	b.Expect(writes.of(m)).To(BeNumerically("<=", 16))
 	b.Expect(writes.of(b.capstan)).To(BeNumerically("<=", 12))
@@ -70,14 +70,14 @@ func TestMachineLife(t *testing.T) {
 	b.Expect(made).To(BeNil())
 }
 
-// witness is a capstand that looks, at the moment of each side effect, whether the object that it is for has its
-// finalizer: what is made for one without would be left behind.
+// witness is a capstand that checks at each side effect whether the object already has its finalizer. Otherwise the result of the
+// call could remain after a deletion.
 type witness struct {
 	*fakehost.Host
 	b *box
 }
 
-// serve returns the witness's address.
+// serve starts the witness and returns its address.
 func (w witness) serve() string {
 	w.b.t.Helper()
 	// Not t.TempDir(): a socket's path holds at most 107 bytes.
@@ -112,7 +112,7 @@ func (w witness) look(ctx context.Context, call string, obj client.Object, of ow
 	}
 }
 
-// startAgain asks with the annotation for the start of a failed machine. A host that cannot is not asked again and again.
+// startAgain requests the start of a failed machine with the annotation. If the host refuses, the call is not repeated.
 func (b *box) startAgain(m *infrav1.CapstanMachine) {
 	b.t.Helper()
 	annotated := func() bool { b.get(m); _, ok := m.Annotations[infrav1.MachineStartAnnotation]; return ok }
@@ -132,8 +132,8 @@ func (b *box) startAgain(m *infrav1.CapstanMachine) {
 	b.Eventually(annotated).Should(BeFalse())
 }
 
-// IM-10, IC-08: the finalizers are there before the first side effect, and whoever sees a machine that is provisioned
-// sees all the rest of it.
+// IM-10, IC-08: the finalizers are there before the first side effect. One reconcile writes the provider id, and directly after it the
+// status with the addresses, the failure domain and provisioned.
 func TestMachineOrder(t *testing.T) {
 	b := newNamespace(t)
 	b.addHost(func(h *infrav1.CapstanHost) { h.Spec.Address = witness{fakehost.New(t), b}.serve() })
@@ -141,11 +141,17 @@ func TestMachineOrder(t *testing.T) {
 	b.provisioned()
 	versions := eachVersion[*infrav1.CapstanMachine](b, &infrav1.CapstanMachineList{})
 	b.addMachine(nil, nil)
+	pending := false
 	for m := range versions {
 		if m.Spec.ID != "" {
 			b.Expect(m.Finalizers).To(ConsistOf(infrav1.MachineFinalizer))
 		}
-		if ptr.Deref(m.Status.Initialization.Provisioned, false) {
+		provisioned := ptr.Deref(m.Status.Initialization.Provisioned, false)
+		if pending {
+			b.Expect(provisioned).To(BeTrue(), "the next version after the provider id")
+		}
+		pending = m.Spec.ProviderID != ""
+		if provisioned {
 			b.Expect(m.Spec.ProviderID).To(Equal("capstan://" + m.Spec.ID))
 			b.Expect(m.Status.Addresses).To(HaveLen(2))
 			b.Expect(m.Status.FailureDomain).NotTo(BeEmpty())
@@ -154,7 +160,7 @@ func TestMachineOrder(t *testing.T) {
 	}
 }
 
-// IM-05: each of the things that a machine waits for; nothing is made before.
+// IM-05: a machine waits for each of its prerequisites, and nothing is created before.
 func TestMachineWaits_IM05(t *testing.T) {
 	b := newBox(t)
 	b.waitProvisioned()
@@ -179,7 +185,7 @@ func TestMachineWaits_IM05(t *testing.T) {
 	b.Expect(orphan.Status.Conditions).To(BeEmpty())
 }
 
-// IM-05: the Machine of a pool has an empty dataSecretName; the data is the MachinePool's.
+// IM-05: the Machine of a pool has an empty dataSecretName. Its bootstrap data is that of the MachinePool.
 func TestPoolMachineTakesTheDataOfItsPool_IM05(t *testing.T) {
 	b := newBox(t).provisioned()
 	pool := &clusterv1.MachinePool{
@@ -205,7 +211,7 @@ func TestPoolMachineTakesTheDataOfItsPool_IM05(t *testing.T) {
 	b.Expect(string(data)).To(Equal("#cloud-config of the pool"))
 }
 
-// A bootstrap Secret that is missing or empty is said so.
+// A condition reports a missing or empty bootstrap Secret.
 func TestMissingBootstrapSecret_IM05(t *testing.T) {
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(func(m *clusterv1.Machine) { m.Spec.Bootstrap.DataSecretName = ptr.To("nothing-there") }, nil)
@@ -215,7 +221,7 @@ func TestMissingBootstrapSecret_IM05(t *testing.T) {
 	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "WaitingForBootstrapData")).To(ContainSubstring(`no bootstrap data under the key "value"`))
 }
 
-// IM-02: the failure domain of the Machine is obeyed, and an impossible one is said so.
+// IM-02: the machine is placed in the failure domain of its Machine. A condition reports an unknown failure domain.
 func TestFailureDomain_IM02(t *testing.T) {
 	b := newBox(t)
 	rack, _ := b.addHost(func(h *infrav1.CapstanHost) { h.Spec.FailureDomain = "rack-2" })
@@ -229,8 +235,9 @@ func TestFailureDomain_IM02(t *testing.T) {
 	b.condition(m, "Ready", metav1.ConditionFalse, "NoHost")
 }
 
-// A machine that no host has room for waits, and is placed when there is room.
+// A machine waits until a host has enough memory for it.
 func TestWaitsForCapacity(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 3 << 30 })
 	_, first := b.addMachine(nil, nil)
@@ -241,7 +248,7 @@ func TestWaitsForCapacity(t *testing.T) {
 	b.running(second)
 }
 
-// Machines that are placed at the same time do not share memory, an address, or an id.
+// Machines that are placed at the same time have different memory, addresses and ids.
 func TestManyMachinesAtOnce(t *testing.T) {
 	b := newBox(t)
 	b.addHost(nil)
@@ -265,8 +272,9 @@ func TestManyMachinesAtOnce(t *testing.T) {
 	}
 }
 
-// An address that the host gave to something else is replaced, upwards and never twice by the same one.
+// An address that is in use on the host is replaced by a higher one. The same address is not tried twice.
 func TestAddressIsTaken(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	for i := 2; i <= 3; i++ {
 		b.Expect(stranger(b, fmt.Sprintf("stranger-%d", i), b.address(i))).To(Succeed())
@@ -276,8 +284,9 @@ func TestAddressIsTaken(t *testing.T) {
 	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(4)))
 }
 
-// A host that knows the machine's name under another id belongs to another management plane, which is said.
+// If the host has a machine with the same name and another id, a condition reports that it belongs to another management plane.
 func TestKnownNameWithAnotherID(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	name := fmt.Sprintf("m-%d", names.Load()+1)
 	b.Expect(stranger(b, name, b.address(9))).To(Succeed())
@@ -287,7 +296,7 @@ func TestKnownNameWithAnotherID(t *testing.T) {
 	b.Expect(m.Spec.Network.Addresses[0].Address).To(Equal(b.address(2)), "another address would not help")
 }
 
-// stranger is a machine that another management plane made in the cluster's network.
+// stranger creates a machine of another management plane in the cluster's network.
 func stranger(b *box, name, address string) error {
 	_, err := b.fake.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: &hostpb.MachineSpec{
 		Id: "stranger-" + name, Namespace: b.namespace, Name: name, MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: "v1.36.3",
@@ -297,13 +306,14 @@ func stranger(b *box, name, address string) error {
 	return err
 }
 
-// A refusal that only a change can help is shown and not retried; one that time helps is retried.
+// A refusal that needs a change of the object is shown and not retried. A temporary refusal is retried.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.fake.Refuse("EnsureMachine", status.Error(codes.InvalidArgument, "no such thing"))
 	_, m := b.addMachine(nil, nil)
 	b.Expect(b.condition(m, "MachineRunning", metav1.ConditionFalse, "MachineRefused")).To(ContainSubstring("no such thing"))
-	// Its own condition is an event, and so is what else happens to it; a retry would come seven times.
+	// The written condition and other changes of the object cause events. Retries would cause at least seven calls.
 	calls := b.fake.Calls("EnsureMachine")
 	b.Consistently(func() int { return b.fake.Calls("EnsureMachine") }).Should(BeNumerically("<=", calls+3))
 
@@ -314,8 +324,9 @@ func TestRefusals(t *testing.T) {
 	b.running(m)
 }
 
-// IM-08, ALL-16: a failed bootstrap is shown, terminal failures have reasons of their own.
+// IM-08, ALL-16: a condition reports a failed bootstrap, and terminal failures have their own reasons.
 func TestTerminalFailures(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -341,8 +352,9 @@ func TestTerminalFailures(t *testing.T) {
 	b.Eventually(func() *string { b.get(former); return former.Status.FailureReason }).Should(HaveValue(Equal("MachineLost")))
 }
 
-// A machine that its host lost is failed, and not made again (DESIGN rule 6).
+// A machine that its host has lost is failed and is not created again.
 func TestLostMachineIsNotReplaced_ALL16(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -353,8 +365,9 @@ func TestLostMachineIsNotReplaced_ALL16(t *testing.T) {
 	b.gone(m)
 }
 
-// While a host does not answer nothing is known of its machines, and everything is again when it does.
+// While a host does not answer, the conditions of its machines are Unknown. They return to normal when it answers.
 func TestHostOutage(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -368,8 +381,9 @@ func TestHostOutage(t *testing.T) {
 	b.condition(b.capstan, "Ready", metav1.ConditionTrue, "Ready")
 }
 
-// IM-09: deletion waits for a host that does not answer, until it answers or is given up.
+// IM-09: a deletion waits for an unreachable host until it answers or is abandoned.
 func TestDeletionWaitsForTheHost_IM09(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, returns := b.addMachine(nil, nil)
 	b.running(returns)
@@ -392,8 +406,9 @@ func TestDeletionWaitsForTheHost_IM09(t *testing.T) {
 	b.gone(b.capstan)
 }
 
-// IM-09: an error of the host keeps the finalizer, and a removal that takes its time is waited for.
+// IM-09: the finalizer stays after an error of the host and during a slow removal.
 func TestDeletionIsRepeated_IM09(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -409,8 +424,10 @@ func TestDeletionIsRepeated_IM09(t *testing.T) {
 	b.gone(m)
 }
 
-// IM-09: without a Machine only the finalizer is removed; one whose Machine is gone is still removed from the host.
+// IM-09: for an object that never had a Machine, only the finalizer is removed. If the Machine is already deleted, the machine is
+// still removed from the host.
 func TestDeletionWithoutOwner_IM09(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	orphan := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("orphan"), Finalizers: []string{infrav1.MachineFinalizer}}}
 	b.create(orphan)
@@ -439,9 +456,10 @@ func TestDeletionWithoutOwner_IM09(t *testing.T) {
 	b.Expect(made).To(BeNil())
 }
 
-// IM-06: control plane machines join the load balancer, workers do not; one that is deleted leaves before
-// it is removed.
+// IM-06: control plane machines become backends of the load balancer, and workers do not. A deleted machine leaves the load
+// balancer before its host removes it.
 func TestControlPlaneMachinesAreBackends_IM06(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, one := b.addMachine(controlPlane, nil)
 	_, two := b.addMachine(controlPlane, nil)
@@ -461,8 +479,9 @@ func TestControlPlaneMachinesAreBackends_IM06(t *testing.T) {
 	b.gone(one)
 }
 
-// ALL-08: a paused cluster, or machine, is left alone, deletion included.
+// ALL-08: nothing changes while the cluster or the machine is paused, including its deletion.
 func TestPausedMachine_ALL08(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	b.condition(b.capstan, "Paused", metav1.ConditionTrue, "Paused")
@@ -481,9 +500,10 @@ func TestPausedMachine_ALL08(t *testing.T) {
 	b.gone(m)
 }
 
-// ALL-12: a status that a move took away is built again from spec and the host, and nothing is made again.
+// ALL-12: a move loses the status. It is built again from the spec and the host, and nothing is created again.
 // Row CTL-14.
 func TestStatusIsRebuilt_ALL12(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -493,7 +513,7 @@ func TestStatusIsRebuilt_ALL12(t *testing.T) {
 	b.Expect(env.Client.Status().Patch(ctx, m, client.MergeFrom(before))).To(Succeed())
 	update(b, m, func(m *infrav1.CapstanMachine) { m.Annotations = map[string]string{"moved": ""} })
 	b.running(m)
-	// The conditions may be there before the rest of the status.
+	// Conditions are written before the rest of the status.
 	b.Eventually(func() infrav1.CapstanMachineStatus { b.get(m); return m.Status }).Should(And(
 		HaveField("Addresses", Equal(status.Addresses)), HaveField("FailureDomain", Equal(status.FailureDomain)),
 	))
@@ -509,8 +529,9 @@ func TestStatusIsRebuilt_ALL12(t *testing.T) {
 	b.Expect(b.capstan.Spec).To(Equal(infra.Spec))
 }
 
-// ALL-18: a host that does not admit the namespace is not used, even when it is named.
+// ALL-18: a host that does not admit the namespace is not used, even if the spec names it.
 func TestHostOfAnotherNamespace_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	other := newNamespace(t)
 	foreign, _ := other.addHost(nil)
@@ -520,8 +541,9 @@ func TestHostOfAnotherNamespace_ALL18(t *testing.T) {
 	b.running(m)
 }
 
-// Sizes reach the host.
+// The host gets the size of the machine.
 func TestSize(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, func(m *infrav1.CapstanMachine) {
 		m.Spec.CPUs, m.Spec.Memory, m.Spec.Disk.Size = 2, ptr.To(resource.MustParse("1Gi")), ptr.To(resource.MustParse("3Gi"))
@@ -532,12 +554,13 @@ func TestSize(t *testing.T) {
 	b.Expect(made.GetSpec().GetMemoryBytes()).To(Equal(int64(1 << 30)))
 	b.Expect(made.GetSpec().GetDiskBytes()).To(Equal(int64(3 << 30)))
 	m.Spec.Disk = infrav1.MachineDiskSpec{}
-	b.Expect(env.Client.Update(ctx, m)).To(MatchError(ContainSubstring("disk cannot be changed once the machine has its id")))
+	b.Expect(env.Client.Update(ctx, m)).To(MatchError(ContainSubstring("disk cannot shrink once the machine has its id")))
 }
 
-// TestPlacementIsWrittenLater_IM02: what could not be written was not decided. It takes no room from others, and the
-// machine gets its place as soon as it can be written.
+// TestPlacementIsWrittenLater_IM02: a placement that could not be written reserves no memory. The machine is placed as soon as
+// the write succeeds.
 func TestPlacementIsWrittenLater_IM02(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	b.fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 1 << 30 })
 	small := func(m *infrav1.CapstanMachine) { m.Spec.Memory = ptr.To(resource.MustParse("1Gi")) }

@@ -1,7 +1,7 @@
 // Package infrastructure is the infrastructure provider: clusters' networks and load balancers, and machines,
 // on the hosts that run capstand.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package infrastructure
 
 import (
@@ -9,23 +9,38 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/controllers/crdmigrator"
+	"sigs.k8s.io/cluster-api/exp/runtime/server"
+	"sigs.k8s.io/cluster-api/util/secret"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/cluster"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/extension"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/hostjoin"
+	"capstan.dev/capstan/internal/infrastructure/inventory"
 	"capstan.dev/capstan/internal/infrastructure/machine"
 	"capstan.dev/capstan/internal/infrastructure/machinepool"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/infrastructure/services"
 	"capstan.dev/capstan/internal/infrastructure/webhook"
+	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -38,9 +53,12 @@ import (
 func Provider() reconciling.Provider {
 	f := &flags{}
 	return reconciling.Provider{
-		Name:        "infrastructure",
-		Kinds:       []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
-		AddToScheme: func(s *runtime.Scheme) error { return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s)) },
+		Name:              "infrastructure",
+		NeedsClusterCache: true, // for the Services of clusters
+		Kinds:             []string{"CapstanCluster", "CapstanMachine", "CapstanMachineTemplate", "CapstanMachinePool", "CapstanMachinePoolTemplate", "CapstanHost"},
+		AddToScheme: func(s *runtime.Scheme) error {
+			return errors.Join(infrav1.AddToScheme(s), infrav1beta1.AddToScheme(s), bootstrapv1.AddToScheme(s))
+		},
 		Versioned: map[client.Object]crdmigrator.ByObjectConfig{
 			&infrav1.CapstanCluster{}:             reconciling.StoredByStatus,
 			&infrav1.CapstanClusterTemplate{}:     reconciling.StoredByObject,
@@ -51,15 +69,25 @@ func Provider() reconciling.Provider {
 		},
 		AddFlags: f.add,
 		Setup:    f.setup,
-		SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error {
-			return webhook.SetupWithManager(mgr)
+		SetupWebhooks: func(mgr ctrl.Manager, opts reconciling.Options) error {
+			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts))
 		},
 	}
 }
 
+// setupExtension adds the hooks of updates in place to the server of the webhooks, which has a certificate and a Service.
+func setupExtension(mgr ctrl.Manager, opts reconciling.Options) error {
+	s, ok := mgr.GetWebhookServer().(*server.Server)
+	if !ok {
+		return nil
+	}
+	return extension.Setup(s, opts.LiveClient)
+}
+
 type flags struct {
-	networkPool string
-	networkBits int
+	networkPool   string
+	networkBits   int
+	endpointPorts utilnet.PortRange
 }
 
 func (f *flags) add(fs *pflag.FlagSet) {
@@ -67,6 +95,9 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"IPv4 network from which clusters get their machine networks. It must overlap no network that the hosts or the machines reach.")
 	fs.IntVar(&f.networkBits, "machine-network-prefix-length", network.DefaultBits,
 		"Prefix length of the machine networks in --machine-network-pool.")
+	f.endpointPorts = *utilnet.ParsePortRangeOrDie(overlay.DefaultPorts)
+	fs.Var(&f.endpointPorts, "endpoint-port-range",
+		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. Nothing else on the hosts may listen on them.")
 }
 
 func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
@@ -77,22 +108,52 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	if _, err := network.Choose(pool, f.networkBits, nil, netip.Prefix{}); err != nil {
 		return fmt.Errorf("--machine-network-prefix-length: %w", err)
 	}
-	return Setup(ctx, mgr, opts, pool, f.networkBits)
+	if f.endpointPorts.Base == 0 {
+		return fmt.Errorf("--endpoint-port-range must be a range of TCP ports, for example %s", overlay.DefaultPorts)
+	}
+	return f.setupControllers(ctx, mgr, opts, pool)
 }
 
-// Setup adds the reconcilers of the infrastructure provider.
-func Setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, networkPool netip.Prefix, networkBits int) error {
+// setupControllers adds the reconcilers of the infrastructure provider.
+func (f *flags) setupControllers(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, networkPool netip.Prefix) error {
+	inventory.Serve(mgr.GetCache())
 	pool := connections.NewPool(ctx, mgr.GetAPIReader())
+	pool.ManagementCluster = func(ctx context.Context) (string, error) { return hostaccess.ManagementCluster(ctx, mgr.GetClient()) }
 	var errs []error
 	for _, kind := range machinetemplate.Kinds {
 		errs = append(errs, (&machinetemplate.Reconciler{Options: opts, Client: mgr.GetClient(), Kind: kind}).SetupWithManager(ctx, mgr))
 	}
 	return errors.Join(append(errs,
 		(&capstanhost.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
+		(&hostjoin.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
 		(&cluster.Reconciler{
-			Options: opts, Client: mgr.GetClient(), Pool: pool, NetworkPool: networkPool, NetworkBits: networkBits,
+			Options: opts, Client: mgr.GetClient(), Pool: pool, NetworkPool: networkPool, NetworkBits: f.networkBits, EndpointPorts: f.endpointPorts,
 		}).SetupWithManager(ctx, mgr),
+		(&services.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
 		(&machine.Reconciler{Options: opts, Client: mgr.GetClient(), Pool: pool}).SetupWithManager(ctx, mgr),
-		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient()}).SetupWithManager(ctx, mgr),
+		(&machinepool.Reconciler{Options: opts, Client: mgr.GetClient(), Workload: workload(mgr.GetClient(), opts.SecretCachingClient)}).SetupWithManager(ctx, mgr),
 	)...)
+}
+
+// workloadTimeout bounds each request to a workload cluster.
+const workloadTimeout = 10 * time.Second
+
+// workload returns clients of workload clusters. Only the drain of a machine of a pool needs one, so there is no cache.
+func workload(clusters, secrets client.Reader) machinepool.Workload {
+	return func(ctx context.Context, cluster *clusterv1.Cluster) (client.Client, error) {
+		found := &corev1.Secret{}
+		key := client.ObjectKey{Namespace: cluster.Namespace, Name: secret.Name(cluster.Name, secret.Kubeconfig)}
+		if err := (kubeconfig.Reader{Secrets: secrets, Clusters: clusters}).Get(ctx, key, found); err != nil {
+			return nil, err
+		}
+		config, err := kubeconfig.Load(found.Data[secret.KubeconfigDataName], cluster.Spec.ControlPlaneEndpoint)
+		if err != nil {
+			return nil, err
+		}
+		http, err := kubeconfig.Client(config, workloadTimeout)
+		if err != nil {
+			return nil, err
+		}
+		return client.New(config, client.Options{HTTPClient: http, Scheme: clientgoscheme.Scheme})
+	}
 }

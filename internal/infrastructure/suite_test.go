@@ -32,6 +32,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1beta1 "capstan.dev/capstan/api/infrastructure/v1beta1"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
@@ -50,11 +51,11 @@ var (
 // Row IC-13.
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
-// run starts one API server and one manager for all tests: each has its own namespace and hosts.
+// run starts one API server and one manager for all tests. Each test has its own namespace and hosts.
 func run(m *testing.M) int {
 	var err error
 	env, err = testenv.Start(testenv.Options{
-		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, apiextensionsv1.AddToScheme},
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, infrav1beta1.AddToScheme, bootstrapv1.AddToScheme, apiextensionsv1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"},
 	})
 	if err != nil {
@@ -67,6 +68,8 @@ func run(m *testing.M) int {
 		_ = env.Stop()
 		return 1
 	}
+	// Each object is reconciled at most once a second, so tests mostly wait.
+	testenv.Parallel(4)
 	code := m.Run()
 	stop()
 	if err := env.Stop(); err != nil {
@@ -76,7 +79,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// startManager runs the provider as `manager infrastructure` does, with webhooks.
+// startManager runs the provider with webhooks, as `manager infrastructure` does.
 func startManager() (stop func(), err error) {
 	provider := infrastructure.Provider()
 	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
@@ -127,11 +130,11 @@ func startManager() (stop func(), err error) {
 	}, nil
 }
 
-// managerUser has the roles that the provider is installed with, and nothing else: the tests prove that they
-// are enough (IC-13). The metrics' and the leader election's are not needed here.
+// managerUser has exactly the roles of an installed provider, so the tests prove that they are sufficient (IC-13). The roles for
+// metrics and leader election are not needed here.
 const managerUser = "manager"
 
-// providerNamespace is where the provider is installed, and where the credentials of hosts are.
+// providerNamespace is the namespace of the provider and of the credentials of hosts.
 const providerNamespace = "capstan-infrastructure-system"
 
 func bindRole() error {
@@ -165,14 +168,14 @@ func bindRole() error {
 	return nil
 }
 
-// writeCounter counts what the manager writes, by the name of the object, and fails what a test wants to fail.
+// writeCounter counts the writes of the manager by the name of the object, and makes chosen writes fail.
 type writeCounter struct {
 	mu     sync.Mutex
 	counts map[string]int
 	faults map[string]fault
 }
 
-// fault lets the next writes fail whose body contains a text.
+// fault makes the next writes fail whose body contains a text.
 type fault struct {
 	text string
 	left int
@@ -180,21 +183,21 @@ type fault struct {
 
 var writes = &writeCounter{counts: map[string]int{}, faults: map[string]fault{}}
 
-// fail the next n writes of an object whose body contains text.
+// fail makes the next n writes of an object fail whose body contains text.
 func (w *writeCounter) fail(name, text string, n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.faults[name] = fault{text, n}
 }
 
-// failed reports whether all of these writes have failed by now.
+// failed returns whether all of these writes have failed.
 func (w *writeCounter) failed(name string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.faults[name].left == 0
 }
 
-// count a write, and say whether it is to fail.
+// count counts a write and returns whether it must fail.
 func (w *writeCounter) count(name string, body []byte) (fails bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,7 +237,7 @@ func (w *writeCounter) wrap(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// of returns the number of writes of an object, whether or not they changed it.
+// of returns the number of writes of objects, including writes without a change.
 func (w *writeCounter) of(objs ...client.Object) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -280,7 +283,7 @@ func newBox(t *testing.T) *box {
 	return b
 }
 
-// provisioned waits until the cluster is provisioned, and does what core does then.
+// provisioned waits until the cluster is provisioned, and then sets the status of the Cluster as core does.
 func (b *box) provisioned() *box {
 	b.t.Helper()
 	b.waitProvisioned()
@@ -298,10 +301,11 @@ func (b *box) waitProvisioned() {
 	}).Should(BeTrue(), "provisioned: %+v", b.capstan.Status)
 }
 
-// addHost makes a host that only this namespace may use, and waits until it is connected.
+// addHost adds a host for this namespace only, and waits until it is connected.
 func (b *box) addHost(change func(*infrav1.CapstanHost)) (*infrav1.CapstanHost, *fakehost.Host) {
 	b.t.Helper()
 	fake := fakehost.New(b.t)
+	fake.AddTenant(b.namespace)
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: unique("host")},
 		Spec:       infrav1.CapstanHostSpec{Address: fake.Address(), AllowedNamespaces: &infrav1.AllowedNamespaces{Names: []string{b.namespace}}},
@@ -312,13 +316,13 @@ func (b *box) addHost(change func(*infrav1.CapstanHost)) (*infrav1.CapstanHost, 
 	b.create(host)
 	b.Eventually(func() bool {
 		b.get(host)
-		// The rest of the status is written behind the conditions.
+		// Conditions are written before the rest of the status.
 		return conditions.IsTrue(host, clusterv1.ReadyCondition) && len(host.Status.Versions) > 0
 	}).Should(BeTrue(), "host connected: %+v", host.Status)
 	return host, fake
 }
 
-// addCluster makes a Cluster and its CapstanCluster, and links them as core does.
+// addCluster adds a Cluster and its CapstanCluster, and links them as core does.
 func (b *box) addCluster(changeCluster func(*clusterv1.Cluster), change func(*infrav1.CapstanCluster)) {
 	b.t.Helper()
 	name := unique("c")
@@ -344,7 +348,7 @@ func (b *box) addCluster(changeCluster func(*clusterv1.Cluster), change func(*in
 	b.own(b.capstan, b.cluster, "Cluster")
 }
 
-// own does what core does when it finds the object that a Cluster or Machine refers to.
+// own sets the owner of an object that a Cluster or Machine refers to, as core does.
 func (b *box) own(obj, owner client.Object, kind string) {
 	b.t.Helper()
 	before := obj.DeepCopyObject().(client.Object)
@@ -360,7 +364,7 @@ func (b *box) own(obj, owner client.Object, kind string) {
 	b.Expect(env.Client.Patch(ctx, obj, client.MergeFrom(before))).To(Succeed())
 }
 
-// addMachine makes a Machine with bootstrap data and its CapstanMachine, linked as core does.
+// addMachine adds a Machine with bootstrap data and its CapstanMachine, and links them as core does.
 func (b *box) addMachine(changeMachine func(*clusterv1.Machine), change func(*infrav1.CapstanMachine)) (*clusterv1.Machine, *infrav1.CapstanMachine) {
 	b.t.Helper()
 	name := unique("m")
@@ -435,7 +439,7 @@ func (b *box) condition(obj conditioned, kind string, status metav1.ConditionSta
 	return conditions.GetMessage(obj, kind)
 }
 
-// backends are the addresses that the cluster's load balancer leads to.
+// backends returns the addresses of the backends of the cluster's load balancer.
 func (b *box) backends() (out []string) {
 	for _, m := range b.fake.LoadBalancer(b.capstan.Spec.ID).GetBackends() {
 		out = append(out, m.GetAddress())
@@ -447,15 +451,14 @@ func (b *box) backends() (out []string) {
 func (b *box) running(m *infrav1.CapstanMachine) {
 	b.t.Helper()
 	b.condition(m, clusterv1.ReadyCondition, metav1.ConditionTrue, clusterv1.ReadyReason)
-	// The rest of the status is written behind the conditions.
+	// Conditions are written before the rest of the status.
 	b.Eventually(func() bool {
 		b.get(m)
 		return ptr.Deref(m.Status.Initialization.Provisioned, false) && m.Spec.ProviderID != ""
 	}).Should(BeTrue())
 }
 
-// unchanged checks that the manager writes nothing to objects that are as they should be, and asks nothing of their
-// host, whatever reconciles them once more.
+// unchanged checks that further reconciles of objects in their desired state cause neither writes nor calls to their host.
 func (b *box) unchanged(objs ...client.Object) {
 	b.t.Helper()
 	work := func() (n int) {
@@ -464,7 +467,7 @@ func (b *box) unchanged(objs ...client.Object) {
 		}
 		return n + writes.of(objs...)
 	}
-	// The last writes may be on their way: an object is reconciled once a second.
+	// The last write can still follow, because an object is reconciled at most once a second.
 	before, since := work(), time.Now()
 	b.Eventually(func() time.Duration {
 		if n := work(); n != before {
@@ -478,8 +481,8 @@ func (b *box) unchanged(objs ...client.Object) {
 	b.Consistently(work, "1500ms").Should(Equal(before), "writes and calls while nothing changed")
 }
 
-// eachVersion watches the objects of a kind in the box from now on, and brings each version that is ever stored of
-// them. The test ends the loop over them; it fails when nothing comes.
+// eachVersion watches the objects of a kind in the box and yields each stored version from now on. The caller ends the loop. The
+// test fails if no event arrives in time.
 func eachVersion[T client.Object](b *box, list client.ObjectList) iter.Seq[T] {
 	b.t.Helper()
 	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
@@ -498,7 +501,7 @@ func eachVersion[T client.Object](b *box, list client.ObjectList) iter.Seq[T] {
 					return
 				}
 			case <-timeout:
-				b.t.Fatal("what the test waits for never came")
+				b.t.Fatal("the watch returned no further version in time")
 			}
 		}
 	}

@@ -27,8 +27,9 @@ func (b *box) template(change func(*infrav1.CapstanMachineTemplate)) *infrav1.Ca
 	return t
 }
 
-// IM-07: what autoscalers need to scale from zero.
+// IM-07: templates have the fields that autoscalers need to scale from zero.
 func TestTemplateCapacity_IM07(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	_, fake := b.addHost(nil)
 	sized := b.template(func(t *infrav1.CapstanMachineTemplate) {
@@ -61,6 +62,7 @@ func TestTemplateCapacity_IM07(t *testing.T) {
 
 // ALL-10: templates cannot be changed, except in a dry run of the topology controller.
 func TestTemplatesAreImmutable_ALL10(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	machine := b.template(nil)
 	cluster := &infrav1.CapstanClusterTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: b.namespace, Name: unique("t")}}
@@ -90,8 +92,9 @@ func TestTemplatesAreImmutable_ALL10(t *testing.T) {
 	update(b, machine, func(t *infrav1.CapstanMachineTemplate) { t.Labels = map[string]string{"a": "b"} })
 }
 
-// IC-05, IM-07: what each object must have of its own is no part of a template.
+// IC-05, IM-07: a template cannot contain fields that must be unique for each object.
 func TestInvalidTemplates(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	for want, change := range map[string]func(*infrav1.CapstanMachineTemplate){
 		"spec.template.spec.id":         func(t *infrav1.CapstanMachineTemplate) { t.Spec.Template.Spec.ID = "12345678" },

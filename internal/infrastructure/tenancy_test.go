@@ -15,13 +15,13 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// admits changes who may use a host.
+// admits changes the namespaces that can use a host.
 func (b *box) admits(host *infrav1.CapstanHost, namespaces ...string) {
 	b.t.Helper()
 	update(b, host, func(h *infrav1.CapstanHost) { h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: namespaces} })
 }
 
-// notAsked checks that nothing was made on a host.
+// notAsked checks that a host got no request to create anything.
 func (b *box) notAsked(fake *fakehost.Host) {
 	b.t.Helper()
 	for _, call := range []string{"EnsureNetwork", "EnsureLoadBalancer", "EnsureMachine"} {
@@ -29,10 +29,11 @@ func (b *box) notAsked(fake *fakehost.Host) {
 	}
 }
 
-// ALL-18: a machine whose spec says everything, host and id and address, gets nothing on a host that does not admit
-// its namespace. What was made before a host stopped to admit the namespace goes on, also after a move, which leaves the
-// status behind, and can be deleted.
+// ALL-18: a machine whose spec already has a host, an id and an address gets nothing on a host that does not admit its namespace.
+// Machines from the time when the host admitted the namespace continue, also after a move, which loses the status. They can be
+// deleted.
 func TestMachineThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	owner := newNamespace(t)
 	foreign, fake := owner.addHost(nil)
@@ -61,6 +62,7 @@ func TestMachineThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 
 // ALL-18: the same for a cluster, its network and its load balancer.
 func TestClusterThatNamesTheHostOfOthers_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	owner := newNamespace(t)
@@ -94,9 +96,10 @@ func TestClusterThatNamesTheHostOfOthers_ALL18(t *testing.T) {
 	b.Expect(fake.Network(b.capstan.Spec.ID)).To(BeNil())
 }
 
-// ALL-18: a host selects namespaces by label. The label that a Namespace gets later is what its cluster, and then its
-// machine, wait for: nothing else happens meanwhile.
+// ALL-18: a host selects namespaces by label. A cluster, and then a machine, wait until their Namespace gets the label. No other
+// event occurs meanwhile.
 func TestNamespaceThatIsAdmittedLater_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	tenant := unique("tenant")
 	label := func(value string) {
@@ -119,14 +122,16 @@ func TestNamespaceThatIsAdmittedLater_ALL18(t *testing.T) {
 	b.running(m)
 }
 
-// ALL-18: copies of a cluster's objects in another namespace, which carry its ids, neither adopt nor change nor
-// remove what the originals have on hosts that both may use. They say why, and can be deleted.
+// ALL-18: copies of a cluster's objects in another namespace have its ids. On hosts of both namespaces they cannot adopt, change
+// or remove anything of the originals. Their conditions contain the cause, and they can be deleted.
 func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
+	t.Parallel()
 	b, thief := newNamespace(t), newNamespace(t)
 	both := func(h *infrav1.CapstanHost) {
 		h.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: []string{b.namespace, thief.namespace}}
 	}
 	b.host, b.fake = b.addHost(both)
+	b.fake.AddTenant(thief.namespace)
 	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = b.host.Name })
 	b.provisioned()
 	_, m := b.addMachine(controlPlane, func(m *infrav1.CapstanMachine) { m.Spec.HostName = b.host.Name })
@@ -155,7 +160,7 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 			To(And(ContainSubstring("belongs to machine "+b.namespace+"/"+m.Name), ContainSubstring("Delete this object")))
 		thief.Expect(c.Status.Initialization.Provisioned).To(BeNil())
 	}
-	thief.Eventually(func() string { // addresses that are taken are refused first
+	thief.Eventually(func() string { // The host first refuses addresses that are in use.
 		return thief.condition(guest, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason)
 	}).Should(ContainSubstring("network "+id+" belongs to "+b.namespace+"/"+b.cluster.Name), "a machine of its own, in the network of the other cluster")
 
@@ -183,8 +188,9 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	b.Expect(fake.Network(id)).To(BeNil())
 }
 
-// A host that says that the id is another's has nothing of the machine: its deletion is done.
+// If the host answers that another owner has the id, the host has nothing of the machine, and its deletion completes.
 func TestDeletionOfTheIDOfAnother_ALL18(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)

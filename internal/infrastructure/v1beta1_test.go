@@ -20,9 +20,10 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestV1Beta1 (ALL-09, ALL-10, ALL-16, IC-02, IC-03, IC-04, IM-04): a client of v1beta1 sees the status in the words of that
-// contract, and what it writes loses nothing of v1beta2.
+// TestV1Beta1 (ALL-09, ALL-10, ALL-16, IC-02, IC-03, IC-04, IC-05, IM-04, MP-10): a client of v1beta1 reads the status fields of that
+// contract, and its writes keep all fields of v1beta2.
 func TestV1Beta1(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	key := metav1.ObjectMeta{Namespace: b.namespace, Name: unique("old")}
 	now := metav1.Now().Rfc3339Copy()
@@ -59,7 +60,7 @@ func TestV1Beta1(t *testing.T) {
 	b.Expect(hub.Status).To(Equal(before.Status))
 	b.Expect(hub.Annotations).To(Equal(before.Annotations))
 	err := testenv.Change(ctx, env.Client, cluster, func(c *infrav1beta1.CapstanCluster) { c.Spec.Network.MachineCIDR = "10.211.8.1/24" })
-	b.Expect(err).To(MatchError(ContainSubstring("without host bits")), "CEL rules hold in v1beta1, too")
+	b.Expect(err).To(MatchError(ContainSubstring("without host bits")), "CEL rules also apply in v1beta1")
 
 	machine := &infrav1beta1.CapstanMachine{ObjectMeta: key}
 	b.create(machine)
@@ -76,7 +77,23 @@ func TestV1Beta1(t *testing.T) {
 	template.Spec.Template.Spec.Image = "host"
 	b.create(template)
 	err = testenv.Change(ctx, env.Client, template, func(t *infrav1beta1.CapstanMachineTemplate) { t.Spec.Template.Spec.CPUs = 3 })
-	b.Expect(err).To(MatchError(ContainSubstring("a template cannot be changed")), "ALL-10: webhooks hold in v1beta1, too")
+	b.Expect(err).To(MatchError(ContainSubstring("a template cannot be changed")), "ALL-10: webhooks also apply in v1beta1")
+
+	labels := clusterv1.ObjectMeta{Labels: map[string]string{"row": "IC-05"}}
+	clusters := &infrav1beta1.CapstanClusterTemplate{ObjectMeta: key}
+	clusters.Spec.Template = infrav1.CapstanClusterTemplateResource{ObjectMeta: labels, Spec: infrav1.CapstanClusterSpec{Network: hub.Spec.Network}}
+	wantClusters := clusters.Spec.DeepCopy()
+	b.create(clusters)
+	clustersHub := &infrav1.CapstanClusterTemplate{ObjectMeta: key}
+	b.get(clustersHub)
+	b.Expect(clustersHub.Spec).To(Equal(*wantClusters), "IC-05")
+	pools := &infrav1beta1.CapstanMachinePoolTemplate{ObjectMeta: key}
+	pools.Spec.Template = infrav1.CapstanMachinePoolTemplateResource{ObjectMeta: labels, Spec: infrav1.CapstanMachinePoolSpec{DeletePolicy: "Newest"}}
+	wantPools := pools.Spec.DeepCopy()
+	b.create(pools)
+	poolsHub := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: key}
+	b.get(poolsHub)
+	b.Expect(poolsHub.Spec).To(Equal(*wantPools), "MP-10")
 }
 
 // TestDeprecation (ALL-14): the API server warns clients of v1beta1, and no others.

@@ -18,8 +18,9 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// Every rule of the CRDs and webhooks refuses what it is for, with words that help.
+// Every rule of the CRDs and webhooks refuses its invalid objects with a helpful message.
 func TestValidation(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	meta := func() metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: b.namespace, Name: unique("v")} }
 	cluster := func(change func(*infrav1.CapstanClusterSpec)) client.Object {
@@ -75,7 +76,21 @@ func TestValidation(t *testing.T) {
 		"machine, large disk":           {obj: machine(disk("65Ti")), why: "disk.size must be at least 2Gi and at most 64Ti"},
 		"machine, selector":             {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(16, 64) })},
 		"machine, many expressions":     {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
+		"machine, many values":          {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
+		"machine, labels":               {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = matchLabels(64) })},
+		"machine, many labels":          {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.HostSelector = matchLabels(65) }), why: "hostSelector may have"},
+		"machine, tolerates all":        {obj: machine(tolerations(infrav1.HostToleration{Operator: "Exists"}))},
+		"machine, tolerates":            {obj: machine(tolerations(infrav1.HostToleration{Key: "a", Value: "b", Effect: "NoSchedule"}))},
+		"machine, tolerates nothing":    {obj: machine(tolerations(infrav1.HostToleration{Value: "b"})), why: "operator must be Exists if key is empty"},
+		"machine, tolerates twice":      {obj: machine(tolerations(infrav1.HostToleration{Key: "a", Operator: "Exists", Value: "b"})), why: "value must be empty if operator is Exists"},
+		"machine, toleration effect":    {obj: machine(tolerations(infrav1.HostToleration{Key: "a", Effect: "NoExecute"})), why: "Unsupported value"},
+		"machine, many tolerations":     {obj: machine(tolerations(make([]infrav1.HostToleration, 33)...)), why: "32"},
+		"host, taints":                  {obj: host(taints("gpu", "example.com/gpu"))},
+		"host, taint twice":             {obj: host(taints("gpu", "gpu")), why: "Duplicate value"},
+		"host, taint key":               {obj: host(taints("a b")), why: "should match"},
 		"cluster, many values":          {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(1, 65) }), why: "hostSelector may have"},
+		"cluster, many expressions":     {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = expressions(17, 1) }), why: "hostSelector may have"},
+		"cluster, many labels":          {obj: cluster(func(s *infrav1.CapstanClusterSpec) { s.HostSelector = matchLabels(65) }), why: "hostSelector may have"},
 		"machine, processors":           {obj: machine(func(s *infrav1.CapstanMachineSpec) { s.CPUs = -1 }), why: "greater than or equal to 1"},
 		"machine, addresses":            {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8.2", Prefix: 21, Gateway: "10.200.8.1"}))},
 		"machine, address":              {obj: machine(address(infrav1.InterfaceAddress{Address: "10.200.8", Prefix: 21})), why: "address must be an IP address"},
@@ -117,7 +132,7 @@ func TestValidation(t *testing.T) {
 	}
 }
 
-// expressions of a selector, with so many values each.
+// expressions returns a selector with n expressions of so many values each.
 func expressions(n, values int) *metav1.LabelSelector {
 	out := &metav1.LabelSelector{}
 	for range n {
@@ -130,22 +145,46 @@ func expressions(n, values int) *metav1.LabelSelector {
 	return out
 }
 
-// TestHugeExponent: a quantity that takes minutes and gigabytes to read is refused before anybody reads it.
-func TestHugeExponent(t *testing.T) {
-	g := NewWithT(t)
-	for _, size := range []string{"1e-2147483647", "1E-99999999", "1e9"} {
-		obj := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"memory": size, "disk": map[string]any{"size": size}}}}
-		obj.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanMachine"))
-		obj.SetNamespace(env.Namespace(t))
-		obj.SetName("greedy")
-		start := time.Now()
-		g.Expect(env.Client.Create(ctx, obj)).To(MatchError(ContainSubstring("without exponent")))
-		g.Expect(time.Since(start)).To(BeNumerically("<", 20*time.Second))
+func tolerations(all ...infrav1.HostToleration) func(*infrav1.CapstanMachineSpec) {
+	return func(s *infrav1.CapstanMachineSpec) { s.HostTolerations = all }
+}
+
+func taints(keys ...string) func(*infrav1.CapstanHostSpec) {
+	return func(s *infrav1.CapstanHostSpec) {
+		for _, key := range keys {
+			s.Taints = append(s.Taints, infrav1.HostTaint{Key: key, Effect: infrav1.HostTaintNoSchedule})
+		}
 	}
 }
 
-// What was decided stays: identity, place, endpoint, network.
+func matchLabels(n int) *metav1.LabelSelector {
+	out := &metav1.LabelSelector{MatchLabels: map[string]string{}}
+	for i := range n {
+		out.MatchLabels[fmt.Sprint("a", i)] = ""
+	}
+	return out
+}
+
+// TestHugeExponent: a quantity whose conversion needs minutes and gigabytes is refused before its conversion.
+func TestHugeExponent(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	for _, size := range []string{"1e-2147483647", "1E-99999999", "1e9"} {
+		for field, spec := range map[string]map[string]any{"memory": {"memory": size}, "disk.size": {"disk": map[string]any{"size": size}}} {
+			obj := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+			obj.SetGroupVersionKind(infrav1.GroupVersion.WithKind("CapstanMachine"))
+			obj.SetNamespace(env.Namespace(t))
+			obj.SetName("greedy")
+			start := time.Now()
+			g.Expect(env.Client.Create(ctx, obj)).To(MatchError(ContainSubstring(field + " must be a number without exponent")))
+			g.Expect(time.Since(start)).To(BeNumerically("<", 20*time.Second))
+		}
+	}
+}
+
+// Identity, placement, endpoint and network cannot change.
 func TestDecisionsAreFinal(t *testing.T) {
+	t.Parallel()
 	b := newBox(t).provisioned()
 	_, m := b.addMachine(nil, nil)
 	b.running(m)
@@ -187,7 +226,7 @@ func TestDecisionsAreFinal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := tc.change()
 			if tc.why == "" && err != nil || tc.why != "" && (err == nil || !strings.Contains(err.Error(), tc.why)) {
-				t.Errorf("got %v, wanted %q", err, tc.why)
+				t.Errorf("got %v, want %q", err, tc.why)
 			}
 		})
 	}
@@ -199,8 +238,9 @@ func changed[T client.Object](obj T, change func(T)) error {
 	return env.Client.Patch(ctx, after, client.MergeFrom(obj), client.DryRunAll)
 }
 
-// The webhook compares with the Cluster's networks when it knows the Cluster.
+// The webhook compares the network with the networks of the Cluster, if the Cluster exists.
 func TestOverlapIsRefusedEarly(t *testing.T) {
+	t.Parallel()
 	b := newNamespace(t)
 	b.addHost(nil)
 	b.addCluster(nil, nil)

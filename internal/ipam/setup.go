@@ -1,7 +1,7 @@
-// Package ipam is Capstan's IPAM provider: it serves the IPAddressClaims of any
-// infrastructure provider that name a CapstanIPPool or GlobalCapstanIPPool.
+// Package ipam is Capstan's IPAM provider. It serves the IPAddressClaims of any infrastructure provider that reference a
+// CapstanIPPool or GlobalCapstanIPPool.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package ipam
 
 import (
@@ -34,8 +34,7 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// countDelay is how long changes of a pool's counts are collected before they
-// are written.
+// countDelay is the time for which changes of a pool's counts are collected before they are written.
 const countDelay = time.Second
 
 // The delays between attempts after errors. A claim keeps its place in the queue of its pool, and delays the claims
@@ -47,22 +46,19 @@ const (
 
 // Options of the provider.
 type Options struct {
-	// Options of all reconcilers. The provider uses the namespace, to which the manager's cache must be restricted as
-	// well, the watch filter of claims and pools, and the concurrency of claimKind and of poolKind.
+	// Options of all reconcilers. The provider uses the namespace, the watch filter of claims and pools, and the
+	// concurrency of claimKind and of poolKind. The manager's cache must be restricted to the namespace as well.
 	reconciling.Options
-	// Recorder of events. The default is one of the manager's.
+	// Recorder records events. The default is a recorder of the manager.
 	Recorder events.EventRecorder
-	// Quarantine is how long an address stays taken that another process chose
-	// and may still create an IPAddress for. The default is 60 seconds, the
-	// longest that the API server lets a request live.
+	// Quarantine is the time for which an address of another process stays used, because that process may still create
+	// its IPAddress. The default is 60 seconds, the longest duration of a request at the API server.
 	Quarantine time.Duration
-	// MoveSettle is how long a pool that came from another management cluster
-	// must have been quiet before it hands out new addresses. The default is
-	// 30 seconds.
+	// MoveSettle is the time without arrivals after which a pool from another management cluster allocates new
+	// addresses. The default is 30 seconds.
 	MoveSettle time.Duration
-	// OrphanAge is how old an IPAddress without its claim must be before it is
-	// removed: a restored backup may bring the claim after the address. The
-	// default is one minute.
+	// OrphanAge is the age after which an IPAddress without its claim is removed. A restored backup may create the claim
+	// after the address. The default is one minute.
 	OrphanAge time.Duration
 }
 
@@ -150,7 +146,7 @@ func (s *setup) ledgers(ctx context.Context) error {
 	}
 	o.FollowAll = f.follow
 	s.registry = ledger.NewRegistry(s.mgr.GetClient(), s.mgr.GetAPIReader(), o)
-	return f.tell(ctx, s.registry)
+	return f.notify(ctx, s.registry)
 }
 
 func (s *setup) claims(ctx context.Context) error {
@@ -209,7 +205,8 @@ func (s *setup) pools(ctx context.Context, kind ipamv1.Pool) error {
 	return start(ctx, b, &prompt{Reconciler: r, again: s.queues.againPool(kind.PoolKind())})
 }
 
-// controllerOptions of a kind. Cluster API's builder replaces the rate limiter if ReconcilerRateLimiting is enabled.
+// controllerOptions returns the options of a kind. Cluster API's builder replaces the rate limiter if
+// ReconcilerRateLimiting is enabled.
 func (s *setup) controllerOptions(kind string) controller.Options {
 	o := s.opts.For(kind)
 	o.RateLimiter = workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, longestRetry)
@@ -242,7 +239,7 @@ func (p *prompt) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	return res, nil
 }
 
-// serves returns true if a claim is for this provider and passes the watch filter.
+// serves reports whether a claim is for this provider and passes the watch filter.
 func (s *setup) serves(obj client.Object) bool {
 	c, ok := obj.(*capiipamv1.IPAddressClaim)
 	if !ok || !s.opts.Watches(c) {

@@ -36,7 +36,7 @@ type existsFunc func(context.Context, types.NamespacedName, types.UID) (bool, er
 
 type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// queues are the controllers' queues, so that the ledger can wake what waits.
+// queues contains the controllers' queues, so that the ledger can wake waiting objects.
 type queues struct {
 	mu    sync.Mutex
 	claim requestQueue
@@ -58,8 +58,8 @@ func (q *queues) setPools(kind string, queue requestQueue) {
 	q.pool[kind] = queue
 }
 
-// wakeClaim looks at a claim again. Before the controller has started, nothing
-// waits that the start would not look at anyway.
+// wakeClaim requests a reconcile of a claim. Before the controller has started it does nothing, because the start
+// reconciles all claims.
 func (q *queues) wakeClaim(name types.NamespacedName) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -68,7 +68,7 @@ func (q *queues) wakeClaim(name types.NamespacedName) {
 	}
 }
 
-// againClaim schedules the next attempt for a claim after an error. A shorter delay of the rate limiter wins.
+// againClaim schedules the next attempt for a claim after an error. A shorter delay of the rate limiter has precedence.
 func (q *queues) againClaim(req reconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -88,7 +88,7 @@ func (q *queues) againPool(kind string) func(reconcile.Request) {
 	}
 }
 
-// poolChanged looks at a pool again soon. Many changes become one look.
+// poolChanged requests a reconcile of a pool after a delay. Several changes lead to one reconcile.
 func (q *queues) poolChanged(key ledger.Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -97,10 +97,10 @@ func (q *queues) poolChanged(key ledger.Key) {
 	}
 }
 
-// follow lets the ledger's index follow the watch.
+// follow keeps the ledger's index up to date with the watch.
 func (s *setup) follow(ctx context.Context) error {
 	s.registry.SetHooks(s.queues.wakeClaim, s.queues.poolChanged)
-	if err := s.mgr.Add(everywhere(func(ctx context.Context) error {
+	if err := s.mgr.Add(everyReplica(func(ctx context.Context) error {
 		wait.UntilWithContext(ctx, func(context.Context) { s.registry.Prune() }, pruneEvery)
 		return nil
 	})); err != nil {
@@ -155,14 +155,13 @@ type claimEvents struct {
 	serves func(client.Object) bool
 }
 
-// ofAddress looks at the claim of an IPAddress's name, whoever's the IPAddress
-// is: one of another pool may have been in the claim's way.
+// ofAddress maps an IPAddress to the claim of its name, also if it belongs to another pool, because it may block the
+// claim.
 func (e *claimEvents) ofAddress(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 }
 
-// ofPool looks at the claims of a pool that have no address or are being
-// deleted.
+// ofPool returns the claims of a pool that have no address or are being deleted.
 func (e *claimEvents) ofPool(ctx context.Context, obj client.Object) []reconcile.Request {
 	p, ok := obj.(ipamv1.Pool)
 	if !ok {
@@ -175,16 +174,14 @@ func (e *claimEvents) ofPool(ctx context.Context, obj client.Object) []reconcile
 	})
 }
 
-// ofCluster looks at the claims of a Cluster that have no address or are being
-// deleted.
+// ofCluster returns the claims of a Cluster that have no address or are being deleted.
 func (e *claimEvents) ofCluster(ctx context.Context, obj client.Object) []reconcile.Request {
 	return e.open(ctx, obj.GetNamespace(), func(c *capiipamv1.IPAddressClaim) bool {
 		return addressclaim.ClusterNameOf(c) == obj.GetName()
 	})
 }
 
-// ofNamespace looks at the claims of a Namespace that wait for a pool which
-// chooses Namespaces by their labels.
+// ofNamespace returns the claims of a Namespace that wait for a pool with a namespace selector.
 func (e *claimEvents) ofNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
 	return e.open(ctx, obj.GetName(), func(c *capiipamv1.IPAddressClaim) bool {
 		return c.Spec.PoolRef.Kind == ipamv1.GlobalCapstanIPPoolKind
@@ -207,8 +204,7 @@ func (e *claimEvents) open(ctx context.Context, namespace string, match func(*ca
 	return out
 }
 
-// poolsBeside lists the pools of a kind that see a changed pool, because it may
-// overlap any of them.
+// poolsBeside lists the pools of a kind that are compared with a changed pool, because it may overlap any of them.
 func poolsBeside(ctx context.Context, c client.Client, kind string, changed client.Object) []reconcile.Request {
 	_, isPool := changed.(ipamv1.Pool)
 	if isPool && kind == ipamv1.GlobalCapstanIPPoolKind && changed.GetNamespace() != "" {
@@ -229,12 +225,10 @@ func poolsBeside(ctx context.Context, c client.Client, kind string, changed clie
 	return out
 }
 
-// unservedFirst gives the claims that a starting manager finds and that have
-// something to wait for their place among those that come. controller-runtime
-// looks at what is there already after everything that changes, which on a busy
-// cluster can take for ever, and they hold up those behind them in line. A claim
-// that comes later needs only its usual place: named twice, it would be worked on
-// twice, the second time from a cache that does not show the first.
+// unservedFirst gives unserved claims that a starting manager finds the priority of new claims. controller-runtime gives
+// existing objects a lower priority than changed ones, so on a busy cluster they could wait for ever, and delay later
+// claims of their pool. A claim that is created later keeps its normal priority: a second request would reconcile it
+// twice, the second time with a stale cache.
 func unservedFirst() handler.Funcs {
 	return handler.Funcs{CreateFunc: func(_ context.Context, e event.CreateEvent, q requestQueue) {
 		c, ok := e.Object.(*capiipamv1.IPAddressClaim)
@@ -250,8 +244,7 @@ func unservedFirst() handler.Funcs {
 	}}
 }
 
-// claimChanged drops the echo of our own writes: the finalizer, and the status
-// of a claim that is served.
+// claimChanged drops events that the provider's own writes cause: the finalizer, and the status of a served claim.
 func claimChanged() predicate.Funcs {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*capiipamv1.IPAddressClaim), e.ObjectNew.(*capiipamv1.IPAddressClaim) //nolint:forcetypeassert // the watch is typed.
@@ -263,13 +256,13 @@ func claimChanged() predicate.Funcs {
 			annotations.HasPaused(before) != annotations.HasPaused(after):
 			return true
 		}
-		// Somebody took away what we had written.
+		// Another client removed our value.
 		return len(after.Finalizers) < len(before.Finalizers) ||
 			before.Status.AddressRef.Name != "" && after.Status.AddressRef.Name == ""
 	}}
 }
 
-// onlyAdds reports whether labels were only added, as our mark does.
+// onlyAdds reports whether labels were only added, like the provider's label.
 func onlyAdds(before, after map[string]string) bool {
 	for k, v := range before {
 		if after[k] != v {
@@ -283,8 +276,8 @@ func onlyAdds(before, after map[string]string) bool {
 	return hadFilter == hasFilter && hadCluster == hasCluster
 }
 
-// addressChanged drops what tells the claim nothing. Nearly all IPAddresses that
-// appear are the echo of our own writes.
+// addressChanged drops changes that do not affect the claim. Nearly all new IPAddresses are the result of the provider's
+// own writes.
 func (e *claimEvents) addressChanged() predicate.Funcs {
 	return predicate.Funcs{
 		CreateFunc: func(ev event.CreateEvent) bool { return !e.echo(ev.Object) },
@@ -296,8 +289,8 @@ func (e *claimEvents) addressChanged() predicate.Funcs {
 	}
 }
 
-// echo reports whether an IPAddress belongs to a claim that exists, and did not come
-// after it from another management cluster.
+// echo reports whether an IPAddress belongs to an existing claim, and was not moved from another management cluster
+// after the claim.
 func (e *claimEvents) echo(obj client.Object) bool {
 	owner := metav1.GetControllerOf(obj)
 	if owner == nil || !obj.GetDeletionTimestamp().IsZero() {
@@ -308,8 +301,8 @@ func (e *claimEvents) echo(obj client.Object) bool {
 	return err == nil && c.UID == owner.UID && c.DeletionTimestamp.IsZero() && !ledger.Copied(c)
 }
 
-// poolChanged drops changes of a pool's status, except for the result of its comparison with other pools, which
-// another manager can write, and on which allocations depend.
+// poolChanged drops changes of a pool's status, except for the result of its comparison with other pools. Another
+// manager can write the result, and allocations depend on it.
 func poolChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() ||
@@ -322,9 +315,8 @@ func poolChanged() predicate.Predicate {
 	}}
 }
 
-// poolChangedForClaims passes what lets a claim be served that was not before.
-// That an address is free, or the spec or its overlaps have changed, the ledger
-// tells.
+// poolChangedForClaims passes changes after which a pool can serve more claims. The ledger reports free addresses and
+// changes of the spec and its overlaps.
 func poolChangedForClaims() predicate.Funcs {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(ipamv1.Pool), e.ObjectNew.(ipamv1.Pool) //nolint:forcetypeassert // the watch is typed.
@@ -335,7 +327,7 @@ func poolChangedForClaims() predicate.Funcs {
 	}}
 }
 
-// clusterChanged passes what opens the gate for a Cluster's claims.
+// clusterChanged passes the changes that unblock a Cluster's claims.
 func clusterChanged() predicate.Funcs {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster) //nolint:forcetypeassert // the watch is typed.
@@ -343,7 +335,7 @@ func clusterChanged() predicate.Funcs {
 	}}
 }
 
-// clusterPaused passes the pausing of a Cluster, with which clusterctl begins a move.
+// clusterPaused passes the pause of a Cluster, which is the first step of a clusterctl move.
 func clusterPaused() predicate.Funcs {
 	return predicate.Funcs{
 		CreateFunc:  func(event.CreateEvent) bool { return false },

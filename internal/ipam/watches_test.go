@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// What a starting manager finds unserved or going comes before what is served,
-// and does not wait for everything that changes.
+// A starting manager serves new and deleted claims before claims that are served already. They do not wait for later
+// events.
 func TestUnservedFirst(t *testing.T) {
 	q := priorityqueue.New[reconcile.Request]("test")
 	defer q.ShutDown()
@@ -30,9 +30,9 @@ func TestUnservedFirst(t *testing.T) {
 		}
 		return c
 	}
-	unservedFirst().Create(context.Background(), event.CreateEvent{Object: claim("comes later", false, false)}, q)
+	unservedFirst().Create(context.Background(), event.CreateEvent{Object: claim("created later", false, false)}, q)
 	if n := q.Len(); n != 0 {
-		t.Errorf("%d claims that come later are named twice", n)
+		t.Errorf("%d claims that were created later are listed twice", n)
 	}
 	usual := &handler.EnqueueRequestForObject{}
 	for _, c := range []*capiipamv1.IPAddressClaim{claim("served", true, false), claim("waiting", false, false), claim("going", true, true)} {

@@ -9,12 +9,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxResponse in bytes. Managers read single small objects through this client.
+// maxResponse is the maximum size of a response in bytes. Managers read single small objects with this client.
 const maxResponse = 8 << 20
 
-// Client returns a client for a connection that Load has accepted. Each request has a connection of its own, so one
-// that hangs does not spoil the next. Redirects are not followed: a cluster's API server is chosen by a tenant and
-// could send the manager anywhere. timeout limits a request with its answer.
+// Client returns a client for a connection that Load has accepted. Each request has its own connection, so that a
+// hanging one does not affect the next. Redirects are not followed, because a tenant controls the API server of the
+// cluster and could redirect the manager to any server. timeout limits a request including its response.
 func Client(config *rest.Config, timeout time.Duration) (*http.Client, error) {
 	tls, err := rest.TLSConfigFor(config)
 	if err != nil {
@@ -32,7 +32,7 @@ func Client(config *rest.Config, timeout time.Duration) (*http.Client, error) {
 	}, nil
 }
 
-// bounded limits the bodies of answers.
+// bounded limits the bodies of responses.
 type bounded struct{ http.RoundTripper }
 
 func (b bounded) RoundTrip(req *http.Request) (*http.Response, error) {

@@ -1,9 +1,9 @@
-// Package kubeconfig reads the kubeconfigs of workload clusters. Whoever writes Secrets in a namespace chooses their
-// content, and a kubeconfig can name programs to run, files to read and proxies to use. So managers load a kubeconfig
-// with this package only: it takes an inline authority and inline credentials, and connects to nothing but the
+// Package kubeconfig reads the kubeconfigs of workload clusters. Users who can write Secrets in a namespace control
+// their content, and a kubeconfig can contain programs to run, files to read and proxies to use. Managers therefore load
+// kubeconfigs only with this package. It accepts an inline authority and inline credentials, and connections only to the
 // cluster's own endpoint.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package kubeconfig
 
 import (
@@ -27,17 +27,18 @@ import (
 )
 
 const (
-	// MaxSize of a kubeconfig in bytes. One with a client certificate has about 6 KiB.
+	// MaxSize is the maximum size of a kubeconfig in bytes. A kubeconfig with a client certificate has about 6 KiB.
 	MaxSize = 64 << 10
-	// maxToken in bytes: what an API server accepts in a header, and more than any issuer writes.
+	// maxToken is the maximum size of a token in bytes. It is the limit of a header in an API server, and larger than
+	// the tokens of all known issuers.
 	maxToken = 16 << 10
 )
 
-// RefusedError says which field of a kubeconfig is refused, and why. It contains no value of the kubeconfig.
+// RefusedError names the refused field of a kubeconfig and the reason. It contains no value of the kubeconfig.
 type RefusedError struct {
-	// Field as kubeconfigs name it, after `cluster`, `user` or `context`: that of the current context.
+	// Field is the name of the field in kubeconfigs, after `cluster`, `user` or `context`, in the current context.
 	Field string
-	// Problem is what is wrong and what is expected.
+	// Problem describes the problem and the expected value.
 	Problem string
 }
 
@@ -47,8 +48,9 @@ func (e *RefusedError) Error() string {
 
 func refuse(field, problem string) error { return &RefusedError{Field: field, Problem: problem} }
 
-// Load returns the connection that the current context of a kubeconfig describes. endpoint is the cluster's own: a
-// kubeconfig for another server is refused. Each refusal is a *RefusedError. Nothing is run, read or connected to.
+// Load returns the connection of the current context of a kubeconfig. endpoint is the cluster's own endpoint: a
+// kubeconfig for another server is refused. Each refusal is a *RefusedError. Load runs no program, reads no file and
+// opens no connection.
 func Load(data []byte, endpoint clusterv1.APIEndpoint) (*rest.Config, error) {
 	config, server, err := parse(data)
 	if err != nil {
@@ -60,13 +62,13 @@ func Load(data []byte, endpoint clusterv1.APIEndpoint) (*rest.Config, error) {
 	return config, nil
 }
 
-// Server returns the server of a kubeconfig that meets all rules of Load but the one about the endpoint.
+// Server returns the server of a kubeconfig that meets all rules of Load except the one about the endpoint.
 func Server(data []byte) (*url.URL, error) {
 	_, server, err := parse(data)
 	return server, err
 }
 
-// Rewrite returns a kubeconfig that contains only what Load has accepted, for code with a loader of its own.
+// Rewrite returns a kubeconfig that contains only the fields that Load has accepted, for code with its own loader.
 func Rewrite(data []byte, endpoint clusterv1.APIEndpoint) ([]byte, error) {
 	config, err := Load(data, endpoint)
 	if err != nil {
@@ -108,8 +110,8 @@ func parse(data []byte) (*rest.Config, *url.URL, error) {
 	}, server, nil
 }
 
-// current returns the cluster and the user of the current context. What does not belong to it is not looked at,
-// because it is not used. Messages of the decoder quote the document, so they are not passed on.
+// current returns the cluster and the user of the current context. Other entries are not checked, because they are not
+// used. Messages of the decoder quote the document, so errors do not contain them.
 func current(data []byte) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error) {
 	config, err := decode(data)
 	if err != nil {
@@ -129,12 +131,12 @@ func current(data []byte) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo, error)
 	return cluster, user, nil
 }
 
-// decode refuses documents that are too large or too costly for the decoder.
+// decode refuses documents that are too large or need too much memory in the decoder.
 func decode(data []byte) (*clientcmdapi.Config, error) {
 	if len(data) > MaxSize {
 		return nil, refuse("size", fmt.Sprintf("it has %d bytes, at most %d are allowed", len(data), MaxSize))
 	}
-	// A document of 64 KiB with aliases can take gigabytes when it is decoded.
+	// A document of 64 KiB with aliases can need gigabytes in the decoder.
 	if bytes.ContainsRune(data, '&') {
 		return nil, refuse("&", "the character is not allowed, because it begins a YAML anchor")
 	}
@@ -145,8 +147,9 @@ func decode(data []byte) (*clientcmdapi.Config, error) {
 	return config, nil
 }
 
-// Harmless refuses a kubeconfig that makes other loaders run programs or read files, in whichever of its contexts. Kubeconfigs
-// of other providers may have proxies, passwords and other servers, so these are left to Load. Each refusal is a *RefusedError.
+// Harmless refuses a kubeconfig that makes other loaders run programs or read files, in any of its contexts. Kubeconfigs
+// of other providers may contain proxies, passwords and other servers. Load checks these. Each refusal is a
+// *RefusedError.
 func Harmless(data []byte) error {
 	config, err := decode(data)
 	if err != nil {
@@ -165,7 +168,7 @@ func Harmless(data []byte) error {
 	return nil
 }
 
-// forbidden is a field that may not be set.
+// forbidden is a field that must not be set.
 type forbidden struct {
 	field   string
 	set     bool
@@ -181,7 +184,7 @@ func first(fields []forbidden) error {
 	return nil
 }
 
-// harmful are the fields with which a kubeconfig makes its reader run programs or read files.
+// harmful contains the fields that make the loader of a kubeconfig run programs or read files.
 func harmful(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) []forbidden {
 	const inline = "files are not read: give the content inline"
 	return []forbidden{
@@ -194,15 +197,15 @@ func harmful(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) []forbi
 	}
 }
 
-// checkForbidden refuses the fields with which a kubeconfig makes its reader do more than connect to a server.
+// checkForbidden refuses the fields that make the loader of a kubeconfig do more than connect to a server.
 func checkForbidden(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) error {
 	return first(append(harmful(cluster, user), []forbidden{
 		{"user.username", user.Username != "", "passwords are not used: give a client certificate and key, or a token"},
 		{"user.password", user.Password != "", "passwords are not used: give a client certificate and key, or a token"},
-		{"user.as", user.Impersonate != "", "nobody is impersonated"},
-		{"user.as-uid", user.ImpersonateUID != "", "nobody is impersonated"},
-		{"user.as-groups", len(user.ImpersonateGroups) > 0, "nobody is impersonated"},
-		{"user.as-user-extra", len(user.ImpersonateUserExtra) > 0, "nobody is impersonated"},
+		{"user.as", user.Impersonate != "", "impersonation is not allowed"},
+		{"user.as-uid", user.ImpersonateUID != "", "impersonation is not allowed"},
+		{"user.as-groups", len(user.ImpersonateGroups) > 0, "impersonation is not allowed"},
+		{"user.as-user-extra", len(user.ImpersonateUserExtra) > 0, "impersonation is not allowed"},
 		{"cluster.proxy-url", cluster.ProxyURL != "", "proxies are not used: the endpoint must be reachable directly"},
 		{"cluster.insecure-skip-tls-verify", cluster.InsecureSkipTLSVerify, "the server's certificate is always verified: give the authority in certificate-authority-data"},
 	}...))
@@ -219,8 +222,8 @@ func parseServer(server string) (*url.URL, error) {
 	return u, nil
 }
 
-// checkTLS: tls-server-name is allowed. It changes neither the address nor the authority, and there are
-// endpoints whose address is not in the certificate.
+// checkTLS accepts tls-server-name. It changes neither the address nor the authority, and some endpoints have addresses
+// that are not in their certificate.
 func checkTLS(cluster *clientcmdapi.Cluster) error {
 	if !x509.NewCertPool().AppendCertsFromPEM(cluster.CertificateAuthorityData) {
 		return refuse("cluster.certificate-authority-data", "it contains no certificate: expected PEM")
@@ -250,7 +253,7 @@ func checkCredentials(user *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// sameServer compares host names and addresses as what they mean; https without a port is port 443.
+// sameServer compares host names and addresses by meaning: https without a port is port 443.
 func sameServer(server *url.URL, endpoint clusterv1.APIEndpoint) bool {
 	port := server.Port()
 	if port == "" {

@@ -31,10 +31,10 @@ import (
 
 var here = clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}
 
-// secretText stands for everything in a kubeconfig that no message may quote.
+// secretText stands for all values of a kubeconfig that messages must not contain.
 const secretText = "hunter2"
 
-// pair is a certificate that is its own authority, and its key.
+// pair returns a self-signed certificate and its key.
 func pair(t testing.TB) (cert, key []byte) {
 	t.Helper()
 	signer, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -72,7 +72,7 @@ func marshal(t testing.TB, config *clientcmdv1.Config) []byte {
 	return data
 }
 
-// TestRefused: each field with which a kubeconfig does more than connect to its cluster is named, and no value is quoted.
+// TestRefused: a kubeconfig may only connect to its cluster. The error names each other field and contains no value.
 func TestRefused(t *testing.T) {
 	type (
 		cluster = clientcmdv1.Cluster
@@ -86,14 +86,14 @@ func TestRefused(t *testing.T) {
 	_, otherKey := pair(t)
 	for name, c := range map[string]struct {
 		change func(*config)
-		field  string // "" when it is accepted
+		field  string // expected field; "" if the kubeconfig is accepted
 	}{
-		"certificate":         {func(*config) {}, ""},
-		"token":               {token("abc.def"), ""},
-		"server name":         {onCluster(func(c *cluster) { c.TLSServerName = "api.example.com" }), ""},
-		"server with a slash": {server("https://10.0.0.1:6443/"), ""},
-		"mapped address":      {server("https://[::ffff:10.0.0.1]:6443"), ""},
-		"namespace":           {func(c *config) { c.Contexts[0].Context.Namespace = "n" }, ""},
+		"certificate":              {func(*config) {}, ""},
+		"token":                    {token("abc.def"), ""},
+		"server name":              {onCluster(func(c *cluster) { c.TLSServerName = "api.example.com" }), ""},
+		"server with a slash":      {server("https://10.0.0.1:6443/"), ""},
+		"IPv4-mapped IPv6 address": {server("https://[::ffff:10.0.0.1]:6443"), ""},
+		"namespace":                {func(c *config) { c.Contexts[0].Context.Namespace = "n" }, ""},
 		"extensions": {func(c *config) {
 			c.Extensions = []clientcmdv1.NamedExtension{{Name: "e", Extension: runtime.RawExtension{Raw: []byte(`{"a":1}`)}}}
 		}, ""},
@@ -101,46 +101,46 @@ func TestRefused(t *testing.T) {
 			c.AuthInfos = append(c.AuthInfos, clientcmdv1.NamedAuthInfo{Name: "v", AuthInfo: user{Exec: &clientcmdv1.ExecConfig{Command: "x"}}})
 		}, ""},
 
-		"exec":                  {onUser(func(u *user) { u.Exec = &clientcmdv1.ExecConfig{Command: secretText} }), "user.exec"},
-		"exec and token":        {onUser(func(u *user) { *u = user{Token: "t", Exec: &clientcmdv1.ExecConfig{}} }), "user.exec"},
-		"auth-provider":         {onUser(func(u *user) { u.AuthProvider = &clientcmdv1.AuthProviderConfig{Name: secretText} }), "user.auth-provider"},
-		"tokenFile":             {onUser(func(u *user) { u.TokenFile = secretText }), "user.tokenFile"},
-		"client-certificate":    {onUser(func(u *user) { u.ClientCertificate = secretText }), "user.client-certificate"},
-		"client-key":            {onUser(func(u *user) { u.ClientKey = secretText }), "user.client-key"},
-		"username":              {onUser(func(u *user) { u.Username = secretText }), "user.username"},
-		"password":              {onUser(func(u *user) { u.Password = secretText }), "user.password"},
-		"as":                    {onUser(func(u *user) { u.Impersonate = secretText }), "user.as"},
-		"as-uid":                {onUser(func(u *user) { u.ImpersonateUID = secretText }), "user.as-uid"},
-		"as-groups":             {onUser(func(u *user) { u.ImpersonateGroups = []string{secretText} }), "user.as-groups"},
-		"as-user-extra":         {onUser(func(u *user) { u.ImpersonateUserExtra = map[string][]string{"a": {secretText}} }), "user.as-user-extra"},
-		"authority of a file":   {onCluster(func(c *cluster) { c.CertificateAuthority = secretText }), "cluster.certificate-authority"},
-		"proxy-url":             {onCluster(func(c *cluster) { c.ProxyURL = "http://" + secretText }), "cluster.proxy-url"},
-		"insecure":              {onCluster(func(c *cluster) { c.InsecureSkipTLSVerify = true }), "cluster.insecure-skip-tls-verify"},
-		"no authority":          {onCluster(func(c *cluster) { c.CertificateAuthorityData = nil }), "cluster.certificate-authority-data"},
-		"authority is garbage":  {onCluster(func(c *cluster) { c.CertificateAuthorityData = []byte(secretText) }), "cluster.certificate-authority-data"},
-		"bad server name":       {onCluster(func(c *cluster) { c.TLSServerName = secretText + "\n" }), "cluster.tls-server-name"},
-		"no server":             {server(""), "cluster.server"},
-		"http":                  {server("http://10.0.0.1:6443"), "cluster.server"},
-		"another server":        {server("https://" + secretText + ":6443"), "cluster.server"},
-		"another port":          {server("https://10.0.0.1:6444"), "cluster.server"},
-		"no port":               {server("https://10.0.0.1"), "cluster.server"},
-		"path":                  {server("https://10.0.0.1:6443/" + secretText), "cluster.server"},
-		"query":                 {server("https://10.0.0.1:6443?" + secretText), "cluster.server"},
-		"user in the server":    {server("https://" + secretText + "@10.0.0.1:6443"), "cluster.server"},
-		"server is garbage":     {server("https://10.0.0.1:6443%" + secretText), "cluster.server"},
-		"no credentials":        {onUser(func(u *user) { *u = user{} }), "user.client-certificate-data"},
-		"certificate only":      {onUser(func(u *user) { u.ClientKeyData = nil }), "user.client-certificate-data"},
-		"another key":           {onUser(func(u *user) { u.ClientKeyData = otherKey }), "user.client-certificate-data"},
-		"certificate and token": {onUser(func(u *user) { u.Token = secretText }), "user.token"},
-		"token with a line":     {token(secretText + "\nHost: a"), "user.token"},
-		"token too long":        {token(strings.Repeat("a", maxToken+1)), "user.token"},
-		"no current context":    {func(c *config) { c.CurrentContext = "" }, "current-context"},
-		"unknown context":       {func(c *config) { c.CurrentContext = secretText }, "current-context"},
-		"unknown cluster":       {func(c *config) { c.Contexts[0].Context.Cluster = secretText }, "context.cluster"},
-		"unknown user":          {func(c *config) { c.Contexts[0].Context.AuthInfo = secretText }, "context.user"},
-		"two users of one name": {func(c *config) { c.AuthInfos = append(c.AuthInfos, clientcmdv1.NamedAuthInfo{Name: "u"}) }, "document"},
-		"another kind":          {func(c *config) { c.Kind = secretText }, "document"},
-		"too large":             {func(c *config) { c.Contexts[0].Context.Namespace = strings.Repeat("a", MaxSize) }, "size"},
+		"exec":                    {onUser(func(u *user) { u.Exec = &clientcmdv1.ExecConfig{Command: secretText} }), "user.exec"},
+		"exec and token":          {onUser(func(u *user) { *u = user{Token: "t", Exec: &clientcmdv1.ExecConfig{}} }), "user.exec"},
+		"auth-provider":           {onUser(func(u *user) { u.AuthProvider = &clientcmdv1.AuthProviderConfig{Name: secretText} }), "user.auth-provider"},
+		"tokenFile":               {onUser(func(u *user) { u.TokenFile = secretText }), "user.tokenFile"},
+		"client-certificate":      {onUser(func(u *user) { u.ClientCertificate = secretText }), "user.client-certificate"},
+		"client-key":              {onUser(func(u *user) { u.ClientKey = secretText }), "user.client-key"},
+		"username":                {onUser(func(u *user) { u.Username = secretText }), "user.username"},
+		"password":                {onUser(func(u *user) { u.Password = secretText }), "user.password"},
+		"as":                      {onUser(func(u *user) { u.Impersonate = secretText }), "user.as"},
+		"as-uid":                  {onUser(func(u *user) { u.ImpersonateUID = secretText }), "user.as-uid"},
+		"as-groups":               {onUser(func(u *user) { u.ImpersonateGroups = []string{secretText} }), "user.as-groups"},
+		"as-user-extra":           {onUser(func(u *user) { u.ImpersonateUserExtra = map[string][]string{"a": {secretText}} }), "user.as-user-extra"},
+		"authority of a file":     {onCluster(func(c *cluster) { c.CertificateAuthority = secretText }), "cluster.certificate-authority"},
+		"proxy-url":               {onCluster(func(c *cluster) { c.ProxyURL = "http://" + secretText }), "cluster.proxy-url"},
+		"insecure":                {onCluster(func(c *cluster) { c.InsecureSkipTLSVerify = true }), "cluster.insecure-skip-tls-verify"},
+		"no authority":            {onCluster(func(c *cluster) { c.CertificateAuthorityData = nil }), "cluster.certificate-authority-data"},
+		"invalid authority":       {onCluster(func(c *cluster) { c.CertificateAuthorityData = []byte(secretText) }), "cluster.certificate-authority-data"},
+		"bad server name":         {onCluster(func(c *cluster) { c.TLSServerName = secretText + "\n" }), "cluster.tls-server-name"},
+		"no server":               {server(""), "cluster.server"},
+		"http":                    {server("http://10.0.0.1:6443"), "cluster.server"},
+		"another server":          {server("https://" + secretText + ":6443"), "cluster.server"},
+		"another port":            {server("https://10.0.0.1:6444"), "cluster.server"},
+		"no port":                 {server("https://10.0.0.1"), "cluster.server"},
+		"path":                    {server("https://10.0.0.1:6443/" + secretText), "cluster.server"},
+		"query":                   {server("https://10.0.0.1:6443?" + secretText), "cluster.server"},
+		"user in the server":      {server("https://" + secretText + "@10.0.0.1:6443"), "cluster.server"},
+		"invalid server":          {server("https://10.0.0.1:6443%" + secretText), "cluster.server"},
+		"no credentials":          {onUser(func(u *user) { *u = user{} }), "user.client-certificate-data"},
+		"certificate only":        {onUser(func(u *user) { u.ClientKeyData = nil }), "user.client-certificate-data"},
+		"another key":             {onUser(func(u *user) { u.ClientKeyData = otherKey }), "user.client-certificate-data"},
+		"certificate and token":   {onUser(func(u *user) { u.Token = secretText }), "user.token"},
+		"token with a line break": {token(secretText + "\nHost: a"), "user.token"},
+		"token too long":          {token(strings.Repeat("a", maxToken+1)), "user.token"},
+		"no current context":      {func(c *config) { c.CurrentContext = "" }, "current-context"},
+		"unknown context":         {func(c *config) { c.CurrentContext = secretText }, "current-context"},
+		"unknown cluster":         {func(c *config) { c.Contexts[0].Context.Cluster = secretText }, "context.cluster"},
+		"unknown user":            {func(c *config) { c.Contexts[0].Context.AuthInfo = secretText }, "context.user"},
+		"two users of one name":   {func(c *config) { c.AuthInfos = append(c.AuthInfos, clientcmdv1.NamedAuthInfo{Name: "u"}) }, "document"},
+		"another kind":            {func(c *config) { c.Kind = secretText }, "document"},
+		"too large":               {func(c *config) { c.Contexts[0].Context.Namespace = strings.Repeat("a", MaxSize) }, "size"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := aConfig(t)
@@ -157,14 +157,15 @@ func TestRefused(t *testing.T) {
 			case !errors.As(err, &refused) || refused.Field != c.field:
 				t.Fatalf("got %v, want the field %s", err, c.field)
 			case strings.Contains(err.Error(), secretText):
-				t.Errorf("quoted: %s", err)
+				t.Errorf("the error contains a value: %s", err)
 			}
 		})
 	}
 }
 
-// TestGarbage: what is no kubeconfig is refused without a quotation, and an anchor before it is decoded.
-func TestGarbage(t *testing.T) {
+// TestInvalidDocuments: an invalid document is refused, and the error contains no part of it. A document with an anchor
+// is refused before it is decoded.
+func TestInvalidDocuments(t *testing.T) {
 	for _, data := range []string{"", secretText, "users: " + secretText, "a: &a [" + secretText + "]\nb: *a", "apiVersion: v1\nkind: Config\nclusters: [" + secretText + "]"} {
 		if _, err := Load([]byte(data), here); err == nil || strings.Contains(err.Error(), secretText) {
 			t.Errorf("%q: %v", data, err)
@@ -172,7 +173,7 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestAnchors: the decoder never sees a kubeconfig with anchors. Without them this one is accepted.
+// TestAnchors: the decoder does not get a kubeconfig with anchors. The same kubeconfig without anchors is accepted.
 func TestAnchors(t *testing.T) {
 	good := marshal(t, aConfig(t))
 	if _, err := Load(good, here); err != nil {
@@ -183,7 +184,7 @@ func TestAnchors(t *testing.T) {
 	}
 }
 
-// TestRewrite: only what was checked is left, and it is loaded as before.
+// TestRewrite: the result contains only the checked fields. It can be loaded again.
 func TestRewrite(t *testing.T) {
 	config := aConfig(t)
 	config.Clusters[0].Cluster.TLSServerName = "api"
@@ -235,7 +236,7 @@ func get(t *testing.T, c *http.Client, url string) (*http.Response, error) {
 	return c.Do(req)
 }
 
-// TestClient: the token is sent, a redirect is not followed, and an answer without end is cut off.
+// TestClient: the client sends the token, does not follow redirects, and limits the size of a response.
 func TestClient(t *testing.T) {
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the redirect was followed") }))
 	t.Cleanup(elsewhere.Close)
@@ -270,7 +271,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// TestReader: ClusterCache gets what is left of a kubeconfig for its cluster's endpoint, or the reason.
+// TestReader: ClusterCache gets the checked kubeconfig for the endpoint of its cluster, or the reason of the refusal.
 func TestReader(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, clusterv1.AddToScheme} {
@@ -307,8 +308,8 @@ func TestReader(t *testing.T) {
 	}
 }
 
-// FuzzLoad: whatever the document, a connection that is accepted goes to the endpoint, with verified TLS and inline
-// credentials of one kind, and survives being written and loaded again.
+// FuzzLoad: for any document, an accepted connection uses the endpoint, verified TLS, and inline credentials of one
+// kind. It stays the same when it is written and loaded again.
 func FuzzLoad(f *testing.F) {
 	config := aConfig(f)
 	f.Add(marshal(f, config))
@@ -329,7 +330,7 @@ func FuzzLoad(f *testing.F) {
 			t.Fatalf("accepted %#v", got)
 		}
 		if !x509.NewCertPool().AppendCertsFromPEM(got.CAData) || (got.BearerToken == "") == (len(got.CertData) == 0) {
-			t.Fatalf("no authority, or not one kind of credentials")
+			t.Fatalf("no authority, or not exactly one kind of credentials")
 		}
 		again, err := Rewrite(data, here)
 		if err != nil {

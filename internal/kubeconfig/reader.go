@@ -11,14 +11,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Reader reads kubeconfig Secrets for Cluster API's ClusterCache. Its loader refuses exec and auth-provider and takes
-// everything else: proxies, files, servers that are not the cluster's. So it gets what Rewrite has left.
+// Reader reads kubeconfig Secrets for Cluster API's ClusterCache. The loader of ClusterCache refuses exec and
+// auth-provider, but accepts proxies, files, and other servers. It therefore gets the output of Rewrite.
 type Reader struct {
-	// Secrets are read from here, and Clusters from there.
+	// source of Secrets, and source of Clusters
 	Secrets, Clusters client.Reader
 }
 
-// Get reads the Secret `<cluster>-kubeconfig`. A kubeconfig that is refused is a *RefusedError.
+// Get reads the Secret `<cluster>-kubeconfig`. The error for a refused kubeconfig is a *RefusedError.
 func (r Reader) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	out, ok := obj.(*corev1.Secret)
 	name, isKubeconfig := strings.CutSuffix(key.Name, "-"+string(secret.Kubeconfig))

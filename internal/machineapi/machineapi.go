@@ -1,9 +1,9 @@
 // Package machineapi defines the documents that capstand and capstan-init exchange: metadata.json, which capstand writes into
-// the folder /run/capstan of a machine; the status, which capstan-init serves on init.sock in that folder; and the output
-// of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package imports the
+// the folder /run/capstan of a machine; the status, which capstan-init serves on init.sock in that folder; the files of the
+// election of the endpoint's host; and the output of `capstan-init images import`. A machine is not trusted: capstand checks the values that it uses. The package imports the
 // standard library only.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package machineapi
 
 import (
@@ -121,6 +121,54 @@ type Status struct {
 	Services         []Service `json:"services"`
 	// Certificates in use, sorted by name.
 	Certificates []Certificate `json:"certificates,omitempty"`
+	// Update is the last update in place; nil if there was none.
+	Update *Update `json:"update,omitempty"`
+	// Updates is true if this capstan-init carries out updates in place. Older versions do not report it.
+	Updates bool `json:"updates,omitempty"`
+}
+
+// UpdateRequest is the content of update.json, which capstand writes into the folder after metadata.json and update-data. It
+// makes PID 1 carry out the update.
+type UpdateRequest struct {
+	ID string `json:"id"`
+	// Previous is the size of the machine before the update. After a failure, capstand restores it as soon as PID 1 reports
+	// Update.RollingBack, and capstan-init waits for it before it restarts the kubelet, which reads the size at its start.
+	Previous Size `json:"previous"`
+}
+
+// Size is the part of the metadata that the kubelet reports as the capacity of its Node.
+type Size struct {
+	CPUs        int32 `json:"cpus"`
+	MemoryBytes int64 `json:"memoryBytes"`
+}
+
+// Size returns the size of the machine.
+func (m Metadata) Size() Size { return Size{CPUs: m.CPUs, MemoryBytes: m.MemoryBytes} }
+
+// UpdatePhase is the phase of an update in place.
+type UpdatePhase string
+
+// Phases of an update. All except UpdateRunning are final.
+const (
+	// UpdateRunning: a step is being carried out, or undone.
+	UpdateRunning UpdatePhase = "Running"
+	// UpdateSucceeded: the machine is healthy with the new version and configuration.
+	UpdateSucceeded UpdatePhase = "Succeeded"
+	// UpdateRolledBack: the machine is healthy with the previous version and configuration.
+	UpdateRolledBack UpdatePhase = "RolledBack"
+	// UpdateFailed: the machine could not be made healthy with either.
+	UpdateFailed UpdatePhase = "Failed"
+)
+
+// Update is the progress of an update in place.
+type Update struct {
+	ID    string      `json:"id"`
+	Phase UpdatePhase `json:"phase"`
+	// Step that is being carried out, or that failed.
+	Step    string `json:"step,omitempty"`
+	Message string `json:"message,omitempty"`
+	// RollingBack is true while a failed update is undone.
+	RollingBack bool `json:"rollingBack,omitempty"`
 }
 
 // Certificate is a leaf certificate of the machine.
@@ -129,6 +177,25 @@ type Certificate struct {
 	Name      string    `json:"name"`
 	NotBefore time.Time `json:"notBefore"`
 	NotAfter  time.Time `json:"notAfter"`
+}
+
+// EndpointLease is the duration of the Lease by which the control plane machines elect the host of the cluster's virtual
+// address. Each second of it delays the failover, and a holder needs two or three attempts to renew it.
+const EndpointLease = 3 * time.Second
+
+// Files of the election, in the folder that a machine shares with capstand.
+const (
+	// EndpointOfferFile is written by capstand: until when its host could have the virtual address. The machine takes part in
+	// the election only until then.
+	EndpointOfferFile = "endpoint-offer.json"
+	// EndpointLeaseFile is written by the machine: until when it holds the Lease. Its host has the address only until then.
+	EndpointLeaseFile = "endpoint-lease.json"
+)
+
+// EndpointTerm is the content of these files.
+type EndpointTerm struct {
+	// Until is a time of the clock CLOCK_BOOTTIME in nanoseconds, which the host and its machines share.
+	Until time.Duration `json:"until"`
 }
 
 // ImportedImages is the output of `capstan-init images import`.

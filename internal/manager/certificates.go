@@ -16,13 +16,13 @@ import (
 	"capstan.dev/capstan/internal/expiry"
 )
 
-// certificatesPeriod is the pause between two checks of a manager's certificate files. No event marks the end of two thirds of a
-// certificate's life.
+// certificatesPeriod is the interval between two checks of a manager's certificate files. There is no event at the end
+// of two thirds of a certificate's lifetime.
 const certificatesPeriod = time.Hour
 
-// certificates reports certificates that should have been renewed: those with which the process serves webhooks and metrics, and
-// those of folders that flags name. They belong to no object that could have a condition, so each report is a line of the log and an
-// event of the manager's Lease.
+// certificates reports certificates whose renewal is overdue: those with which the process serves webhooks and metrics,
+// and those in the folders of the flags. They belong to no object with conditions, so each report is a line of the log
+// and an event of the manager's Lease.
 type certificates struct {
 	recorder events.EventRecorder
 	lease    *coordinationv1.Lease
@@ -46,7 +46,7 @@ func podNamespace() string {
 	return strings.TrimSpace(string(name))
 }
 
-// NeedLeaderElection is false: each replica serves webhooks, with files of its own.
+// NeedLeaderElection is false, because each replica serves webhooks with its own files.
 func (*certificates) NeedLeaderElection() bool { return false }
 
 // Start reports until ctx is done.

@@ -15,7 +15,7 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// A certificate that nothing renewed is reported again and again, with its file and its end, until it is renewed.
+// A certificate that was not renewed is reported periodically, with its file and its end, until it is renewed.
 func TestCertificates(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "webhook")
 	serving := func(name string, issued time.Time) {
@@ -39,7 +39,7 @@ func TestCertificates(t *testing.T) {
 		select {
 		case event := <-recorder.Events:
 			if !strings.Contains(event, "Warning CertificatesExpiring "+dir+"/tls.crt expires on ") || strings.Contains(event, "ca.crt") {
-				t.Errorf("event %q", event)
+				t.Errorf("got the event %q", event)
 			}
 		case <-time.After(time.Minute):
 			t.Fatal("no event")

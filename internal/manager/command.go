@@ -52,8 +52,8 @@ func command(name, short string, providers []reconciling.Provider) *cobra.Comman
 		ctrl.Log.Info("Starting", "providers", names(providers))
 		err = mgr.Start(ctx)
 		if err != nil && ctx.Err() != nil {
-			// Told to end it has ended, if not everything of it in time: controller-runtime's queue can hang while
-			// it is shut down with work in it (kubernetes-sigs/controller-runtime#3538).
+			// The manager has ended on request, even if some parts have not stopped in time: controller-runtime's queue
+			// can hang while it is shut down with items in it (kubernetes-sigs/controller-runtime#3538).
 			ctrl.Log.Error(err, "Ended, but not in good order")
 			return nil
 		}

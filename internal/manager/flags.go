@@ -50,7 +50,11 @@ type Flags struct {
 	WebhookCertDir  string
 	WebhookCertName string
 	WebhookKeyName  string
-	// CertificateDirs are folders of certificates whose expiry is reported beside that of the webhooks'.
+	// HookClientCA is the authority of the clients of hooks; HookClientName is the name that they need. Without an authority,
+	// every client can call the hooks, which change nothing.
+	HookClientCA   string
+	HookClientName string
+	// CertificateDirs are folders of certificates whose expiry is reported, in addition to the webhooks' certificates.
 	CertificateDirs []string
 
 	ClusterCacheQPS         float32
@@ -93,6 +97,10 @@ func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	fs.StringVar(&f.WebhookCertDir, "webhook-cert-dir", "/tmp/k8s-webhook-server/serving-certs/", "Folder with the certificate of the webhooks.")
 	fs.StringVar(&f.WebhookCertName, "webhook-cert-name", "tls.crt", "Name of the certificate in --webhook-cert-dir.")
 	fs.StringVar(&f.WebhookKeyName, "webhook-key-name", "tls.key", "Name of the private key in --webhook-cert-dir.")
+
+	fs.StringVar(&f.HookClientCA, "runtime-extension-client-ca-file", "",
+		"Certificate authority of the clients that may call the hooks of updates in place: that of core's flag --runtime-extension-client-cert-file. Every client may when empty.")
+	fs.StringVar(&f.HookClientName, "runtime-extension-client-name", "", "Common name of the clients that may call the hooks; any when empty.")
 
 	fs.StringSliceVar(&f.CertificateDirs, "certificate-dir", nil, "Folder of certificates (*.crt) whose expiry is reported in a metric, as that of the webhooks is. Repeatable.")
 

@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// ALL-07: the flags are those of Cluster API's managers, with their defaults.
+// ALL-07: the flags and their defaults are those of Cluster API's managers.
 func TestFlags_ALL07(t *testing.T) {
 	fs := pflag.NewFlagSet("manager", pflag.ContinueOnError)
 	f := manager.AddFlags(fs, []reconciling.Provider{{Name: "x", Kinds: []string{"CapstanMachine"}}})

@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -34,10 +33,11 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/kubeconfig"
+	"capstan.dev/capstan/internal/nodedrain"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// Scheme with Kubernetes' and Cluster API's types, and those of the providers.
+// Scheme contains the types of Kubernetes, Cluster API and the providers.
 func Scheme(providers []reconciling.Provider) *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -50,7 +50,7 @@ func Scheme(providers []reconciling.Provider) *runtime.Scheme {
 	return scheme
 }
 
-// New returns a manager with the providers' reconcilers and webhooks, ready to be started.
+// New returns a manager with the providers' reconcilers and webhooks. The caller starts it.
 func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers []reconciling.Provider) (ctrl.Manager, error) {
 	tlsOptions, metrics, err := capiflags.GetManagerOptions(flags.Serving)
 	if err != nil {
@@ -69,7 +69,7 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 		LeaseDuration:              &flags.LeaseDuration,
 		RenewDeadline:              &flags.RenewDeadline,
 		RetryPeriod:                &flags.RetryPeriod,
-		// The process ends when its context does: the next leader need not wait for the lease to run out.
+		// The process ends with its context, so the next leader does not have to wait for the end of the lease.
 		LeaderElectionReleaseOnCancel: true,
 		HealthProbeBindAddress:        flags.HealthAddr,
 		PprofBindAddress:              flags.ProfilerAddress,
@@ -78,10 +78,9 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 		Client:                        clientOptions(),
 	}
 	if flags.WebhookPort != 0 {
-		options.WebhookServer = webhook.NewServer(webhook.Options{
-			Host: flags.WebhookHost, Port: flags.WebhookPort, CertDir: flags.WebhookCertDir,
-			CertName: flags.WebhookCertName, KeyName: flags.WebhookKeyName, TLSOpts: tlsOptions,
-		})
+		if options.WebhookServer, err = webhookServer(flags, tlsOptions); err != nil {
+			return nil, err
+		}
 	}
 	reportCertificates(flags)
 	mgr, err := ctrl.NewManager(restConfig, options)
@@ -96,7 +95,7 @@ func New(ctx context.Context, restConfig *rest.Config, flags *Flags, providers [
 		addCertificates(mgr, flags, options.LeaderElectionID))
 }
 
-// reportCertificates that this process serves with, and those of folders that flags name.
+// reportCertificates reports the certificates with which this process serves, and those in the folders of the flags.
 func reportCertificates(flags *Flags) {
 	if flags.WebhookPort != 0 {
 		expiry.ReportFolder(expiry.KindWebhook, flags.WebhookCertDir)
@@ -136,7 +135,7 @@ func addChecks(mgr ctrl.Manager, flags *Flags) error {
 	return errors.Join(mgr.AddReadyzCheck("serving", check), mgr.AddHealthzCheck("serving", check))
 }
 
-// shared makes what all providers of the process use together.
+// shared creates the objects that all providers of the process share.
 func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []reconciling.Provider) (reconciling.Options, error) {
 	opts, err := NewOptions(mgr)
 	if err != nil {
@@ -170,7 +169,7 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []rec
 			Client: clustercache.ClientOptions{
 				QPS: flags.ClusterCacheQPS, Burst: flags.ClusterCacheBurst,
 				UserAgent: remote.DefaultClusterAPIUserAgent("capstan-manager"),
-				Cache:     clustercache.ClientCacheOptions{DisableFor: uncached()},
+				Cache:     clustercache.ClientCacheOptions{DisableFor: append(uncached(), nodedrain.Uncached()...)},
 			},
 		}, controller.Options{MaxConcurrentReconciles: flags.ClusterCacheConcurrency})
 		if err != nil {
@@ -180,15 +179,15 @@ func shared(ctx context.Context, mgr ctrl.Manager, flags *Flags, providers []rec
 	return opts, nil
 }
 
-// worthConnecting holds the first connection back until the API server is known to answer: after a
-// failed one, ClusterCache waits for 30 s. Our own control plane provider finds out by itself and says
-// so; with another one the cache tries as it always does.
+// worthConnecting delays the first connection until the API server answers, because ClusterCache waits for 30 s after a
+// failure. Capstan's control plane provider reports the first answer. With another control plane provider the cache
+// connects as usual.
 func worthConnecting(cluster *clusterv1.Cluster) bool {
 	ours := cluster.Spec.ControlPlaneRef.APIGroup == controlplanev1.GroupVersion.Group
 	return !ours || ptr.Deref(cluster.Status.Initialization.ControlPlaneInitialized, false)
 }
 
-// NewOptions returns options with the clients that go with a manager.
+// NewOptions returns options with the clients of a manager.
 func NewOptions(mgr ctrl.Manager) (reconciling.Options, error) {
 	secrets, err := client.New(mgr.GetConfig(), client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
@@ -203,14 +202,14 @@ func NewOptions(mgr ctrl.Manager) (reconciling.Options, error) {
 	return reconciling.Options{SecretCachingClient: secrets, LiveClient: live}, err
 }
 
-// uncached are the kinds that the manager's own client reads live.
+// uncached contains the kinds that the manager's own client reads live.
 func uncached() []client.Object { return []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} }
 
 func clientOptions() client.Options {
 	return client.Options{Cache: &client.CacheOptions{DisableFor: uncached(), Unstructured: true}}
 }
 
-// cacheOptions keep only what is needed: of Secrets those of clusters, and nobody's managed fields.
+// cacheOptions limits the cache: only Secrets of clusters, and no managed fields.
 func cacheOptions(flags *Flags) ctrlcache.Options {
 	ofCluster, err := labels.NewRequirement(clusterv1.ClusterNameLabel, selection.Exists, nil)
 	utilruntime.Must(err)

@@ -2,7 +2,7 @@
 // for ever and allocate without bounds, at admission already. So a template here is text and fields, and nothing is
 // executed.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package naming
 
 import (
@@ -22,7 +22,7 @@ type Template struct{ parts []part }
 type part struct{ text, field string }
 
 // Parse accepts text, comments and the given fields in double braces: `{{ .random }}`. It takes time in proportion to
-// the length of the template. The error says what else it has found.
+// the length of the template. The error names all other content.
 func Parse(text string, fields ...string) (Template, error) {
 	if len(text) > MaxLength {
 		return Template{}, fmt.Errorf("it has %d bytes, at most %d are allowed", len(text), MaxLength)
@@ -71,7 +71,7 @@ func list(fields []string) string {
 	return strings.Join(out, ", ")
 }
 
-// Uses says whether a field is in the template.
+// Uses reports whether a field is in the template.
 func (t Template) Uses(field string) bool {
 	return slices.Contains(t.parts, part{field: field})
 }

@@ -58,7 +58,7 @@ func TestUses(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is accepted is rendered as text/template would, and is as long as its text and fields at most.
+// FuzzParse: accepted templates are rendered as text/template does. The result is not longer than the text and the fields together.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"{{ .cluster.name }}-{{ .random }}", "{{- .random -}} x", "{{ range 9 }}{{ end }}", `{{ define "a" }}{{ end }}`, "{{/* c */}}", "{{ .random | len }}"} {
 		f.Add(seed)
@@ -76,7 +76,7 @@ func FuzzParse(f *testing.F) {
 		data := map[string]any{"cluster": map[string]any{"name": "demo"}, "random": "abcde"}
 		err = template.Must(template.New("").Parse(text)).Execute(&want, data)
 		if strings.TrimSpace(got) == "" {
-			return // text/template does not execute what is empty.
+			return // text/template does not execute an empty template.
 		}
 		if err != nil || want.String() != got {
 			t.Fatalf("%q: got %q, want %q, %v", text, got, want.String(), err)

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// Backdate is how far certificates are valid into the past: the clocks of machines differ.
+	// Backdate is the time by which the validity of certificates starts in the past, because the clocks of machines
+	// differ.
 	Backdate = 5 * time.Minute
 	// AuthorityValidity is the validity of authorities.
 	AuthorityValidity = 3650 * 24 * time.Hour
@@ -25,7 +26,7 @@ var (
 	Both   = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 )
 
-// Leaf describes a certificate that signs no others.
+// Leaf describes a certificate that cannot sign others.
 type Leaf struct {
 	CommonName   string
 	Organization []string
@@ -56,7 +57,7 @@ func NewAuthority(commonName string, key crypto.Signer, now time.Time) (Authorit
 	return Authority{made, key}, err
 }
 
-// ParseAuthority reads an authority from PEM. The first certificate is the one that signs.
+// ParseAuthority reads an authority from PEM. The first certificate is the signing one.
 func ParseAuthority(certPEM, keyPEM []byte) (Authority, error) {
 	c, err := ParseCert(certPEM)
 	if err != nil {
@@ -69,8 +70,8 @@ func ParseAuthority(certPEM, keyPEM []byte) (Authority, error) {
 	return Authority{c, key}, nil
 }
 
-// Sign creates the certificate of a leaf for a public key. It ends after validity, or with the authority, or after the
-// longest life that this build allows, whichever comes first.
+// Sign creates the certificate of a leaf for a public key. It ends after validity, with the authority, or after the
+// longest lifetime of this build, whichever is first.
 func (a Authority) Sign(l Leaf, public crypto.PublicKey, validity time.Duration, now time.Time) (*x509.Certificate, error) {
 	notAfter := now.Add(Life(validity))
 	if notAfter.After(a.Cert.NotAfter) {
@@ -98,14 +99,14 @@ func (a Authority) Issue(l Leaf, validity time.Duration, now time.Time) (*x509.C
 	return made, key, err
 }
 
-// SignAuthority creates a certificate with the name and the key of another authority. Whoever trusts only this one can
-// verify the leaves of the other with it.
+// SignAuthority creates a certificate with the name and the key of another authority. Clients that trust only this
+// authority can verify the leaves of the other one with it.
 func (a Authority) SignAuthority(other *x509.Certificate) (*x509.Certificate, error) {
 	template := *other
 	if template.NotAfter.After(a.Cert.NotAfter) {
 		template.NotAfter = a.Cert.NotAfter
 	}
-	template.AuthorityKeyId = nil // CreateCertificate sets this authority's.
+	template.AuthorityKeyId = nil // CreateCertificate sets the key id of this authority.
 	return create(&template, a.Cert, other.PublicKey, a.Key)
 }
 

@@ -1,7 +1,7 @@
 // Package pki creates, encodes and checks keys, certificates, certificate requests and kubeconfigs. All of Capstan's
-// certificates come from it. It neither reads nor writes files: package certfiles does.
+// certificates come from it. Package certfiles reads and writes the files.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package pki
 
 import (
@@ -72,7 +72,7 @@ func ReadCert(path string) (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// HasKey reports whether a certificate is for this private key.
+// HasKey reports whether a certificate has this private key.
 func HasKey(c *x509.Certificate, key crypto.Signer) bool {
 	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	return err == nil && bytes.Equal(public, c.RawSubjectPublicKeyInfo)
@@ -111,7 +111,7 @@ func DecodeRequest(data []byte) (*x509.CertificateRequest, error) {
 	return ParseRequest(block.Bytes)
 }
 
-// Kubeconfig has one cluster, one user and the context of both.
+// Kubeconfig describes a kubeconfig with one cluster, one user and one context.
 type Kubeconfig struct {
 	// Names of the three entries.
 	ClusterName, UserName, ContextName string

@@ -1,6 +1,6 @@
 // Package polarity decides whether a condition that is False is a problem. It imports nothing but the API.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package polarity
 
 import (

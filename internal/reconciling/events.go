@@ -24,7 +24,7 @@ func Requests(ctx context.Context, c client.Reader, list client.ObjectList, opts
 		return nil
 	}
 	var out []reconcile.Request
-	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // a list of ours: it has items
+	_ = apimeta.EachListItem(list, func(o runtime.Object) error { // The list is one of Capstan's and has items.
 		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o.(client.Object))})
 		return nil
 	})
@@ -47,8 +47,8 @@ func IgnoreStatus() predicate.Predicate {
 	}}
 }
 
-// OwnedOrDeleting drops events of objects without an owner of the kind. The contract requires that nothing happens to
-// them, and with ReconcilerRateLimiting a reconcile without effect delays the next one.
+// OwnedOrDeleting drops events of objects without an owner of the kind. The contract forbids changes of them, and with
+// ReconcilerRateLimiting a reconcile without effect delays the next one.
 func OwnedOrDeleting(owner schema.GroupKind) predicate.Predicate {
 	return predicate.NewPredicateFuncs(func(obj client.Object) bool {
 		return !obj.GetDeletionTimestamp().IsZero() || HasOwner(obj, owner)
@@ -67,7 +67,7 @@ func OwnerOf(obj client.Object, owner schema.GroupKind) *metav1.OwnerReference {
 	return nil
 }
 
-// HasOwner returns true if an object has an owner of the kind, in any version.
+// HasOwner reports whether an object has an owner of the kind, in any version.
 func HasOwner(obj client.Object, owner schema.GroupKind) bool { return OwnerOf(obj, owner) != nil }
 
 func equalOwner(a, b metav1.OwnerReference) bool {

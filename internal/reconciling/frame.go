@@ -1,7 +1,8 @@
-// Package reconciling is the frame of all reconcilers: their options, their controllers, and the first and the last
-// steps of each reconcile. The four providers use it, and the manager runs what they describe with it.
+// Package reconciling contains the common parts of all reconcilers: their options, their controllers, and the first and
+// the last steps of each reconcile. The four providers use it. The manager runs the providers that are described with
+// it.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package reconciling
 
 import (
@@ -19,7 +20,7 @@ import (
 // Object is an object with conditions.
 type Object = paused.ConditionSetter
 
-// Frame is how the reconciler of a kind begins and ends each reconcile.
+// Frame contains the first and last steps of each reconcile of a kind.
 type Frame struct {
 	// Client writes finalizers.
 	Client client.Client
@@ -27,7 +28,8 @@ type Frame struct {
 	Live client.Client
 	// Finalizer is added to each object that is not being deleted. Empty means none.
 	Finalizer string
-	// Summary are the types of the conditions that Ready sums up; see SetReady. Without them, the reconciler sets Ready.
+	// Summary contains the types of the conditions that Ready summarizes; see SetReady. Without them, the reconciler
+	// sets Ready.
 	Summary []string
 }
 
@@ -50,7 +52,7 @@ func (f *Frame) Begin(ctx context.Context, cluster *clusterv1.Cluster, obj Objec
 	return NewPatch(obj, f.Live), nil
 }
 
-// End sets Ready and writes what changed since Begin.
+// End sets Ready and writes the changes since Begin.
 func (f *Frame) End(ctx context.Context, patch *Patch, obj Object) error {
 	if len(f.Summary) > 0 {
 		if err := SetReady(obj, f.Summary...); err != nil {
@@ -60,10 +62,9 @@ func (f *Frame) End(ctx context.Context, patch *Patch, obj Object) error {
 	return patch.Write(ctx, obj)
 }
 
-// Record writes the spec and metadata of obj at once, and returns a Patch for what follows. Decisions that must
-// be stored before a side effect use it. before is obj as it was read. The write fails with a conflict if the stored
-// object is newer, so that no decision rests on an old cache. The status in memory does not change; End
-// writes it.
+// Record writes the spec and metadata of obj at once, and returns a Patch for later changes. It stores decisions that
+// must be recorded before a side effect. before is obj as it was read. The write fails with a conflict if the stored
+// object is newer, so that decisions never depend on an old cache. The status in memory does not change; End writes it.
 func Record(ctx context.Context, c, live client.Client, before, obj Object) (*Patch, error) {
 	stored := obj.DeepCopyObject().(Object)
 	if err := c.Patch(ctx, stored, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -75,8 +76,8 @@ func Record(ctx context.Context, c, live client.Client, before, obj Object) (*Pa
 	return NewPatch(stored, live), nil
 }
 
-// Change writes what change does to the metadata and spec of an object. It fails with a conflict if the stored object
-// is newer than obj: the patch can replace lists, for example finalizers and owner references.
+// Change applies change to the metadata and spec of an object and writes the result. It fails with a conflict if the
+// stored object is newer than obj: the patch can replace lists, for example finalizers and owner references.
 func Change(ctx context.Context, c client.Writer, obj client.Object, change func()) error {
 	before := obj.DeepCopyObject().(client.Object)
 	change()
@@ -101,8 +102,8 @@ func DropFinalizer(ctx context.Context, c client.Writer, obj client.Object, fina
 	return Change(ctx, c, obj, func() { controllerutil.RemoveFinalizer(obj, finalizer) })
 }
 
-// CopyWatchLabel gives an object's label of the watch filter to what is made for it, so that the same manager
-// reconciles both (ALL-07).
+// CopyWatchLabel copies an object's label of the watch filter to an object that is created for it, so that the same
+// manager reconciles both (ALL-07).
 func CopyWatchLabel(labels map[string]string, from client.Object) {
 	if value := from.GetLabels()[clusterv1.WatchLabel]; value != "" {
 		labels[clusterv1.WatchLabel] = value

@@ -11,36 +11,36 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 )
 
-// DefaultConcurrency is how many objects of a kind are reconciled at the same time.
+// DefaultConcurrency is the number of objects of a kind that are reconciled at the same time.
 const DefaultConcurrency = 50
 
-// Options are what every reconciler is set up with.
+// Options are the common options of all reconcilers.
 type Options struct {
-	// WatchNamespace limits the provider to one namespace; all of them when empty (ALL-07). The
-	// manager's cache follows it: reconcilers need not look at it.
+	// WatchNamespace limits the provider to one namespace. Empty means all (ALL-07). The manager's cache has the same
+	// limit, so reconcilers do not check it.
 	WatchNamespace string
 
-	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter that objects must have to
-	// be reconciled; any when empty (ALL-07). See Watches.
+	// WatchFilter is the value of the label cluster.x-k8s.io/watch-filter that reconciled objects must have. Empty means
+	// any (ALL-07). See Watches.
 	WatchFilter string
 
-	// StrictContract takes no step ahead of Cluster API core (ALL-15, CP-02): nothing is prepared before core has written
-	// Cluster.spec.controlPlaneEndpoint, and nothing is done for core. Clusters start some seconds later.
+	// StrictContract disables steps that are ahead of Cluster API core (ALL-15, CP-02): the providers prepare nothing
+	// before core has written Cluster.spec.controlPlaneEndpoint, and do no work of core. Clusters start some seconds
+	// later.
 	StrictContract bool
 
-	// Concurrency by kind; see For.
+	// Concurrency is the concurrency by kind; see For.
 	Concurrency map[string]int
 
-	// ClusterCache connects to workload clusters. Nil when no provider of the process asked for it.
+	// ClusterCache connects to workload clusters. It is nil if no provider of the process uses it.
 	ClusterCache clustercache.ClusterCache
 
-	// SecretCachingClient reads Secrets that carry the label cluster.x-k8s.io/cluster-name from the
-	// cache; the manager's own client reads Secrets and ConfigMaps live.
+	// SecretCachingClient reads Secrets with the label cluster.x-k8s.io/cluster-name from the cache. The manager's own
+	// client reads Secrets and ConfigMaps live.
 	SecretCachingClient client.Client
 
-	// LiveClient reads everything from the API server. Patch helpers are made with it, so that
-	// conditions are patched against what is stored: against a cache that lags they
-	// conflict, and the helper backs off for 100 ms and more.
+	// LiveClient reads all objects from the API server. Patch helpers use it, so that conditions are patched against the
+	// stored object. Patches against a stale cache conflict, and the helper then waits for 100 ms or more.
 	LiveClient client.Client
 }
 
@@ -67,9 +67,9 @@ func (o Options) Watches(obj client.Object) bool {
 	return o.WatchFilter == "" || labels.HasWatchLabel(obj, o.WatchFilter)
 }
 
-// WaitForCache delays the next reconcile of an object until the cache contains what this one wrote. It does nothing
-// if the manager watches one namespace: Cluster API's function then fails each reconcile. A reconcile can read an
-// older object in that case, and its write ends with a conflict.
+// WaitForCache delays the next reconcile of an object until the cache contains the writes of this one. It does nothing
+// if the manager watches one namespace: Cluster API's function then fails each reconcile. A reconcile can read an older
+// object in that case, and its write ends with a conflict.
 func (o Options) WaitForCache(c capicontroller.Controller, reconciled client.Object, written capicontroller.GroupVersionKindType, resourceVersion string) {
 	if o.WatchNamespace == "" {
 		c.DeferNextReconcileUntilCacheUpToDate(reconciled, written, resourceVersion)

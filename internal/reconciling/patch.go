@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Patch writes what changed in an object since the Patch was made, in at most two requests: first metadata and spec,
+// Patch writes the changes of an object since the Patch was created, in at most two requests: first metadata and spec,
 // then the whole status. A consumer that reads a condition therefore also reads the fields that it announces (BC-04).
 // Cluster API's patch helper writes the conditions before the fields.
 type Patch struct {
@@ -39,8 +39,8 @@ func (p *Patch) Write(ctx context.Context, obj Object) error {
 	return p.WriteStatus(ctx, obj)
 }
 
-// WriteStatus writes the changes of the status, and nothing else. It is for a reconciler whose steps have written their
-// changes of metadata and spec. An object that does not exist any more is not an error.
+// WriteStatus writes only the changes of the status. It is for a reconciler whose steps have written their changes of
+// metadata and spec. An object that does not exist any more is not an error.
 func (p *Patch) WriteStatus(ctx context.Context, obj Object) error {
 	return client.IgnoreNotFound(p.writeStatus(ctx, obj))
 }
@@ -108,7 +108,7 @@ func (p *Patch) writeStatus(ctx context.Context, obj Object) error {
 	})
 }
 
-// patchStatus leaves obj as it is: its caller has newer data than the answer.
+// patchStatus does not change obj, because its caller has newer data than the response.
 func (p *Patch) patchStatus(ctx context.Context, obj Object, change map[string]any) error {
 	patch, err := rawPatch(change)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// How the migration stores an unchanged object again. A write to the status is preferred, because no webhook that validates the
-// spec can refuse it.
+// How the migration stores an unchanged object again. A write of the status is preferred, because webhooks that validate
+// the spec cannot refuse it.
 var (
 	// StoredByStatus is for kinds with a status subresource.
 	StoredByStatus = crdmigrator.ByObjectConfig{UseStatusForStorageVersionMigration: true}
@@ -25,28 +25,28 @@ type Provider struct {
 	// Name is the subcommand: infrastructure, control-plane, bootstrap or ipam.
 	Name string
 
-	// Kinds that the provider reconciles; each gets a flag --<kind>-concurrency.
+	// Kinds are the reconciled kinds. Each gets a flag --<kind>-concurrency.
 	Kinds []string
 
-	// NeedsClusterCache is true if the provider talks to workload clusters.
+	// NeedsClusterCache is true if the provider connects to workload clusters.
 	NeedsClusterCache bool
 
-	// ClusterIndexes are what the provider looks up in the cache of each workload cluster.
+	// ClusterIndexes are the indexes of the provider in the cache of each workload cluster.
 	ClusterIndexes []clustercache.CacheOptionsIndex
 
-	// AddToScheme adds the provider's own API types. Cluster API's and Kubernetes' are always there.
+	// AddToScheme adds the provider's own API types. The scheme already contains those of Cluster API and Kubernetes.
 	AddToScheme func(*runtime.Scheme) error
 
-	// Versioned are the kinds with several API versions. The manager keeps their objects in the storage version of the CRD
-	// (ALL-14), see StoredByStatus.
+	// Versioned contains the kinds with several API versions. The manager stores their objects in the storage version of
+	// the CRD (ALL-14), see StoredByStatus.
 	Versioned map[client.Object]crdmigrator.ByObjectConfig
 
-	// AddFlags adds flags of the provider's own; may be nil.
+	// AddFlags adds the provider's own flags. It may be nil.
 	AddFlags func(*pflag.FlagSet)
 
 	// Setup adds the provider's indexes and reconcilers.
 	Setup func(ctx context.Context, mgr ctrl.Manager, opts Options) error
 
-	// SetupWebhooks adds the provider's webhooks; may be nil. Not called with --webhook-port=0.
+	// SetupWebhooks adds the provider's webhooks. It may be nil. It is not called with --webhook-port=0.
 	SetupWebhooks func(mgr ctrl.Manager, opts Options) error
 }

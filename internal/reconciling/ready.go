@@ -14,7 +14,7 @@ import (
 func SetReady(obj conditions.Setter, types ...string) error {
 	types = append(slices.Clone(types), clusterv1.DeletingCondition)
 	if !slices.ContainsFunc(types, func(t string) bool { return conditions.Has(obj, t) }) {
-		return nil // nothing was tried yet
+		return nil // No step was tried yet.
 	}
 	negative := conditions.NegativePolarityConditionTypes{clusterv1.DeletingCondition}
 	return conditions.SetSummaryCondition(obj, obj, clusterv1.ReadyCondition,

@@ -29,10 +29,10 @@ func TestOptions_ALL07(t *testing.T) {
 		return &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{clusterv1.WatchLabel: value}}}
 	}
 	if !o.Watches(with("blue")) || o.Watches(with("red")) || o.Watches(&infrav1.CapstanMachine{}) {
-		t.Error("the watch filter lets the wrong objects through")
+		t.Error("the watch filter accepts the wrong objects")
 	}
 	if !(reconciling.Options{}).Watches(with("red")) {
-		t.Error("no filter watches all")
+		t.Error("without a filter, all objects must be watched")
 	}
 }
 
@@ -88,20 +88,20 @@ func TestOwnedOrDeleting(t *testing.T) {
 	}
 }
 
-// ALL-09: Ready says why, over the whole life.
+// ALL-09: the condition Ready contains the reason in all phases.
 func TestSetReady_ALL09(t *testing.T) {
 	type c = metav1.Condition
 	for name, tc := range map[string]struct {
 		conditions     []c
 		status, reason string
 	}{
-		"nothing was tried": {},
-		"all well":          {conditions: []c{{Type: "A", Status: "True", Reason: "X"}, {Type: "B", Status: "True", Reason: "Y"}}, status: "True", reason: "Ready"},
-		"first reason":      {conditions: []c{{Type: "A", Status: "False", Reason: "X"}, {Type: "B", Status: "False", Reason: "Y"}}, status: "False", reason: "X"},
-		"order of types":    {conditions: []c{{Type: "B", Status: "False", Reason: "Y"}, {Type: "A", Status: "False", Reason: "X"}}, status: "False", reason: "X"},
-		"unknown":           {conditions: []c{{Type: "A", Status: "Unknown", Reason: "X"}, {Type: "B", Status: "True", Reason: "Y"}}, status: "Unknown", reason: "X"},
-		"missing is fine":   {conditions: []c{{Type: "B", Status: "True", Reason: "Y"}}, status: "True", reason: "Ready"},
-		"deleting":          {conditions: []c{{Type: "A", Status: "True", Reason: "X"}, {Type: "Deleting", Status: "True", Reason: "Z"}}, status: "False", reason: "Z"},
+		"no condition yet":           {},
+		"all conditions True":        {conditions: []c{{Type: "A", Status: "True", Reason: "X"}, {Type: "B", Status: "True", Reason: "Y"}}, status: "True", reason: "Ready"},
+		"first reason":               {conditions: []c{{Type: "A", Status: "False", Reason: "X"}, {Type: "B", Status: "False", Reason: "Y"}}, status: "False", reason: "X"},
+		"order of types":             {conditions: []c{{Type: "B", Status: "False", Reason: "Y"}, {Type: "A", Status: "False", Reason: "X"}}, status: "False", reason: "X"},
+		"unknown":                    {conditions: []c{{Type: "A", Status: "Unknown", Reason: "X"}, {Type: "B", Status: "True", Reason: "Y"}}, status: "Unknown", reason: "X"},
+		"missing optional condition": {conditions: []c{{Type: "B", Status: "True", Reason: "Y"}}, status: "True", reason: "Ready"},
+		"deleting":                   {conditions: []c{{Type: "A", Status: "True", Reason: "X"}, {Type: "Deleting", Status: "True", Reason: "Z"}}, status: "False", reason: "Z"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &infrav1.CapstanMachine{}
@@ -120,7 +120,7 @@ func TestSetReady_ALL09(t *testing.T) {
 	}
 }
 
-// stored is an object of the fake client, as a reconciler and another writer change it.
+// stored returns an object of the fake client, as a reconciler and another writer change it.
 func stored(t *testing.T) (client.Client, *infrav1.CapstanMachine) {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -140,8 +140,8 @@ func condition(kind, reason string) metav1.Condition {
 	return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason}
 }
 
-// A reconciler writes its conditions from an old cache. The condition that another writer changed in between stays, with
-// and without a change of the spec, whose answer has a new resourceVersion.
+// A reconciler writes its conditions from an old cache. A condition that another writer has changed meanwhile stays,
+// with and without a change of the spec. The response to a change of the spec has a new resourceVersion.
 func TestPatchKeepsConditionsOfOthers(t *testing.T) {
 	for name, change := range map[string]func(*infrav1.CapstanMachine){
 		"status":          func(*infrav1.CapstanMachine) {},
@@ -178,7 +178,7 @@ func TestPatchKeepsConditionsOfOthers(t *testing.T) {
 	}
 }
 
-// Writing nothing costs nothing, and an object that is gone is not an error.
+// A patch without changes sends no request. A deleted object is not an error.
 func TestPatchOfNothing(t *testing.T) {
 	c, m := stored(t)
 	m.Status.ObservedGeneration = m.Generation
@@ -196,7 +196,7 @@ func TestPatchOfNothing(t *testing.T) {
 	}
 }
 
-// CP-22, MP-11: only objects with the label pass it on.
+// CP-22, MP-11: only objects with the label pass it on to the objects that they create.
 func TestCopyWatchLabel(t *testing.T) {
 	labels := map[string]string{}
 	reconciling.CopyWatchLabel(labels, &infrav1.CapstanMachine{})

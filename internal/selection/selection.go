@@ -1,6 +1,6 @@
-// Package selection says what the selectors of our kinds select.
+// Package selection implements the selectors of Capstan's kinds.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package selection
 
 import (
@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 )
 
-// Labels says whether a selector selects a set of labels. No selector selects everything, an invalid
-// one nothing.
+// Labels reports whether a selector selects a set of labels. A missing selector selects everything, an invalid one
+// nothing.
 func Labels(selector *metav1.LabelSelector, set map[string]string) bool {
 	if selector == nil {
 		return true
@@ -22,14 +22,14 @@ func Labels(selector *metav1.LabelSelector, set map[string]string) bool {
 	return err == nil && s.Matches(labels.Set(set))
 }
 
-// Namespace says whether a namespace is among the names, or its labels are selected (ALL-18). Here no selector
-// selects nothing.
+// Namespace reports whether a namespace is in the list of names, or its labels are selected (ALL-18). Here a missing
+// selector selects nothing.
 func Namespace(names []string, selector *metav1.LabelSelector, namespace string, namespaceLabels map[string]string) bool {
 	return slices.Contains(names, namespace) || selector != nil && Labels(selector, namespaceLabels)
 }
 
-// NamespaceChanged passes the updates of a Namespace that Namespace may answer otherwise: what waits for a host or a
-// pool comes after its Namespace, so that the others say nothing.
+// NamespaceChanged passes the updates of a Namespace that can change the result of Namespace. Creations are dropped,
+// because the objects in a Namespace are newer than the Namespace.
 func NamespaceChanged() predicate.Predicate {
 	return predicate.And(predicate.LabelChangedPredicate{}, predicate.Funcs{
 		CreateFunc:  func(event.CreateEvent) bool { return false },

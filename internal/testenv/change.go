@@ -8,18 +8,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Change reads an object anew, changes it and stores it, again and again until nobody has written it meanwhile: most
-// objects of a test are some controller's, too.
+// Change reads, modifies and writes an object, and repeats that after each conflict, because controllers write most
+// objects of a test as well.
 func Change[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
-	return again(ctx, c, obj, change, func(patch client.Patch) error { return c.Patch(ctx, obj, patch) })
+	return retry(ctx, c, obj, change, func(patch client.Patch) error { return c.Patch(ctx, obj, patch) })
 }
 
 // ChangeStatus is Change for the status.
 func ChangeStatus[T client.Object](ctx context.Context, c client.Client, obj T, change func(T)) error {
-	return again(ctx, c, obj, change, func(patch client.Patch) error { return c.Status().Patch(ctx, obj, patch) })
+	return retry(ctx, c, obj, change, func(patch client.Patch) error { return c.Status().Patch(ctx, obj, patch) })
 }
 
-func again[T client.Object](ctx context.Context, c client.Client, obj T, change func(T), write func(client.Patch) error) error {
+func retry[T client.Object](ctx context.Context, c client.Client, obj T, change func(T), write func(client.Patch) error) error {
 	for end := time.Now().Add(Patience); ; {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err

@@ -12,8 +12,9 @@ import (
 // S3Bucket is the bucket of the test's S3 server.
 const S3Bucket = "backups"
 
-// S3Server starts a real S3-compatible server on loopback with further arguments, ends it with the test, and returns its
-// host:port. The credentials reach it by the environment: those of a process's arguments are no secrets.
+// S3Server starts a real S3-compatible server on loopback with further arguments. It ends with the test. S3Server
+// returns its host:port. The server gets the credentials from the environment, because arguments of processes are not
+// secret.
 func S3Server(t *testing.T, accessKeyID, secretAccessKey, region string, args ...string) (address string) {
 	t.Helper()
 	program := filepath.Join(Root(), "bin", "tools", "versitygw")

@@ -1,19 +1,19 @@
-// Package testenv starts a real etcd and kube-apiserver for integration tests, with Cluster API's
-// CRDs and ours installed.
+// Package testenv starts a real etcd and kube-apiserver for integration tests, with the CRDs of Cluster API and Capstan.
 package testenv
 
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,28 +34,29 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 
+	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// Patience is how long a test waits for something before it gives up. It is long, as it is spent only by tests that
-// fail, and two packages at a time on a small machine that has other work are slow.
+// Patience is the timeout of waits in tests. It is long, because only failing tests reach it, and two packages at a time
+// are slow on a small and busy machine.
 const Patience = 3 * time.Minute
 
-// startTries is how often an API server is started: one that was starved when it came up, or whose port somebody
-// was quicker to take, comes up the next time.
+// startTries is the number of attempts to start an API server. An attempt can fail because of a busy machine or a port
+// in use.
 const startTries = 3
 
 // Env is a running API server.
 type Env struct {
-	// Config of a cluster-admin.
+	// Config is the configuration of a cluster-admin.
 	Config *rest.Config
-	// Kubeconfig of a cluster-admin, for commands that want a file.
+	// Kubeconfig is the kubeconfig of a cluster-admin, for commands that need a file.
 	Kubeconfig []byte
-	// Scheme with Kubernetes' and Cluster API's types, and those of Options.
+	// Scheme contains the types of Kubernetes, Cluster API and Options.
 	Scheme *k8sruntime.Scheme
 	// Client reads live.
 	Client client.Client
-	// Webhooks says where the API server expects the webhook server, when Options.Webhooks were given.
+	// Webhooks is the address of the webhook server that the API server calls, if Options.Webhooks are set.
 	Webhooks envtest.WebhookInstallOptions
 
 	env *envtest.Environment
@@ -90,8 +91,20 @@ func Run(m *testing.M, opts Options, into **Env) int {
 	return code
 }
 
-// Start starts etcd and kube-apiserver from KUBEBUILDER_ASSETS, or from what `make build-kube` built
-// when that is not set. Stop must be called, also after a failed test.
+// Parallel sets how many tests with t.Parallel run at the same time, for packages whose tests mostly wait. The default is the
+// number of processors. The flag -parallel has priority. Call it in TestMain.
+func Parallel(n int) {
+	const name = "test.parallel"
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if !given {
+		utilruntime.Must(flag.Set(name, strconv.Itoa(n)))
+	}
+}
+
+// Start starts etcd and kube-apiserver from KUBEBUILDER_ASSETS, or from the output of `make build-kube` if that is not
+// set. The caller must call Stop, also after a failed test.
 func Start(opts Options) (*Env, error) {
 	ctrl.SetLogger(klog.Background())
 	scheme := k8sruntime.NewScheme()
@@ -122,14 +135,14 @@ func Start(opts Options) (*Env, error) {
 		if config, err = env.Start(); err == nil {
 			break
 		}
-		_ = env.Stop() // whatever of it was started
+		_ = env.Stop() // the processes that were started
 		err = fmt.Errorf("cannot start a test API server from %s (run `make build-kube` first): %w", assets, err)
 		if try == startTries {
 			return nil, err
 		}
 		fmt.Fprintln(os.Stderr, err)
 	}
-	// Tests shall not wait for the client's own rate limit.
+	// The client's own rate limit must not delay tests.
 	config.QPS, config.Burst = 1000, 2000
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	if err != nil {
@@ -157,7 +170,7 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks 
 	if len(webhooks) == 0 {
 		return env, nil
 	}
-	// Managers that serve the webhooks are killed and started again: their port must wait for them.
+	// Managers that serve the webhooks are killed and started again, so their port must be reserved.
 	port, err := ports.Take()
 	if err != nil {
 		return nil, err
@@ -207,7 +220,7 @@ func convert(c client.Client, root string, server envtest.WebhookInstallOptions,
 // Stop ends the API server and etcd.
 func (e *Env) Stop() error { return e.env.Stop() }
 
-// Namespace makes a namespace for a test. It is not removed: the API server lives no longer than the tests.
+// Namespace creates a namespace for a test. It is not removed, because the API server ends with the tests.
 func (e *Env) Namespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}
@@ -217,13 +230,23 @@ func (e *Env) Namespace(t testing.TB) string {
 	return ns.Name
 }
 
-// Root is the repository's folder.
-func Root() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
-}
+// Root is the repository's folder. Go starts a test in the folder of its package, below the folder of go.mod. The paths of
+// source files in a binary do not contain the folder, because of -trimpath.
+var Root = sync.OnceValue(func() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		panic(err)
+	}
+	for !atomicfile.Exists(filepath.Join(dir, "go.mod")) {
+		if dir == filepath.Dir(dir) {
+			panic("no go.mod above the working directory: start the test in the folder of its package, as `go test` does")
+		}
+		dir = filepath.Dir(dir)
+	}
+	return dir
+})
 
-// Assets is the folder with the etcd and the kube-apiserver that tests start.
+// Assets returns the folder with the etcd and the kube-apiserver of the tests.
 func Assets() (string, error) { return assets(Root()) }
 
 func assets(root string) (string, error) {

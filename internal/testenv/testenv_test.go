@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	}, &env))
 }
 
-// The API server serves Cluster API's kinds and ours.
+// The API server serves Cluster API's kinds and Capstan's.
 func TestServesBothCRDs(t *testing.T) {
 	for _, name := range []string{"machines.cluster.x-k8s.io", "ipaddressclaims.ipam.cluster.x-k8s.io", "capstanmachines.infrastructure.capstan.dev"} {
 		crd := &apiextensionsv1.CustomResourceDefinition{}

@@ -1,6 +1,6 @@
-// Package thread runs code that leaves its thread changed, such as in a namespace of its own.
+// Package thread runs code that changes its operating system thread, for example its namespaces.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package thread
 
 import (
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Throwaway runs f on a thread that ends with it, and returns when f has. Locking alone does not do that:
-// the main thread of a process does not end when its goroutine does, it waits for ever as it is, keeps the
-// namespace alive that f went to, and shows it as that of the whole process in /proc.
+// Throwaway runs f on a thread that ends afterwards, and returns when f returns. A locked goroutine alone is not sufficient: the
+// main thread of a process does not end with its goroutine. It would keep the namespace of f, and /proc would show it as the
+// namespace of the whole process.
 func Throwaway(f func()) {
 	done := make(chan struct{})
 	go func() {

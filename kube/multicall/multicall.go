@@ -50,8 +50,8 @@ func (c Commands) Select(args []string) (string, []string, error) {
 	return name, args[1:], nil
 }
 
-// Run selects, sets os.Args, runs and returns the exit code. "--list" prints the
-// command names, one per line, for whoever makes the symlinks.
+// Run selects, sets os.Args, runs and returns the exit code. "--list" prints the command names, one per line, for the
+// script that creates the symlinks.
 func (c Commands) Run(stdout, stderr io.Writer) int {
 	name, args, err := c.Select(os.Args)
 	if err != nil {

@@ -26,17 +26,17 @@ import (
 	"capstan.dev/capstan/internal/host/network"
 )
 
-// errNoVictim: nothing of the target's class exists at the moment.
+// errNoVictim means that the target's class has no victim at the moment.
 var errNoVictim = errors.New("no victim")
 
-// victim is what a fault hits. Its process comes from the state of capstan and capstand.
+// victim is the object of a fault. Its process comes from the state of capstan and capstand.
 type victim struct {
 	name string
 	pid  int    // of processes
 	id   string // of machines and networks
 }
 
-// choose returns the victim that a fault means.
+// choose returns the victim of a fault.
 func choose(all []victim, pick int) (victim, error) {
 	if len(all) == 0 {
 		return victim{}, errNoVictim
@@ -46,13 +46,12 @@ func choose(all []victim, pick int) (victim, error) {
 }
 
 const (
-	// killsOfMachine within killWindow are less than capstand allows before it gives a machine up: a soak is to hit hard,
-	// and not to use up what a user has a right to use up.
+	// killsOfMachine is smaller than the number of deaths within killWindow after which capstand gives a machine up.
 	killsOfMachine = 4
 	killWindow     = 10 * time.Minute
 )
 
-// mayKill tells whether a machine that died at these times may be killed again.
+// mayKill reports whether a machine with these times of death may be killed again.
 func mayKill(deaths []time.Time, now time.Time) bool {
 	recent := 0
 	for _, d := range deaths {
@@ -63,8 +62,7 @@ func mayKill(deaths []time.Time, now time.Time) bool {
 	return recent < killsOfMachine
 }
 
-// inject carries a fault out and returns the name of its victim. What must be taken back later is taken back by
-// a goroutine of s.undoing.
+// inject injects a fault and returns the name of its victim. A goroutine of s.undoing reverts the fault if necessary.
 func (s *soak) inject(ctx context.Context, f fault) (string, error) {
 	v, err := s.victim(ctx, f)
 	if err != nil {
@@ -146,7 +144,7 @@ func (s *soak) victimsOfMachines(ctx context.Context, f fault) (out []victim, er
 	return out, nil
 }
 
-// servicesOf finds the processes of a machine's services. capstand knows their ids inside of the machine.
+// servicesOf finds the processes of a machine's services. capstand reports their ids in the machine's namespace.
 func servicesOf(m *hostpb.Machine) (out []victim, err error) {
 	inside := map[int]string{}
 	for _, service := range m.Status.Services {
@@ -156,7 +154,7 @@ func servicesOf(m *hostpb.Machine) (out []victim, err error) {
 	}
 	space, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", m.Status.Pid))
 	if err != nil {
-		return nil, nil // the machine has ended: it has no services
+		return nil, nil // The machine has ended, so it has no services.
 	}
 	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -174,7 +172,7 @@ func servicesOf(m *hostpb.Machine) (out []victim, err error) {
 	return out, nil
 }
 
-// innerPID is the id of a process in its own namespace; 0 when it has ended.
+// innerPID returns the id of a process in its own namespace, or 0 if it has ended.
 func innerPID(status string) int {
 	f, err := os.Open(status)
 	if err != nil {
@@ -204,8 +202,8 @@ func (s *soak) balancers() (out []victim, err error) {
 	return out, nil
 }
 
-// signal sends SIGKILL, or SIGSTOP and later SIGCONT. The process is held by a descriptor and looked up again, so that
-// the signal never reaches another process that has got the same id meanwhile.
+// signal sends SIGKILL, or SIGSTOP and later SIGCONT. It opens a descriptor of the process and checks the process again.
+// The signal therefore cannot reach another process with the same id.
 func (s *soak) signal(ctx context.Context, f fault, v victim) error {
 	fd, err := unix.PidfdOpen(v.pid, 0)
 	if err != nil {
@@ -213,12 +211,12 @@ func (s *soak) signal(ctx context.Context, f fault, v victim) error {
 	}
 	if again, err := s.victim(ctx, f); err != nil || again != v {
 		_ = unix.Close(fd)
-		return fmt.Errorf("%w: %s has changed meanwhile", errNoVictim, v.name)
+		return fmt.Errorf("%w: %s is another process now", errNoVictim, v.name)
 	}
 	if f.Kind == stopFault {
 		s.later(f.For, func(context.Context) error {
 			defer func() { _ = unix.Close(fd) }()
-			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // it may have been killed meanwhile
+			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // It may have been killed meanwhile.
 			return nil
 		})
 		return unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0)
@@ -231,12 +229,12 @@ func (s *soak) signal(ctx context.Context, f fault, v victim) error {
 		return fmt.Errorf("%w: %s has ended", errNoVictim, v.name)
 	}
 	if f.Target == targetDaemon {
-		s.later(0, func(ctx context.Context) error { return s.again(ctx, "capstan up", s.up) })
+		s.later(0, func(ctx context.Context) error { return s.retry(ctx, "capstan up", s.up) })
 	}
 	return nil
 }
 
-// cutRules drop what a machine and its pods send and receive.
+// cutRules drops all packets that a machine and its pods send and receive.
 const cutRules = `table inet %s {
 	chain input { type filter hook input priority -400; iifname "eth0" drop; }
 	chain output { type filter hook output priority -400; oifname "eth0" drop; }
@@ -244,9 +242,9 @@ const cutRules = `table inet %s {
 }
 `
 
-// cut drops every packet of a machine, in the machine's own network namespace, until the time is over.
+// cut drops all packets of a machine, in the machine's own network namespace, until the time is over.
 func (s *soak) cut(ctx context.Context, f fault, v victim) error {
-	table := fmt.Sprintf("soak%d", time.Now().UnixNano()) // two cuts of one machine may overlap
+	table := fmt.Sprintf("soak%d", time.Now().UnixNano()) // Two cuts of one machine may overlap.
 	path := s.box().NetNS(v.id)
 	if err := inNetNS(ctx, path, fmt.Sprintf(cutRules, table)); err != nil {
 		return fmt.Errorf("%w: %w", errNoVictim, err)
@@ -270,7 +268,7 @@ func inNetNS(ctx context.Context, path, rules string) error {
 	return nil
 }
 
-// wipe removes what capstand made in the network of the box. Nothing is taken back: capstand mends it.
+// wipe removes capstand's objects from the network of the host. It is not reverted: capstand repairs it.
 func wipe(ctx context.Context, f fault, v victim) error {
 	if f.Target == targetLink {
 		link, err := netlink.LinkByName(network.VethName(v.id))

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// snapshot is what was found at one moment: in the management plane, in capstand, in the clusters, and on the box.
+// snapshot is the state of the management plane, capstand, the clusters and the host at one moment.
 type snapshot struct {
-	Wanted   []string          // names of the Clusters that were asked for
-	Size     int               // number of the machines that were asked for
+	Wanted   []string          // names of the required Clusters
+	Size     int               // number of the required machines
 	Clusters []string          // names of the Clusters that exist
 	Machines map[string]string // names of CapstanMachines by their id
 	Running  map[string]string // names of capstand's machines by their id
 	Networks map[string]string // names of CapstanClusters by their id
-	// Holders have an address now: machines of capstand, and IPAddresses.
+	// Machines of capstand and IPAddresses are holders: they have an address now.
 	Holders []holder
 	Traces  []trace
 	Secrets []secret
@@ -25,19 +25,19 @@ type snapshot struct {
 	Claims  claims
 }
 
-// holder has an address of a network or of a pool, which no other holder of it may have.
+// holder has an address of a network or of a pool. No other holder of that network or pool may have it.
 type holder struct{ Network, Address, Name string }
 
-// trace is a thing on the box that belongs to a machine or to a cluster's network, by its id.
+// trace is an object on the host that belongs to a machine or to a cluster's network, by its id.
 type trace struct{ Kind, Name, ID string }
 
 // secret is a Secret of the soak's namespace.
 type secret struct{ Name, Cluster string }
 
-// membership is what the etcd of a cluster says, next to the machines that should be members.
+// membership contains the members of a cluster's etcd, and the machines that should be members.
 type membership struct{ Members, Machines []string }
 
-// claims of the pool: those that were asked for, and the addresses there are.
+// The claims of the pool: the required claims and the existing addresses.
 type claims struct {
 	Wanted    []string
 	Found     []string
@@ -45,7 +45,7 @@ type claims struct {
 	Used      int               // as the pool counts them
 }
 
-// violations lists what must not be, in plain words; the empty list is a healthy installation at rest.
+// violations lists the violated invariants. It is empty for a healthy installation at rest.
 func (s snapshot) violations() []string {
 	return slices.Concat(s.wrongClusters(), s.duplicates(), s.leakedMachines(), s.leakedTraces(), s.leakedSecrets(), s.wrongMembers(), s.wrongClaims())
 }
@@ -65,7 +65,7 @@ func (s snapshot) wrongClusters() (out []string) {
 	return out
 }
 
-// duplicates must be empty at every moment, also while faults are injected.
+// duplicates must be empty at all times, also during faults.
 func (s snapshot) duplicates() (out []string) {
 	has := map[[2]string]string{}
 	for _, h := range s.Holders {
@@ -95,7 +95,7 @@ func (s snapshot) leakedMachines() (out []string) {
 func (s snapshot) leakedTraces() (out []string) {
 	for _, t := range s.Traces {
 		if s.Machines[t.ID] == "" && s.Networks[t.ID] == "" {
-			out = append(out, fmt.Sprintf("expected nothing of a machine or network that is gone, found %s %s of id %q", t.Kind, t.Name, t.ID))
+			out = append(out, fmt.Sprintf("expected no trace of a deleted machine or network, found %s %s of id %q", t.Kind, t.Name, t.ID))
 		}
 	}
 	return out
@@ -137,16 +137,16 @@ func (s snapshot) wrongClaims() (out []string) {
 
 // written is the state of one key of a writer.
 type written struct {
-	Acknowledged int // the newest value whose write was acknowledged; 0: none
+	Acknowledged int // the newest acknowledged value; 0: none
 	Revision     int // the resourceVersion of the acknowledgement
-	Tried        int // the newest value that was sent: it may have been stored without an answer
+	Tried        int // the newest value that was sent; without a response it may be stored or not
 }
 
-// stored is what a reader finds under one key.
+// stored is the value of one key as a reader finds it.
 type stored struct{ Value, Revision int }
 
-// lostWrites compares what was acknowledged with what is read. A value that was sent and not acknowledged may be there
-// or not.
+// lostWrites compares the acknowledged values with the read ones. A value that was sent and not acknowledged may be
+// stored or not.
 func lostWrites(keys map[string]written, found map[string]stored) (out []string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		w, f := keys[key], found[key]
@@ -156,7 +156,7 @@ func lostWrites(keys map[string]written, found map[string]stored) (out []string)
 		case f.Value > w.Tried:
 			out = append(out, fmt.Sprintf("expected %s to hold at most %d, the last value sent, found %d", key, w.Tried, f.Value))
 		case f.Revision < w.Revision:
-			out = append(out, fmt.Sprintf("expected %s at revision %d or later, found %d: the cluster went back in time", key, w.Revision, f.Revision))
+			out = append(out, fmt.Sprintf("expected %s at revision %d or later, found %d: the cluster returned to an earlier state", key, w.Revision, f.Revision))
 		}
 	}
 	return out

@@ -1,11 +1,11 @@
 //go:build e2e
 
-// Command soak starts a management plane of its own, on which clusters, machine pools, IP claims, scales, rollouts and
-// deletions come and go while processes are killed and stopped, machines are cut off, and links and firewall rules
-// are removed. It checks invariants throughout and fails on the first violation. Needs root and the built binaries.
+// Command soak starts its own management plane. It creates, scales, rolls out and deletes clusters, machine pools and IP
+// claims. Meanwhile it kills and stops processes, cuts machines off, and removes links and firewall rules. It checks
+// invariants all the time and fails on the first violation. It needs root and the built binaries.
 //
-// One seed is one sequence of decisions: what is done, what fails, when, and which of the victims by number. What the
-// number means depends on what runs at that moment.
+// A seed stands for one sequence of decisions: the operations, the faults and their times, and the numbers of the
+// victims. The processes and machines of these numbers depend on the state of the run.
 package main
 
 import (
@@ -37,10 +37,10 @@ import (
 const host = "local"
 
 func main() {
-	duration := flag.Duration("duration", 10*time.Minute, "for how long new operations begin")
-	bound := flag.Duration("bound", 5*time.Minute, "within which everything must be well again after the faults of a step")
+	duration := flag.Duration("duration", 10*time.Minute, "duration in which new operations start")
+	bound := flag.Duration("bound", 5*time.Minute, "time limit for the recovery after the faults of a step")
 	seed := flag.Uint64("seed", rand.Uint64(), "seed of the decisions")
-	logs := flag.String("logs", filepath.Join(os.TempDir(), "capstan-soak"), "folder for the logs of a run that failed")
+	logs := flag.String("logs", filepath.Join(os.TempDir(), "capstan-soak"), "folder for the logs of a failed run")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -83,8 +83,8 @@ type soak struct {
 	undoing sync.WaitGroup
 
 	mu       sync.Mutex
-	machines map[string]bool   // ids of all machines that there have been
-	networks map[string]string // cluster names of all networks that there have been
+	machines map[string]bool   // ids of all current and former machines
+	networks map[string]string // cluster names of all current and former networks
 	deaths   map[string][]time.Time
 	writers  map[string]*writer // by cluster
 	undone   []error
@@ -94,7 +94,7 @@ func (s *soak) hostRoot() string { return s.layout.HostRoot(host) }
 
 func (s *soak) box() network.Box { return network.Box{Dir: network.DefaultRunDir} }
 
-// soak takes steps until the time is over, removes everything, and checks that nothing is left.
+// soak runs steps until the time is over, removes all objects, and checks that no trace is left.
 func (s *soak) soak(ctx context.Context, duration time.Duration) error {
 	if err := s.prepare(ctx); err != nil {
 		return err
@@ -119,7 +119,7 @@ func causeOf(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// step carries out an operation while faults are injected, and waits until all is well again.
+// step runs an operation while faults are injected, and waits for the recovery.
 func (s *soak) step(ctx context.Context, st step) error {
 	s.say("step %d: %v", st.Number, st.Operation)
 	if st.Operation.Kind == deleteCluster {
@@ -127,7 +127,7 @@ func (s *soak) step(ctx context.Context, st step) error {
 	}
 	operated := make(chan error, 1)
 	go func() {
-		operated <- s.again(ctx, st.Operation.String(), limited(s.act(st.Operation, st.Number)))
+		operated <- s.retry(ctx, st.Operation.String(), limited(s.act(st.Operation, st.Number)))
 	}()
 	for _, f := range st.Faults {
 		pause(ctx, f.After)
@@ -144,7 +144,7 @@ func (s *soak) step(ctx context.Context, st step) error {
 	return nil
 }
 
-// fault injects one fault. One without a victim is counted as such.
+// fault injects one fault. It counts a fault without a victim as such.
 func (s *soak) fault(ctx context.Context, f fault) {
 	name, err := s.inject(ctx, f)
 	if err != nil {
@@ -156,13 +156,13 @@ func (s *soak) fault(ctx context.Context, f fault) {
 	s.report.fault(f, name, time.Now())
 }
 
-// rest waits until the clusters are what was asked for and no invariant is violated.
+// rest waits until the clusters have their desired state and no invariant is violated.
 func (s *soak) rest(ctx context.Context) error {
 	began := time.Now()
-	err := s.again(ctx, "everything to be well again", limited(s.well))
+	err := s.retry(ctx, "the recovery of all clusters", limited(s.well))
 	s.report.rested(time.Since(began))
 	if err == nil {
-		s.say("  well after %.1f s", time.Since(began).Seconds())
+		s.say("  recovered after %.1f s", time.Since(began).Seconds())
 	}
 	return err
 }
@@ -183,7 +183,7 @@ func (s *soak) well(ctx context.Context) error {
 	return s.readBack(ctx)
 }
 
-// readBack reads what the writers of all clusters have written.
+// readBack reads all values that the writers of all clusters have written.
 func (s *soak) readBack(ctx context.Context) error {
 	for _, c := range s.schedule.clusters {
 		w, err := s.useCluster(ctx, c.Name)
@@ -192,7 +192,7 @@ func (s *soak) readBack(ctx context.Context) error {
 		}
 		lost, err := w.check(ctx)
 		if err != nil {
-			return fmt.Errorf("reading what was written to cluster %s: %w", c.Name, err)
+			return fmt.Errorf("reading the values in cluster %s: %w", c.Name, err)
 		}
 		if len(lost) > 0 {
 			return fmt.Errorf("cluster %s: %s", c.Name, strings.Join(lost, "\n  "))
@@ -203,7 +203,7 @@ func (s *soak) readBack(ctx context.Context) error {
 
 const watchEvery = 2 * time.Second
 
-// watch checks, also while faults are injected, what must hold at every moment.
+// watch checks the invariants that hold at all times, also during faults.
 func (s *soak) watch(ctx context.Context, fail context.CancelCauseFunc) {
 	for ctx.Err() == nil {
 		var now snapshot
@@ -221,9 +221,9 @@ func (s *soak) watch(ctx context.Context, fail context.CancelCauseFunc) {
 	}
 }
 
-// removeAll asks for nothing any more and waits until nothing is left.
+// removeAll deletes all objects and waits until no trace is left.
 func (s *soak) removeAll(ctx context.Context) error {
-	s.say("the end: everything is deleted")
+	s.say("the end: all objects are deleted")
 	for _, c := range slices.Clone(s.schedule.clusters) {
 		if err := s.remove(ctx, operation{Kind: deleteCluster, Cluster: c.Name}); err != nil {
 			return err
@@ -240,16 +240,16 @@ func (s *soak) removeAll(ctx context.Context) error {
 func (s *soak) remove(ctx context.Context, op operation) error {
 	s.forget(op.Cluster)
 	s.schedule.apply(op)
-	return s.again(ctx, op.String(), limited(s.act(op, 0)))
+	return s.retry(ctx, op.String(), limited(s.act(op, 0)))
 }
 
-// cleanUp takes the plane down and returns an error when anything of it is left on the box.
+// cleanUp takes the plane down. It returns an error if a trace of the plane is left on the host.
 func (s *soak) cleanUp() error {
 	for _, c := range s.schedule.clusters {
 		s.forget(c.Name)
 	}
 	s.undoing.Wait()
-	_, _ = s.cgroups() // learns the host's id before it goes
+	_, _ = s.cgroups() // Read the host's id before its file is removed.
 	if err := s.plane.Down(); err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func (s *soak) cleanUp() error {
 		return err
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("expected nothing on the box after `capstan down`, found: %v", left)
+		return fmt.Errorf("expected no trace on the host after `capstan down`, found: %v", left)
 	}
 	return nil
 }
@@ -269,7 +269,7 @@ func (s *soak) up(ctx context.Context) error {
 	return err
 }
 
-// later undoes a fault when its time is over, also when the run ends before.
+// later reverts a fault after its time, or when the run ends before.
 func (s *soak) later(after time.Duration, undo func(context.Context) error) {
 	s.undoing.Go(func() {
 		time.Sleep(after)
@@ -289,7 +289,7 @@ func (s *soak) takeUndone() []error {
 	return out
 }
 
-// wants is what is asked for of a cluster; a cluster that is being deleted has nothing of it.
+// wants returns the desired state of a cluster. It is empty for a cluster that is being deleted.
 func (s *soak) wants(cluster string) wantedCluster {
 	for _, c := range s.schedule.clusters {
 		if c.Name == cluster {
@@ -299,7 +299,7 @@ func (s *soak) wants(cluster string) wantedCluster {
 	return wantedCluster{}
 }
 
-// writerOf returns the writer of a cluster; nil when there is none yet.
+// writerOf returns the writer of a cluster, or nil.
 func (s *soak) writerOf(cluster string) *writer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +329,7 @@ func (s *soak) useCluster(ctx context.Context, cluster string) (*writer, error) 
 	return w, nil
 }
 
-// forget ends the writer of a cluster that is to be deleted.
+// forget stops the writer of a cluster before the cluster is deleted.
 func (s *soak) forget(cluster string) {
 	w := s.writerOf(cluster)
 	if w == nil {
@@ -342,7 +342,7 @@ func (s *soak) forget(cluster string) {
 	delete(s.writers, cluster)
 }
 
-// seen remembers the ids of a machine and of a network, as far as they are given.
+// seen stores the ids of a machine and of a network, if they are not empty.
 func (s *soak) seen(machine, network, cluster string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -374,7 +374,7 @@ func (s *soak) seenNetworks() map[string]string {
 	return out
 }
 
-// idIn is the id that a name contains; "" when it contains none of those that were seen.
+// idIn returns the stored id that a name contains, or "".
 func (s *soak) idIn(name string) string {
 	for id := range s.seenMachines() {
 		if strings.Contains(name, id) {
@@ -389,7 +389,7 @@ func (s *soak) idIn(name string) string {
 	return ""
 }
 
-// alive tells whether a cluster is asked for.
+// alive reports whether the operations require a cluster.
 func (s *soak) alive(cluster string) bool { return s.wants(cluster).Name != "" }
 
 func (s *soak) noteDeath(machine string, at time.Time) {
@@ -404,7 +404,7 @@ func (s *soak) deathsOf(machine string) []time.Time {
 	return slices.Clone(s.deaths[machine])
 }
 
-// keepLogs copies the logs of a failed run, since cleaning up removes them, and returns where they are.
+// keepLogs copies the logs of a failed run before they are removed. It returns their folder.
 func (s *soak) keepLogs(parent string, seed uint64) string {
 	dir := filepath.Join(parent, fmt.Sprintf("seed-%d", seed))
 	script := `mkdir -p "$2" && cp -r "$1"/logs "$2"/ && cd "$1" && find hosts -name '*.log' -size -64M -exec cp --parents {} "$2"/ \;`

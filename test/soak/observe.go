@@ -34,10 +34,10 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// stateTimeout bounds one look at capstan or capstand, which may be stopped.
+// stateTimeout bounds one request to capstan or capstand, which may be stopped.
 const stateTimeout = 5 * time.Second
 
-// capstandMachines asks capstand for its machines, and remembers their ids.
+// capstandMachines requests the machines of capstand, and stores their ids.
 func (s *soak) capstandMachines(ctx context.Context) ([]*hostpb.Machine, error) {
 	conn, err := grpc.NewClient("unix://"+s.layout.HostSocket(host), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -56,7 +56,7 @@ func (s *soak) capstandMachines(ctx context.Context) ([]*hostpb.Machine, error) 
 	return answer.Machines, nil
 }
 
-// holders are the machines and claims that have an address now.
+// holders returns the machines and claims that have an address now.
 func (s *soak) holders(ctx context.Context) (out []holder, err error) {
 	machines, err := s.capstandMachines(ctx)
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *soak) holders(ctx context.Context) (out []holder, err error) {
 	return out, nil
 }
 
-// look takes a snapshot of everything.
+// look takes a snapshot of the management plane, the hosts and the clusters.
 func (s *soak) look(ctx context.Context) (snapshot, error) {
 	out := snapshot{Machines: map[string]string{}, Running: map[string]string{}, Networks: map[string]string{}, Members: map[string]membership{}}
 	for _, look := range []func(context.Context, *snapshot) error{s.lookAtObjects, s.lookAtMachines, s.lookAtClaims, s.lookAtMembers, s.lookAtBox} {
@@ -155,7 +155,8 @@ func (s *soak) lookAtClaims(ctx context.Context, out *snapshot) error {
 	return nil
 }
 
-// lookAtMembers asks etcd itself, with etcdctl in a control plane machine, and not the objects that report it.
+// lookAtMembers requests the members from etcd itself, with etcdctl in a control plane machine. It does not use the
+// objects that report them.
 func (s *soak) lookAtMembers(ctx context.Context, out *snapshot) error {
 	machines, err := s.capstandMachines(ctx)
 	if err != nil {
@@ -198,7 +199,7 @@ func membersSeenBy(ctx context.Context, m *hostpb.Machine) ([]string, error) {
 	return names, nil
 }
 
-// lookAtBox lists what belongs to this plane's machines and networks, those of before included.
+// lookAtBox lists the objects on this host that belong to current and former machines and networks of the plane.
 func (s *soak) lookAtBox(_ context.Context, out *snapshot) (err error) {
 	out.Traces, err = s.traces()
 	return err
@@ -216,7 +217,7 @@ func (s *soak) traces() ([]trace, error) {
 	return out, nil
 }
 
-// folders of the state of capstand. What it names after an object is the object's.
+// folders lists the folders of capstand's state. The name of each folder contains the id of its object.
 func (s *soak) folders() (out []trace, err error) {
 	for _, kind := range []string{"machines", "run", "balancers", "networks", "runc"} {
 		entries, err := os.ReadDir(filepath.Join(s.hostRoot(), kind))
@@ -227,7 +228,7 @@ func (s *soak) folders() (out []trace, err error) {
 			out = append(out, trace{"folder", kind + "/" + entry.Name(), s.idIn(entry.Name())})
 		}
 	}
-	// A deleted id is remembered for a day: this is how machines that came and went between two looks are found, too.
+	// capstand keeps a deleted id for a day, so machines that existed only between two snapshots are found as well.
 	entries, err := os.ReadDir(filepath.Join(s.hostRoot(), "tombstones"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -312,7 +313,7 @@ func (s *soak) cgroups() (out []trace, err error) {
 	return out, nil
 }
 
-// mounts below the state folders of this plane's machines.
+// mounts lists the mounts below the state folders of this plane's machines.
 func (s *soak) mounts() (out []trace, err error) {
 	all, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -328,7 +329,7 @@ func (s *soak) mounts() (out []trace, err error) {
 	return out, nil
 }
 
-// loops are loop devices over files of this plane.
+// loops lists the loop devices over files of this plane.
 func (s *soak) loops() (out []trace, err error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -342,8 +343,8 @@ func (s *soak) loops() (out []trace, err error) {
 	return out, nil
 }
 
-// settled returns nil when a cluster is what was asked for: Available, with as many machines as wanted, all of them new
-// enough, and all of its Nodes Ready.
+// settled returns nil when a cluster has its desired state: it is Available, it has the desired number of machines, none
+// of them is outdated, and all of its Nodes are Ready.
 func (s *soak) settled(ctx context.Context, c wantedCluster) error {
 	cluster := &clusterv1.Cluster{}
 	if err := s.plane.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: c.Name}, cluster); err != nil {

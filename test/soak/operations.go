@@ -3,12 +3,10 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -16,9 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +22,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/manifest"
 )
 
 const (
@@ -34,8 +31,8 @@ const (
 	poolCIDR  = "198.18.77.0/24"
 )
 
-// act returns what carries an operation out. It is called again until it works, since the API server may be down, and
-// changes nothing when it has worked before.
+// act returns the function of an operation. The caller repeats it until it succeeds, because the API server may not
+// respond. A repetition after a success changes nothing.
 func (s *soak) act(op operation, number int) func(context.Context) error {
 	name := client.ObjectKey{Namespace: namespace, Name: op.Cluster}
 	switch op.Kind {
@@ -66,7 +63,7 @@ func (s *soak) act(op operation, number int) func(context.Context) error {
 	return func(context.Context) error { return fmt.Errorf("unknown operation %q", op.Kind) }
 }
 
-// rolloutNow replaces the machines that are older than this moment.
+// rolloutNow replaces the machines that are older than the current time.
 func rolloutNow() string {
 	return fmt.Sprintf(`{"spec":{"rollout":{"after":%q}}}`, time.Now().UTC().Format(time.RFC3339))
 }
@@ -86,7 +83,7 @@ func (s *soak) patchWorkers(op operation, json string) func(context.Context) err
 	return s.patch(&clusterv1.MachineDeployment{}, op.Cluster+"-md-0", json)
 }
 
-// createCluster makes the objects that the CLI would make: one after the other, each as often as needed.
+// createCluster creates the objects that the CLI would create. It repeats each creation until it succeeds.
 func (s *soak) createCluster(ctx context.Context, op operation) error {
 	args := []string{"create", "cluster", op.Cluster, "--namespace", namespace, "--workers", fmt.Sprint(op.Count), "--dry-run"}
 	if op.Pool {
@@ -96,17 +93,13 @@ func (s *soak) createCluster(ctx context.Context, op operation) error {
 	if err != nil {
 		return err
 	}
+	parsed, err := manifest.Parse([]byte(manifests))
+	if err != nil {
+		return err
+	}
 	var objects []client.Object
-	for decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader([]byte(manifests)), 4096); ; {
-		object := &unstructured.Unstructured{}
-		if err := decoder.Decode(object); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return err
-		}
-		if len(object.Object) > 0 {
-			objects = append(objects, object)
-		}
+	for _, object := range parsed {
+		objects = append(objects, object)
 	}
 	return s.createAll(ctx, objects...)
 }
@@ -129,7 +122,7 @@ func (s *soak) deleteAll(ctx context.Context, objects ...client.Object) error {
 	return nil
 }
 
-// deleteMachine deletes one worker by hand: always the one that it found first.
+// deleteMachine deletes one worker. A repetition deletes the same worker.
 func (s *soak) deleteMachine(op operation) func(context.Context) error {
 	var chosen *clusterv1.Machine
 	return func(ctx context.Context) error {
@@ -143,7 +136,7 @@ func (s *soak) deleteMachine(op operation) func(context.Context) error {
 				return ok || !m.DeletionTimestamp.IsZero()
 			})
 			if len(workers) == 0 {
-				return errors.New("there is no worker to delete")
+				return errors.New("no worker to delete")
 			}
 			slices.SortFunc(workers, func(a, b clusterv1.Machine) int { return cmp.Compare(a.Name, b.Name) })
 			chosen = &workers[op.Pick%len(workers)]
@@ -164,9 +157,9 @@ func claimObjects(op operation) (out []client.Object) {
 	return out
 }
 
-// prepare makes the namespace and the pool.
+// prepare creates the namespace and the pool.
 func (s *soak) prepare(ctx context.Context) error {
-	return s.again(ctx, "the namespace and the pool", func(ctx context.Context) error {
+	return s.retry(ctx, "the namespace and the pool", func(ctx context.Context) error {
 		return s.createAll(ctx,
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
 			&ipamv1.CapstanIPPool{
@@ -176,7 +169,7 @@ func (s *soak) prepare(ctx context.Context) error {
 	})
 }
 
-// tryTimeout bounds one try of an operation or a check: an API server that is stopped never answers.
+// tryTimeout bounds one attempt of an operation or a check, because a stopped API server never responds.
 const tryTimeout = 30 * time.Second
 
 func limited(try func(context.Context) error) func(context.Context) error {
@@ -187,8 +180,8 @@ func limited(try func(context.Context) error) func(context.Context) error {
 	}
 }
 
-// again tries until it works or the bound is over.
-func (s *soak) again(ctx context.Context, what string, try func(context.Context) error) error {
+// retry repeats a function until it succeeds or its time is over.
+func (s *soak) retry(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.bound)
 	defer cancel()
 	for {

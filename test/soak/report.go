@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// rememberedFaults are shown when an invariant is violated.
+// rememberedFaults is the number of faults that are shown when an invariant is violated.
 const rememberedFaults = 10
 
-// report counts what was done.
+// report counts the work of a run.
 type report struct {
 	seed  uint64
 	began time.Time
 
 	mu         sync.Mutex
 	faults     map[string]int
-	without    map[string]int // faults that had no victim
+	without    map[string]int // faults without a victim
 	operations map[operationKind]int
 	last       []string
 	watches    int
@@ -97,7 +97,7 @@ func (r *report) print(to io.Writer) {
 	fmt.Fprintf(w, "\nchecks at rest\t\t%d\nchecks under faults\t\t%d\nacknowledged writes\t\t%d\n", len(r.rests), r.watches, r.writes)
 	if len(r.rests) > 0 {
 		slices.Sort(r.rests)
-		fmt.Fprintf(w, "well again after\t\tmedian %.1f s, longest %.1f s\n", r.rests[len(r.rests)/2].Seconds(), r.rests[len(r.rests)-1].Seconds())
+		fmt.Fprintf(w, "recovery after\t\tmedian %.1f s, longest %.1f s\n", r.rests[len(r.rests)/2].Seconds(), r.rests[len(r.rests)-1].Seconds())
 	}
 }
 

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Limits that let a box with two processors survive.
+// Limits for a host with two processors.
 const (
 	maxClusters      = 2
-	maxControlPlanes = 4 // of all clusters
-	maxWorkers       = 2 // of one cluster
+	maxControlPlanes = 4 // in all clusters
+	maxWorkers       = 2 // in one cluster
 	maxClaims        = 60
 	claimsAtOnce     = 20
 	maxFaults        = 4
 )
 
-// operationKind is what a user does.
+// operationKind is the kind of a user's operation.
 type operationKind string
 
 const (
@@ -34,7 +34,7 @@ const (
 	deleteMachineOfSet operationKind = "delete a Machine"
 )
 
-// operation is one act of a user. The fields that its kind does not need are empty.
+// operation is one operation of a user. Fields that its kind does not use are empty.
 type operation struct {
 	Kind    operationKind
 	Cluster string
@@ -56,17 +56,17 @@ func (o operation) String() string {
 	return fmt.Sprintf("%s of %s", o.Kind, o.Cluster)
 }
 
-// faultKind is how something fails.
+// faultKind is the kind of a fault.
 type faultKind string
 
 const (
 	killFault faultKind = "SIGKILL"
-	stopFault faultKind = "SIGSTOP" // and SIGCONT when its time is over
+	stopFault faultKind = "SIGSTOP" // SIGSTOP, and SIGCONT when its time is over
 	cutFault  faultKind = "cut off" // all packets of a machine are dropped for a time
 	wipeFault faultKind = "removed" // firewall rules or a link are deleted
 )
 
-// target names a class of victims; the class exists in every run, the victims in it come and go.
+// target is a class of victims. The classes are the same in every run. Their victims change during a run.
 type target string
 
 const (
@@ -78,7 +78,7 @@ const (
 	targetLink     target = "link of a machine"
 )
 
-// planeTargets are the components of the management plane by the names that its status gives them.
+// planeTargets are the components of the management plane, by their names in its status.
 var planeTargets = []target{"etcd", "kube-apiserver", "kube-controller-manager", "capi-core-manager", "manager", "capstand"}
 
 // fault is one injection.
@@ -86,7 +86,7 @@ type fault struct {
 	Kind   faultKind
 	Target target
 	Pick   int           // which victim, modulo the number of candidates
-	After  time.Duration // since the fault before
+	After  time.Duration // after the previous fault
 	For    time.Duration // of SIGSTOP and of a cut
 }
 
@@ -97,7 +97,7 @@ func (f fault) String() string {
 	return fmt.Sprintf("%s %s", f.Kind, f.Target)
 }
 
-// weightedFaults says how often each fault is chosen.
+// weightedFaults contains the weights of the faults.
 var weightedFaults = func() []choice[fault] {
 	all := []choice[fault]{
 		{3, fault{Kind: killFault, Target: targetMachine}},
@@ -117,14 +117,14 @@ var weightedFaults = func() []choice[fault] {
 	return all
 }()
 
-// step is an operation and the faults that are injected while it is under way.
+// step is an operation and the faults that are injected during it.
 type step struct {
 	Number    int
 	Operation operation
 	Faults    []fault
 }
 
-// wantedCluster is what the operations so far ask for.
+// wantedCluster is the desired state of a cluster after the operations so far.
 type wantedCluster struct {
 	Name          string
 	Pool          bool
@@ -133,8 +133,8 @@ type wantedCluster struct {
 	Operations    int
 }
 
-// schedule makes steps out of a seed. It knows what was asked for and never what became of it, so that one seed is
-// one sequence on every box.
+// schedule creates the steps of a seed. It uses only the desired state and never the observed state, so that a seed has
+// the same sequence on every host.
 type schedule struct {
 	random   *rand.Rand
 	steps    int
@@ -148,7 +148,7 @@ func newSchedule(seed uint64) *schedule {
 	return &schedule{random: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// next decides the next step.
+// next chooses the next step.
 func (s *schedule) next() step {
 	s.steps++
 	op := pick(s.random, s.operations())
@@ -166,7 +166,7 @@ func (s *schedule) next() step {
 	return out
 }
 
-// operations lists what is possible now.
+// operations lists the possible operations.
 func (s *schedule) operations() []choice[operation] {
 	if len(s.clusters) == 0 {
 		return []choice[operation]{{1, s.newCluster()}}
@@ -220,7 +220,7 @@ func (s *schedule) controlPlanes() (n int) {
 	return n
 }
 
-// apply changes what is asked for.
+// apply changes the desired state.
 func (s *schedule) apply(op operation) {
 	i := slices.IndexFunc(s.clusters, func(c wantedCluster) bool { return c.Name == op.Cluster })
 	if i >= 0 {
@@ -246,13 +246,13 @@ func (s *schedule) apply(op operation) {
 	}
 }
 
-// choice is a value and its weight among others.
+// choice is a value and its weight.
 type choice[T any] struct {
 	weight int
 	value  T
 }
 
-// pick chooses one by its weight.
+// pick chooses a value by the weights.
 func pick[T any](random *rand.Rand, all []choice[T]) T {
 	total := 0
 	for _, c := range all {

@@ -18,19 +18,19 @@ func stepsOf(seed uint64, n int) (out []step) {
 	return out
 }
 
-func TestOneSeedIsOneSequence(t *testing.T) {
+func TestSeedDeterminesSteps(t *testing.T) {
 	for seed := range uint64(20) {
 		if a, b := stepsOf(seed, 200), stepsOf(seed, 200); !reflect.DeepEqual(a, b) {
-			t.Fatalf("seed %d makes two sequences", seed)
+			t.Fatalf("seed %d has two sequences", seed)
 		}
 	}
 	if reflect.DeepEqual(stepsOf(1, 20), stepsOf(2, 20)) {
-		t.Error("seeds 1 and 2 make the same sequence")
+		t.Error("seeds 1 and 2 have the same sequence")
 	}
 }
 
-// Whatever the seed, the box is never asked for more than it can run, and nothing is done to a cluster that is not
-// there.
+// For any seed, the host never gets more work than it can run, and each operation and fault is about an existing
+// cluster.
 func TestScheduleStaysWithinItsLimits(t *testing.T) {
 	for seed := range uint64(50) {
 		s, exists := newSchedule(seed), map[string]bool{}
@@ -72,8 +72,8 @@ func checkStep(t *testing.T, st step, clusters []wantedCluster) {
 	}
 }
 
-// Every kind of operation and every fault occurs in a long run: none is dead.
-func TestEverythingOccurs(t *testing.T) {
+// Each kind of operation and each fault occurs in a long run.
+func TestAllOperationsAndFaultsOccur(t *testing.T) {
 	operations, faults := map[operationKind]int{}, map[string]int{}
 	for _, st := range stepsOf(1, 1000) {
 		operations[st.Operation.Kind]++
@@ -89,7 +89,7 @@ func TestEverythingOccurs(t *testing.T) {
 		}
 	}
 	if len(faults) != len(weightedFaults) {
-		t.Errorf("%d faults of %d occur: %v", len(faults), len(weightedFaults), faults)
+		t.Errorf("%d of %d faults occur: %v", len(faults), len(weightedFaults), faults)
 	}
 }
 

@@ -23,8 +23,8 @@ const (
 	writerLabel  = "soak.capstan.dev/writer"
 )
 
-// writer writes to one cluster all the while and keeps what was acknowledged. Its memory does not grow: it writes
-// ascending values under a few keys.
+// writer writes to one cluster all the time and stores the acknowledged values. It writes ascending values under a few
+// keys, so its memory does not grow.
 type writer struct {
 	client *kubernetes.Clientset
 	stop   context.CancelFunc
@@ -59,7 +59,7 @@ func (w *writer) end() {
 	w.done.Wait()
 }
 
-// write sends one value once. Without an answer it may or may not be stored.
+// write sends one value once. Without a response, the value may be stored or not.
 func (w *writer) write(ctx context.Context, key string, value int) {
 	state := w.sending(key, value)
 	object := &corev1.ConfigMap{
@@ -72,7 +72,7 @@ func (w *writer) write(ctx context.Context, key string, value int) {
 	if state.Revision == 0 {
 		answer, err = maps.Create(ctx, object, metav1.CreateOptions{})
 	} else {
-		// On top of the acknowledged revision: an older one, as after a loss, is never overwritten.
+		// Update from the acknowledged revision: a write must not hide a loss by overwriting an older revision.
 		object.ResourceVersion = strconv.Itoa(state.Revision)
 		answer, err = maps.Update(ctx, object, metav1.UpdateOptions{})
 	}
@@ -84,7 +84,7 @@ func (w *writer) write(ctx context.Context, key string, value int) {
 	}
 }
 
-// sending notes that a value is about to be sent, and returns the key's state.
+// sending records that a value is about to be sent, and returns the key's state.
 func (w *writer) sending(key string, value int) written {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *writer) sending(key string, value int) written {
 	return state
 }
 
-// resolve reads what became of a write without an answer.
+// resolve reads the result of a write without a response.
 func (w *writer) resolve(ctx context.Context, key string) {
 	object, err := w.client.CoreV1().ConfigMaps(metav1.NamespaceDefault).Get(ctx, key, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -109,7 +109,7 @@ func (w *writer) resolve(ctx context.Context, key string) {
 	w.acknowledge(key, object, lostWrites(map[string]written{key: w.snapshot()[key]}, map[string]stored{key: found}))
 }
 
-// acknowledge notes what is stored now, and what of the acknowledged was found to be lost.
+// acknowledge records the stored value, and a detected loss.
 func (w *writer) acknowledge(key string, object *corev1.ConfigMap, lost []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,8 +130,8 @@ func storedIn(m *corev1.ConfigMap) (out stored, err error) {
 	return out, err
 }
 
-// check reads everything back. What was acknowledged before the read must be in it. The error says that nothing could
-// be read.
+// check reads all values. They must contain the values that were acknowledged before the read. The error means that the
+// read failed.
 func (w *writer) check(ctx context.Context) (lost []string, err error) {
 	before := w.snapshot()
 	list, err := w.client.CoreV1().ConfigMaps(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: writerLabel})
@@ -144,7 +144,7 @@ func (w *writer) check(ctx context.Context) (lost []string, err error) {
 			return nil, err
 		}
 	}
-	// The writer went on meanwhile: what it has sent until now may have been read.
+	// The writer continues meanwhile: the read values may include all values that it has sent until now.
 	after := w.snapshot()
 	for key, state := range before {
 		state.Tried = after[key].Tried

@@ -22,6 +22,10 @@ type CapstanConfigStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	DataSecretName string `json:"dataSecretName,omitempty"`
 
+	// update is the data of the last update in place.
+	// +optional
+	Update bootstrapv1.ConfigUpdateStatus `json:"update,omitempty,omitzero"`
+
 	// failureReason and failureMessage describe a failure that only deletion ends. Capstan never sets them for
 	// this kind: an invalid spec can be changed, and the controller tries again. See the conditions.
 	// +optional

@@ -7,7 +7,7 @@
 // +kubebuilder:object:generate=true
 // +groupName=bootstrap.capstan.dev
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 package v1beta1
 
 import (

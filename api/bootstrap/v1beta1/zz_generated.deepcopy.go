@@ -77,6 +77,7 @@ func (in *CapstanConfigStatus) DeepCopyInto(out *CapstanConfigStatus) {
 		*out = new(bool)
 		**out = **in
 	}
+	out.Update = in.Update
 	if in.FailureReason != nil {
 		in, out := &in.FailureReason, &out.FailureReason
 		*out = new(string)

@@ -3,6 +3,7 @@ package v1beta2
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
@@ -24,6 +25,16 @@ const AuthoritiesAnnotation = "bootstrap.capstan.dev/certificate-authorities"
 // join, separated by commas: first that of the token in the data, then those of former tokens that machines may still
 // have. An id is no secret.
 const TokenIDsAnnotation = "bootstrap.capstan.dev/token-ids"
+
+// UpdateIDAnnotation on a Secret with update data has status.update.id of the CapstanConfig.
+const UpdateIDAnnotation = "bootstrap.capstan.dev/update-id"
+
+// ConfigGenerationAnnotation on a Secret with update data has the generation of the CapstanConfig in it.
+const ConfigGenerationAnnotation = "bootstrap.capstan.dev/config-generation"
+
+// UpdateSecretName returns the name of the Secret with the data of an update in place, by the name of the Secret with the
+// bootstrap data.
+func UpdateSecretName(dataSecretName string) string { return dataSecretName + "-update" }
 
 const (
 	// RoleInit is the first control plane machine, which creates a new etcd cluster.
@@ -65,7 +76,7 @@ const (
 	WaitingForControlPlaneReason = "WaitingForControlPlaneInitialized"
 	// CertificatesMissingReason: the Secret of a certificate authority is missing or invalid.
 	CertificatesMissingReason = "CertificatesNotAvailable"
-	// SecretMissingReason: a Secret in spec is missing or lacks the key.
+	// SecretMissingReason: a Secret or a ConfigMap in spec is missing or lacks the key.
 	SecretMissingReason = "ReferencedSecretNotAvailable"
 	// InvalidConfigReason: the spec, the Cluster or the Machine is invalid. The user has to change it.
 	InvalidConfigReason = "InvalidConfiguration"
@@ -80,10 +91,15 @@ const (
 	// BootstrapTokenRemovedReason: the machine has joined or needs no token. The token was removed. The condition is
 	// False with this reason, and that is the final state: nothing is wrong.
 	BootstrapTokenRemovedReason = "NoLongerNeeded"
+
+	// UpdateDataAvailableCondition is true when the Secret with the data of an update in place contains the current
+	// specification. It exists only while the CapstanConfig has the annotation of an update in progress. Its reasons are those
+	// of DataSecretAvailable.
+	UpdateDataAvailableCondition = "UpdateDataAvailable"
 )
 
 // CapstanConfigSpec is the desired state of a CapstanConfig: the configuration that turns a machine into a node.
-// It is read once, when the bootstrap data is created.
+// It is read when the bootstrap data is created, and by updates of the machine in place.
 // +kubebuilder:validation:XValidation:rule="!has(self.restore) || (has(self.role) && self.role == 'Init')",message="restore requires role Init: only the first control plane machine can start from a backup"
 // +kubebuilder:validation:XValidation:rule="!has(self.cluster) || !has(self.role) || self.role != 'Worker'",message="cluster requires a control plane role: a worker uses the settings of its control plane"
 type CapstanConfigSpec struct {
@@ -131,6 +147,17 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:items:MaxLength=10240
 	PostCommands []string `json:"postCommands,omitempty"`
 
+	// updateCommands are shell commands that every update of the machine in place runs, after it has written the
+	// files. They do not run when the machine starts for the first time. An interrupted update runs them again, so
+	// they must be repeatable. A command that fails fails the update.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=10240
+	UpdateCommands []string `json:"updateCommands,omitempty"`
+
 	// registries configures image registries: mirrors, credentials and certificates.
 	// +optional
 	// +listType=map
@@ -138,6 +165,14 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	Registries []Registry `json:"registries,omitempty"`
+
+	// proxy is the HTTP proxy through which containerd and the kubelet reach other hosts.
+	// +optional
+	Proxy ProxySpec `json:"proxy,omitempty,omitzero"`
+
+	// kubeProxy configures kube-proxy on the machine.
+	// +optional
+	KubeProxy KubeProxySpec `json:"kubeProxy,omitempty,omitzero"`
 
 	// restore is the etcd backup from which the first control plane machine starts. The control plane provider
 	// sets it.
@@ -205,6 +240,60 @@ type KubeletSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+
+	// configuration has fields of a kubelet.config.k8s.io/v1beta1 KubeletConfiguration. They are merged into that of Capstan as a
+	// JSON merge patch. Fields that Capstan needs for itself are refused. 16 KiB at most.
+	// +optional
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Configuration runtime.RawExtension `json:"configuration,omitempty,omitzero"`
+}
+
+// KubeProxySpec configures kube-proxy.
+// +kubebuilder:validation:MinProperties=1
+type KubeProxySpec struct {
+	// configuration has fields of a kubeproxy.config.k8s.io/v1alpha1 KubeProxyConfiguration. They are merged into that of Capstan
+	// as a JSON merge patch. Fields that Capstan needs for itself are refused. 16 KiB at most.
+	// +optional
+	// +kubebuilder:pruning:PreserveUnknownFields
+	Configuration runtime.RawExtension `json:"configuration,omitempty,omitzero"`
+}
+
+// ProxySpec is an HTTP proxy. The networks of pods, Services and the machine, the cluster's domain and the endpoint are always
+// reached without it.
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="has(self.http) || has(self.https)",message="http or https must be set: noProxy and controlPlane have no effect without a proxy"
+type ProxySpec struct {
+	// http is the URL of the proxy for requests to http URLs, for example http://proxy.example.com:3128.
+	// +optional
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="a proxy URL must not contain credentials: every program on the machine could read them. Let the proxy accept the machines by their addresses"
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != '' && url(self).getEscapedPath() in ['', '/'] && self.matches('^[!-~]+$') && !self.contains('?') && !self.contains('#')",message="expected the URL of a proxy: http:// or https://, a host and a port, for example http://proxy.example.com:3128"
+	HTTP string `json:"http,omitempty"`
+
+	// https is the URL of the proxy for requests to https URLs. Its own scheme is usually http.
+	// +optional
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="a proxy URL must not contain credentials: every program on the machine could read them. Let the proxy accept the machines by their addresses"
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != '' && url(self).getEscapedPath() in ['', '/'] && self.matches('^[!-~]+$') && !self.contains('?') && !self.contains('#')",message="expected the URL of a proxy: http:// or https://, a host and a port, for example http://proxy.example.com:3128"
+	HTTPS string `json:"https,omitempty"`
+
+	// noProxy are hosts, domains, addresses and networks that are reached directly, for example registry.example.com,
+	// .example.com, 10.0.0.9 or 10.0.0.0/8.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	// +kubebuilder:validation:items:Pattern=`^[a-zA-Z0-9.:/_-]+$`
+	NoProxy []string `json:"noProxy,omitempty"`
+
+	// controlPlane lets the API server use the proxy too, for example for an OIDC provider or a webhook outside the cluster.
+	// Default: false.
+	// +optional
+	ControlPlane *bool `json:"controlPlane,omitempty"`
 }
 
 // NodeSpec configures the registration of a Node.
@@ -253,6 +342,7 @@ type Taint struct {
 }
 
 // File is a file on a machine.
+// +kubebuilder:validation:XValidation:rule="!has(self.repeatable) || !self.repeatable || !has(self.append) || !self.append",message="repeatable and append cannot be used together: every update would add the content again"
 // +kubebuilder:validation:XValidation:rule="!has(self.content) || !has(self.contentFrom)",message="content and contentFrom cannot be used together"
 type File struct {
 	// path is the absolute path of the file.
@@ -284,6 +374,11 @@ type File struct {
 	// +optional
 	Append *bool `json:"append,omitempty"`
 
+	// repeatable allows an update of the machine in place to write the file again. The update overwrites changes that the
+	// machine has made to the file. Default: false, a change of the file needs another machine.
+	// +optional
+	Repeatable *bool `json:"repeatable,omitempty"`
+
 	// content is the content of the file.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
@@ -296,13 +391,18 @@ type File struct {
 }
 
 // ContentSource is a source of content.
+// +kubebuilder:validation:XValidation:rule="has(self.secret) != has(self.configMap)",message="exactly one of secret and configMap must be set"
 type ContentSource struct {
 	// secret names a key of a Secret in the namespace of the cluster.
-	// +required
+	// +optional
 	Secret SecretKeyReference `json:"secret,omitempty,omitzero"`
+
+	// configMap names a key of a ConfigMap in the namespace of the cluster.
+	// +optional
+	ConfigMap ConfigMapKeyReference `json:"configMap,omitempty,omitzero"`
 }
 
-// Document is a text, either inline or from a Secret.
+// Document is a text, either inline or from a Secret or ConfigMap.
 // +kubebuilder:validation:XValidation:rule="has(self.content) != has(self.contentFrom)",message="exactly one of content and contentFrom must be set"
 type Document struct {
 	// content is the text.
@@ -331,6 +431,21 @@ type SecretKeyReference struct {
 	Key string `json:"key,omitempty"`
 }
 
+// ConfigMapKeyReference names a key of a ConfigMap in the namespace of the cluster.
+type ConfigMapKeyReference struct {
+	// name is the name of the ConfigMap.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// key is the key in the ConfigMap's data or binaryData.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Key string `json:"key,omitempty"`
+}
+
 // SecretReference names a Secret in the namespace of the cluster.
 type SecretReference struct {
 	// name is the name of the Secret.
@@ -340,7 +455,10 @@ type SecretReference struct {
 	Name string `json:"name,omitempty"`
 }
 
-// Registry configures an image registry.
+// Registry configures an image registry. TLS is always verified: a registry with a certificate of its own needs ca.
+// +kubebuilder:validation:XValidation:rule="has(self.mirrors) || has(self.credentials) || has(self.ca)",message="a registry without mirrors, credentials and ca has no effect: set one of them, or remove the registry"
+// +kubebuilder:validation:XValidation:rule="self.host != '_default' || has(self.mirrors)",message="the registry _default needs mirrors: credentials and ca apply to named hosts only"
+// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || !has(self.mirrors) || self.mirrors.all(m, m.startsWith('https://'))",message="with credentials, every mirror must be an https URL: the credentials would cross the network unencrypted"
 type Registry struct {
 	// host is the host of the registry in image names, for example docker.io. _default applies to all registries
 	// that are not listed.
@@ -350,7 +468,7 @@ type Registry struct {
 	// +kubebuilder:validation:Pattern=`^(_default|[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?(:[0-9]{1,5})?)$`
 	Host string `json:"host,omitempty"`
 
-	// mirrors are tried in order before the registry itself.
+	// mirrors are tried in order before the registry itself. A path of the URL precedes the /v2 of the registry's API.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -358,6 +476,8 @@ type Registry struct {
 	// +kubebuilder:validation:items:MinLength=8
 	// +kubebuilder:validation:items:MaxLength=512
 	// +kubebuilder:validation:items:Pattern=`^https?://.+`
+	// +kubebuilder:validation:XValidation:rule="self.all(m, !m.contains('@'))",message="the URL of a mirror must not contain credentials: name a Secret in credentials"
+	// +kubebuilder:validation:XValidation:rule="self.all(m, isURL(m) && url(m).getHostname() != '' && m.matches('^[!-~]+$') && !m.contains('?') && !m.contains('#'))",message="expected URLs of mirrors: http:// or https://, a host, and perhaps a port and a path, for example https://mirror.example.com:5000"
 	Mirrors []string `json:"mirrors,omitempty"`
 
 	// credentials names a Secret with the keys username and password (kubernetes.io/basic-auth) for the registry
@@ -365,20 +485,17 @@ type Registry struct {
 	// +optional
 	Credentials SecretReference `json:"credentials,omitempty,omitzero"`
 
-	// ca contains the certificate authority of the registry and its mirrors.
+	// ca contains the certificate authorities of the registry and its mirrors, as PEM. Default: the authorities that the machine
+	// trusts.
 	// +optional
-	CA SecretKeyReference `json:"ca,omitempty,omitzero"`
-
-	// insecureSkipVerify disables the verification of the registry's certificate. Default: false.
-	// +optional
-	InsecureSkipVerify *bool `json:"insecureSkipVerify,omitempty"`
+	CA Document `json:"ca,omitempty,omitzero"`
 }
 
 // CapstanConfigStatus is the observed state of a CapstanConfig. It can be rebuilt from the spec, the Machine and
 // the Secret.
 // +kubebuilder:validation:MinProperties=1
 type CapstanConfigStatus struct {
-	// conditions describe the current state: Ready, DataSecretAvailable, BootstrapTokenAvailable, Paused.
+	// conditions describe the current state: Ready, DataSecretAvailable, BootstrapTokenAvailable, UpdateDataAvailable, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -396,7 +513,39 @@ type CapstanConfigStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	DataSecretName string `json:"dataSecretName,omitempty"`
 
+	// update is the data of the last update in place. It is written while Cluster API's annotation of an update in progress
+	// is on the CapstanConfig.
+	// +optional
+	Update ConfigUpdateStatus `json:"update,omitempty,omitzero"`
+
 	// observedGeneration is the latest generation of this object that the controller processed.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// ConfigUpdateStatus names the data of an update in place.
+// +kubebuilder:validation:MinProperties=1
+type ConfigUpdateStatus struct {
+	// id identifies the content of the data, with the Kubernetes version.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	ID string `json:"id,omitempty"`
+
+	// dataSecretName is the name of the Secret with the data.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	DataSecretName string `json:"dataSecretName,omitempty"`
+
+	// kubernetesVersion is the Kubernetes version of the data.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
+
+	// observedGeneration is the generation of the CapstanConfig whose spec the data contains.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`

@@ -51,6 +51,7 @@ const (
 
 // ClusterConfiguration contains the settings of a control plane and of its whole cluster.
 // +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.coreDNS) || !has(self.dns) || self.dns != 'None'",message="coreDNS cannot be set with dns None: the cluster has no CoreDNS"
 type ClusterConfiguration struct {
 	// apiServer configures kube-apiserver.
 	// +optional
@@ -84,6 +85,10 @@ type ClusterConfiguration struct {
 	// +optional
 	DNS DNS `json:"dns,omitempty"`
 
+	// coreDNS configures the cluster's DNS server.
+	// +optional
+	CoreDNS CoreDNSSpec `json:"coreDNS,omitempty,omitzero"`
+
 	// certificateValidityDays is the validity of the certificates on control plane machines in days. The machines
 	// renew them after two thirds of this time. Default: 365.
 	// +optional
@@ -95,6 +100,49 @@ type ClusterConfiguration struct {
 // IsDefined reports whether any field is set.
 func (c *ClusterConfiguration) IsDefined() bool {
 	return !reflect.DeepEqual(c, &ClusterConfiguration{})
+}
+
+// CoreDNSSpec configures CoreDNS. It runs on every control plane machine.
+// +kubebuilder:validation:MinProperties=1
+type CoreDNSSpec struct {
+	// upstreams are the servers for names outside the cluster: an IP address, with a port if it is not 53, for example 10.0.0.53
+	// or [fd00::53]:5353. Default: the resolvers of the machine.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=15
+	// +kubebuilder:validation:items:MinLength=2
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F.:\[\]]+$`
+	Upstreams []string `json:"upstreams,omitempty"`
+
+	// stubDomains are domains with servers of their own.
+	// +optional
+	// +listType=map
+	// +listMapKey=domain
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	StubDomains []StubDomain `json:"stubDomains,omitempty"`
+}
+
+// StubDomain is a domain with servers of its own.
+type StubDomain struct {
+	// domain is the domain with all its names, for example corp.example.com.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?(\.[a-z0-9_]([-a-z0-9_]{0,61}[a-z0-9_])?)*$`
+	Domain string `json:"domain,omitempty"`
+
+	// servers are the servers of the domain: an IP address, with a port if it is not 53.
+	// +required
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=15
+	// +kubebuilder:validation:items:MinLength=2
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F.:\[\]]+$`
+	Servers []string `json:"servers,omitempty"`
 }
 
 // ComponentSpec configures a control plane component.
@@ -127,7 +175,8 @@ type APIServerSpec struct {
 	// +kubebuilder:validation:items:MaxLength=253
 	CertSANs []string `json:"certSANs,omitempty"`
 
-	// auditPolicy is an audit.k8s.io/v1 Policy. Without it the log has who did what, and no bodies of requests.
+	// auditPolicy is an audit.k8s.io/v1 Policy. The default policy records the user and the verb of each request,
+	// without bodies.
 	// +optional
 	AuditPolicy Document `json:"auditPolicy,omitempty,omitzero"`
 

@@ -1,12 +1,12 @@
-// Package v1beta2 contains the bootstrap.capstan.dev API: what a machine needs to know to become a
-// Kubernetes node. The version's name is the Cluster API contract that it satisfies.
+// Package v1beta2 contains the bootstrap.capstan.dev API: the configuration of machines that become Kubernetes nodes.
+// The version's name is the Cluster API contract that it satisfies.
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 //
 // +kubebuilder:object:generate=true
 // +groupName=bootstrap.capstan.dev
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 package v1beta2
 
 import (

@@ -68,6 +68,16 @@ type CapstanControlPlaneSpec struct {
 	// machines are replaced. A new control plane starts with the backup.
 	// +optional
 	Restore controlplanev1.RestoreSpec `json:"restore,omitempty,omitzero"`
+
+	// manifests are objects that are applied to the cluster once, in their order, as soon as its API server answers. A failed
+	// manifest is tried again, and the condition ManifestsApplied names the reason. Later changes of an applied manifest have no
+	// effect.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=20
+	Manifests []controlplanev1.Manifest `json:"manifests,omitempty"`
 }
 
 // MachineTemplate describes the Machines of a control plane.

@@ -82,7 +82,7 @@ type BackupSpec struct {
 	BeforeUpgrade *bool `json:"beforeUpgrade,omitempty"`
 }
 
-// IsDefined says whether there are backups.
+// IsDefined reports whether backups are configured.
 func (b BackupSpec) IsDefined() bool { return b.Store.IsDefined() }
 
 // RestoreSpec names a backup to restore. All data that was written after the backup is lost. The restore happens
@@ -131,7 +131,7 @@ type RestoreSpec struct {
 	OtherAuthorities *bool `json:"otherAuthorities,omitempty"`
 }
 
-// IsDefined says whether a backup is named.
+// IsDefined reports whether a backup is referenced.
 func (r RestoreSpec) IsDefined() bool { return r.Name != "" }
 
 // ID of the restore: the same as long as it is the same one.

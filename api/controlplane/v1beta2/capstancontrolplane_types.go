@@ -30,6 +30,10 @@ const (
 	// RemediationForAnnotation is on the replacement of an unhealthy Machine. It contains the same history.
 	RemediationForAnnotation = "controlplane.capstan.dev/remediation-for"
 
+	// UpdateFromAnnotation is on a Machine during an update in place. It contains the Kubernetes version before the
+	// update. It is the record of the update: any manager continues it.
+	UpdateFromAnnotation = "controlplane.capstan.dev/update-from"
+
 	// DefaultMinHealthyPeriodSeconds is the default period in seconds after which a failure is unrelated to the
 	// previous one.
 	DefaultMinHealthyPeriodSeconds = 3600
@@ -65,6 +69,14 @@ const (
 	// MachineAPIServerHealthyCondition of a Machine: its API server works. It is a readiness gate.
 	MachineAPIServerHealthyCondition = "APIServerHealthy"
 
+	// ManifestsAppliedCondition: every manifest of the spec was applied to the cluster. Only control planes with manifests have it.
+	ManifestsAppliedCondition = "ManifestsApplied"
+	// ManifestsAppliedReason: the manifests were applied.
+	ManifestsAppliedReason = "Applied"
+	// ManifestsNotAppliedReason: a manifest was not applied yet, for example because the API server refuses an object. The message
+	// names the manifest and the object. The controller retries.
+	ManifestsNotAppliedReason = "NotApplied"
+
 	// HealthyReason, NotHealthyReason and HealthUnknownReason are the reasons of health conditions.
 	HealthyReason       = "Healthy"
 	NotHealthyReason    = "NotHealthy"
@@ -91,6 +103,17 @@ const (
 	WaitingForWorkersReason = "WaitingForWorkersDeletion"
 	// CannotChangeMachinesReason of MachinesUpToDate: a change of the template cannot be applied to the Machines.
 	CannotChangeMachinesReason = "CannotChangeMachines"
+	// UpdatingCondition: a machine is updated in place. The message contains the step and the number of machines that
+	// remain.
+	UpdatingCondition = clusterv1.MachineUpdatingCondition
+	// UpdatingReason: an update in place is running.
+	UpdatingReason = "Updating"
+	// NotUpdatingReason: no update in place is running.
+	NotUpdatingReason = "NotUpdating"
+	// UpdateFailedReason: an update in place failed or was rolled back. No other machine is updated.
+	UpdateFailedReason = "UpdateFailed"
+	// CannotUpdateReason: the policy is Only, and a change needs other machines. The message names the field.
+	CannotUpdateReason = "CannotUpdateInPlace"
 	// WaitingForMachinesReason: control plane machines are being deleted.
 	WaitingForMachinesReason = "WaitingForMachineDeletion"
 )
@@ -160,6 +183,16 @@ type CapstanControlPlaneSpec struct {
 	// machines are replaced. A new control plane starts with the backup.
 	// +optional
 	Restore RestoreSpec `json:"restore,omitempty,omitzero"`
+
+	// manifests are objects that are applied to the cluster once, in their order, as soon as its API server answers. A failed
+	// manifest is tried again, and the condition ManifestsApplied names the reason. Later changes of an applied manifest have no
+	// effect.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=20
+	Manifests []Manifest `json:"manifests,omitempty"`
 }
 
 // MachineTemplate describes the Machines of a control plane.
@@ -242,7 +275,7 @@ type RolloutSpec struct {
 	// +optional
 	After metav1.Time `json:"after,omitempty,omitzero"`
 
-	// strategy configures how machines are replaced.
+	// strategy configures how machines are replaced or updated.
 	// +optional
 	Strategy RolloutStrategy `json:"strategy,omitempty,omitzero"`
 }
@@ -258,8 +291,23 @@ type RolloutBeforeSpec struct {
 	CertificatesExpiryDays int32 `json:"certificatesExpiryDays,omitempty"`
 }
 
-// RolloutStrategy configures how machines are replaced.
+// InPlacePolicy selects between updates of existing machines and their replacement.
+// +kubebuilder:validation:Enum=Never;Prefer;Only
+type InPlacePolicy string
+
+const (
+	// InPlaceNever replaces outdated machines.
+	InPlaceNever InPlacePolicy = "Never"
+	// InPlacePrefer updates an outdated machine in place if every change can be made in place. Otherwise it replaces the
+	// machine.
+	InPlacePrefer InPlacePolicy = "Prefer"
+	// InPlaceOnly updates outdated machines in place. A change that needs another machine stops the rollout.
+	InPlaceOnly InPlacePolicy = "Only"
+)
+
+// RolloutStrategy configures how machines are replaced or updated.
 // +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.drainBeforeUpdate) || !self.drainBeforeUpdate || (has(self.inPlace) && self.inPlace != 'Never')",message="drainBeforeUpdate requires inPlace Prefer or Only: a machine is always drained before its replacement"
 type RolloutStrategy struct {
 	// type is the strategy. The only value and default is RollingUpdate.
 	// +required
@@ -268,6 +316,18 @@ type RolloutStrategy struct {
 	// rollingUpdate configures the type RollingUpdate.
 	// +optional
 	RollingUpdate RollingUpdate `json:"rollingUpdate,omitempty,omitzero"`
+
+	// inPlace selects between updates in place and replacement. Never (default) replaces outdated machines. Prefer
+	// updates a machine in place if every change can be made in place, and replaces it otherwise. Only never
+	// replaces an outdated machine: a change that needs another machine stops the rollout, and the condition
+	// RollingOut names the field.
+	// +optional
+	InPlace InPlacePolicy `json:"inPlace,omitempty"`
+
+	// drainBeforeUpdate drains the Node and waits for the detachment of its volumes before an update in place. The
+	// timeouts of machineTemplate.spec.deletion apply. Default: false, pods keep running during the update.
+	// +optional
+	DrainBeforeUpdate *bool `json:"drainBeforeUpdate,omitempty"`
 }
 
 // RollingUpdate configures the replacement of machines one at a time.
@@ -337,8 +397,8 @@ type KubeconfigSpec struct {
 // +kubebuilder:validation:MinProperties=1
 type CapstanControlPlaneStatus struct {
 	// conditions describe the current state: Available, Initialized, CertificatesAvailable, KubeconfigAvailable,
-	// EtcdClusterHealthy, ControlPlaneComponentsHealthy, MachinesReady, MachinesUpToDate, RollingOut, ScalingUp,
-	// ScalingDown, Remediating, Deleting, Paused, CertificateAuthorityRotating, BackupSucceeded, Restored.
+	// EtcdClusterHealthy, ControlPlaneComponentsHealthy, MachinesReady, MachinesUpToDate, RollingOut, Updating,
+	// ScalingUp, ScalingDown, Remediating, Deleting, Paused, CertificateAuthorityRotating, BackupSucceeded, Restored.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -446,6 +506,7 @@ type LastRemediationStatus struct {
 // +kubebuilder:printcolumn:name="Current",type=integer,JSONPath=".status.replicas",description="Existing machines"
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=".status.readyReplicas",description="Ready machines"
 // +kubebuilder:printcolumn:name="Up-to-date",type=integer,JSONPath=".status.upToDateReplicas",description="Up-to-date machines"
+// +kubebuilder:printcolumn:name="Updating",type="string",JSONPath=`.status.conditions[?(@.type=="Updating")].status`,description="A machine is updated in place",priority=10
 // +kubebuilder:printcolumn:name="Paused",type="string",JSONPath=`.status.conditions[?(@.type=="Paused")].status`,description="Reconciliation paused",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 // +kubebuilder:printcolumn:name="Version",type=string,JSONPath=".spec.version",description="Kubernetes version"

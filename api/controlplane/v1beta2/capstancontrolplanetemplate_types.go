@@ -62,6 +62,16 @@ type CapstanControlPlaneTemplateResourceSpec struct {
 	// backup configures backups of etcd and their store. Each cluster has its own folder in the store.
 	// +optional
 	Backup BackupSpec `json:"backup,omitempty,omitzero"`
+
+	// manifests are objects that are applied to the cluster once, in their order, as soon as its API server answers. A failed
+	// manifest is tried again, and the condition ManifestsApplied names the reason. Later changes of an applied manifest have no
+	// effect.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=20
+	Manifests []Manifest `json:"manifests,omitempty"`
 }
 
 // TemplateMachineTemplate describes the Machines of a control plane that is created from a template.

@@ -19,7 +19,7 @@ const (
 	DroppingOldReason = "DroppingOld"
 	// NotRotatingReason: there is one certificate authority, and all parts of the cluster have it.
 	NotRotatingReason = "NotRotating"
-	// AuthorityNotOwnedReason: the certificate authority is provided by the user, who has to do the next step.
+	// AuthorityNotOwnedReason: the user provides the certificate authority and must do the next step.
 	AuthorityNotOwnedReason = "NotOwned"
 )
 

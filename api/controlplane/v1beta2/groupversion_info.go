@@ -1,12 +1,12 @@
 // Package v1beta2 contains the controlplane.capstan.dev API: Kubernetes control planes on machines.
 // The version's name is the Cluster API contract that it satisfies.
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 //
 // +kubebuilder:object:generate=true
 // +groupName=controlplane.capstan.dev
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 package v1beta2
 
 import (

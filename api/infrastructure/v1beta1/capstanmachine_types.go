@@ -45,6 +45,10 @@ type CapstanMachineStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Restarts *int32 `json:"restarts,omitempty"`
 
+	// update is the last update of the machine in place, as its host reports it.
+	// +optional
+	Update infrav1.MachineUpdateStatus `json:"update,omitempty,omitzero"`
+
 	// conditions are Cluster API's v1beta1 conditions with a severity, derived from v1beta2.conditions.
 	// +optional
 	// +listType=map
@@ -70,6 +74,7 @@ type CapstanMachineStatus struct {
 // +kubebuilder:printcolumn:name="Machine",type="string",JSONPath=".metadata.ownerReferences[?(@.kind==\"Machine\")].name",description="Owning Machine",priority=10
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The machine runs and its services are healthy"
 // +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
+// +kubebuilder:printcolumn:name="Updating",type="string",JSONPath=`.status.conditions[?(@.type=="Updating")].status`,description="An update in place runs",priority=10
 // +kubebuilder:printcolumn:name="Host",type="string",JSONPath=".spec.hostName",description="Host"
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.network.addresses[0].address",description="First address"
 // +kubebuilder:printcolumn:name="ProviderID",type="string",JSONPath=".spec.providerID",description="Provider ID"

@@ -471,6 +471,7 @@ func (in *CapstanMachineStatus) DeepCopyInto(out *CapstanMachineStatus) {
 		*out = new(int32)
 		**out = **in
 	}
+	in.Update.DeepCopyInto(&out.Update)
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make(corev1beta1.Conditions, len(*in))

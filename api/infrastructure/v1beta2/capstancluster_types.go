@@ -31,6 +31,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.port) || (has(self.controlPlaneEndpoint) && has(self.controlPlaneEndpoint.port) && self.controlPlaneEndpoint.port == oldSelf.controlPlaneEndpoint.port)",message="the port of controlPlaneEndpoint cannot be changed once it is set: certificates and kubeconfigs contain it"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancer) || !has(oldSelf.loadBalancer.address) || has(self.loadBalancer)",message="loadBalancer cannot be removed once the load balancer has its address from a pool: certificates and kubeconfigs contain it"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.addressFromPool)) == (has(self.loadBalancer) && has(self.loadBalancer.addressFromPool))",message="addressFromPool cannot be added to a cluster that has an endpoint: set it when you create the cluster"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.overlay)) == (has(self.network) && has(self.network.overlay))",message="network.overlay cannot be added or removed once the network exists on a host (see loadBalancerHosts)"
 type CapstanClusterSpec struct {
 	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id, so a new cluster under an old name never adopts the remains
@@ -42,7 +43,9 @@ type CapstanClusterSpec struct {
 	ID string `json:"id,omitempty"`
 
 	// controlPlaneEndpoint is the address of the cluster's API server. The controller sets it from the load
-	// balancer. A value that you set is kept. Host and port cannot be changed after they are set.
+	// balancer. A value that you set is kept. With network.overlay it is one of the virtualAddresses of the load
+	// balancer's host. If it has none, it is the tunnelAddress of this host and a port of the manager's flag
+	// --endpoint-port-range. Host and port cannot be changed after they are set.
 	// +optional
 	ControlPlaneEndpoint clusterv1.APIEndpoint `json:"controlPlaneEndpoint,omitempty,omitzero"`
 
@@ -51,13 +54,14 @@ type CapstanClusterSpec struct {
 	LoadBalancer LoadBalancerSpec `json:"loadBalancer,omitempty,omitzero"`
 
 	// loadBalancerHosts lists the hosts on which the load balancer and its network were created: the host of
-	// loadBalancer.hostName and, after a move, previous hosts that still have them. The controller writes this
-	// list before it creates anything on a host. Deletion of the cluster waits for all of them.
+	// loadBalancer.hostName, all hosts with machines if the cluster has network.overlay, and previous hosts that
+	// still have them. The controller writes this list before it creates anything on a host. Deletion of the
+	// cluster waits for all of them.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:MaxItems=1000
 	LoadBalancerHosts []LoadBalancerHost `json:"loadBalancerHosts,omitempty"`
 
 	// network configures the network of the cluster's machines.
@@ -69,6 +73,28 @@ type CapstanClusterSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || self.matchLabels.size() <= 64) && (!has(self.matchExpressions) || (self.matchExpressions.size() <= 16 && self.matchExpressions.all(e, !has(e.values) || e.values.size() <= 64)))",message="hostSelector may have 64 labels, and 16 expressions with 64 values each"
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
+
+	// services makes Services of the cluster reachable from outside of the hosts. If empty, no Service is.
+	// +optional
+	Services ClusterServicesSpec `json:"services,omitempty,omitzero"`
+}
+
+// ClusterServicesSpec makes Services of a cluster reachable from outside of the hosts.
+// +kubebuilder:validation:MinProperties=1
+type ClusterServicesSpec struct {
+	// loadBalancer publishes the Services of type LoadBalancer whose loadBalancerClass is capstan.dev/host or empty. If not
+	// set, Capstan leaves these Services alone.
+	// +optional
+	LoadBalancer *ServiceLoadBalancerSpec `json:"loadBalancer,omitempty"`
+}
+
+// ServiceLoadBalancerSpec publishes Services of type LoadBalancer. At most 64 Services with together 256 ports are published.
+// +kubebuilder:validation:XValidation:rule="self.addressesFromPool == oldSelf.addressesFromPool",message="addressesFromPool cannot be changed while Services have addresses from it: remove loadBalancer, which ends the publication, and set it again"
+type ServiceLoadBalancerSpec struct {
+	// addressesFromPool names the IPAM pool of the addresses. Each Service gets an IPv4 address of its own. A host must
+	// allow the addresses: see spec.services of CapstanHost.
+	// +required
+	AddressesFromPool IPPoolReference `json:"addressesFromPool,omitempty,omitzero"`
 }
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.
@@ -164,6 +190,30 @@ type ClusterNetworkSpec struct {
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked() && cidr(self).ip().family() == 6",message="machineIPv6CIDR must be an IPv6 network without host bits, for example fd00:10:200:8::/64"
 	MachineIPv6CIDR string `json:"machineIPv6CIDR,omitempty"`
+
+	// overlay connects the cluster's network across hosts. The controller sets it before it creates anything if the
+	// host of the load balancer has a tunnelAddress, and never changes it after the cluster is provisioned. If empty,
+	// the network stays on one box.
+	// +optional
+	Overlay NetworkOverlay `json:"overlay,omitempty,omitzero"`
+}
+
+// NetworkOverlay is how hosts exchange the traffic of a cluster's network: VXLAN between their tunnelAddresses.
+// +kubebuilder:validation:XValidation:rule="self.mtu == oldSelf.mtu",message="mtu is written once by the controller and cannot be changed: the machines have it"
+type NetworkOverlay struct {
+	// vni is the VXLAN network identifier. Each cluster has its own. Of two clusters with the same one, only the one that
+	// was provisioned first, or else the older one, is served.
+	// +required
+	// +kubebuilder:validation:Minimum=4096
+	// +kubebuilder:validation:Maximum=16777215
+	VNI int32 `json:"vni,omitempty"`
+
+	// mtu is the largest IP packet of the machines, in bytes: 1450, or 1430 if the tunnelAddress is an IPv6 address.
+	// All hosts must be able to exchange packets that are 50 bytes larger, or 70 with IPv6.
+	// +required
+	// +kubebuilder:validation:Minimum=1280
+	// +kubebuilder:validation:Maximum=9000
+	MTU int32 `json:"mtu,omitempty"`
 }
 
 // String returns the machine networks for messages.
@@ -174,8 +224,8 @@ func (n ClusterNetworkSpec) String() string {
 // CapstanClusterStatus is the observed state of a CapstanCluster. It can be rebuilt from the spec and the hosts.
 // +kubebuilder:validation:MinProperties=1
 type CapstanClusterStatus struct {
-	// conditions describe the current state: Ready, HostsAvailable, NetworkReady, LoadBalancerReady, Deleting,
-	// Paused.
+	// conditions describe the current state: Ready, HostsAvailable, NetworkReady, LoadBalancerReady,
+	// ServicesPublished, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

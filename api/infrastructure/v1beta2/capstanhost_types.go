@@ -9,6 +9,22 @@ import (
 // owner of the Secret.
 const HostCredentialsLabel = "infrastructure.capstan.dev/host-credentials"
 
+// Joining of hosts: `capstan host token` and `capstan host join`.
+const (
+	// HostSignerName is the signer of the CertificateSigningRequests with which hosts join.
+	HostSignerName = "infrastructure.capstan.dev/host"
+	// HostJoinServiceAccount is the service account of join tokens, in the namespace of the infrastructure provider. It can
+	// create and read CertificateSigningRequests, and nothing else.
+	HostJoinServiceAccount = "capstan-infrastructure-host-join"
+	// HostTokenLabel marks the Secrets of join tokens. They contain the terms of the tokens, and not the tokens.
+	HostTokenLabel = "infrastructure.capstan.dev/host-token"
+	// HostRotateAuthorityAnnotation of a CapstanHost that joined requests another authority for its certificates. The
+	// controller removes the annotation.
+	HostRotateAuthorityAnnotation = "infrastructure.capstan.dev/rotate-authority"
+	// HostJoinAnnotation of a CertificateSigningRequest contains the properties of the joining host, as JSON.
+	HostJoinAnnotation = "infrastructure.capstan.dev/host-join"
+)
+
 // MaxUnknownMachines is how many machines status.unknownMachines lists.
 const MaxUnknownMachines = 100
 
@@ -44,9 +60,121 @@ type CapstanHostSpec struct {
 	// +optional
 	ControlPlane *bool `json:"controlPlane,omitempty"`
 
+	// tunnelAddress is an IP address of the host that the other hosts reach. Over it the host exchanges the traffic of
+	// clusters that span several boxes (VXLAN, UDP port 4789). A new cluster whose load balancer is on a host with a
+	// tunnelAddress can have machines on all hosts with one. Hosts of one box have the same tunnelAddress. Change it
+	// only while the host has no machines and no load balancers of such clusters. If empty, the host shares clusters
+	// only with hosts of its own box.
+	// +optional
+	// +kubebuilder:validation:MinLength=2
+	// +kubebuilder:validation:MaxLength=39
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self) && ip(self).isGlobalUnicast()",message="tunnelAddress must be a unicast IP address in canonical form, for example 192.0.2.10"
+	TunnelAddress string `json:"tunnelAddress,omitempty"`
+
+	// virtualAddresses are IPv4 networks, or single addresses with /32, from which control plane endpoints of clusters
+	// across hosts get an address that moves between their hosts. The addresses are in the network of an interface of
+	// the host, for all hosts of a cluster in the same one, and nothing else there has them. A new cluster whose load
+	// balancer is on this host gets one of them as its endpoint, or the one that its controlPlaneEndpoint names. Clusters
+	// can have no virtual address that is not in this list. If empty, endpoints are addresses of one host.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=9
+	// +kubebuilder:validation:items:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).ip().family() == 4 && cidr(n).prefixLength() >= 16 && cidr(n).ip().isGlobalUnicast())",message="virtualAddresses must be IPv4 networks of at most 65536 addresses and without host bits, for example 192.0.2.64/28 or 192.0.2.10/32"
+	VirtualAddresses []string `json:"virtualAddresses,omitempty"`
+
+	// services allows clusters to publish Services of type LoadBalancer at addresses of the host. If not set, no cluster can.
+	// +optional
+	Services *HostServices `json:"services,omitempty"`
+
+	// taints keep new machines off the host, unless spec.hostTolerations of the CapstanMachine tolerates them. They steer the
+	// placement and are no access control: see allowedNamespaces. Load balancers do not regard them.
+	// +optional
+	// +listType=map
+	// +listMapKey=key
+	// +listMapKey=effect
+	// +kubebuilder:validation:MaxItems=16
+	Taints []HostTaint `json:"taints,omitempty"`
+
 	// unschedulable prevents new machines on the host. Existing machines continue. Default: false.
 	// +optional
 	Unschedulable *bool `json:"unschedulable,omitempty"`
+
+	// drain replaces the machines of the host on other hosts. Nothing new is placed on the host. Capstan deletes the
+	// Machines one after another, of each cluster at most one control plane Machine and one worker at a time, and only
+	// while all others of the cluster are Available. Their owners create the replacements. The condition Drained shows the
+	// progress. Default: false.
+	// +optional
+	Drain *bool `json:"drain,omitempty"`
+
+	// fencing lets the host stop its machines when it is cut off. If not set, the host never stops them.
+	// +optional
+	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
+}
+
+// HostFencing is when a host stops its machines.
+// +kubebuilder:validation:MinProperties=1
+type HostFencing struct {
+	// stopAfterSeconds is the time after which the host stops a machine, if it reaches neither a manager of this management
+	// cluster nor any other host of the machine's cluster. A stopped machine starts again when a manager confirms it. The
+	// machines of a cluster that is on one host only are never stopped. Do not set it on hosts that run the management cluster
+	// itself.
+	// +required
+	// +kubebuilder:validation:Minimum=30
+	// +kubebuilder:validation:Maximum=3600
+	StopAfterSeconds *int32 `json:"stopAfterSeconds,omitempty"`
+}
+
+// HostServices allows clusters to publish Services at addresses of a host.
+type HostServices struct {
+	// addresses are IPv4 networks, or single addresses with /32, from which Services can have addresses. They are in the
+	// network of an interface of the host, and nothing else there has them. Clients of this network reach the Services.
+	// +required
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=9
+	// +kubebuilder:validation:items:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).ip().family() == 4 && cidr(n).prefixLength() >= 16 && cidr(n).ip().isGlobalUnicast())",message="addresses must be IPv4 networks of at most 65536 addresses and without host bits, for example 192.0.2.64/28 or 192.0.2.10/32"
+	Addresses []string `json:"addresses,omitempty"`
+
+	// allowedNamespaces selects the namespaces whose clusters may publish Services on the host. It has to be set: a host that
+	// admits the machines of a namespace does not thereby open ports for it.
+	// +required
+	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces,omitempty,omitzero"`
+}
+
+// HostTaintEffect is what a taint does with machines that do not tolerate it.
+// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule
+type HostTaintEffect string
+
+const (
+	// HostTaintNoSchedule keeps new machines off the host. Existing machines continue.
+	HostTaintNoSchedule HostTaintEffect = "NoSchedule"
+	// HostTaintPreferNoSchedule places new machines on other hosts, if one of them accepts the machine.
+	HostTaintPreferNoSchedule HostTaintEffect = "PreferNoSchedule"
+)
+
+// HostTaint keeps machines off a host that do not tolerate it.
+type HostTaint struct {
+	// key is the name of the taint, in the form of a label's key.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
+	Key string `json:"key,omitempty"`
+
+	// value belongs to the key, in the form of a label's value. Default: the empty value.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	Value string `json:"value,omitempty"`
+
+	// effect is NoSchedule or PreferNoSchedule. To remove the machines of a host, set its drain.
+	// +required
+	Effect HostTaintEffect `json:"effect,omitempty"`
 }
 
 // SecretReference names a Secret.
@@ -83,7 +211,7 @@ type AllowedNamespaces struct {
 // CapstanHostStatus is the observed state of a CapstanHost.
 // +kubebuilder:validation:MinProperties=1
 type CapstanHostStatus struct {
-	// conditions describe the current state: Ready, Connected, Deleting, Paused.
+	// conditions describe the current state: Ready, Connected, Drained, Fencing, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -123,6 +251,10 @@ type CapstanHostStatus struct {
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 
+	// system contains the software of the host.
+	// +optional
+	System HostSystem `json:"system,omitempty,omitzero"`
+
 	// boxID identifies the Linux box of the host. All hosts on one box have the same boxID. All machines of a
 	// cluster are placed on hosts of one box, because the cluster's network does not leave it. A host without a
 	// boxID is treated as a host of any box.
@@ -130,6 +262,10 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	BoxID string `json:"boxID,omitempty"`
+
+	// fencing is the fencing that the host has acknowledged. It is empty while a change is not acknowledged.
+	// +optional
+	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
 
 	// unknownMachines are machines on the host that belong to this management cluster and have no
 	// CapstanMachine, as after the restore of an old etcd; the first 100 by id. They run on, and their addresses are not
@@ -144,6 +280,34 @@ type CapstanHostStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// HostSystem is the software of a host.
+// +kubebuilder:validation:MinProperties=1
+type HostSystem struct {
+	// capstandVersion is the version of the running capstand, for example v0.1.0.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	CapstandVersion string `json:"capstandVersion,omitempty"`
+
+	// kernelVersion is the release of the kernel, as `uname -r` prints it.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	KernelVersion string `json:"kernelVersion,omitempty"`
+
+	// osImage is the name of the distribution: PRETTY_NAME of os-release(5).
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	OSImage string `json:"osImage,omitempty"`
+
+	// cgroupVersion is 1 or 2.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2
+	CgroupVersion *int32 `json:"cgroupVersion,omitempty"`
 }
 
 // DiskBackend is how a host limits the disks of machines.
@@ -211,6 +375,8 @@ type UnknownMachine struct {
 // +kubebuilder:printcolumn:name="Free",type="string",JSONPath=".status.allocatable.memory",description="Free memory"
 // +kubebuilder:printcolumn:name="Disk",type="string",JSONPath=".status.capacity.ephemeral-storage",description="Size of the file system for machines' disks",priority=10
 // +kubebuilder:printcolumn:name="Versions",type="string",JSONPath=".status.versions",description="Kubernetes versions",priority=10
+// +kubebuilder:printcolumn:name="Capstand",type="string",JSONPath=".status.system.capstandVersion",description="Version of capstand",priority=10
+// +kubebuilder:printcolumn:name="Kernel",type="string",JSONPath=".status.system.kernelVersion",description="Release of the kernel",priority=10
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.address",description="capstand's address",priority=10
 // +kubebuilder:printcolumn:name="Age",type="date",JSONPath=".metadata.creationTimestamp",description="Time since creation"
 

@@ -24,7 +24,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.hostID) || (has(self.hostID) && self.hostID == oldSelf.hostID)",message="hostID is written once by the controller and cannot be changed"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.providerID) || !has(oldSelf.network) || !has(oldSelf.network.addresses) || (has(self.network) && has(self.network.addresses) && self.network.addresses == oldSelf.network.addresses)",message="network.addresses cannot be changed once the machine exists: it keeps its addresses for life"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.network) && has(oldSelf.network.addressesFromPools) ? has(self.network) && has(self.network.addressesFromPools) && self.network.addressesFromPools == oldSelf.network.addressesFromPools : !has(self.network) || !has(self.network.addressesFromPools))",message="network.addressesFromPools cannot be changed once the machine has its id: its addresses were claimed from these pools"
-// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.disk) && has(oldSelf.disk.size) ? has(self.disk) && has(self.disk.size) && (!string(self.disk.size).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self.disk.size)).compareTo(quantity(string(oldSelf.disk.size))) == 0) : !has(self.disk) || !has(self.disk.size))",message="disk cannot be changed once the machine has its id: replace the machine"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.id) || (has(oldSelf.disk) && has(oldSelf.disk.size) ? has(self.disk) && has(self.disk.size) && (!string(self.disk.size).matches('^[0-9]{1,19}([.][0-9]{1,9})?([kMGTPE]i?)?$') || quantity(string(self.disk.size)).compareTo(quantity(string(oldSelf.disk.size))) >= 0) : !has(self.disk) || !has(self.disk.size))",message="disk cannot shrink once the machine has its id: replace the machine"
 type CapstanMachineSpec struct {
 	// id identifies this machine on its host. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id.
@@ -41,7 +41,7 @@ type CapstanMachineSpec struct {
 	ProviderID string `json:"providerID,omitempty"`
 
 	// hostName is the name of the CapstanHost that runs the machine. If empty, the controller chooses a host by
-	// failure domain, then by free memory. It cannot be changed.
+	// failure domain, selectors, taints, the other machines of the cluster, and free memory. It cannot be changed.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -59,6 +59,13 @@ type CapstanMachineSpec struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || self.matchLabels.size() <= 64) && (!has(self.matchExpressions) || (self.matchExpressions.size() <= 16 && self.matchExpressions.all(e, !has(e.values) || e.values.size() <= 64)))",message="hostSelector may have 64 labels, and 16 expressions with 64 values each"
 	HostSelector *metav1.LabelSelector `json:"hostSelector,omitempty"`
+
+	// hostTolerations are the taints of hosts that do not keep the machine off. A toleration gives no access to a host: see
+	// spec.allowedNamespaces of the CapstanHost.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	HostTolerations []HostToleration `json:"hostTolerations,omitempty"`
 
 	// image is the name of the machine's root file system on the host. Default: `host`, the host's own /usr.
 	// +optional
@@ -88,13 +95,51 @@ type CapstanMachineSpec struct {
 	// +kubebuilder:validation:Maximum=1048576
 	PidsLimit int64 `json:"pidsLimit,omitempty"`
 
-	// disk configures the machine's disk. It cannot be changed once the machine has its id.
+	// disk configures the machine's disk. Once the machine has its id, an update in place can enlarge a disk with a size;
+	// nothing can shrink it.
 	// +optional
 	Disk MachineDiskSpec `json:"disk,omitempty,omitzero"`
 
 	// network configures the machine's attachment to the network of its cluster.
 	// +optional
 	Network MachineNetworkSpec `json:"network,omitempty,omitzero"`
+}
+
+// HostTolerationOperator compares a toleration with a taint.
+// +kubebuilder:validation:Enum=Exists;Equal
+type HostTolerationOperator string
+
+const (
+	// HostTolerationExists tolerates each value of the key.
+	HostTolerationExists HostTolerationOperator = "Exists"
+	// HostTolerationEqual tolerates the value of the toleration.
+	HostTolerationEqual HostTolerationOperator = "Equal"
+)
+
+// HostToleration matches taints of hosts, as the toleration of a pod matches taints of Nodes.
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="has(self.key) || (has(self.operator) && self.operator == 'Exists')",message="operator must be Exists if key is empty, which tolerates all taints"
+// +kubebuilder:validation:XValidation:rule="!has(self.value) || !has(self.operator) || self.operator == 'Equal'",message="value must be empty if operator is Exists"
+type HostToleration struct {
+	// key is the key of the taints. If empty, the toleration matches all keys.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	Key string `json:"key,omitempty"`
+
+	// operator is Exists, which matches all values, or Equal. Default: Equal.
+	// +optional
+	Operator HostTolerationOperator `json:"operator,omitempty"`
+
+	// value is the value of the taints, for the operator Equal.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Value string `json:"value,omitempty"`
+
+	// effect is the effect of the taints. If empty, the toleration matches all effects.
+	// +optional
+	Effect HostTaintEffect `json:"effect,omitempty"`
 }
 
 // MachineDiskSpec configures the disk of a machine.
@@ -181,7 +226,7 @@ type InterfaceAddress struct {
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachineStatus struct {
 	// conditions describe the current state: Ready, HostAssigned, AddressesAssigned, MachineRunning,
-	// BootstrapSucceeded, ServicesHealthy, Deleting, Paused.
+	// BootstrapSucceeded, ServicesHealthy, Updating, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -209,7 +254,79 @@ type CapstanMachineStatus struct {
 	// +kubebuilder:validation:Minimum=0
 	Restarts *int32 `json:"restarts,omitempty"`
 
+	// update is the last update of the machine in place, as its host reports it.
+	// +optional
+	Update MachineUpdateStatus `json:"update,omitempty,omitzero"`
+
 	// observedGeneration is the latest generation of this object that the controller processed.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// UpdatePhase is the progress or the result of an update in place.
+// +kubebuilder:validation:Enum=Pending;Running;Succeeded;Failed;RolledBack
+type UpdatePhase string
+
+const (
+	// UpdatePending is an update that the host has recorded and not begun.
+	UpdatePending UpdatePhase = "Pending"
+	// UpdateRunning is an update that the host or the machine carries out.
+	UpdateRunning UpdatePhase = "Running"
+	// UpdateSucceeded is an update after which the machine is healthy with the desired state.
+	UpdateSucceeded UpdatePhase = "Succeeded"
+	// UpdateFailed is an update that ended and could not be undone completely.
+	UpdateFailed UpdatePhase = "Failed"
+	// UpdateRolledBack is an update that was undone: the machine has its previous state.
+	UpdateRolledBack UpdatePhase = "RolledBack"
+)
+
+// MachineUpdateStatus is the state of an update of a machine in place.
+// +kubebuilder:validation:MinProperties=1
+type MachineUpdateStatus struct {
+	// id identifies the update. It depends on everything that the update sets.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	ID string `json:"id,omitempty"`
+
+	// phase is the progress or the result.
+	// +optional
+	Phase UpdatePhase `json:"phase,omitempty"`
+
+	// step is the step that runs, or the step that failed.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	Step string `json:"step,omitempty"`
+
+	// message describes the progress, or the cause of a failure.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+
+	// startTime is the time at which the host recorded the update.
+	// +optional
+	StartTime metav1.Time `json:"startTime,omitempty,omitzero"`
+
+	// completionTime is the time at which the update ended.
+	// +optional
+	CompletionTime metav1.Time `json:"completionTime,omitempty,omitzero"`
+
+	// kubernetesVersion is the Kubernetes version that the update sets.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
+
+	// configUpdateID is status.update.id of the CapstanConfig that the update applies.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	ConfigUpdateID string `json:"configUpdateID,omitempty"`
+
+	// observedGeneration is the generation of the CapstanMachine whose spec the update sets.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -232,6 +349,7 @@ type CapstanMachineInitializationStatus struct {
 // +kubebuilder:printcolumn:name="Machine",type="string",JSONPath=".metadata.ownerReferences[?(@.kind==\"Machine\")].name",description="Owning Machine",priority=10
 // +kubebuilder:printcolumn:name="Ready",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="The machine runs and its services are healthy"
 // +kubebuilder:printcolumn:name="Reason",type="string",JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Reason"
+// +kubebuilder:printcolumn:name="Updating",type="string",JSONPath=`.status.conditions[?(@.type=="Updating")].status`,description="An update in place runs",priority=10
 // +kubebuilder:printcolumn:name="Host",type="string",JSONPath=".spec.hostName",description="Host"
 // +kubebuilder:printcolumn:name="Address",type="string",JSONPath=".spec.network.addresses[0].address",description="First address"
 // +kubebuilder:printcolumn:name="ProviderID",type="string",JSONPath=".spec.providerID",description="Provider ID"

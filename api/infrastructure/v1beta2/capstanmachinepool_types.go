@@ -40,6 +40,12 @@ const (
 	// MachineSpecHashAnnotation is a hash of the pool's machine spec, the version and the name of the bootstrap
 	// Secret. A machine is outdated if its hash differs from the pool's hash.
 	MachineSpecHashAnnotation = "infrastructure.capstan.dev/machine-spec-hash"
+	// MachineDrainAnnotation is on a CapstanMachine of a pool whose Node is drained for an update in place. The Node is made
+	// schedulable again before the annotation is removed.
+	MachineDrainAnnotation = "infrastructure.capstan.dev/drained-for-update"
+	// MachineConfigAnnotation contains digests of the parts of the CapstanConfig that an update in place cannot change.
+	// Updates in place write it again.
+	MachineConfigAnnotation = "infrastructure.capstan.dev/config-digests"
 	// MachineTemplateMetadataAnnotation lists the labels and annotations that the machine received from the pool's
 	// template. The controller removes them from the machine when they are removed from the template.
 	MachineTemplateMetadataAnnotation = "infrastructure.capstan.dev/template-metadata"
@@ -56,6 +62,20 @@ const (
 	NewestDeletePolicy DeletePolicy = "Newest"
 	// RandomDeletePolicy deletes any machine.
 	RandomDeletePolicy DeletePolicy = "Random"
+)
+
+// InPlacePolicy selects between updates of existing machines and their replacement.
+// +kubebuilder:validation:Enum=Never;Prefer;Only
+type InPlacePolicy string
+
+const (
+	// InPlaceNever replaces outdated machines.
+	InPlaceNever InPlacePolicy = "Never"
+	// InPlacePrefer updates an outdated machine in place if every change can be made in place. Otherwise it replaces the
+	// machine.
+	InPlacePrefer InPlacePolicy = "Prefer"
+	// InPlaceOnly updates outdated machines in place. A change that needs another machine stops the rollout.
+	InPlaceOnly InPlacePolicy = "Only"
 )
 
 // CapstanMachinePoolSpec is the desired state of a CapstanMachinePool.
@@ -95,11 +115,12 @@ type CapstanMachinePoolSpec struct {
 	Replicas *int32 `json:"replicas,omitempty"`
 
 	// machineTemplate describes the pool's CapstanMachines. A change of its spec replaces the machines with a
-	// rolling update. A change of its metadata is applied in place.
+	// rolling update, or updates them in place as rollingUpdate.inPlace selects. A change of its metadata is applied
+	// in place.
 	// +optional
 	MachineTemplate CapstanMachinePoolMachineTemplate `json:"machineTemplate,omitempty,omitzero"`
 
-	// rollingUpdate limits the replacement of machines.
+	// rollingUpdate limits the replacement of machines and selects updates in place.
 	// +optional
 	RollingUpdate MachinePoolRollingUpdate `json:"rollingUpdate,omitempty,omitzero"`
 
@@ -124,7 +145,7 @@ type CapstanMachinePoolMachineTemplate struct {
 	Spec CapstanMachineSpec `json:"spec,omitempty,omitzero"`
 }
 
-// MachinePoolRollingUpdate limits the replacement of a pool's machines.
+// MachinePoolRollingUpdate limits the replacement of a pool's machines and selects updates in place.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.maxSurge) || !(string(self.maxSurge) in ['0', '0%']) || (has(self.maxUnavailable) && !(string(self.maxUnavailable) in ['0', '0%']))",message="maxSurge and maxUnavailable cannot both be 0 (the default of maxUnavailable is 0): no machine could be replaced"
 type MachinePoolRollingUpdate struct {
@@ -142,13 +163,26 @@ type MachinePoolRollingUpdate struct {
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 0 && self <= 10000 : string(self).matches('^([0-9]|[1-9][0-9]|100)%$')",message="must be a number from 0 to 10000, or a percentage from 0% to 100%"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+
+	// inPlace selects between updates in place and replacement. Never (default) replaces outdated machines. Prefer
+	// updates a machine in place if every change can be made in place, and replaces it otherwise. Only never
+	// replaces an outdated machine: a change that needs another machine stops the rollout, and the condition
+	// RollingOut names the field. maxUnavailable machines are updated at once, and at least one.
+	// +optional
+	InPlace InPlacePolicy `json:"inPlace,omitempty"`
+
+	// drainBeforeUpdate drains the Node and waits for the detachment of its volumes before an update in place. The
+	// timeouts in spec.template.spec.deletion of the MachinePool apply. Default: false, pods keep running during the
+	// update.
+	// +optional
+	DrainBeforeUpdate *bool `json:"drainBeforeUpdate,omitempty"`
 }
 
 // CapstanMachinePoolStatus is the observed state of a CapstanMachinePool. It can be rebuilt from the spec and the
 // pool's CapstanMachines.
 // +kubebuilder:validation:MinProperties=1
 type CapstanMachinePoolStatus struct {
-	// conditions describe the current state: Ready, ScalingUp, ScalingDown, RollingOut, Deleting, Paused.
+	// conditions describe the current state: Ready, ScalingUp, ScalingDown, RollingOut, Updating, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -17,6 +17,29 @@ const (
 	// HostCredentialsInvalidReason: the Secret of credentialsRef is missing or invalid.
 	HostCredentialsInvalidReason = "CredentialsInvalid"
 
+	// HostIncompatibleVersionReason: the manager and the host's capstand have versions that do not work together. The message
+	// contains both, and which one to upgrade first.
+	HostIncompatibleVersionReason = "IncompatibleVersion"
+
+	// HostFencingCondition exists while spec.fencing is set. It is true when the host has acknowledged it.
+	HostFencingCondition = "Fencing"
+	// HostFencingSetReason: the host stops its machines when it is cut off.
+	HostFencingSetReason = "FencingSet"
+	// HostFencingPendingReason: the host has not acknowledged the setting yet.
+	HostFencingPendingReason = "FencingPending"
+	// HostFencingUnsupportedReason: the host's capstand is older than fencing, or cannot do it.
+	HostFencingUnsupportedReason = "FencingUnsupported"
+	// HostFencingConflictReason: another CapstanHost is the same host, and its setting is in effect.
+	HostFencingConflictReason = "FencingConflict"
+
+	// HostDrainedCondition exists while spec.drain is true. It is true when the host has no machines of this management
+	// cluster any more.
+	HostDrainedCondition = "Drained"
+	// HostDrainedReason: the host has no machines of this management cluster.
+	HostDrainedReason = "Drained"
+	// HostDrainingReason: machines are being replaced. The message contains their number and the causes of delays.
+	HostDrainingReason = "Draining"
+
 	// HostDeletingInUseReason: the host still has machines, networks or load balancers.
 	HostDeletingInUseReason = "InUse"
 )
@@ -37,11 +60,13 @@ const (
 	LoadBalancerHostMismatchReason = HostMismatchReason
 
 	// NetworkReadyCondition is true when the cluster's network exists on the load balancer's host. Other hosts
-	// create it with the first machine.
+	// create it with the first machine. If the network spans several hosts, the message names those that are not
+	// up to date, for example because they are not connected.
 	NetworkReadyCondition = "NetworkReady"
 	// NetworkReadyReason: the network exists.
 	NetworkReadyReason = "NetworkReady"
-	// NetworkInvalidReason: the machine, pod and Service networks conflict or are invalid.
+	// NetworkInvalidReason: the machine, pod and Service networks conflict or are invalid, or network.overlay is
+	// not usable: its vni belongs to another cluster, or the load balancer's host has no tunnelAddress.
 	NetworkInvalidReason = "NetworkInvalid"
 	// NoFreeNetworkReason: the pool of machine networks is exhausted.
 	NoFreeNetworkReason = "NoFreeNetwork"
@@ -61,6 +86,31 @@ const (
 	LoadBalancerNotServingReason = "LoadBalancerNotServing"
 	// LoadBalancerRefusedReason: the host refused the load balancer. The message contains the cause.
 	LoadBalancerRefusedReason = "LoadBalancerRefused"
+
+	// ServicesPublishedCondition exists while spec.services.loadBalancer is set, and until the publication has ended. It is
+	// true when hosts publish all Services of type LoadBalancer. Ready does not depend on it: users of the workload cluster
+	// create Services.
+	ServicesPublishedCondition = "ServicesPublished"
+	// ServicesPublishedReason: all Services are published.
+	ServicesPublishedReason = "ServicesPublished"
+	// ServicesNotPublishedReason: Services wait or are refused. The message contains the cause for each Service.
+	ServicesNotPublishedReason = "ServicesNotPublished"
+	// WorkloadNotConnectedReason: the manager is not connected to the API server of the cluster. Published Services continue.
+	WorkloadNotConnectedReason = "WorkloadNotConnected"
+	// ServicesEndingReason: the publication ends, but a host or the cluster cannot be reached. The message contains the cause.
+	ServicesEndingReason = "ServicesEnding"
+)
+
+const (
+	// ServiceLoadBalancerClass is the class of the Services that Capstan publishes, besides those without a class.
+	ServiceLoadBalancerClass = "capstan.dev/host"
+	// ServiceHostsAnnotation of an IPAddressClaim contains the names of the hosts that may have the address, separated by
+	// commas. The first one publishes the Service.
+	ServiceHostsAnnotation = "infrastructure.capstan.dev/service-hosts"
+	// ServiceAnnotation of an IPAddressClaim contains the namespace and name of the Service that has the address.
+	ServiceAnnotation = "infrastructure.capstan.dev/service"
+	// ServiceClaimAnnotation of a Service in a workload cluster contains the name of the IPAddressClaim for its address.
+	ServiceClaimAnnotation = "infrastructure.capstan.dev/address-claim"
 )
 
 // Conditions of a CapstanMachine. Ready summarizes them.
@@ -102,6 +152,10 @@ const (
 	MachineLostReason = "MachineLost"
 	// MachineRefusedReason: the host refused the machine. The message contains the cause.
 	MachineRefusedReason = "MachineRefused"
+	// MachineFencedReason: the host stopped the machine, because it was cut off. The machine starts when a manager confirms it.
+	MachineFencedReason = "MachineFenced"
+	// HostFencedReason of an event: the machine is removed without an answer of its host, which has stopped it.
+	HostFencedReason = "HostFenced"
 	// MachineHostMismatchReason: the CapstanHost of spec.hostName is not the host that has the machine. The state
 	// of the machine is unknown, and Capstan leaves it unchanged. The message contains the remedy.
 	MachineHostMismatchReason = HostMismatchReason
@@ -125,6 +179,30 @@ const (
 	ServicesStartingReason = "ServicesStarting"
 	// ServicesUnhealthyReason: some services are stopped or in back-off. The message contains their names.
 	ServicesUnhealthyReason = "ServicesUnhealthy"
+
+	// UpdatingCondition is true while an update of the machine in place is wanted and has not succeeded. It is False with the
+	// reason UpdateFailed after a failure.
+	UpdatingCondition = clusterv1.MachineUpdatingCondition
+	// NotUpdatingReason: no update in place is wanted.
+	NotUpdatingReason = "NotUpdating"
+	// UpdateSucceededReason: the machine has the desired state of the last update.
+	UpdateSucceededReason = "UpdateSucceeded"
+	// WaitingForUpdateReason: the update has not begun. The message names the missing object.
+	WaitingForUpdateReason = "WaitingForUpdate"
+	// NoCapacityReason: the host has no room for the memory or the disk that the update asks for. The machine keeps what it
+	// has. The update begins when other machines have freed enough memory.
+	NoCapacityReason = "NoCapacity"
+	// UpdateRefusedReason: the update asks for a change that needs another machine, or the host refused it. The message
+	// contains the field.
+	UpdateRefusedReason = "UpdateRefused"
+	// CannotUpdateInPlaceReason: the MachineDeployment has the policy Only, and a change needs another machine. The message
+	// contains the field.
+	CannotUpdateInPlaceReason = "CannotUpdateInPlace"
+	// UpdateRunningReason: the machine carries out the update. The message contains the step.
+	UpdateRunningReason = "UpdateRunning"
+	// UpdateFailedReason: the update ended without success, and the machine is back in its previous state as far as possible.
+	// The message contains the cause.
+	UpdateFailedReason = "UpdateFailed"
 )
 
 // Reasons that conditions of several kinds share.
@@ -152,13 +230,30 @@ const (
 	// removes these machines from the host for good, and then the annotation. A machine that has a CapstanMachine stays.
 	HostPruneAnnotation = "infrastructure.capstan.dev/prune"
 
+	// HostPruneNetworksAnnotation on a CapstanHost holds the networks of the machines that HostPruneAnnotation removes and that
+	// have no CapstanCluster: namespace/name/id, with commas between them. The controller writes it before it removes the first
+	// machine, and removes it together with HostPruneAnnotation, when the networks are removed. Do not set it.
+	HostPruneNetworksAnnotation = "infrastructure.capstan.dev/prune-networks"
+
 	// MachineStartAnnotation on a CapstanMachine starts a failed machine again now, with all of its restarts. The
 	// controller removes the annotation when the host has answered.
 	MachineStartAnnotation = "infrastructure.capstan.dev/start"
 
+	// MachineUpdateAttemptAnnotation on a CapstanMachine tries a failed update in place again, each time with another value.
+	MachineUpdateAttemptAnnotation = "infrastructure.capstan.dev/update-attempt"
+
+	// InPlaceAnnotation on a MachineDeployment is its policy of updates: Never (default) replaces outdated machines; Prefer
+	// updates a machine in place if every change can be made in place, and replaces it otherwise; Only never replaces an
+	// outdated machine: a change that needs another machine stops the rollout. Cluster API copies the annotation to MachineSets.
+	InPlaceAnnotation = "infrastructure.capstan.dev/in-place"
+
 	// MachineCIDRFromPoolAnnotation on a CapstanCluster states that the controller chose spec.network.machineCIDR.
 	// The controller may choose another network until a host has accepted it.
 	MachineCIDRFromPoolAnnotation = "infrastructure.capstan.dev/machine-cidr-from-pool"
+
+	// PortFromRangeAnnotation on a CapstanCluster states that the controller chose spec.loadBalancer.port. The
+	// controller may choose another port until the endpoint is set.
+	PortFromRangeAnnotation = "infrastructure.capstan.dev/port-from-range"
 )
 
 const (

@@ -2,12 +2,12 @@
 // ipam.capstan.dev. The version's name is that of the Cluster API contract
 // which the kinds satisfy.
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 //
 // +kubebuilder:object:generate=true
 // +groupName=ipam.capstan.dev
 //
-// Layer: api.
+// Layer: api. Allowed imports: none.
 package v1beta2
 
 import (

@@ -5,8 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Pool is what the two kinds of pool have in common, so that one piece of code
-// serves both.
+// Pool is the common interface of both kinds of pool, so that the same code serves both.
 // +kubebuilder:object:generate=false
 type Pool interface {
 	metav1.Object

@@ -12,12 +12,12 @@ import (
 // EncryptionKeySize is the length of the encryption key in bytes, for every mode.
 const EncryptionKeySize = 32
 
-// NeedsEncryptionKey reports whether the encryption takes the key of the secret <cluster>-encryption.
+// NeedsEncryptionKey reports whether the encryption uses the key in the secret <cluster>-encryption.
 func NeedsEncryptionKey(spec bootstrapv1.EncryptionSpec) bool {
 	return spec.Mode != bootstrapv1.EncryptionNone && spec.Configuration.Secret.Name == ""
 }
 
-// EncryptedResources are those that the modes encrypt, but None: secrets, unless others are named.
+// EncryptedResources returns the resources that all modes except None encrypt. The default is secrets.
 func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
 	if len(spec.Resources) == 0 {
 		return []string{"secrets"}
@@ -25,8 +25,8 @@ func EncryptedResources(spec bootstrapv1.EncryptionSpec) []string {
 	return spec.Resources
 }
 
-// encryptionConfiguration is what the API server encrypts by: the user's own, or one made from the
-// mode, the resources and the key; nil for mode None.
+// encryptionConfiguration returns the API server's EncryptionConfiguration: that of the user, or one built from mode,
+// resources and key. It is nil for mode None.
 func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secrets map[bootstrapv1.SecretKeyReference][]byte) ([]byte, error) {
 	if spec.Configuration.Secret.Name != "" {
 		content := secrets[spec.Configuration.Secret]
@@ -39,7 +39,7 @@ func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secret
 		return nil, nil
 	}
 	if len(key) != EncryptionKeySize {
-		return nil, fmt.Errorf("the encryption key has %d bytes, it needs %d", len(key), EncryptionKeySize)
+		return nil, fmt.Errorf("the encryption key has %d bytes, expected %d", len(key), EncryptionKeySize)
 	}
 	provider := map[bootstrapv1.EncryptionMode]string{
 		"":                              "secretbox",
@@ -55,7 +55,7 @@ func encryptionConfiguration(spec bootstrapv1.EncryptionSpec, key []byte, secret
 				map[string]any{provider: map[string]any{
 					"keys": []any{map[string]any{"name": "key1", "secret": base64.StdEncoding.EncodeToString(key)}},
 				}},
-				// What was written before is still read.
+				// Data from before the encryption stays readable.
 				map[string]any{"identity": map[string]any{}},
 			},
 		}},

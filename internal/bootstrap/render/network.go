@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// Defaults for what a Cluster does not say.
+// Defaults for fields that are empty in the Cluster.
 const (
 	DefaultPodCIDR       = "10.244.0.0/16"
 	DefaultServiceCIDR   = "10.96.0.0/16"
@@ -20,8 +20,8 @@ const (
 	DefaultAPIServerPort = 6443
 )
 
-// Network reads the networks of a Cluster and checks that they can work: every CIDR well formed,
-// one of each family at most, none overlapping another.
+// Network returns the networks of a Cluster. It checks that every CIDR is valid, that there is at most one of each
+// family, and that no two overlap.
 func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration) (nodeconfig.Network, error) {
 	spec := cluster.Spec.ClusterNetwork
 	out := nodeconfig.Network{
@@ -46,7 +46,7 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 	for _, p := range pods {
 		for _, s := range services {
 			if p.Overlaps(s) {
-				return out, fmt.Errorf("the Cluster's pod network %s and Service network %s overlap: give them networks of their own in spec.clusterNetwork", p, s)
+				return out, fmt.Errorf("the Cluster's pod network %s and Service network %s overlap: set separate networks in spec.clusterNetwork", p, s)
 			}
 		}
 	}
@@ -54,7 +54,7 @@ func Network(cluster *clusterv1.Cluster, config bootstrapv1.ClusterConfiguration
 	return out, err
 }
 
-// WithDefaults fills what a ClusterConfiguration leaves open.
+// WithDefaults sets the defaults of empty fields of a ClusterConfiguration.
 func WithDefaults(config bootstrapv1.ClusterConfiguration) bootstrapv1.ClusterConfiguration {
 	if config.PodNetwork == "" {
 		config.PodNetwork = bootstrapv1.PodNetworkRoutes
@@ -68,8 +68,8 @@ func WithDefaults(config bootstrapv1.ClusterConfiguration) bootstrapv1.ClusterCo
 	return config
 }
 
-// Foreign is the ClusterConfiguration of clusters whose control plane is not ours: the pod network,
-// the proxy and DNS are left to whoever made them.
+// Foreign is the ClusterConfiguration of clusters with a control plane of another provider, which also provides the pod
+// network, the proxy and DNS.
 func Foreign() bootstrapv1.ClusterConfiguration {
 	return bootstrapv1.ClusterConfiguration{
 		PodNetwork: bootstrapv1.PodNetworkNone,
@@ -78,11 +78,11 @@ func Foreign() bootstrapv1.ClusterConfiguration {
 	}
 }
 
-// CheckEndpoint returns what is wrong with an endpoint: it must lie outside of the cluster's own networks.
+// CheckEndpoint returns an error if an endpoint lies in one of the cluster's own networks.
 func CheckEndpoint(host string, network nodeconfig.Network) error {
 	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	if err != nil {
-		return nil // A name.
+		return nil // The host is a name.
 	}
 	for _, cidr := range append(append([]string{}, network.PodCIDRs...), network.ServiceCIDRs...) {
 		if prefix, err := netip.ParsePrefix(cidr); err == nil && prefix.Contains(addr) {
@@ -92,7 +92,7 @@ func CheckEndpoint(host string, network nodeconfig.Network) error {
 	return nil
 }
 
-// APIServerPort where the API servers of a Cluster listen on their machines.
+// APIServerPort returns the port of the API servers of a Cluster on their machines.
 func APIServerPort(cluster *clusterv1.Cluster) int32 {
 	if port := cluster.Spec.ClusterNetwork.APIServerPort; port != 0 {
 		return port
@@ -100,7 +100,7 @@ func APIServerPort(cluster *clusterv1.Cluster) int32 {
 	return DefaultAPIServerPort
 }
 
-// Version checks a Kubernetes version and gives it its leading v (CP-05).
+// Version validates a Kubernetes version and returns it with a leading v (CP-05).
 func Version(version string) (string, error) {
 	parsed, err := semver.Parse(strings.TrimPrefix(version, "v"))
 	if err != nil {
@@ -124,14 +124,14 @@ func prefixes(field string, cidrs []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// nth is the n-th address of a network.
+// nth returns the n-th address of a network.
 func nth(p netip.Prefix, n int) (string, error) {
 	addr := p.Addr()
 	for range n {
 		addr = addr.Next()
 	}
 	if !p.Contains(addr) {
-		return "", fmt.Errorf("the Cluster's Service network %s is too small: it needs %d addresses at least", p, n+1)
+		return "", fmt.Errorf("the Cluster's Service network %s is too small: it needs at least %d addresses", p, n+1)
 	}
 	return addr.String(), nil
 }

@@ -1,14 +1,14 @@
-// Package render turns a CapstanConfig, and what it refers to, into the bootstrap data of a machine:
-// one cloud-config. It is pure: everything that has to be read is in the Input.
+// Package render turns a CapstanConfig and the objects that it references into the bootstrap data of a machine: one
+// cloud-config. It is a pure function of its Input and reads nothing else.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package render
 
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// NodeUpCommand makes a node of the machine.
+	// NodeUpCommand is the command that makes the machine a node of its cluster.
 	NodeUpCommand = "/opt/capstan/capstan-init node up"
-	// SentinelPath tells infrastructure providers that the bootstrap succeeded (BC-05).
+	// NodeUpdateCommand is the command that brings a node to the configuration of the update data.
+	NodeUpdateCommand = "/opt/capstan/capstan-init node update"
+	// SentinelPath is the file whose existence means that the bootstrap succeeded (BC-05).
 	SentinelPath = "/run/cluster-api/bootstrap-success.complete"
 
-	// registryCAFolder holds the certificate authorities of registries on the machine.
-	registryCAFolder = "/etc/capstan/registries"
-	// ownFolder may not be written to by users' files.
+	// ownFolder is Capstan's folder. Files of users must lie elsewhere.
 	ownFolder = "/etc/capstan/"
 
 	header = "#cloud-config\n"
@@ -43,28 +43,29 @@ var controlPlaneTaint = bootstrapv1.Taint{Key: "node-role.kubernetes.io/control-
 // uninitializedTaint keeps pods off a worker until Cluster API has synced its labels (BC-06).
 var uninitializedTaint = bootstrapv1.Taint{Key: clusterv1.NodeUninitializedTaint.Key, Effect: clusterv1.NodeUninitializedTaint.Effect}
 
-// Input is all that the bootstrap data is made from.
+// Input contains everything that the bootstrap data is rendered from.
 type Input struct {
 	ClusterName string
-	// KubernetesVersion with the leading v.
+	// KubernetesVersion starts with v.
 	KubernetesVersion string
 	Role              nodeconfig.Role
 	// Endpoint of the control plane, host:port.
 	Endpoint string
-	// APIServerPort where API servers listen on their machines.
+	// APIServerPort is the port of API servers on their machines.
 	APIServerPort int32
 	Network       nodeconfig.Network
 	// Token for TLS bootstrap; workers only.
 	Token string
 	// Certificates are the files of the certificate authorities.
 	Certificates []File
-	// EncryptionKey for the encryption of secrets in etcd, 32 bytes. Control plane machines only; not
-	// used with encryption mode None or a configuration of the user's.
+	// EncryptionKey for the encryption of secrets in etcd, 32 bytes. It is for control plane machines only, and unused
+	// with encryption mode None or the user's own configuration.
 	EncryptionKey []byte
 	// Spec of the CapstanConfig.
 	Spec bootstrapv1.CapstanConfigSpec
-	// Secrets holds the content of everything that References names.
-	Secrets map[bootstrapv1.SecretKeyReference][]byte
+	// Secrets contains the value of each key of a Secret that References returns, and ConfigMaps those of ConfigMaps.
+	Secrets    map[bootstrapv1.SecretKeyReference][]byte
+	ConfigMaps map[bootstrapv1.ConfigMapKeyReference][]byte
 }
 
 // File is a file to write to the machine.
@@ -89,22 +90,39 @@ type cloudConfig struct {
 	RunCmd     []string    `json:"runcmd"`
 }
 
-// CloudConfig renders the bootstrap data. An error means that the Input itself is wrong: trying again
-// with the same Input does not help.
+// CloudConfig renders the bootstrap data. An error means that the Input is invalid: another attempt with the same Input
+// fails as well.
 func CloudConfig(in Input) ([]byte, error) {
 	files, err := files(in)
 	if err != nil {
 		return nil, err
 	}
-	data, err := yaml.Marshal(cloudConfig{WriteFiles: files, RunCmd: commands(in.Spec)})
+	return marshal(cloudConfig{WriteFiles: files, RunCmd: commands(in.Spec)})
+}
+
+// Update renders the data of an update in place: the configuration of the node, and the files and commands that can be
+// repeated. It has none of the parts that a machine uses once (the bootstrap token, the restore, other files and commands), and
+// no certificate authority: authorities reach a machine that runs by their rotation. Equal inputs give equal data.
+func Update(in Input) ([]byte, error) {
+	in.Token, in.Certificates, in.Spec.Restore = "", nil, bootstrapv1.RestoreSource{}
+	in.Spec.Files = slices.DeleteFunc(slices.Clone(in.Spec.Files), func(f bootstrapv1.File) bool { return !ptr.Deref(f.Repeatable, false) })
+	files, err := files(in)
+	if err != nil {
+		return nil, err
+	}
+	return marshal(cloudConfig{WriteFiles: files, RunCmd: append([]string{NodeUpdateCommand}, in.Spec.UpdateCommands...)})
+}
+
+func marshal(c cloudConfig) ([]byte, error) {
+	data, err := yaml.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("the cloud-config cannot be written as YAML: %w", err)
 	}
 	return append([]byte(header), data...), nil
 }
 
-// commands are one shell script, as cloud-init runs them: `set -e` ends it at the first that
-// fails, so that the sentinel means success.
+// commands returns one shell script, as cloud-init runs it. `set -e` ends it at the first command that fails, so the
+// sentinel means success.
 func commands(spec bootstrapv1.CapstanConfigSpec) []string {
 	out := []string{"set -e"}
 	out = append(out, spec.PreCommands...)
@@ -125,12 +143,16 @@ func files(in Input) ([]writeFile, error) {
 		}
 		out = append(out, documents...)
 	}
-	for _, r := range in.Spec.Registries {
-		if r.CA.Name != "" {
-			out = append(out, ownFile(registryCAPath(r.Host), "0644", in.Secrets[r.CA]))
-		}
+	authorities, err := registryAuthorities(in)
+	if err != nil {
+		return nil, err
 	}
-	node, err := yaml.Marshal(nodeConfiguration(in))
+	out = append(out, authorities...)
+	config, err := nodeConfiguration(in)
+	if err != nil {
+		return nil, err
+	}
+	node, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be written as YAML: %w", nodeconfig.Path, err)
 	}
@@ -143,7 +165,7 @@ func files(in Input) ([]writeFile, error) {
 		out = append(out, ownFile(nodeconfig.RestorePath, "0600", restore))
 	}
 	for i, f := range in.Spec.Files {
-		file, err := userFile(f, in.Secrets)
+		file, err := in.userFile(f)
 		if err != nil {
 			return nil, fmt.Errorf("spec.files[%d]: %w", i, err)
 		}
@@ -152,7 +174,7 @@ func files(in Input) ([]writeFile, error) {
 	return out, nil
 }
 
-// documents are the files that the API server reads its policies from.
+// documents returns the files from which the API server reads its policies.
 func documents(in Input) ([]writeFile, error) {
 	var out []writeFile
 	cluster := in.Spec.Cluster
@@ -170,30 +192,39 @@ func documents(in Input) ([]writeFile, error) {
 		{"auditPolicy", nodeconfig.AuditPolicyPath, cluster.APIServer.AuditPolicy},
 		{"authentication", nodeconfig.AuthenticationPath, cluster.APIServer.Authentication},
 	} {
-		content := documentContent(d.document, in.Secrets)
+		content := in.document(d.document)
 		if content == nil {
 			continue
 		}
 		if err := yaml.Unmarshal(content, &map[string]any{}); err != nil {
-			// The error is not passed on: it may quote the content, which may come from a secret.
-			return nil, fmt.Errorf("spec.cluster.apiServer.%s is not a YAML document: give a mapping with apiVersion and kind", d.field)
+			// The YAML error is dropped, because it may quote content of a Secret.
+			return nil, fmt.Errorf("spec.cluster.apiServer.%s is not a YAML document: write a mapping with apiVersion and kind", d.field)
 		}
 		out = append(out, ownFile(d.path, "0600", content))
 	}
 	return out, nil
 }
 
-func documentContent(d bootstrapv1.Document, secrets map[bootstrapv1.SecretKeyReference][]byte) []byte {
+// document returns the content of a document, or nil without one.
+func (in Input) document(d bootstrapv1.Document) []byte {
 	if d.Content != "" {
 		return []byte(d.Content)
 	}
-	if d.ContentFrom.Secret.Name != "" {
-		return secrets[d.ContentFrom.Secret]
+	return in.source(d.ContentFrom)
+}
+
+// source returns the content of a source, or nil without one.
+func (in Input) source(from bootstrapv1.ContentSource) []byte {
+	switch {
+	case from.Secret.Name != "":
+		return in.Secrets[from.Secret]
+	case from.ConfigMap.Name != "":
+		return in.ConfigMaps[from.ConfigMap]
 	}
 	return nil
 }
 
-// ownFile writes content as it is: as text where it is text, else with base64.
+// ownFile returns a file with unchanged content: as text if it is UTF-8 text, otherwise as base64.
 func ownFile(path, permissions string, content []byte) writeFile {
 	f := writeFile{Path: path, Owner: "root:root", Permissions: permissions, Content: string(content)}
 	if !utf8.Valid(content) {
@@ -202,16 +233,19 @@ func ownFile(path, permissions string, content []byte) writeFile {
 	return f
 }
 
-func userFile(f bootstrapv1.File, secrets map[bootstrapv1.SecretKeyReference][]byte) (writeFile, error) {
+func (in Input) userFile(f bootstrapv1.File) (writeFile, error) {
 	if clean := path.Clean(f.Path); clean != f.Path {
 		return writeFile{}, fmt.Errorf("path %q is not in its shortest form: write %q", f.Path, clean)
 	}
 	if strings.HasPrefix(f.Path, ownFolder) {
-		return writeFile{}, fmt.Errorf("path %q lies in %s, which is Capstan's own", f.Path, ownFolder)
+		return writeFile{}, fmt.Errorf("path %q lies in %s, which only Capstan writes", f.Path, ownFolder)
 	}
 	content, permissions := []byte(f.Content), "0644"
-	if f.ContentFrom.Secret.Name != "" {
-		content, permissions = secrets[f.ContentFrom.Secret], "0600"
+	switch {
+	case f.ContentFrom.Secret.Name != "":
+		content, permissions = in.source(f.ContentFrom), "0600"
+	case f.ContentFrom.ConfigMap.Name != "":
+		content = in.source(f.ContentFrom)
 	}
 	out := ownFile(f.Path, permissions, content)
 	if f.Permissions != "" {
@@ -224,11 +258,11 @@ func userFile(f bootstrapv1.File, secrets map[bootstrapv1.SecretKeyReference][]b
 	switch f.Encoding {
 	case "":
 	case bootstrapv1.EncodingGzip:
-		// Compressed data is not text: it travels as base64.
+		// Compressed data is not text and needs base64.
 		out.Encoding, out.Content = "gz+b64", base64.StdEncoding.EncodeToString(content)
 	case bootstrapv1.EncodingBase64, bootstrapv1.EncodingGzipBase64:
 		if _, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(content))); err != nil {
-			return writeFile{}, fmt.Errorf("the content of %s is not base64, as its encoding %s says", f.Path, f.Encoding)
+			return writeFile{}, fmt.Errorf("the content of %s is not base64, but its encoding is %s", f.Path, f.Encoding)
 		}
 		out.Encoding = map[bootstrapv1.Encoding]string{bootstrapv1.EncodingBase64: "b64", bootstrapv1.EncodingGzipBase64: "gz+b64"}[f.Encoding]
 		out.Content = string(bytes.TrimSpace(content))
@@ -236,7 +270,16 @@ func userFile(f bootstrapv1.File, secrets map[bootstrapv1.SecretKeyReference][]b
 	return out, nil
 }
 
-func nodeConfiguration(in Input) nodeconfig.NodeConfiguration {
+// nodeConfiguration checks the settings of components with the functions of the machine, which would fail with them.
+func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
+	registries, err := registries(in)
+	if err != nil {
+		return nodeconfig.NodeConfiguration{}, err
+	}
+	kubelet, err := patch("kubelet.configuration", in.Spec.Kubelet.Configuration)
+	if err != nil {
+		return nodeconfig.NodeConfiguration{}, err
+	}
 	out := nodeconfig.NodeConfiguration{
 		APIVersion:        nodeconfig.APIVersion,
 		Kind:              nodeconfig.Kind,
@@ -251,13 +294,24 @@ func nodeConfiguration(in Input) nodeconfig.NodeConfiguration {
 			Labels: in.Spec.Node.Labels,
 			Taints: taints(in.Role, in.Spec.Node.Taints),
 		},
-		Kubelet:    nodeconfig.Kubelet{ExtraArgs: args(in.Spec.Kubelet.ExtraArgs)},
-		Registries: registries(in),
+		Kubelet:    nodeconfig.Kubelet{ExtraArgs: args(in.Spec.Kubelet.ExtraArgs), Configuration: kubelet},
+		Registries: registries,
+		Proxy:      proxy(in.Spec.Proxy),
+	}
+	kubeProxy, err := patch("kubeProxy.configuration", in.Spec.KubeProxy.Configuration)
+	if err != nil {
+		return out, err
+	}
+	if kubeProxy != nil {
+		out.KubeProxy = &nodeconfig.KubeProxy{Configuration: kubeProxy}
 	}
 	if in.Role != nodeconfig.RoleWorker {
 		out.ControlPlane = controlPlane(in)
 	}
-	return out
+	if err := errors.Join(out.CheckSettings()...); err != nil {
+		return out, fmt.Errorf("spec.%w", err)
+	}
+	return out, nil
 }
 
 func controlPlane(in Input) *nodeconfig.ControlPlane {
@@ -280,10 +334,11 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 	if len(cluster.Etcd.External.Endpoints) > 0 {
 		out.ExternalEtcd = &nodeconfig.ExternalEtcd{Endpoints: cluster.Etcd.External.Endpoints}
 	}
+	out.CoreDNS = coreDNS(cluster.CoreDNS)
 	return out
 }
 
-// taints that the node registers with, as the kubelet reads them.
+// taints returns the taints with which the node registers, in the kubelet's notation.
 func taints(role nodeconfig.Role, given *[]bootstrapv1.Taint) []string {
 	all := ptr.Deref(given, nil)
 	switch {
@@ -311,72 +366,12 @@ func args(in []bootstrapv1.Arg) []nodeconfig.Arg {
 	return out
 }
 
-func registries(in Input) []nodeconfig.Registry {
-	var out []nodeconfig.Registry
-	for _, r := range in.Spec.Registries {
-		registry := nodeconfig.Registry{
-			Host:               r.Host,
-			Mirrors:            r.Mirrors,
-			InsecureSkipVerify: ptr.Deref(r.InsecureSkipVerify, false),
-		}
-		if r.CA.Name != "" {
-			registry.CAFile = registryCAPath(r.Host)
-		}
-		if r.Credentials.Name != "" {
-			username, password := credentialKeys(r.Credentials)
-			registry.Username, registry.Password = string(in.Secrets[username]), string(in.Secrets[password])
-		}
-		out = append(out, registry)
-	}
-	return out
-}
-
-func registryCAPath(host string) string {
-	return path.Join(registryCAFolder, strings.ReplaceAll(host, ":", "_"), "ca.crt")
-}
-
-func credentialKeys(ref bootstrapv1.SecretReference) (username, password bootstrapv1.SecretKeyReference) {
-	return bootstrapv1.SecretKeyReference{Name: ref.Name, Key: corev1.BasicAuthUsernameKey},
-		bootstrapv1.SecretKeyReference{Name: ref.Name, Key: corev1.BasicAuthPasswordKey}
-}
-
-// References are the keys of Secrets that the spec names, in its order.
-func References(spec bootstrapv1.CapstanConfigSpec) []bootstrapv1.SecretKeyReference {
-	all := []bootstrapv1.SecretKeyReference{
-		spec.Cluster.APIServer.AuditPolicy.ContentFrom.Secret,
-		spec.Cluster.APIServer.Authentication.ContentFrom.Secret,
-		spec.Cluster.Encryption.Configuration.Secret,
-	}
-	for _, f := range spec.Files {
-		all = append(all, f.ContentFrom.Secret)
-	}
-	for _, r := range spec.Registries {
-		all = append(all, r.CA)
-		if r.Credentials.Name != "" {
-			username, password := credentialKeys(r.Credentials)
-			all = append(all, username, password)
-		}
-	}
-	keys := storeKeys(spec.Restore.Store)
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		all = append(all, keys[key])
-	}
-	var out []bootstrapv1.SecretKeyReference
-	for _, ref := range all {
-		if ref.Name != "" {
-			out = append(out, ref)
-		}
-	}
-	return out
-}
-
-// Token reads the bootstrap token out of bootstrap data that CloudConfig made; "" when it has none.
-// The data secret is the only place where a token is kept, so that it survives a restart of the
-// provider and a move to another management cluster.
+// Token returns the bootstrap token in bootstrap data that CloudConfig rendered, or "" without a token. Only the data
+// secret stores the token, so it survives a restart of the provider and a move to another management cluster.
 func Token(data []byte) (string, error) {
 	var config cloudConfig
 	if err := yaml.Unmarshal(data, &config); err != nil {
-		return "", fmt.Errorf("the bootstrap data is not a cloud-config of ours") // not %w: it may quote the data
+		return "", fmt.Errorf("the bootstrap data is not a cloud-config of Capstan") // not %w, because the error may quote the data
 	}
 	for _, f := range config.WriteFiles {
 		if f.Path != nodeconfig.Path {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -46,7 +47,7 @@ func controlPlane(t *testing.T) render.Input {
 	return in
 }
 
-// everything sets every field that there is.
+// everything sets every field.
 func everything(t *testing.T) render.Input {
 	in := controlPlane(t)
 	secret := func(name, key string) bootstrapv1.SecretKeyReference {
@@ -66,8 +67,15 @@ func everything(t *testing.T) render.Input {
 			Encryption:              bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionAESGCM, Resources: []string{"secrets", "configmaps"}},
 			PodNetwork:              bootstrapv1.PodNetworkNone,
 			CertificateValidityDays: 90,
+			CoreDNS: bootstrapv1.CoreDNSSpec{
+				Upstreams:   []string{"10.0.0.53", "[fd00::53]:5353"},
+				StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.example.com", Servers: []string{"10.0.0.54:53"}}},
+			},
 		},
-		Kubelet: bootstrapv1.KubeletSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "max-pods", Value: "50"}}},
+		Kubelet: bootstrapv1.KubeletSpec{
+			ExtraArgs:     []bootstrapv1.Arg{{Name: "max-pods", Value: "50"}},
+			Configuration: runtime.RawExtension{Raw: []byte(`{"evictionHard":{"nodefs.available":"2Gi"},"containerLogMaxFiles":3}`)},
+		},
 		Node: bootstrapv1.NodeSpec{
 			Labels: map[string]string{"disk": "ssd"},
 			Taints: &[]bootstrapv1.Taint{{Key: "a", Value: "b", Effect: corev1.TaintEffectNoExecute}},
@@ -82,22 +90,39 @@ func everything(t *testing.T) render.Input {
 		PostCommands: []string{"echo 'after: all' # done"},
 		Registries: []bootstrapv1.Registry{{
 			Host: "registry.example.com:5000", Mirrors: []string{"https://mirror.example.com"},
-			CA: secret("registry", "ca.crt"), Credentials: bootstrapv1.SecretReference{Name: "registry"}, InsecureSkipVerify: ptr.To(true),
+			CA:          bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}}},
+			Credentials: bootstrapv1.SecretReference{Name: "registry"},
 		}},
+		Proxy:     bootstrapv1.ProxySpec{HTTPS: "http://proxy.example.com:3128", NoProxy: []string{".example.com"}, ControlPlane: ptr.To(true)},
+		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"nftables":{"syncPeriod":"1m"}}`)}},
 	}
 	in.Network = network(t, render.WithDefaults(in.Spec.Cluster))
 	in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{
 		secret("oidc", "config"):       []byte("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n"),
 		secret("files", "binary"):      {0xff, 0x00, 0xfe},
 		secret("files", "gzip"):        {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0x2b, 0xcd, 0x2b, 0x48, 0x4c, 0xce, 0x4e, 0x4d, 0x01, 0x00, 0x96, 0x62, 0x2f, 0xca, 0x08, 0x00, 0x00, 0x00},
-		secret("registry", "ca.crt"):   []byte("REGISTRY CA\n"),
 		secret("registry", "username"): []byte("me"),
 		secret("registry", "password"): []byte("p: 'w\"\n"),
 	}
+	in.ConfigMaps = map[bootstrapv1.ConfigMapKeyReference][]byte{{Name: "registry", Key: "ca.crt"}: []byte(registryCA)}
 	return in
 }
 
-// TestGolden is what machines are given (BC-05, BC-06). `go test -update` writes the files anew.
+// registryCA is a certificate. No test needs its key.
+const registryCA = `-----BEGIN CERTIFICATE-----
+MIIBfTCCASOgAwIBAgIUb0ZL32DG9ZIjAF24gh35DTqiR/UwCgYIKoZIzj0EAwIw
+EzERMA8GA1UEAwwIcmVnaXN0cnkwIBcNMjYxMTIzMTUyMzI0WhgPMjEyNjEwMzAx
+NTIzMjRaMBMxETAPBgNVBAMMCHJlZ2lzdHJ5MFkwEwYHKoZIzj0CAQYIKoZIzj0D
+AQcDQgAEUG/emyjdWzWcFnYMohwTeHYJBFup5Bc8UkPDzmw7wR6QXJKC+4c0Wora
+6FwEJWzIWQW2X0tyzPkcXmhSTnbDNqNTMFEwHQYDVR0OBBYEFLv7Xng1vQSyUqOq
+9ZTWcsE0/jXHMB8GA1UdIwQYMBaAFLv7Xng1vQSyUqOq9ZTWcsE0/jXHMA8GA1Ud
+EwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgLh2oFmGbVo/3OXeTbsX91Q7C
+VPKgfuQMZuiDjGY18I8CIQCJTyMUo5i8TOCGoitQw2bOaLjzwKA4jfKS09JIqzA3
+2Q==
+-----END CERTIFICATE-----
+`
+
+// TestGolden compares the data of machines with files (BC-05, BC-06). `go test -update` writes the files.
 func TestGolden(t *testing.T) {
 	for name, in := range map[string]render.Input{
 		"worker": worker(t), "control-plane": controlPlane(t), "everything": everything(t),
@@ -124,7 +149,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestMachineReadsIt: what one side writes the other side reads, with nothing refused.
+// TestMachineReadsIt: a machine parses the rendered data without an error.
 func TestMachineReadsIt(t *testing.T) {
 	for name, in := range map[string]render.Input{
 		"worker": worker(t), "control-plane": controlPlane(t), "everything": everything(t),
@@ -139,7 +164,7 @@ func TestMachineReadsIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := len(config.RunCommands); n != 3+len(in.Spec.PreCommands)+len(in.Spec.PostCommands) {
-				t.Errorf("%d commands", n)
+				t.Errorf("the data has %d commands", n)
 			}
 			files := map[string]string{}
 			for _, f := range config.Files {
@@ -159,7 +184,7 @@ func TestMachineReadsIt(t *testing.T) {
 	}
 }
 
-// TestWorkerGetsNoKeys (CP-23): a worker has the cluster's certificate, and no key of anything.
+// TestWorkerGetsNoKeys (CP-23): the data of a worker contains the certificate of the cluster's authority and no key.
 func TestWorkerGetsNoKeys(t *testing.T) {
 	in := worker(t)
 	in.EncryptionKey = []byte(strings.Repeat("k", render.EncryptionKeySize))
@@ -169,13 +194,13 @@ func TestWorkerGetsNoKeys(t *testing.T) {
 	}
 	for _, no := range []string{".key", "encryption", "audit-policy"} {
 		if strings.Contains(string(data), no) {
-			t.Errorf("a worker's data has %q", no)
+			t.Errorf("a worker's data contains %q", no)
 		}
 	}
 }
 
-// A machine that joins a control plane gets what the first one gets, and only its role differs: it signs its
-// own certificates, so it needs the authorities and no token (CP-01, CP-23).
+// The data of a joining control plane machine differs from that of the first one only in its role. It signs its own certificates,
+// so it needs the authorities and no token (CP-01, CP-23).
 func TestJoiningControlPlane(t *testing.T) {
 	first := everything(t)
 	joining := first
@@ -192,7 +217,7 @@ func TestJoiningControlPlane(t *testing.T) {
 		t.Error("the role is the same")
 	}
 	if text := strings.Replace(string(want), "role: init\n", "role: control-plane\n", 1); string(got) != text {
-		t.Errorf("differs in more than its role:\n%s", got)
+		t.Errorf("the data differs in more than its role:\n%s", got)
 	}
 	if token, err := render.Token(got); err != nil || token != "" {
 		t.Errorf("token %q, %v", token, err)
@@ -253,12 +278,35 @@ func TestRefused(t *testing.T) {
 		"a path that is not clean": {func(in *render.Input) { in.Spec.Files = []bootstrapv1.File{{Path: "/etc/../x", Content: "x"}} }, "shortest form"},
 		"Capstan's own folder": {func(in *render.Input) {
 			in.Spec.Files = []bootstrapv1.File{{Path: "/etc/capstan/node.yaml", Content: "x"}}
-		}, "Capstan's own"},
+		}, "which only Capstan writes"},
 		"not base64": {func(in *render.Input) {
 			in.Spec.Files = []bootstrapv1.File{{Path: "/x", Content: "%", Encoding: bootstrapv1.EncodingBase64}}
 		}, "not base64"},
-		"a short key":              {func(in *render.Input) { in.EncryptionKey = []byte("short") }, "5 bytes"},
-		"a policy that is no YAML": {func(in *render.Input) { in.Spec.Cluster.APIServer.AuditPolicy.Content = "{hunter2" }, "auditPolicy is not a YAML document"},
+		"a short key": {func(in *render.Input) { in.EncryptionKey = []byte("short") }, "5 bytes"},
+		"a key as authority": {func(in *render.Input) {
+			in.Spec.Registries = []bootstrapv1.Registry{{Host: "a", CA: bootstrapv1.Document{Content: "-----BEGIN PRIVATE KEY-----\naHVudGVyMg==\n-----END PRIVATE KEY-----\n"}}}
+		}, `a PEM block of the type "PRIVATE KEY"`},
+		"an authority that is no certificate": {func(in *render.Input) {
+			in.Spec.Registries = []bootstrapv1.Registry{{Host: "a", CA: bootstrapv1.Document{Content: "hunter2"}}}
+		}, "spec.registries[a].ca: expected certificates as PEM"},
+		"credentials that are no text": {func(in *render.Input) {
+			in.Spec.Registries = []bootstrapv1.Registry{{Host: "a", Credentials: bootstrapv1.SecretReference{Name: "s"}}}
+			in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{{Name: "s", Key: "username"}: []byte("ann"), {Name: "s", Key: "password"}: []byte("hunter2\xff")}
+		}, "the key password of the secret s is empty or no text"},
+		"a proxy with credentials": {func(in *render.Input) { in.Spec.Proxy.HTTP = "http://me:hunter2@proxy:1" }, "must not contain credentials"},
+		"a proxy that is no URL":   {func(in *render.Input) { in.Spec.Proxy.HTTPS = "hunter2" }, "spec.proxy: https: expected the URL of a proxy"},
+		"Capstan's field of the kubelet": {func(in *render.Input) { in.Spec.Kubelet.Configuration.Raw = []byte(`{"staticPodPath":"/x"}`) },
+			"spec.kubelet.configuration: staticPodPath: Capstan sets this field"},
+		"clusterDNS beside CoreDNS": {func(in *render.Input) { in.Spec.Kubelet.Configuration.Raw = []byte(`{"clusterDNS":["10.0.0.1"]}`) }, "clusterDNS: Capstan sets"},
+		"kube-proxy without kube-proxy": {func(in *render.Input) {
+			in.Network.KubeProxy = nodeconfig.None
+			in.Spec.KubeProxy.Configuration.Raw = []byte(`{"nftables":{"syncPeriod":"1m"}}`)
+		}, "runs no kube-proxy"},
+		"a stub domain of the cluster": {func(in *render.Input) {
+			in.Spec.Cluster.CoreDNS.StubDomains = []bootstrapv1.StubDomain{{Domain: "local", Servers: []string{"10.0.0.1"}}}
+		}, `"local" would answer for names of the cluster`},
+		"the DNS server as its own upstream": {func(in *render.Input) { in.Spec.Cluster.CoreDNS.Upstreams = []string{"10.96.0.10"} }, "is the address of this DNS server itself"},
+		"a policy that is no YAML":           {func(in *render.Input) { in.Spec.Cluster.APIServer.AuditPolicy.Content = "{hunter2" }, "auditPolicy is not a YAML document"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := controlPlane(t)
@@ -285,7 +333,7 @@ func TestToken(t *testing.T) {
 		}
 	}
 	if _, err := render.Token([]byte("- not: [a cloud-config")); err == nil {
-		t.Error("no error for data that is not ours")
+		t.Error("no error for data of another provider")
 	}
 }
 

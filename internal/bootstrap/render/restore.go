@@ -8,7 +8,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// storeKeys are the keys of Secrets that a store for backups needs, by what they are for.
+// storeKeys returns the keys of Secrets that a backup store needs, by purpose.
 func storeKeys(store etcdv1.BackupStore) map[string]bootstrapv1.SecretKeyReference {
 	out := map[string]bootstrapv1.SecretKeyReference{}
 	if store.S3.Bucket == "" {
@@ -23,7 +23,7 @@ func storeKeys(store etcdv1.BackupStore) map[string]bootstrapv1.SecretKeyReferen
 	return out
 }
 
-// restore is the backup that the machine begins with.
+// restore returns the backup from which the machine starts.
 func restore(in Input) nodeconfig.Restore {
 	spec := in.Spec.Restore
 	secret := map[string]string{}

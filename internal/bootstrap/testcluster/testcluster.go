@@ -1,5 +1,5 @@
-// Package testcluster plays the parts of Cluster API core and of the infrastructure in the integration
-// tests of the bootstrap and control plane providers.
+// Package testcluster simulates Cluster API core and the infrastructure in the integration tests of the bootstrap and control
+// plane providers.
 package testcluster
 
 import (
@@ -73,7 +73,7 @@ func StartManager(env *testenv.Env, provider reconciling.Provider) (stop func(),
 	return func() { cancel(); <-done }, nil
 }
 
-// restricted is a user who has the role of a provider.
+// restricted returns the configuration of a user with the role of a provider.
 func restricted(env *testenv.Env, provider string) (*rest.Config, error) {
 	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config", provider, "rbac", "role.yaml"))
 	if err != nil {
@@ -114,15 +114,16 @@ func waitForPort(address string, done <-chan error) error {
 	return fmt.Errorf("the webhook server at %s does not listen: %w", address, err)
 }
 
-// Cluster is a Cluster with its infrastructure and its control plane, as core links them.
+// Cluster is a Cluster with its infrastructure and its control plane. The references between them are those that core
+// writes.
 type Cluster struct {
 	*clusterv1.Cluster
 	t *testing.T
 	c client.Client
 }
 
-// New makes a Cluster called `demo` in a namespace of its own, and its CapstanCluster. change may
-// alter the Cluster before it is made.
+// New creates the Cluster `demo` in a new namespace, and its CapstanCluster. change may modify the Cluster before it is
+// created.
 func New(t *testing.T, env *testenv.Env, change func(*clusterv1.Cluster)) *Cluster {
 	t.Helper()
 	out := &Cluster{t: t, c: env.Client, Cluster: &clusterv1.Cluster{
@@ -143,7 +144,7 @@ func New(t *testing.T, env *testenv.Env, change func(*clusterv1.Cluster)) *Clust
 	return out
 }
 
-// MachineTemplate makes a template of infrastructure machines.
+// MachineTemplate creates a template of infrastructure machines.
 func (c *Cluster) MachineTemplate(name string) {
 	c.t.Helper()
 	template := &infrav1.CapstanMachineTemplate{ObjectMeta: c.Meta(name)}
@@ -151,17 +152,17 @@ func (c *Cluster) MachineTemplate(name string) {
 	c.Create(template)
 }
 
-// Meta is the metadata of an object of the cluster's.
+// Meta returns the metadata of an object of the cluster.
 func (c *Cluster) Meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: c.Namespace, Name: name, Labels: map[string]string{clusterv1.ClusterNameLabel: c.Name}}
 }
 
-// OwnerRef is how the Cluster owns.
+// OwnerRef returns the owner reference to the Cluster.
 func (c *Cluster) OwnerRef() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Cluster", Name: c.Name, UID: c.UID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true)}
 }
 
-// ControlPlane makes the CapstanControlPlane; change may alter it before.
+// ControlPlane creates the CapstanControlPlane. change may modify it before.
 func (c *Cluster) ControlPlane(change func(*controlplanev1.CapstanControlPlane)) *controlplanev1.CapstanControlPlane {
 	c.t.Helper()
 	out := &controlplanev1.CapstanControlPlane{ObjectMeta: c.Meta("demo")}
@@ -177,7 +178,7 @@ func (c *Cluster) ControlPlane(change func(*controlplanev1.CapstanControlPlane))
 	return out
 }
 
-// Machine makes a Machine with a CapstanConfig of the same name, linked as core does.
+// Machine creates a Machine with a CapstanConfig of the same name and the owner references that core writes.
 func (c *Cluster) Machine(name string, changeMachine func(*clusterv1.Machine), changeConfig func(*bootstrapv1.CapstanConfig)) (*clusterv1.Machine, *bootstrapv1.CapstanConfig) {
 	c.t.Helper()
 	machine := &clusterv1.Machine{ObjectMeta: c.Meta(name), Spec: clusterv1.MachineSpec{
@@ -200,7 +201,7 @@ func (c *Cluster) Machine(name string, changeMachine func(*clusterv1.Machine), c
 	return machine, config
 }
 
-// SetInfraEndpoint does what the infrastructure provider does. It shows no failure domains.
+// SetInfraEndpoint writes the endpoint as the infrastructure provider does. It reports no failure domains.
 func (c *Cluster) SetInfraEndpoint(endpoint clusterv1.APIEndpoint) {
 	c.t.Helper()
 	infra := &infrav1.CapstanCluster{}
@@ -209,14 +210,14 @@ func (c *Cluster) SetInfraEndpoint(endpoint clusterv1.APIEndpoint) {
 	c.ChangeStatus(infra, func() { infra.Status.Initialization.Provisioned = ptr.To(true) })
 }
 
-// SetEndpoint does what core does when the infrastructure is provisioned.
+// SetEndpoint writes the fields that core writes when the infrastructure is provisioned.
 func (c *Cluster) SetEndpoint(endpoint clusterv1.APIEndpoint) {
 	c.t.Helper()
 	c.Change(c.Cluster, func() { c.Spec.ControlPlaneEndpoint = endpoint })
 	c.ChangeStatus(c.Cluster, func() { c.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
 }
 
-// Create makes an object.
+// Create creates an object.
 func (c *Cluster) Create(obj client.Object) {
 	c.t.Helper()
 	if err := c.c.Create(context.Background(), obj); err != nil {
@@ -224,12 +225,12 @@ func (c *Cluster) Create(obj client.Object) {
 	}
 }
 
-// Get reads an object anew.
+// Get reads the current state of an object.
 func (c *Cluster) Get(obj client.Object) error {
 	return c.c.Get(context.Background(), client.ObjectKeyFromObject(obj), obj)
 }
 
-// Change reads an object anew, changes and stores it; again when somebody else has written meanwhile.
+// Change reads, modifies and updates an object. It repeats that after a conflict.
 func (c *Cluster) Change(obj client.Object, change func()) {
 	c.t.Helper()
 	if err := testenv.Change(context.Background(), c.c, obj, func(client.Object) { change() }); err != nil {
@@ -245,7 +246,7 @@ func (c *Cluster) ChangeStatus(obj client.Object, change func()) {
 	}
 }
 
-// Secret reads a secret of the cluster's; nil when there is none.
+// Secret returns a secret of the cluster, or nil if it does not exist.
 func (c *Cluster) Secret(name string) *corev1.Secret {
 	out := &corev1.Secret{}
 	if err := c.c.Get(context.Background(), client.ObjectKey{Namespace: c.Namespace, Name: name}, out); err != nil {
@@ -254,7 +255,7 @@ func (c *Cluster) Secret(name string) *corev1.Secret {
 	return out
 }
 
-// Eventually waits until a condition holds.
+// Eventually waits until a condition is true.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
@@ -262,10 +263,10 @@ func Eventually(t *testing.T, what string, holds func() bool) {
 			return
 		}
 	}
-	t.Fatalf("did not come true: %s", what)
+	t.Fatalf("did not become true: %s", what)
 }
 
-// Rest waits until what a function tells has not changed for two seconds, and returns it.
+// Rest waits until the result of a function has not changed for two seconds, and returns it.
 func Rest(t *testing.T, tell func() string) string {
 	t.Helper()
 	last, since := tell(), time.Now()
@@ -278,12 +279,12 @@ func Rest(t *testing.T, tell func() string) string {
 	return last
 }
 
-// Consistently checks that a condition goes on to hold for a while.
+// Consistently checks that a condition remains true.
 func Consistently(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if !holds() {
-			t.Fatalf("did not stay true: %s", what)
+			t.Fatalf("did not remain true: %s", what)
 		}
 	}
 }
@@ -317,8 +318,8 @@ func (e *Endpoint) Close() {
 	_ = e.listener.Close()
 }
 
-// Serve puts a real API server behind the endpoint, with a certificate of the cluster's authority, and
-// lets only clients in that have one of its certificates.
+// Serve connects the endpoint to a real API server. The serving certificate is from the cluster's authority, and
+// clients need a certificate of it as well.
 func (e *Endpoint) Serve(t *testing.T, ca *corev1.Secret, backend *rest.Config) {
 	t.Helper()
 	cert, err := ServingCertificate(ca, e.Host)
@@ -342,7 +343,7 @@ func (e *Endpoint) Serve(t *testing.T, ca *corev1.Secret, backend *rest.Config) 
 	go func() { _ = e.server.ServeTLS(e.listener, "", "") }()
 }
 
-// ServingCertificate of an API server at an address, by the authority in a Secret.
+// ServingCertificate returns a certificate for an API server at an address, signed by the authority in a Secret.
 func ServingCertificate(ca *corev1.Secret, host string) (tls.Certificate, error) {
 	caCert, err := certs.DecodeCertPEM(ca.Data[corev1.TLSCertKey])
 	if err != nil {

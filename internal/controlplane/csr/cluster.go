@@ -53,7 +53,7 @@ func (c Cluster) machineFor(node, token string) *clusterv1.Machine {
 	return nil
 }
 
-// stranger is why no Machine may have the name with the token.
+// stranger returns the reason why no Machine may use the name with the token.
 func (c Cluster) stranger(node, token string) string {
 	machines := machinesOf(node, c.Machines)
 	if len(machines) == 0 {
@@ -80,8 +80,8 @@ func dataOfPool(p *clusterv1.MachinePool) string {
 	return ptr.Deref(p.Spec.Template.Spec.Bootstrap.DataSecretName, "")
 }
 
-// openPool is the pool whose bootstrap data holds the token and whose infrastructure makes no Machines: nobody knows the
-// names of its nodes in advance. A CapstanMachinePool makes Machines.
+// openPool returns the pool whose bootstrap data contains the token and whose infrastructure creates no Machines, so
+// the names of its nodes are not known in advance. A CapstanMachinePool creates Machines.
 func (c Cluster) openPool(token string) *clusterv1.MachinePool {
 	for i := range c.Pools {
 		p := &c.Pools[i]
@@ -98,7 +98,7 @@ func (c Cluster) hasMachines(p *clusterv1.MachinePool) bool {
 	})
 }
 
-// knows says whether some bootstrap data of the cluster holds the token.
+// knows returns whether bootstrap data of the cluster contains the token.
 func (c Cluster) knows(token string) bool {
 	return slices.ContainsFunc(c.Secrets, func(s corev1.Secret) bool { return holds(&s, token) })
 }
@@ -114,8 +114,8 @@ func (c Cluster) secret(name string) *corev1.Secret {
 // bootstrapTokens finds bootstrap tokens; the first group is the id.
 var bootstrapTokens = regexp.MustCompile(`\b([a-z0-9]{6})\.[a-z0-9]{16}\b`)
 
-// holds says whether bootstrap data has a token of the id. Our own provider names the ids in an annotation; the data of
-// others, and of former versions, is searched.
+// holds reports whether bootstrap data has a token of the id. Capstan's bootstrap provider records the ids in an
+// annotation. The data of other providers and of older versions is searched.
 func holds(s *corev1.Secret, id string) bool {
 	if s == nil || s.Type != clusterv1.ClusterSecretType || id == "" {
 		return false

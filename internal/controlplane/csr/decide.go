@@ -3,7 +3,7 @@
 // kube-controller-manager approves one thing itself, the renewal of a kubelet's client certificate: such a request
 // cannot name another node, and it must not depend on the management cluster.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package csr
 
 import (
@@ -41,9 +41,9 @@ type Verdict string
 const (
 	// Untouched: the request is not Capstan's to decide, or cannot be decided yet.
 	Untouched Verdict = "Untouched"
-	// Approved: the request is what the named machine would ask for.
+	// Approved: the named machine may have the requested certificate.
 	Approved Verdict = "Approved"
-	// Denied: the request comes with the identity of a machine, and asks for what the machine may not have.
+	// Denied: the request has the identity of a machine, but the machine must not have the requested certificate.
 	Denied Verdict = "Denied"
 )
 
@@ -101,7 +101,7 @@ func decideKubelet(csr *certificatesv1.CertificateSigningRequest, cluster Cluste
 	return cluster.join(token, node)
 }
 
-// decideServing: a kubelet asks for its own node, for names and addresses that its Machine has.
+// decideServing accepts a request of a kubelet for its own node, with names and addresses of its Machine.
 func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clusterv1.Machine) Decision {
 	node := kubeletNode(csr)
 	if node == "" {
@@ -133,7 +133,7 @@ func decideServing(csr *certificatesv1.CertificateSigningRequest, machines []clu
 	if foreign := foreignSANs(request, node, machine); len(foreign) > 0 {
 		return deny("%s are not names or addresses of Machine %s", strings.Join(foreign, ", "), machine.Name)
 	}
-	return approve("node %s is Machine %s, and it asks for its own names and addresses", node, machine.Name)
+	return approve("node %s is Machine %s and requests its own names and addresses", node, machine.Name)
 }
 
 // decideClient: a machine requests the certificate of kube-proxy or of its node agent: the first one with its bootstrap
@@ -243,7 +243,7 @@ func checkClient(csr *certificatesv1.CertificateSigningRequest, request *x509.Ce
 	return checkUsages(csr.Spec.Usages, certificatesv1.UsageClientAuth)
 }
 
-// checkUsages: purpose is needed, and of the others only what TLS takes for it.
+// checkUsages requires the purpose, and allows in addition only the usages that TLS needs.
 func checkUsages(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) string {
 	allowed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, purpose}
 	for _, u := range usages {

@@ -21,7 +21,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
-// asked is a request in short.
+// asked contains the fields of a request.
 type asked struct {
 	signer, user string
 	groups       []string
@@ -60,12 +60,12 @@ func proxy() asked {
 	return a
 }
 
-// fromKubelet makes a request one that the kubelet of the node has made.
+// fromKubelet sets the kubelet of the node as the requester.
 func fromKubelet(node string) func(*asked) {
 	return func(a *asked) { a.user, a.groups = "system:node:"+node, []string{nodesGroup, authenticated} }
 }
 
-// data is bootstrap data of our own provider.
+// data is bootstrap data of Capstan's provider.
 func data(name, ids string) corev1.Secret {
 	return corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{bootstrapv1.TokenIDsAnnotation: ids}},
@@ -225,7 +225,7 @@ func pool(name, infrastructure, data string) clusterv1.MachinePool {
 	return p
 }
 
-// ofPool makes a Machine one that core has made for a machine of a pool.
+// ofPool changes a Machine into one that core has created for a machine of a pool.
 func ofPool(name string) func(*clusterv1.Machine) {
 	return func(m *clusterv1.Machine) {
 		m.Spec.Bootstrap.DataSecretName = ptr.To("")
@@ -233,7 +233,7 @@ func ofPool(name string) func(*clusterv1.Machine) {
 	}
 }
 
-// TestDecideKubelet: a token gets the name of its own machine, and that of no other.
+// TestDecideKubelet: a token gets a certificate with the name of its own machine and of no other.
 func TestDecideKubelet(t *testing.T) {
 	cluster := Cluster{
 		Machines: []clusterv1.Machine{

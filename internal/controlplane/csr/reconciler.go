@@ -45,7 +45,7 @@ type Reconciler struct {
 	controller capicontroller.Controller
 }
 
-// SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and goes over all its
+// SetupWithManager adds the reconciler. A reconciliation is for a Cluster, and handles all its
 // requests that are not decided: there are few, and a Machine that changes may decide several.
 func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, concurrency controller.Options) error {
 	r := &Reconciler{Client: mgr.GetClient(), SecretClient: opts.SecretCachingClient, ClusterCache: opts.ClusterCache, Options: opts}
@@ -105,7 +105,7 @@ func resumed() predicate.Predicate {
 	}
 }
 
-// OpenIndex finds the requests that nobody has decided on: there are two decided ones for each node.
+// OpenIndex finds the requests without a decision. The decided ones, two for each node, are skipped.
 var OpenIndex = clustercache.CacheOptionsIndex{
 	Object: &certificatesv1.CertificateSigningRequest{}, Field: "open",
 	ExtractValue: func(o client.Object) []string {
@@ -116,7 +116,7 @@ var OpenIndex = clustercache.CacheOptionsIndex{
 	},
 }
 
-// open passes requests that nobody has decided on.
+// open passes requests without a decision.
 func open() predicate.TypedPredicate[client.Object] {
 	return predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return !decided(o.(*certificatesv1.CertificateSigningRequest))
@@ -226,7 +226,7 @@ func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workl
 	request.Status.Conditions = append(request.Status.Conditions, condition)
 	if err := workload.SubResource("approval").Update(ctx, request); err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-			return nil // It has changed, which is an event, or is gone.
+			return nil // It was changed, which is an event, or deleted.
 		}
 		return fmt.Errorf("cannot answer the certificate request %s: %w", request.Name, err)
 	}
@@ -234,7 +234,7 @@ func (r *Reconciler) answer(ctx context.Context, cluster client.ObjectKey, workl
 	return nil
 }
 
-// nodeExists asks the cluster itself: a cache may be behind.
+// nodeExists reads from the API server of the cluster, because a cache may be stale.
 func (r *Reconciler) nodeExists(ctx context.Context, cluster client.ObjectKey, name string) (bool, error) {
 	workload, err := r.ClusterCache.GetUncachedClient(ctx, cluster)
 	if err != nil {

@@ -201,9 +201,9 @@ func newestFirst(a, b controlplanev1.BackupStatus) int {
 	return cmp.Or(b.Time.Compare(a.Time.Time), cmp.Compare(b.Name, a.Name))
 }
 
-// MergeBackups returns status.backups after a look at the workload cluster: new backups are added, and backups that were
-// removed from the store are removed. Backups that the workload cluster does not know stay, because it may have been restored
-// to an earlier time.
+// MergeBackups returns status.backups after a look at the workload cluster: new backups are added, and backups that
+// were removed from the store are removed. Backups without an object in the workload cluster stay, because it may have
+// been restored to an earlier time.
 func MergeBackups(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) []controlplanev1.BackupStatus {
 	byName := map[string]controlplanev1.BackupStatus{}
 	for _, b := range known {
@@ -272,29 +272,32 @@ func IsLostBackup(b *etcdv1.EtcdBackup, known []controlplanev1.BackupStatus, f F
 // newest failures stay until a backup succeeds.
 func SupersededBackups(known []controlplanev1.BackupStatus, found []etcdv1.EtcdBackup) []string {
 	var failed []etcdv1.EtcdBackup
-	var success time.Time
+	var success *etcdv1.EtcdBackup // the newest
 	var out []string
 	for _, b := range found {
 		switch {
 		case b.Status.Phase == etcdv1.BackupFailed:
 			failed = append(failed, b)
-		case b.Status.Phase == etcdv1.BackupSucceeded && b.CreationTimestamp.After(success):
-			success = b.CreationTimestamp.Time
+		case b.Status.Phase == etcdv1.BackupSucceeded && (success == nil || compareBackups(&b, success) > 0):
+			success = &b
 		}
 		if b.Status.Phase == etcdv1.BackupSucceeded && !slices.ContainsFunc(known, func(k controlplanev1.BackupStatus) bool { return k.Name == b.Name }) {
 			out = append(out, b.Name)
 		}
 	}
-	slices.SortFunc(failed, func(a, b etcdv1.EtcdBackup) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
-	})
+	slices.SortFunc(failed, func(a, b etcdv1.EtcdBackup) int { return compareBackups(&b, &a) })
 	for n, b := range failed {
-		if n >= keptFailures || b.CreationTimestamp.Time.Before(success) {
+		if n >= keptFailures || success != nil && compareBackups(&b, success) < 0 {
 			out = append(out, b.Name)
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+// compareBackups orders EtcdBackups from old to new, as compareAttempts does: the API server counts in seconds.
+func compareBackups(a, b *etcdv1.EtcdBackup) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
 // BackupMembers returns the healthy members, whose machines can make or check a backup. The leader comes last, because it has

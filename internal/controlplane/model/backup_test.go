@@ -15,11 +15,11 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// midnight is when the tests of backups begin.
+// midnight is the start time of the tests of backups.
 var midnight = time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 
-// tried reads attempts: each word is trigger (s, d or u), request, phase (+, - or nothing) and minutes after midnight,
-// separated by colons.
+// tried parses attempts. A word contains the trigger (s, d or u), the request, the phase (+, - or nothing) and the minutes after
+// midnight, separated by colons.
 func tried(t *testing.T, text string) []BackupAttempt {
 	t.Helper()
 	var out []BackupAttempt
@@ -38,7 +38,7 @@ func tried(t *testing.T, text string) []BackupAttempt {
 	return out
 }
 
-// TestNextBackup: what is due, and when to look again.
+// TestNextBackup: the backup that is due, and the time of the next check.
 func TestNextBackup(t *testing.T) {
 	hourly := "0 * * * *"
 	for _, c := range []struct {
@@ -94,7 +94,7 @@ func TestNextBackup(t *testing.T) {
 	}
 }
 
-// TestUpgradeHeld: another version waits for its backup, and for no other one.
+// TestUpgradeHeld: an upgrade waits only for its own backup.
 func TestUpgradeHeld(t *testing.T) {
 	for _, c := range []struct {
 		to    string
@@ -121,7 +121,7 @@ func TestUpgradeHeld(t *testing.T) {
 	}
 }
 
-// TestSchedule: what is no schedule is told, with what one looks like.
+// TestSchedule: the message about an invalid schedule contains a valid example.
 func TestSchedule(t *testing.T) {
 	for _, good := range []string{"", "0 3 * * *", "@daily", "@every 6h", "*/15 1-5 * * MON"} {
 		if _, err := ParseSchedule(good); err != nil {
@@ -143,7 +143,7 @@ func kept(minutes ...int) []controlplanev1.BackupStatus {
 	return out
 }
 
-// TestExpired: the oldest go, in the order of their age, and one more than are too many, because another one is made.
+// TestExpired: surplus backups are removed in the order of their age. One more is removed if another backup is under way.
 func TestExpired(t *testing.T) {
 	for _, c := range []struct {
 		backups []int
@@ -158,7 +158,7 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// WithPending a small retention a schedule and an old demand would otherwise take turns for ever.
+// With a small retention, a schedule and an old demand would otherwise replace each other's backups for ever.
 func TestExpiredKeepsTheLastOfEachTrigger(t *testing.T) {
 	backups := kept(0, 1, 2)
 	backups[0].Trigger, backups[1].Trigger, backups[2].Trigger = etcdv1.BackupOnDemand, etcdv1.BackupScheduled, etcdv1.BackupScheduled
@@ -181,7 +181,7 @@ func etcdBackup(name string, minutes int, phase etcdv1.BackupPhase, removed ...s
 	return b
 }
 
-// TestMergeBackups: the status knows what is in the store, also when the cluster was taken back to a time before.
+// TestMergeBackups: the status keeps the backups in the store, also after the cluster was restored to an earlier time.
 func TestMergeBackups(t *testing.T) {
 	names := func(list []controlplanev1.BackupStatus) (out []string) {
 		for _, b := range list {
@@ -204,7 +204,15 @@ func TestMergeBackups(t *testing.T) {
 	}
 }
 
-// TestLostBackup: a backup that nobody makes does not hold up others.
+// TestFailureOfTheSameSecond: the API server counts in seconds, so names order a failure and the success after it.
+func TestFailureOfTheSameSecond(t *testing.T) {
+	found := []etcdv1.EtcdBackup{etcdBackup("b", 0, etcdv1.BackupSucceeded), etcdBackup("a", 0, etcdv1.BackupFailed), etcdBackup("c", 0, etcdv1.BackupFailed)}
+	if got := SupersededBackups(MergeBackups(nil, found), found); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("superseded: %v, want only the failure before the success", got)
+	}
+}
+
+// TestLostBackup: a requested backup that no machine makes does not block others.
 func TestLostBackup(t *testing.T) {
 	f := Fleet{Instances: []Instance{{names: []string{"m"}}}}
 	for _, c := range []struct {
@@ -227,7 +235,7 @@ func TestLostBackup(t *testing.T) {
 	}
 }
 
-// TestBackupMembers: healthy followers come first, and then the leader.
+// TestBackupMembers: the order of members is healthy followers first, then the leader.
 func TestBackupMembers(t *testing.T) {
 	members := map[string]etcdv1.EtcdMember{}
 	add := func(f *Fleet, name string, health metav1.ConditionStatus, leads bool) {
@@ -252,7 +260,7 @@ func TestBackupMembers(t *testing.T) {
 	}
 }
 
-// TestHeldRollout: an upgrade that is held replaces nothing, and what is missing is made all the same.
+// TestHeldRollout: an upgrade that waits replaces no Machine, and missing Machines are still created.
 func TestHeldRollout(t *testing.T) {
 	f := build("a:vo b:vo c:vo")
 	w := Target{Replicas: 3, maxSurge: 1, initialized: true, held: "no backup"}
@@ -268,8 +276,8 @@ func TestHeldRollout(t *testing.T) {
 	}
 }
 
-// Backups of two clusters never have one name, so that neither writes over those of the other or removes them; two managers
-// give one backup the same name.
+// Backups of two clusters have different names, so that neither cluster overwrites or removes backups of the other. Two managers
+// choose the same name for the same backup.
 func TestBackupName(t *testing.T) {
 	at := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	here, there := &clusterv1.Cluster{}, &clusterv1.Cluster{}
@@ -283,7 +291,7 @@ func TestBackupName(t *testing.T) {
 	}
 }
 
-// TestBackupConditionOfOneSecond: of two attempts of the same second, the one with the later name determines the condition.
+// TestBackupConditionOfOneSecond: if two attempts have the same second, the one with the later name determines the condition.
 func TestBackupConditionOfOneSecond(t *testing.T) {
 	second := time.Unix(1000, 0)
 	attempts := []BackupAttempt{

@@ -16,10 +16,11 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
 )
 
-// ControlPlane is everything that one reconciliation knows about a control plane. The decisions of this package are
-// functions of it: they read nothing else, and no other clock than Now.
+// ControlPlane contains all data of one reconciliation of a control plane. The decisions of this package are functions
+// of it. They read nothing else, and Now is their only clock.
 type ControlPlane struct {
 	// Object is the CapstanControlPlane, and Cluster its owner.
 	Object  *controlplanev1.CapstanControlPlane
@@ -36,6 +37,9 @@ type ControlPlane struct {
 	Ambiguous string
 	// Outdated maps the name of each Machine to the reasons why it is not up to date.
 	Outdated map[string][]string
+	// Changes maps the name of each Machine to its differences from the spec, and Updates to its update in place.
+	Changes map[string][]inplace.Change
+	Updates map[string]*Update
 	// InfrastructureDeletedAt maps the name of a Machine to the deletion timestamp of its infrastructure machine.
 	InfrastructureDeletedAt map[string]time.Time
 	// Authority is the Secret of the cluster's certificate authority; nil before it exists.
@@ -44,7 +48,7 @@ type ControlPlane struct {
 	Workload *Workload
 	// Interrupted: the workload cluster answered less than Grace ago and does not answer now.
 	Interrupted bool
-	// Readiness is the answer of the API server through the endpoint; nil when it was not asked.
+	// Readiness is the answer of the API server through the endpoint; nil without a request.
 	Readiness *Readiness
 	// RestoreSource is the backup that the first Machine of a restored cluster starts with; nil without a restore.
 	RestoreSource *bootstrapv1.RestoreSource
@@ -65,7 +69,12 @@ func (cp *ControlPlane) Stacked() bool {
 
 // CompleteFleet returns the state of all Machines.
 func (cp *ControlPlane) CompleteFleet() Fleet {
-	return newFleet(cp.Machines, cp.Outdated, cp.Stacked(), cp.Workload, cp.Now)
+	f := newFleet(cp.Machines, cp.Outdated, cp.Stacked(), cp.Workload, cp.Now)
+	for n := range f.Instances {
+		i := &f.Instances[n]
+		i.Changes, i.Update = cp.Changes[i.Name()], cp.Updates[i.Name()]
+	}
+	return f
 }
 
 // Fleet returns the state of the Machines without those whose deletion is stuck.
@@ -82,6 +91,7 @@ func (cp *ControlPlane) Target() Target {
 	out := Target{
 		Replicas: int(ptr.Deref(cp.Object.Spec.Replicas, 1)), maxSurge: 1,
 		initialized: cp.Initialized(), held: cp.UpgradeHeld, domains: ForControlPlanes(cp.FailureDomains()),
+		inPlace: cp.Object.Spec.Rollout.Strategy.InPlace,
 	}
 	if surge := cp.Object.Spec.Rollout.Strategy.RollingUpdate.MaxSurge; surge != nil && out.Replicas >= 3 {
 		out.maxSurge = surge.IntValue()
@@ -93,8 +103,8 @@ func (cp *ControlPlane) Target() Target {
 // the manager or a short interruption changes no condition. Decisions do not use it.
 const Grace = 2 * time.Minute
 
-// UnhealthyRetry is the interval at which a control plane is asked that does not answer or is not ready: its recovery is no
-// event in the management cluster.
+// UnhealthyRetry is the interval of requests to a control plane that does not answer or is not ready, because its
+// recovery is no event in the management cluster.
 const UnhealthyRetry = 5 * time.Second
 
 // FirstRetry is the interval at which new Leases are read: their next renewal proves that the holder lives, and is no event.
@@ -138,12 +148,12 @@ func (cp *ControlPlane) LowestVersion() string {
 }
 
 // Versions returns the versions of the Machines from old to new, with their numbers (CP-05). A Machine has its version from
-// its creation: MachineSets wait for it.
+// its creation: MachineSets wait for it. One that is updated in place counts with its former version.
 func Versions(machines collections.Machines) []clusterv1.StatusVersion {
 	counts := map[string]int32{}
 	for _, m := range machines {
-		if m.Spec.Version != "" {
-			counts[m.Spec.Version]++
+		if version := VersionOf(m); version != "" {
+			counts[version]++
 		}
 	}
 	var out []clusterv1.StatusVersion

@@ -7,7 +7,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/collections"
 )
 
-// TestVersions (CP-05): from old to new, each with its replicas.
+// TestVersions (CP-05): the versions in ascending order, with the replicas of each.
 func TestVersions(t *testing.T) {
 	got := Versions(collections.FromMachines(aMachine("a", "v1.36.10", true), aMachine("b", "v1.36.9", true), aMachine("c", "v1.36.10", true), aMachine("d", "", true)))
 	want := []clusterv1.StatusVersion{{Version: "v1.36.9", Replicas: 1}, {Version: "v1.36.10", Replicas: 2}}

@@ -56,9 +56,8 @@ func PlanDeparture(f Fleet, i *Instance, initialized bool) Departure {
 	return f.removeMember(*i.Member)
 }
 
-// departUnidentified decides about a Machine whose name in the cluster is not known. Each member without a Machine may be its
-// member, and a member must leave before its Machine goes. So all of them leave first, unless one may belong to a Machine that
-// stays.
+// departUnidentified decides about a Machine whose name in the cluster is unknown. Each member without a Machine can be its member,
+// and a member must leave before its Machine is removed. So all of them leave first, unless one can belong to a Machine that stays.
 func (f Fleet) departUnidentified() Departure {
 	for _, m := range f.Unassigned {
 		if m.Left {

@@ -8,7 +8,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// TestDepart: a Machine goes once its member has left, and that leaves when the others can do without.
+// TestDepart: a Machine is removed after its member has left etcd. The member leaves if the others keep a quorum without it.
 func TestDepart(t *testing.T) {
 	for _, c := range []struct {
 		machines string
@@ -30,13 +30,13 @@ func TestDepart(t *testing.T) {
 		{machines: "z:vh a:v", want: RemoveMember},
 		{machines: "z:vh a:vhb b:v", want: KeepMachine, why: "a is leaving"},
 		{machines: "z:ih a:v b:v", want: ReleaseMachine},
-		// A member without a Machine may be that of a Machine without a name: it leaves first.
+		// A member without a Machine can be that of a Machine whose name is unknown. It leaves first.
 		{machines: "z:ih a:v b:v stray-x:v", want: RemoveMember, member: "stray-x"},
 		{machines: "z:ih a:v b:v stray-x:vb", want: KeepMachine, why: "stray-x is leaving"},
 		{machines: "z:ih a:v b:v stray-x:x", want: ReleaseMachine},
 		{machines: "z:ih a:v b:v stray-x:x stray-y:v", want: RemoveMember, member: "stray-y"},
 		{machines: "z:ih y:ih a:v b:v stray-x:v", want: RemoveMember, member: "stray-x"},
-		// It may also be the member of a Machine that stays.
+		// It can also be the member of a Machine that stays.
 		{machines: "z:ih y:i a:v b:v stray-x:v", want: KeepMachine, why: "may run on this Machine or on Machine y"},
 		{machines: "z:ih y:id a:v b:v stray-x:v", want: KeepMachine, why: "may run on this Machine or on Machine y"},
 		{machines: "z:ih stray-x:v", want: KeepMachine, why: "the last voting member"},

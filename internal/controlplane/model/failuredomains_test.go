@@ -43,7 +43,7 @@ func TestDomainsOf(t *testing.T) {
 	}
 }
 
-// TestPlaceByStatus (CP-16): where Machines stand counts, and not only where they were to stand.
+// TestPlaceByStatus (CP-16): the actual failure domain of a Machine counts, not only the requested one.
 func TestPlaceByStatus(t *testing.T) {
 	domains := []clusterv1.FailureDomain{{Name: "a"}, {Name: "b"}, {Name: "c"}}
 	in := func(spec, status string) *clusterv1.Machine {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/conditions"
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
 )
 
 // sickAfter is the time after which an unhealthy member is given up by a plan. A restarted etcd is back within seconds.
@@ -37,13 +38,18 @@ type Instance struct {
 	Machine *clusterv1.Machine
 	// Outdated lists the reasons why the spec demands another Machine.
 	Outdated []string
+	// Changes are the differences from the spec with the decisions about updates in place. They are known if the policy
+	// allows updates, or if one was begun.
+	Changes []inplace.Change
+	// Update is the unfinished update in place of the Machine; nil without one.
+	Update *Update
 	// names of the Machine in the workload cluster. Empty until the Machine reports a Node or a host name.
 	names []string
 	// Member is the etcd member of the Machine; nil when there is none, or when etcd is external.
 	Member *Member
 	// apiServer is the health of the API server of the Machine.
 	apiServer metav1.ConditionStatus
-	// hasServed: the API server has worked before, or nobody can be asked.
+	// hasServed: the API server has worked before, or the workload cluster cannot be reached.
 	hasServed bool
 }
 

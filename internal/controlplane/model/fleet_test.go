@@ -12,16 +12,20 @@ import (
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
 )
 
-// build makes a fleet from one word per Machine, the oldest first. A word is its name, then letters:
+// build returns a fleet from one word per Machine, the oldest first. A word is the name and these letters:
 //
 //	v voting and healthy    u voting, unhealthy   s voting, unhealthy for long   ? voting, health unknown
 //	l learner               n member not started  - no member                    x its member has left
-//	a its API server does not answer any more   A nobody knows whether it does
+//	a its API server no longer answers          A the state of its API server is unknown
 //	o outdated   d being deleted   h waits for the hook   m marked for deletion   b leaving etcd
 //	f found unhealthy by a MachineHealthCheck   i known by no name yet
-//	r has to be Ready for a while   R has been
+//	r must be Ready for some time   R has been Ready for this time
+//	W outdated, the change can be made in place   N outdated, the change needs another machine
+//	M an update is recorded and not written   P written, not accepted   U running   F failed   B rolled back   D done
 func build(words string) Fleet {
 	f := Fleet{Stacked: true}
 	for n, word := range strings.Fields(words) {
@@ -42,6 +46,7 @@ func anInstance(name, letters string, n int) Instance {
 	m.Spec.Bootstrap.DataSecretName = ptr.To(name)
 	i := Instance{Machine: m, names: []string{name}, apiServer: metav1.ConditionTrue, Member: memberOf(name, letters), hasServed: !strings.ContainsAny(letters, "ln-i")}
 	for _, letter := range letters {
+		update(&i, letter)
 		switch letter {
 		case 'a', 'l', 'n', '-', 'i':
 			i.apiServer = metav1.ConditionFalse
@@ -74,6 +79,22 @@ func anInstance(name, letters string, n int) Instance {
 	return i
 }
 
+func update(i *Instance, letter rune) {
+	phases := map[rune]infrav1.UpdatePhase{'M': "", 'P': "", 'U': infrav1.UpdateRunning, 'F': infrav1.UpdateFailed, 'B': infrav1.UpdateRolledBack, 'D': infrav1.UpdateSucceeded}
+	phase, updates := phases[letter]
+	switch {
+	case letter == 'W':
+		i.Changes = append(i.Changes, inplace.Change{Path: "spec.version", Verdict: inplace.Restart})
+	case letter == 'N':
+		i.Changes = append(i.Changes, inplace.Change{Path: "spec.config.preCommands", Verdict: inplace.Replace, Why: "it is so"})
+	case !updates:
+		return
+	default:
+		i.Update = &Update{Written: letter != 'M', begun: letter != 'M', Phase: phase, step: "kubelet", message: "busy"}
+	}
+	i.Outdated = []string{"it is old"}
+}
+
 func memberOf(name, letters string) *Member {
 	if strings.ContainsAny(letters, "-i") {
 		return nil
@@ -98,8 +119,8 @@ func memberOf(name, letters string) *Member {
 	return m
 }
 
-// TestNewFleet: members find their Machines by the Node's name or the machine's; those that do not are strays, and
-// Orphans only when every Machine is known.
+// TestNewFleet: members are assigned to Machines by the name of the Node or of the Machine. Other members are strays. They are
+// orphans only if the names of all Machines are known.
 func TestNewFleet(t *testing.T) {
 	now := time.Unix(100000, 0)
 	machine := func(name string, change func(*clusterv1.Machine)) *clusterv1.Machine {

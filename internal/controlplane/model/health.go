@@ -19,8 +19,8 @@ type Readiness struct {
 	Err    error
 }
 
-// ErrRefused is the reason why the API server is not asked.
-var ErrRefused = errors.New("the API server cannot be asked, because the kubeconfig is refused: see KubeconfigAvailable")
+// ErrRefused means that no request was sent to the API server.
+var ErrRefused = errors.New("the API server cannot be checked, because the kubeconfig is refused: see KubeconfigAvailable")
 
 // Problem returns the reason why the cluster cannot be used through its endpoint; "" when it can.
 func (a *Readiness) Problem() string {

@@ -10,7 +10,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// TestEtcdHealth (CP-10): what is said of etcd as a whole.
+// TestEtcdHealth (CP-10): the condition of etcd as a whole.
 func TestEtcdHealth(t *testing.T) {
 	good, etcd, other, silent := &Readiness{Ready: true}, &Readiness{Failed: []string{"etcd"}}, &Readiness{Failed: []string{"poststarthook/x"}}, &Readiness{Err: errors.New("no")}
 	for _, c := range []struct {

@@ -61,7 +61,7 @@ func observe(lease *coordinationv1.Lease, before *observation, last, now time.Ti
 	return out // An earlier time, after a clock change or a restore, counts as a new Lease.
 }
 
-// LeaseHistory remembers the content of Leases from one look at a workload cluster to the next.
+// LeaseHistory keeps the content of Leases between two reads of a workload cluster.
 type LeaseHistory struct {
 	mu   sync.Mutex
 	sets map[LeaseSetKey]leaseSet

@@ -10,11 +10,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestRenewals: whether the holder of a Lease lives is told by our own clock and by what changes, whatever the clock of
-// its host says.
+// TestRenewals: the age of a Lease is the time since its last observed change by the local clock. The clock of its holder does not
+// matter.
 func TestRenewals(t *testing.T) {
 	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
-	// A look finds what the holder has written that many seconds before, by our clock; -1 when there is no Lease yet.
+	// Each look finds the Lease that the holder wrote so many seconds ago by the local clock; -1 if no Lease exists.
 	type looked struct {
 		at, written int
 		want        metav1.ConditionStatus
@@ -65,7 +65,7 @@ func leaseOf(uid types.UID, holder string, renewed time.Time) *coordinationv1.Le
 	}
 }
 
-// TestRenewalOfAnother: what one holder's clock said says nothing about the next one's.
+// TestRenewalOfAnother: the times of one holder do not count for the next holder.
 func TestRenewalOfAnother(t *testing.T) {
 	start := time.Unix(1000000, 0)
 	second := func(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
@@ -76,7 +76,7 @@ func TestRenewalOfAnother(t *testing.T) {
 	if got := observe(leaseOf("a", "two", second(12)), &before, second(11), second(31)); !got.Changed || !got.At.Equal(second(31)) {
 		t.Errorf("%+v", got)
 	}
-	// Its clock was set forward, and back.
+	// The clock of the holder was set forward and back.
 	if got := observe(leaseOf("a", "one", second(5000)), &before, second(11), second(21)); !got.Changed || !got.At.Equal(second(21)) {
 		t.Errorf("%+v", got)
 	}
@@ -85,7 +85,7 @@ func TestRenewalOfAnother(t *testing.T) {
 	}
 }
 
-// TestRenewalsForget: nothing is kept of Leases and control planes that are gone.
+// TestRenewalsForget: the record of deleted Leases and control planes is removed.
 func TestRenewalsForget(t *testing.T) {
 	r := &LeaseHistory{}
 	one, two := types.NamespacedName{Name: "one"}, types.NamespacedName{Name: "two"}

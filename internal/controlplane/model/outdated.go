@@ -26,7 +26,7 @@ func Outdated(controlPlane *controlplanev1.CapstanControlPlane, machine *cluster
 	if config != nil && !sameConfig(config.Spec, controlPlane.Spec.Config) {
 		out = append(out, "CapstanConfig is not up-to-date")
 	}
-	if infraMachine != nil && !clonedFrom(infraMachine, controlPlane.Spec.MachineTemplate.Spec.InfrastructureRef) {
+	if infraMachine != nil && !ClonedFrom(infraMachine, controlPlane.Spec.MachineTemplate.Spec.InfrastructureRef) {
 		out = append(out, fmt.Sprintf("%s is not up-to-date", infraMachine.GetKind()))
 	}
 	if after := controlPlane.Spec.Rollout.After; !after.IsZero() && !now.Before(after.Time) && machine.CreationTimestamp.Before(&after) {
@@ -56,8 +56,8 @@ func sameConfig(has, want bootstrapv1.CapstanConfigSpec) bool {
 	return EqualJSON(has, want)
 }
 
-// clonedFrom reports whether an infrastructure machine was created from a template.
-func clonedFrom(infraMachine *unstructured.Unstructured, ref clusterv1.ContractVersionedObjectReference) bool {
+// ClonedFrom reports whether an infrastructure machine was created from a template.
+func ClonedFrom(infraMachine *unstructured.Unstructured, ref clusterv1.ContractVersionedObjectReference) bool {
 	name := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromNameAnnotation]
 	kind := infraMachine.GetAnnotations()[clusterv1.TemplateClonedFromGroupKindAnnotation]
 	return (name == "" || name == ref.Name) && (kind == "" || kind == ref.GroupKind().String())

@@ -13,7 +13,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// CP-18: what makes a Machine not up to date, and what does not.
+// CP-18: the differences that make a Machine outdated, and those that do not.
 func TestOutdated(t *testing.T) {
 	cp := &controlplanev1.CapstanControlPlane{}
 	cp.Spec.Version = "v1.36.3"
@@ -23,7 +23,7 @@ func TestOutdated(t *testing.T) {
 		clusterv1.TemplateClonedFromNameAnnotation: "new", clusterv1.TemplateClonedFromGroupKindAnnotation: "CapstanMachineTemplate.infrastructure.capstan.dev",
 	})
 	config := &bootstrapv1.CapstanConfig{}
-	config.Spec.Role = bootstrapv1.RoleInit // Differs from machine to machine, and is no reason.
+	config.Spec.Role = bootstrapv1.RoleInit // The role differs between machines and does not make them outdated.
 	if got := Outdated(cp, aMachine("a", "v1.36.3", true), config, infra, time.Now()); got != nil {
 		t.Errorf("got %v", got)
 	}
@@ -78,7 +78,7 @@ func TestOutdatedByTheClock(t *testing.T) {
 	}
 }
 
-// TestInVain (CP-20): Machines whose certificates no rollout would make better are named, with what to do.
+// TestInVain (CP-20): a message names Machines whose certificates a rollout would not improve, and the remedy.
 func TestInVain(t *testing.T) {
 	now := time.Unix(1000000, 0)
 	cp := &controlplanev1.CapstanControlPlane{}
@@ -98,8 +98,8 @@ func TestInVain(t *testing.T) {
 	}
 }
 
-// TestNewVersionOfCapstan: what this version adds to objects that a former one has stored is no reason to
-// replace a Machine: both are compared as they are stored, and what cannot be read is no difference.
+// TestNewVersionOfCapstan: fields that this version adds to stored objects of a former version do not replace a Machine. The stored
+// forms are compared, and unreadable fields count as equal.
 func TestNewVersionOfCapstan(t *testing.T) {
 	cp := &controlplanev1.CapstanControlPlane{}
 	cp.Spec.Version = "v1.36.3"

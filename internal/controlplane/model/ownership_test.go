@@ -63,7 +63,7 @@ func TestNotOurs(t *testing.T) {
 	}
 }
 
-// TestMachineOf: which Machine a member may run on.
+// TestMachineOf: the Machine that a member can run on.
 func TestMachineOf(t *testing.T) {
 	named, byNode, unknown := *aMachine("a", "", true), *aMachine("b", "", true), *aMachine("c", "", true)
 	byNode.Status.NodeRef.Name = "node-b"

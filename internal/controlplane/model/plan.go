@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
 // Target is the demand of the spec for the number of Machines.
@@ -15,20 +17,24 @@ type Target struct {
 	held string
 	// domains are the failure domains for control planes.
 	domains []clusterv1.FailureDomain
+	// inPlace is the policy for updates in place.
+	inPlace controlplanev1.InPlacePolicy
 }
 
-// Plan is the next action about the number of Machines: create, remove, or nothing. Why is the reason to do nothing; "" when
+// Plan is the next action about the Machines: create, remove, update in place, or nothing. Why is the reason to do nothing; "" when
 // no action is needed.
 type Plan struct {
 	// Create is the number of Machines to create. First: the Machine starts the cluster.
 	Create int
 	First  bool
 	Remove *clusterv1.Machine
+	// Update has an update in place whose next step is due.
+	Update *Instance
 	Why    string
 }
 
-// Acts reports whether the plan creates or removes a Machine.
-func (p Plan) Acts() bool { return p.Create > 0 || p.Remove != nil }
+// Acts reports whether the plan creates, removes or updates a Machine.
+func (p Plan) Acts() bool { return p.Create > 0 || p.Remove != nil || p.Update != nil }
 
 func waitFor(why string) Plan { return Plan{Why: why} }
 
@@ -39,7 +45,7 @@ func PlanMachines(f Fleet, w Target) Plan {
 	active := f.active()
 	switch {
 	case len(f.Instances) == 0 && w.initialized:
-		return waitFor("every control plane machine is gone, and the cluster's data with them: set spec.restore to a backup, or delete the cluster")
+		return waitFor("all control plane machines and the cluster's data are lost: set spec.restore to a backup, or delete the cluster")
 	case len(f.Instances) == 0:
 		return Plan{Create: 1, First: true}
 	case !w.initialized:
@@ -53,6 +59,9 @@ func PlanMachines(f Fleet, w Target) Plan {
 	}
 	if i := f.removable(active); i != nil {
 		return Plan{Remove: i.Machine}
+	}
+	if p, decided := f.updateInPlace(active, w); decided {
+		return p
 	}
 	outdated := f.Filter(func(i *Instance) bool { return len(i.Outdated) > 0 })
 	if len(outdated) > 0 {
@@ -106,6 +115,9 @@ func (f Fleet) removable(active []*Instance) *Instance {
 		return nil
 	}
 	for _, i := range active {
+		if i.Update != nil {
+			continue // Its member may be down for a moment.
+		}
 		unsure := i.unidentified() && len(f.Unassigned) > 0
 		if len(i.Outdated) > 0 && !f.joined(i) && !unsure || i.Member != nil && i.Member.Left {
 			return i

@@ -14,13 +14,15 @@ func (p Plan) String() string {
 		return fmt.Sprintf("create %d", p.Create)
 	case p.Remove != nil:
 		return "remove " + p.Remove.Name
+	case p.Update != nil:
+		return "update " + p.Update.Name()
 	case p.Why != "":
 		return "wait"
 	}
 	return "nothing"
 }
 
-// TestPlan (CP-03, CP-04, CP-18, CP-20): what is done about the number of Machines, and in which order.
+// TestPlan (CP-03, CP-04, CP-18, CP-20): the next step of scaling and rollouts.
 func TestPlan(t *testing.T) {
 	for _, c := range []struct {
 		what     string
@@ -37,7 +39,7 @@ func TestPlan(t *testing.T) {
 		{what: "the first had a bad spec", replicas: 3, surge: 1, before: true, machines: "a:-o", want: "remove a"},
 		{what: "the first had a bad spec and goes", replicas: 3, surge: 1, before: true, machines: "a:-od", want: "wait", why: "being deleted"},
 		{what: "enough", replicas: 1, surge: 1, machines: "a:v", want: "nothing"},
-		{what: "all are gone", replicas: 1, surge: 1, want: "wait", why: "every control plane machine is gone"},
+		{what: "all are gone", replicas: 1, surge: 1, want: "wait", why: "all control plane machines and the cluster"},
 
 		{what: "two more at once", replicas: 3, surge: 1, machines: "a:v", want: "create 2"},
 		{what: "four more at once", replicas: 5, surge: 1, machines: "a:v", want: "create 4"},
@@ -95,7 +97,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanUnknown: while nothing is known of etcd nothing is made and nothing goes.
+// TestPlanUnknown: while the state of etcd is unknown, no Machine is created or removed.
 func TestPlanUnknown(t *testing.T) {
 	for _, machines := range []string{"a:v", "a:v b:v c:v d:v e:v", "a:vo b:vo c:vo", "a:vo b:-o", "a:v b:x", "a:vd"} {
 		f := build(machines)
@@ -109,7 +111,7 @@ func TestPlanUnknown(t *testing.T) {
 	}
 }
 
-// TestPlanExternalEtcd: no quorum to keep, but an API server, and what is not known to be there may be.
+// TestPlanExternalEtcd: with external etcd, at least one API server must remain. A Machine of unknown state counts as existing.
 func TestPlanExternalEtcd(t *testing.T) {
 	for _, c := range []struct {
 		what     string

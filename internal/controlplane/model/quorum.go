@@ -47,7 +47,7 @@ func (f Fleet) CannotRemove(names ...string) string {
 	case !now.quorum():
 		return fmt.Sprintf("etcd has no quorum: %d of %d voting members are healthy", now.Healthy, now.Voting)
 	case after.Voting == 0:
-		return "it is the last voting member of etcd: the cluster's data would be gone"
+		return "it is the last voting member of etcd: its removal would delete the cluster's data"
 	case !after.quorum():
 		return fmt.Sprintf("etcd would lose its quorum: of the %d other voting members %d are healthy, %d are needed", after.Voting, after.Healthy, after.Voting/2+1)
 	}

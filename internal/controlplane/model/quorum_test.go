@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestUnsafe: the quorum is projected, and what is unknown is not healthy.
+// TestUnsafe: the quorum after the removal is computed, and members of unknown health count as unhealthy.
 func TestUnsafe(t *testing.T) {
 	for _, c := range []struct{ machines, leaves, want string }{
 		{"a:v b:v c:v", "a", ""},

@@ -11,7 +11,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// TestRepair: which unhealthy Machine is replaced, and when (CP-10).
+// TestRepair (CP-10): the unhealthy Machine that is replaced next, and the time of the repair.
 func TestRepair(t *testing.T) {
 	now := time.Unix(100000, 0)
 	after := func(age time.Duration, retries int) string {
@@ -83,7 +83,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestUnreplaced (CP-10): which of the repairs that are written down still wait for a replacement.
+// TestUnreplaced (CP-10): the recorded repairs that still wait for a replacement.
 func TestUnreplaced(t *testing.T) {
 	y := &RemediationRecord{Machine: "y"}
 	x := &RemediationRecord{Machine: "x", Retries: 2, Open: y}

@@ -117,8 +117,8 @@ func wrongVersion(made, version string) []string {
 	return []string{fmt.Sprintf("it was made with Kubernetes %s, and %s cannot use its data: it takes the same minor version, or the next one", made, version)}
 }
 
-// RestoringCondition describes the progress of a restore. why is the reason why no machine examined the backup; later steps
-// only know that none did.
+// RestoringCondition describes the progress of a restore. why is the reason why no machine examined the backup; later
+// steps only see that none did.
 func RestoringCondition(message string, unchecked bool, why string) (reason, text string) {
 	switch {
 	case why != "":

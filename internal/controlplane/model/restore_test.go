@@ -14,8 +14,8 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// TestRestoreSteps: what is next, wherever it was interrupted. A Machine is a name, the restore that it belongs to, and d when
-// it is being deleted, o when it is outdated.
+// TestRestoreSteps: the next step after an interruption at any point. A Machine is a name, the restore that it belongs to, d if it
+// is being deleted, and o if it is outdated.
 func TestRestoreSteps(t *testing.T) {
 	for _, c := range []struct {
 		what            string
@@ -71,7 +71,7 @@ func TestRestoreSteps(t *testing.T) {
 	}
 }
 
-// TestRestoreProblems: what is missing or does not fit is found before anything is removed.
+// TestRestoreProblems: missing and unsuitable parts are found before any Machine is removed.
 func TestRestoreProblems(t *testing.T) {
 	key := func(name, sum string) etcdv1.BackupKey { return etcdv1.BackupKey{Name: name, SHA256: sum} }
 	has := []etcdv1.BackupKey{key("ca", "1"), key("encryption", "2"), key("sa", "3")}
@@ -115,7 +115,7 @@ func TestRestoreProblems(t *testing.T) {
 	}
 }
 
-// TestRestoreID: what makes a restore another one.
+// TestRestoreID: the fields that distinguish two restores.
 func TestRestoreID(t *testing.T) {
 	ids := map[string]bool{}
 	for _, r := range []controlplanev1.RestoreSpec{{Name: "a"}, {Name: "a", Attempt: "2"}, {Name: "a", Folder: "x/y"}, {Name: "b"}, {Name: "a", Folder: "x/y", Attempt: "2"}} {
@@ -131,7 +131,7 @@ func TestRestoreID(t *testing.T) {
 	}
 }
 
-// TestStaleNodes: Nodes of Machines that are not there go; those that nobody has written anything on, and those of others, stay.
+// TestStaleNodes: Nodes of missing Machines are removed. Nodes without annotations and Nodes of pools stay.
 func TestStaleNodes(t *testing.T) {
 	of := func(namespace, machine string) map[string]string {
 		return map[string]string{clusterv1.ClusterNamespaceAnnotation: namespace, clusterv1.MachineAnnotation: machine}
@@ -145,7 +145,7 @@ func TestStaleNodes(t *testing.T) {
 	}
 }
 
-// TestLostMachines: a majority of machines that do not run is a lost majority of etcd, although nobody answers.
+// TestLostMachines: if the majority of machines does not run, etcd has lost its quorum, although no member answers.
 // Row CP-10.
 func TestLostMachines(t *testing.T) {
 	for words, want := range map[string]string{"": "", "up": "", "down": "1 of 1", "up up down": "", "up down down": "2 of 3", "up new new": "", "up up down down": "2 of 4"} {

@@ -20,7 +20,7 @@ type CheckWay string
 const (
 	// checkByMachine: the cluster serves and has data, so that one of its machines has to examine the backup.
 	checkByMachine CheckWay = "Machine"
-	// CheckByNobody: there is no data, or no machine can be asked any more.
+	// CheckByNobody: there is no data, or no machine can check the backup any more.
 	CheckByNobody CheckWay = "Nobody"
 	// CheckLater: no machine answers now, and one may answer soon.
 	CheckLater CheckWay = "Later"

@@ -14,7 +14,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// TestWhoChecks: as long as the cluster serves, or may in a moment, nothing is removed before a machine has looked.
+// TestWhoChecks: while the cluster serves, or can serve soon, a machine examines the backup before any machine is removed.
 func TestWhoChecks(t *testing.T) {
 	serves, silent := &Readiness{Ready: true}, &Readiness{Err: errors.New("nobody is there")}
 	ailing, lost := &Readiness{Failed: []string{"poststarthook/x"}}, &Readiness{Failed: []string{"poststarthook/x", "etcd-readiness"}}
@@ -55,7 +55,7 @@ func TestWhoChecks(t *testing.T) {
 	}
 }
 
-// TestNextCheck: one machine looks, another one if it does not; what was found stands.
+// TestNextCheck: one machine examines the backup. If it does not, another one does. A result is final.
 func TestNextCheck(t *testing.T) {
 	at := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 	all := []string{"a", "b", "c"}
@@ -93,7 +93,7 @@ func TestNextCheck(t *testing.T) {
 	}
 }
 
-// TestChecking: what is said while a machine looks, and how to go on when none can.
+// TestChecking: the condition during a check, and its remedy if no machine can examine the backup.
 func TestChecking(t *testing.T) {
 	begun := &etcdv1.EtcdBackupCheck{Spec: etcdv1.EtcdBackupCheckSpec{Member: "m"}, Status: etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckBegun}}
 	asked := &etcdv1.EtcdBackupCheck{Spec: begun.Spec}
@@ -116,7 +116,7 @@ func TestChecking(t *testing.T) {
 	}
 }
 
-// TestUnfit: a backup that is whole may be of no use in this cluster.
+// TestUnfit: a complete backup can still be unsuitable for this cluster.
 func TestUnfit(t *testing.T) {
 	key := func(name, sum string) etcdv1.BackupKey { return etcdv1.BackupKey{Name: name, SHA256: sum} }
 	has := []etcdv1.BackupKey{key("ca", "1"), key("encryption", "2")}
@@ -141,7 +141,7 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
-// TestCheckName: what was found for another restore, or another cluster, is no answer; what else changes asks nothing anew.
+// TestCheckName: the result of another restore or another cluster does not count. Other changes cause no further check.
 func TestCheckName(t *testing.T) {
 	name := func(change func(*controlplanev1.CapstanControlPlane)) string {
 		cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{UID: "x"}}
@@ -166,7 +166,7 @@ func TestCheckName(t *testing.T) {
 	}
 }
 
-// TestOutOfDate: what a machine has found good long ago may not be there any more.
+// TestOutOfDate: an old result does not count, because the backup can have been removed since then.
 func TestOutOfDate(t *testing.T) {
 	c := &etcdv1.EtcdBackupCheck{Status: etcdv1.EtcdBackupCheckStatus{Phase: etcdv1.CheckSucceeded}}
 	c.CreationTimestamp = metav1.NewTime(time.Now())
@@ -179,7 +179,7 @@ func TestOutOfDate(t *testing.T) {
 	}
 }
 
-// TestRestoringCondition: a restore that no machine could check first says so to its end.
+// TestRestoringCondition: the condition of an unchecked restore states this until the restore ends.
 func TestRestoringCondition(t *testing.T) {
 	for _, c := range []struct {
 		unchecked bool

@@ -19,8 +19,8 @@ import (
 // authority, every certificate is signed by the new authority, no machine trusts the old authority. The Secret <cluster>-ca
 // holds the target, and an annotation of the control plane holds the authorities that the cluster is known to have. While the
 // two differ, the cluster is brought to the target: control plane machines by a rollout, because that is how a private key
-// reaches a machine, and all other machines in place. Only when the two are equal, the Secret takes the next step. So nothing
-// else has to be remembered, and a process that dies in the middle continues where it stopped.
+// reaches a machine, and all other machines in place. The Secret takes the next step only when the two are equal. No other record
+// is necessary, and after a crash the next process continues at the same step.
 
 // NextCertName and NextKeyName are the keys, in the Secret <cluster>-ca, of the authority that signs next.
 const (
@@ -138,9 +138,9 @@ func CannotChangeAuthorities(secretName string, everywhere, secret []string) str
 	case len(everywhere) == 0 || len(secret) == 0:
 		return ""
 	case !slices.Contains(everywhere, secret[0]):
-		return fmt.Sprintf("the secret %s has a certificate authority in the first place of tls.crt that nothing in the cluster trusts yet (%s): put it behind the one that signs now (%s), with the key of that one, and wait until CertificateAuthorityRotating says that all of the cluster trusts both", secretName, secret[0], everywhere[0])
+		return fmt.Sprintf("the first certificate authority in tls.crt of the secret %s is one that no machine trusts yet (%s): put it behind the current signing authority (%s), use the key of the current one, and wait until CertificateAuthorityRotating reports that all machines trust both", secretName, secret[0], everywhere[0])
 	case !slices.Contains(secret, everywhere[0]):
-		return fmt.Sprintf("tls.crt in the secret %s lacks the certificate authority that signs now (%s): put it behind the new one, and wait until CertificateAuthorityRotating says that everything is signed by that", secretName, everywhere[0])
+		return fmt.Sprintf("tls.crt in the secret %s lacks the current signing authority (%s): put it behind the new one, and wait until CertificateAuthorityRotating reports that the new authority has signed all certificates", secretName, everywhere[0])
 	}
 	return ""
 }

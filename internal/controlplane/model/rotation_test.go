@@ -9,8 +9,8 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// TestRotationStep_CP15: what is to be done next, from what the secret says, what all of the cluster is known to
-// have, and who does not have it.
+// TestRotationStep_CP15: the next step, from the content of the Secret, the authorities that the whole cluster has, and the
+// machines that lack them.
 func TestRotationStep_CP15(t *testing.T) {
 	at := time.Now()
 	due := func(r Rotation) Rotation { r.made, r.After = at.Add(-time.Hour), at.Add(-time.Minute); return r }
@@ -53,13 +53,13 @@ func TestRotationStep_CP15(t *testing.T) {
 				t.Errorf("%v, %s: %s", rotating, reason, message)
 			}
 			if len(c.r.Pending) > 0 && !strings.Contains(message, "* x") {
-				t.Errorf("does not say who lacks: %s", message)
+				t.Errorf("the message does not name the lacking machine: %s", message)
 			}
 		})
 	}
 }
 
-// TestRotationEnds: from every state in between, the steps lead to one new authority, and no further.
+// TestRotationEnds: from every intermediate state, the steps end with exactly one new authority.
 func TestRotationEnds(t *testing.T) {
 	at := time.Now()
 	r := Rotation{owned: true, Target: []string{"a"}, made: at.Add(-time.Hour), After: at.Add(-time.Minute)}
@@ -90,7 +90,7 @@ func TestRotationEnds(t *testing.T) {
 	}
 }
 
-// TestUnsafeAuthorities: what a user puts into the secret must not cut anything off.
+// TestUnsafeAuthorities: a Secret of a user is refused if machines would lose their connection with it.
 func TestUnsafeAuthorities(t *testing.T) {
 	for name, c := range map[string]struct {
 		everywhere, secret []string
@@ -100,12 +100,12 @@ func TestUnsafeAuthorities(t *testing.T) {
 		"unchanged":              {[]string{"a"}, []string{"a"}, ""},
 		"another one":            {[]string{"a"}, []string{"b"}, "put it behind"},
 		"signs before its time":  {[]string{"a"}, []string{"b", "a"}, "put it behind"},
-		"back to the first":      {[]string{"b", "a"}, []string{"a"}, "lacks the certificate authority that signs now (b)"},
+		"back to the first":      {[]string{"b", "a"}, []string{"a"}, "lacks the current signing authority (b)"},
 		"the first step":         {[]string{"a"}, []string{"a", "b"}, ""},
 		"the second step":        {[]string{"a", "b"}, []string{"b", "a"}, ""},
 		"the second step undone": {[]string{"b", "a"}, []string{"a", "b"}, ""},
 		"the third step":         {[]string{"b", "a"}, []string{"b"}, ""},
-		"too early":              {[]string{"a", "b"}, []string{"b"}, "lacks the certificate authority that signs now (a)"},
+		"too early":              {[]string{"a", "b"}, []string{"b"}, "lacks the current signing authority (a)"},
 		"the first step undone":  {[]string{"a", "b"}, []string{"a"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestUnsafeAuthorities(t *testing.T) {
 	}
 }
 
-// TestLackingNodes: every Node has to say that its machine has what the secret says.
+// TestLackingNodes: every Node must have the annotation that its machine has the authorities of the Secret.
 func TestLackingNodes(t *testing.T) {
 	got := PendingNodes([]string{"b", "a"}, []TrustHolder{
 		{Name: "there", Trusted: []string{"b", "a"}, Signer: "b"},
@@ -135,8 +135,8 @@ func TestLackingNodes(t *testing.T) {
 	}
 }
 
-// TestOtherAuthorities: a control plane Machine is replaced for other authorities, and never because a new
-// version of Capstan does not know which it has.
+// TestOtherAuthorities: a control plane Machine with other authorities is replaced. A Machine without a record of its authorities is
+// not, because former versions of Capstan wrote none.
 func TestOtherAuthorities(t *testing.T) {
 	rests := Rotation{owned: true, Target: []string{"a"}, Established: []string{"a"}}
 	begun := Rotation{owned: true, Target: []string{"a", "b"}, Established: []string{"a"}}

@@ -7,7 +7,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// TestVictim: the same Machines always give the same victim, and its failure domain counts (CP-16).
+// TestVictim (CP-16): the same Machines always give the same victim, and failure domains are balanced.
 func TestVictim(t *testing.T) {
 	domains := []clusterv1.FailureDomain{{Name: "x"}, {Name: "y"}}
 	for _, c := range []struct{ machines, in, want string }{
@@ -31,7 +31,7 @@ func TestVictim(t *testing.T) {
 	}
 }
 
-// TestPlace (CP-16): the fewest Machines that stay, then the fewest, then the name.
+// TestPlace (CP-16): the domain with the fewest remaining Machines is chosen, then with the fewest Machines, then by name.
 func TestPlace(t *testing.T) {
 	domains := []clusterv1.FailureDomain{{Name: "z"}, {Name: "x"}, {Name: "y"}}
 	for _, c := range []struct{ machines, in, want string }{

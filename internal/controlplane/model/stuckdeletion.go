@@ -14,7 +14,7 @@ var StuckAfter = 30 * time.Second
 
 // stuckIn returns the time until a Machine that is being deleted counts as gone: 0 now, negative never. Nothing depends on
 // such a Machine: its member has left etcd and our hook is removed. Only infrastructure remains that cannot be removed,
-// usually because its host is dead. Only the infrastructure provider knows the cause, so time decides.
+// usually because its host is lost. Only the infrastructure provider has the cause, so time decides.
 func (f Fleet) stuckIn(i *Instance, going time.Time, now time.Time) time.Duration {
 	_, hook := i.Machine.Annotations[controlplanev1.PreTerminateHookAnnotation]
 	if !i.Deleting() || hook || going.IsZero() {

@@ -7,7 +7,7 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 )
 
-// TestStuckIn (CP-10): when a Machine that cannot go counts as gone.
+// TestStuckIn (CP-10): the time after which a Machine whose deletion is blocked counts as removed.
 func TestStuckIn(t *testing.T) {
 	now := time.Unix(100000, 0)
 	for _, c := range []struct {
@@ -48,7 +48,7 @@ func TestStuckIn(t *testing.T) {
 	}
 }
 
-// TestPlanWithStuck (CP-03, CP-10): a Machine that counts as gone is replaced, and holds nothing back.
+// TestPlanWithStuck (CP-03, CP-10): a Machine that counts as removed is replaced and blocks no other step.
 func TestPlanWithStuck(t *testing.T) {
 	now := time.Unix(100000, 0)
 	for _, c := range []struct{ what, machines, want string }{

@@ -30,14 +30,14 @@ type Workload struct {
 	APIServers map[string]Renewal
 }
 
-// NotAsked is the state of a workload cluster before it was asked.
-func NotAsked() *Workload { return &Workload{Err: errors.New("it was not asked")} }
+// NotAsked is the state of a workload cluster before the first request.
+func NotAsked() *Workload { return &Workload{Err: errors.New("no request was sent yet")} }
 
 // unknown returns the reason why the current state of etcd is not known; "" when it is known.
 func (w *Workload) unknown(stacked bool, now time.Time) string {
 	switch {
 	case w.Err != nil:
-		return "the workload cluster cannot be asked about its machines: " + w.Err.Error()
+		return "cannot read the state of the machines from the workload cluster: " + w.Err.Error()
 	case !stacked:
 		return ""
 	case w.Missing || len(w.Members) == 0:
@@ -71,7 +71,8 @@ func (w *Workload) apiServer(names []string, now time.Time) metav1.ConditionStat
 	return out
 }
 
-// served reports whether the API server on the machine with one of the names has worked, or nobody can be asked.
+// served reports whether the API server on the machine with one of the names has worked, or the workload cluster cannot
+// be reached.
 func (w *Workload) served(names []string) bool {
 	return w.Err != nil || slices.ContainsFunc(names, func(name string) bool { return !w.APIServers[name].At.IsZero() })
 }

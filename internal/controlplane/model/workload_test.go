@@ -9,7 +9,7 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// TestUnknown: what is old, or cannot be asked, says nothing.
+// TestUnknown: old reports, and reports of a cluster that cannot be read, have the state Unknown.
 func TestUnknown(t *testing.T) {
 	now := time.Unix(1000, 0)
 	some := map[string]etcdv1.EtcdMember{"a": {}}
@@ -27,9 +27,9 @@ func TestUnknown(t *testing.T) {
 		{"nobody yet", Workload{Members: some}, false, "no agent manages the etcd membership yet"},
 		{"no kind", Workload{Missing: true}, false, "do not report"},
 		{"no members", Workload{Care: care(0)}, false, "do not report"},
-		{"no connection", Workload{Err: errors.New("there is none")}, false, "cannot be asked"},
+		{"no connection", Workload{Err: errors.New("there is none")}, false, "cannot read the state"},
 		{"external etcd", Workload{}, true, ""},
-		{"external etcd, no connection", Workload{Err: errors.New("there is none")}, true, "cannot be asked"},
+		{"external etcd, no connection", Workload{Err: errors.New("there is none")}, true, "cannot read the state"},
 	} {
 		if got := c.w.unknown(!c.outside, now); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
@@ -37,7 +37,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestStale: silence is looked for when the oldest sign of life has grown old, and not before.
+// TestStale: the next check is at the time when the oldest report becomes invalid.
 func TestStale(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, c := range []struct {
@@ -58,7 +58,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestLookAgain: a Machine that joins is looked at often, as long as it is new.
+// TestLookAgain: a joining Machine is checked often while it is new.
 func TestLookAgain(t *testing.T) {
 	for _, c := range []struct {
 		machines string

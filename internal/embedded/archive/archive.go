@@ -1,7 +1,7 @@
 // Package archive reads and writes backups of an embedded management plane. A backup is a tar.gz file. Its first entry is
 // manifest.json, which lists all other files with their size and SHA-256.
 //
-// Layer: tool.
+// Layer: tool. Allowed imports: api, library, contract, host, node.
 package archive
 
 import (

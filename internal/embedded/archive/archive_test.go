@@ -20,7 +20,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// example is an archive of two files.
+// example returns an archive of two files.
 func example(t *testing.T) (path string, content []byte) {
 	t.Helper()
 	dir := t.TempDir()
@@ -40,7 +40,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("the archive has mode %v, %v", info.Mode(), err)
 	}
 	if err := Write(path, Manifest{}, t.TempDir(), nil); err == nil {
-		t.Error("an archive was written over another one")
+		t.Error("an existing archive was overwritten")
 	}
 	dir := t.TempDir()
 	m, err := Extract(path, dir)
@@ -58,7 +58,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// Each flipped byte and each missing end is found.
+// Each flipped byte and each truncation is detected.
 func TestDamage(t *testing.T) {
 	path, _ := example(t)
 	whole, err := os.ReadFile(path)
@@ -71,13 +71,13 @@ func TestDamage(t *testing.T) {
 			}
 			must(t, os.WriteFile(broken, data, 0o600))
 			if _, err := Extract(broken, t.TempDir()); err == nil {
-				t.Errorf("byte %d of %d %s, and the archive is taken", at, len(whole), name)
+				t.Errorf("byte %d of %d %s, but the archive is accepted", at, len(whole), name)
 			}
 		}
 	}
 }
 
-// What an archive does not own up to, or what leads out of the folder, is refused.
+// Files that the manifest does not contain, and paths outside of the folder, are refused.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "a"), []byte("x"), 0o600))
@@ -95,7 +95,7 @@ func TestRefused(t *testing.T) {
 	path, content := example(t)
 	must(t, os.WriteFile(path, repacked(t, path, content[:100], make([]byte, 100)), 0o600))
 	if _, err := Extract(path, t.TempDir()); err == nil || !strings.Contains(err.Error(), "etcd.db is damaged: its SHA-256 is") {
-		t.Errorf("a file that is not what the manifest says: %v", err)
+		t.Errorf("a file that differs from the manifest: %v", err)
 	}
 	must(t, os.WriteFile(path, []byte("no archive"), 0o600))
 	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "wanted a complete backup") {
@@ -103,7 +103,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// repacked is an archive in which some bytes are others, with a valid checksum of gzip.
+// repacked returns an archive in which some bytes differ, with a valid checksum of gzip.
 func repacked(t *testing.T, path string, before, after []byte) []byte {
 	t.Helper()
 	f, err := os.Open(path)
@@ -114,7 +114,7 @@ func repacked(t *testing.T, path string, before, after []byte) []byte {
 	data, err := io.ReadAll(r)
 	must(t, err)
 	if bytes.Count(data, before) != 1 {
-		t.Fatal("nothing to replace")
+		t.Fatal("the archive does not contain the bytes to replace")
 	}
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)

@@ -53,7 +53,7 @@ func FreeAddresses(spec *hostpb.MachineSpec, others iter.Seq[*hostpb.MachineSpec
 }
 
 // Network decides whether a host may create or keep a network whose description CheckNetwork accepted. others are the
-// networks of the host, which may include the network itself.
+// networks of the host, which may include the network itself. It reads them twice.
 func Network(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 	for other := range others {
 		if other.Id == n.Id {
@@ -65,7 +65,7 @@ func Network(n *hostpb.Network, others iter.Seq[*hostpb.Network]) error {
 				n.Namespace, n.Name, other.Id, n.Id)
 		}
 	}
-	return nil
+	return sameOverlay(n, others)
 }
 
 // NoOverlap refuses a network whose CIDRs overlap another network, or differ from those that it has already

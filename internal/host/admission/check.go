@@ -3,7 +3,7 @@
 // The functions are pure: they get what the host has and return nil or a refusal. The package imports hostpb, owner,
 // refusal and the address arithmetic of package network.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package admission
 
 import (
@@ -134,6 +134,9 @@ func CheckNetwork(n *hostpb.Network) error {
 	if _, err := subnetsOf(n); err != nil {
 		return invalid("cluster %s/%s: %v", n.Namespace, n.Name, err)
 	}
+	if err := checkOverlay(n.Overlay); err != nil {
+		return invalid("cluster %s/%s: %v", n.Namespace, n.Name, err)
+	}
 	return owner.Given("network", n.Id, n)
 }
 
@@ -145,7 +148,25 @@ func CheckLoadBalancer(lb *hostpb.LoadBalancer) error {
 	if len(lb.Listen) == 0 {
 		return invalid("load balancer %s/%s (%s) has no listen address", lb.Namespace, lb.Name, lb.Id)
 	}
+	if err := checkEndpoint(lb.Endpoint); err != nil {
+		return invalid("load balancer %s/%s: %v", lb.Namespace, lb.Name, err)
+	}
+	if err := checkVirtualAddress(lb); err != nil {
+		return invalid("load balancer %s/%s: %v", lb.Namespace, lb.Name, err)
+	}
 	return owner.Given("load balancer", lb.Id, lb)
+}
+
+// checkVirtualAddress returns an error unless the virtual address is the IPv4 address of the endpoint.
+func checkVirtualAddress(lb *hostpb.LoadBalancer) error {
+	if lb.VirtualAddress == nil {
+		return nil
+	}
+	endpoint, err := netip.ParseAddrPort(lb.Endpoint)
+	if err != nil || endpoint.Addr().String() != lb.VirtualAddress.Address || !endpoint.Addr().Is4() || !endpoint.Addr().IsGlobalUnicast() {
+		return fmt.Errorf("virtual address %q must be the address of the endpoint %q, and an IPv4 unicast address", lb.VirtualAddress.Address, lb.Endpoint)
+	}
+	return nil
 }
 
 // unchanged refuses another spec for an existing machine (SPEC_CHANGED). The outputs of the network do not count, and

@@ -23,11 +23,11 @@ func dualStack(s *hostpb.MachineSpec) {
 	s.Addresses = append(s.Addresses, &hostpb.Address{Address: "fd00:1::a", Prefix: 64})
 }
 
-// IPAM-08: one address of each family that the network has.
+// IPAM-08: a machine has one address of each family of its network.
 func TestCheckMachine(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*hostpb.MachineSpec)
-		says   string // empty: it is fine
+		says   string // empty if the request is accepted
 	}{
 		"good":     {func(*hostpb.MachineSpec) {}, ""},
 		"all cpus": {func(s *hostpb.MachineSpec) { s.Cpus = 0 }, ""},
@@ -86,17 +86,17 @@ func TestFitsAndProvided(t *testing.T) {
 		MemoryBytes: 4 << 30, AllocatedMemoryBytes: 3 << 30, Images: []string{HostImage}, KubernetesVersions: []string{"v1.35.0", "v1.36.3"},
 	}
 	if err := fits(goodSpec(), info); err != nil {
-		t.Errorf("exactly what is left does not fit: %v", err)
+		t.Errorf("a machine of exactly the free size was refused: %v", err)
 	}
 	info.AllocatedMemoryBytes++
 	if err := fits(goodSpec(), info); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("a byte too much: %v", err)
+		t.Errorf("a machine one byte above the free size: %v", err)
 	}
 	info.AllocatedMemoryBytes = 0
 	big := goodSpec()
 	big.Cpus = 2
 	if err := fits(big, info); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("more cpus than the host has: %v", err)
+		t.Errorf("more CPUs than the host has: %v", err)
 	}
 	if err := provided(goodSpec(), info); err != nil {
 		t.Error(err)
@@ -108,13 +108,13 @@ func TestFitsAndProvided(t *testing.T) {
 	}
 }
 
-// What a machine is does not change; how it is spelled may.
+// The properties of a machine are immutable. Their notation can change.
 func TestUnchanged(t *testing.T) {
 	have, want := goodSpec(), goodSpec()
 	want.Addresses[0].Gateway = "10.1.0.1"
 	want.Network.Bridge = "cap0"
 	if err := unchanged(have, want); err != nil {
-		t.Errorf("the same, spelled out: %v", err)
+		t.Errorf("the same properties in another notation: %v", err)
 	}
 	want.ProviderId = "capstan://other"
 	if err := unchanged(have, want); status.Code(err) != codes.InvalidArgument {

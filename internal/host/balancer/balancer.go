@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/host/proc"
 )
 
-// Balancer forwards connections as its configuration says.
+// Balancer forwards connections to the backends of its configuration.
 type Balancer struct {
 	// dir holds ConfigFile and StatusFile.
 	dir    string

@@ -27,7 +27,7 @@ var fast = Timing{
 	Park: patience, Dial: patience, Hello: patience, Drain: patience, Unanswered: 500 * time.Millisecond,
 }
 
-// patience is how long a test waits for something. It is spent by tests that fail, and by no others.
+// patience limits each wait of a test. Only failing tests wait that long.
 const patience = 2 * time.Minute
 
 // fixture is a running balancer with one listen address.
@@ -139,7 +139,7 @@ func TestRoundRobinOverHealthy(t *testing.T) {
 	}
 }
 
-// A connection that comes before the first backend is served as soon as there is one.
+// A connection that arrives before the first backend is served as soon as a backend is ready.
 func TestParks(t *testing.T) {
 	f := start(t, fast)
 	answer := make(chan string, 1)
@@ -160,7 +160,7 @@ func TestParks(t *testing.T) {
 	}
 }
 
-// Without a backend a connection is given up in the end.
+// Without a backend, a connection is closed after a while.
 func TestParkingEnds(t *testing.T) {
 	timing := fast
 	timing.Park = 100 * time.Millisecond
@@ -178,10 +178,10 @@ func TestParkingEnds(t *testing.T) {
 	}
 }
 
-// A backend that looks healthy and refuses connections costs no client its connection.
+// If a healthy backend refuses connections, clients reach another backend.
 func TestFailover(t *testing.T) {
 	timing := fast
-	timing.Checks = time.Hour // health notices nothing
+	timing.Checks = time.Hour // no health check runs during the test
 	dead := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	f := start(t, timing, Backend{"dead", dead.Listener.Addr().String()}, apiServer(t, "alive", ready(200)))
 	f.awaitHealthy(2)
@@ -223,12 +223,12 @@ func pipeThrough(t *testing.T, serve func(*net.TCPConn)) (client *net.TCPConn, p
 	return conn.(*net.TCPConn), b.pool
 }
 
-// record is what a TLS connection begins with, as far as the balancer looks at it.
+// record returns the start of a TLS connection, as far as the balancer reads it.
 func record(content string) []byte {
 	return append([]byte{22, 3, 1, 0, byte(len(content))}, content...)
 }
 
-// echoes says whether a connection to an echo server works.
+// echoes checks a connection to an echo server.
 func echoes(conn net.Conn) error {
 	said := record("x")
 	if _, err := conn.Write(said); err != nil {
@@ -237,15 +237,15 @@ func echoes(conn net.Conn) error {
 	heard := make([]byte, len(said))
 	_, err := io.ReadFull(conn, heard)
 	if err == nil && !bytes.Equal(heard, said) {
-		err = fmt.Errorf("heard %q", heard)
+		err = fmt.Errorf("received %q", heard)
 	}
 	return err
 }
 
-// A client that has said all it wants to say still hears the answer.
+// A client that closed its sending side still receives the answer.
 func TestHalfClose(t *testing.T) {
 	client, _ := pipeThrough(t, func(conn *net.TCPConn) {
-		question, _ := io.ReadAll(conn) // to the end
+		question, _ := io.ReadAll(conn) // until the client closes its sending side
 		_, _ = conn.Write([]byte("heard " + string(question)))
 		_ = conn.Close()
 	})
@@ -256,8 +256,8 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
-// A change of the configuration leaves connections of backends that stay alone, and ends those of a
-// backend that goes.
+// A change of the configuration keeps connections to remaining backends and closes connections to
+// removed backends.
 func TestConfigurationChange(t *testing.T) {
 	client, pool := pipeThrough(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) })
 	echo := func() error { return echoes(client) }
@@ -273,7 +273,7 @@ func TestConfigurationChange(t *testing.T) {
 	}
 	pool.set(nil)
 	if _, err := client.Read(make([]byte, 1)); err == nil {
-		t.Error("connection goes on after its backend was removed")
+		t.Error("the connection still exists after the removal of its backend")
 	}
 }
 
@@ -288,11 +288,11 @@ func TestPick(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("who waits is not told")
+		t.Error("the change did not wake the waiting connection")
 	}
 	p.setHealth(added[2], true)
 	if p.setHealth(added[2], true) {
-		t.Error("old news")
+		t.Error("an unchanged health is reported as a change")
 	}
 	var names []string
 	for range 4 {
@@ -300,7 +300,7 @@ func TestPick(t *testing.T) {
 		names = append(names, b.Name)
 	}
 	if got := strings.Join(names, ""); got != "acac" {
-		t.Errorf("turns %s", got)
+		t.Errorf("the order of picks is %s", got)
 	}
 	if b, _ := p.pick([]*backend{added[0]}); b.Name != "c" {
 		t.Errorf("picked %s, which was tried", b.Name)
@@ -310,7 +310,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// A taken address is reported, and served as soon as it is free.
+// The status reports an address that is in use. The balancer serves it as soon as it is free.
 func TestAddressTaken(t *testing.T) {
 	taken, err := net.Listen("tcp", ports.Address(t))
 	if err != nil {

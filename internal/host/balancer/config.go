@@ -8,7 +8,7 @@
 // capstand and the balancer exchange two files in one folder. Each file is replaced as a whole and watched with inotify:
 // capstand writes ConfigFile, the balancer writes StatusFile.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package balancer
 
 import (

@@ -22,7 +22,7 @@ import (
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// However many sources take all they can get, a new one finds room.
+// A new source always gets a connection, even if many sources use their full share.
 // Row IC-10.
 func TestGate(t *testing.T) {
 	g := newGate(1000)
@@ -73,7 +73,7 @@ func from(t *testing.T, source, address string) net.Conn {
 	return conn
 }
 
-// echoServer counts as healthy once the balancer's pool has it.
+// echoServer returns a backend that is healthy as soon as it is in the balancer's pool.
 func echoServer(t *testing.T, accepted *atomic.Int32) Backend {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -94,7 +94,7 @@ func echoServer(t *testing.T, accepted *atomic.Int32) Backend {
 	return Backend{"echo", listener.Addr().String()}
 }
 
-// listening is a balancer without a process around it, in front of an echo server.
+// listening starts a balancer in this process, in front of an echo server.
 func listening(t *testing.T, timing Timing, most int) (b *Balancer, address string, accepted *atomic.Int32) {
 	t.Helper()
 	accepted = &atomic.Int32{}
@@ -109,7 +109,7 @@ func listening(t *testing.T, timing Timing, most int) (b *Balancer, address stri
 	return b, address, accepted
 }
 
-// A source with thousands of idle connections cannot keep another one from connecting, nor reach an API server.
+// While one source has thousands of idle connections, another source can connect. Idle connections do not reach an API server.
 func TestIdleConnections(t *testing.T) {
 	b, address, accepted := listening(t, fast, 2000)
 	for range 2500 {
@@ -124,13 +124,13 @@ func TestIdleConnections(t *testing.T) {
 	}
 }
 
-// A client that says nothing, too little, or something else is let go and reaches no API server.
+// The balancer closes connections without a complete TLS hello. They do not reach an API server.
 // Row IC-10.
 func TestNoHello(t *testing.T) {
 	timing := fast
 	timing.Hello = 100 * time.Millisecond
 	b, address, accepted := listening(t, timing, 100)
-	for name, said := range map[string]string{"nothing": "", "half a record": string(record("hello")[:7]), "no TLS": "GET / HTTP/1.1\r\n\r\n",
+	for name, said := range map[string]string{"no data": "", "half a record": string(record("hello")[:7]), "no TLS": "GET / HTTP/1.1\r\n\r\n",
 		"empty record": "\x16\x03\x01\x00\x00", "no handshake": "\x17\x03\x03\x00\x01x"} {
 		conn := from(t, "127.0.0.1", address)
 		_, _ = io.WriteString(conn, said)
@@ -155,7 +155,7 @@ func TestNoHello(t *testing.T) {
 	}
 }
 
-// failing is a listener without descriptors for its connections, until it is closed.
+// failing is a listener that has no file descriptors for its connections, until it is closed.
 type failing struct {
 	net.Listener
 	failures int
@@ -168,7 +168,7 @@ func (l *failing) Accept() (net.Conn, error) {
 	return nil, syscall.EMFILE
 }
 
-// Descriptors that are used up fill no log.
+// Failures to accept connections are logged at a limited rate.
 func TestAcceptFails(t *testing.T) {
 	var lines strings.Builder
 	b := New(t.TempDir(), fast, slog.New(slog.NewTextHandler(&lines, nil)))

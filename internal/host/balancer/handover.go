@@ -27,7 +27,7 @@ const (
 //  1. the successor connects, and gets the addresses and their listening sockets;
 //  2. it accepts connections and writes its status: from here on both serve;
 //  3. it sends one byte. The predecessor closes its sockets, unlocks the folder, and finishes the connections that it
-//     has. If the byte does not come, it goes on as before and writes its own status again.
+//     has. If the byte does not arrive, it continues to serve and writes its own status again.
 
 // give offers the listening sockets to a successor until the listener is closed.
 func (b *Balancer) give(listener *net.UnixListener) {

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// running is a balancer of a folder that has others.
+// running is one of several balancers with the same folder.
 type running struct {
 	*Balancer
 	cancel context.CancelFunc
@@ -29,7 +29,7 @@ func run(t *testing.T, dir string, timing Timing) *running {
 	return r
 }
 
-// serves waits until the balancer itself listens, and has the folder.
+// awaitServing waits until the balancer listens and owns the folder.
 func (r *running) awaitServing(t *testing.T) {
 	t.Helper()
 	until(t, "serving", func() bool {
@@ -52,8 +52,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// Under a stream of connections another balancer takes over: none is refused, and one that was open goes on in the
-// first until it ends.
+// A second balancer takes over during a stream of connections. No connection is refused. An open connection stays in the
+// first balancer until it ends.
 // Row IC-10.
 func TestHandover(t *testing.T) {
 	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
@@ -65,7 +65,7 @@ func TestHandover(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = open.Close() }()
-	_, _ = open.Write(record("\x01\x00\x03\xe8")) // the server waits for more
+	_, _ = open.Write(record("\x01\x00\x03\xe8")) // The server waits for the rest of the record.
 	until(t, "open", func() bool { n, _, _ := first.gate.load(); return n == 1 })
 
 	stop, failed := make(chan struct{}), make(chan error, 1)
@@ -86,7 +86,7 @@ func TestHandover(t *testing.T) {
 	second := run(t, f.dir, fast)
 	until(t, "handed over", first.hasSuccessor)
 	second.awaitServing(t)
-	third := run(t, f.dir, fast) // and again
+	third := run(t, f.dir, fast) // The second handover.
 	until(t, "handed over", second.hasSuccessor)
 	if err := <-second.done; err != nil {
 		t.Errorf("the second balancer: %v", err)
@@ -115,7 +115,7 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// Connections of a balancer that was followed end in the end, and at once if their backend leaves.
+// After a handover, the old balancer closes its connections after a while, or at once if their backend is removed.
 func TestDrainEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		drain time.Duration
@@ -145,13 +145,14 @@ func TestDrainEnds(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := open.Read(make([]byte, 1)); err == nil {
-				t.Error("the connection goes on")
+				t.Error("the connection stays open")
 			}
 		})
 	}
 }
 
-// A successor that dies between any two steps changes nothing: the first goes on, says so, and can be followed again.
+// A successor that dies between any two steps changes nothing. The first balancer continues, logs it, and accepts the next
+// successor.
 func TestHandoverBroken(t *testing.T) {
 	f := &fixture{t: t, dir: t.TempDir(), address: ports.Address(t)}
 	f.configure(apiServer(t, "a", ready(200)))
@@ -180,13 +181,13 @@ func TestHandoverBroken(t *testing.T) {
 		}
 	}
 	if first.hasSuccessor() {
-		t.Error("the first balancer has given up")
+		t.Error("the first balancer ended")
 	}
 	run(t, f.dir, fast)
 	until(t, "handed over", first.hasSuccessor)
 }
 
-// A balancer of before handovers were there keeps its folder.
+// A balancer of a version without handovers keeps its folder.
 func TestNoHandover(t *testing.T) {
 	dir := t.TempDir()
 	unlock, err := lock(dir)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A configuration that cannot be read leaves the balancer as it is; it takes the next one that can.
+// The balancer ignores an unreadable configuration and applies the next valid one.
 func TestDamagedConfiguration(t *testing.T) {
 	one, two := apiServer(t, "one", ready(200)), apiServer(t, "two", ready(200))
 	f := start(t, fast, one)

@@ -1,6 +1,6 @@
 // Package cgroup creates, fills, kills and removes cgroups on hosts with cgroup v2, v1, or both.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package cgroup
 
 import (

@@ -2,7 +2,7 @@
 // rely on: the same gRPC code and the same reason for each refused call. capstand, the hollow host and the fake host of
 // the tests run it. It is imported by tests only.
 //
-// Layer: test.
+// Layer: test. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
 package conformance
 
 import (
@@ -42,10 +42,13 @@ const (
 	success = hostpb.Refusal_REASON_UNSPECIFIED
 )
 
+// TunnelAddress is the address that the host must have for its overlays.
+const TunnelAddress = "192.0.2.1"
+
 // Test makes calls to a host without objects, which has memory for two machines of 1 GiB and less than 1 TiB.
 func Test(t *testing.T, h hostpb.HostServer, f Features) {
 	t.Helper()
-	calls := slices.Concat(networkCalls(), machineCalls(f.Version), claimCalls(), streamCalls())
+	calls := slices.Concat(networkCalls(), overlayCalls(), serviceCalls(), machineCalls(f.Version), claimCalls(), updateCalls(f.Version), streamCalls())
 	if f.LoadBalancers {
 		calls = append(calls, balancerCalls()...)
 	}
@@ -78,12 +81,90 @@ func networkCalls() []call {
 	}
 }
 
-func machineCalls(version string) []call {
-	spec := &hostpb.MachineSpec{
-		Id: "m-1", Namespace: "default", Name: "one", Cpus: 1, MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: version,
-		Network:   &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"},
-		Addresses: []*hostpb.Address{{Address: "10.1.0.10", Prefix: 24}},
+// overlayCalls create the network o-1, which has an overlay, and delete it.
+func overlayCalls() []call {
+	overlay := func(change func(*hostpb.Network)) func(context.Context, hostpb.HostServer) error {
+		return network(func(n *hostpb.Network) {
+			n.Id, n.Name, n.Cidr = "o-1", "overlay", "10.3.0.0/24"
+			n.Overlay = &hostpb.Overlay{Vni: 4096, Address: "127.0.0.1", Mtu: 1450}
+			change(n)
+		})
 	}
+	return []call{
+		{"VNI of another program", overlay(func(n *hostpb.Network) { n.Overlay.Vni = 4095 }), invalid, codes.InvalidArgument},
+		{"VNI of 25 bits", overlay(func(n *hostpb.Network) { n.Overlay.Vni = 1 << 24 }), invalid, codes.InvalidArgument},
+		{"MTU too small for IPv6", overlay(func(n *hostpb.Network) { n.Overlay.Mtu = 1279 }), invalid, codes.InvalidArgument},
+		{"tunnel address for all hosts", overlay(func(n *hostpb.Network) { n.Overlay.Address = "0.0.0.0" }), invalid, codes.InvalidArgument},
+		{"tunnel address of nobody else", overlay(func(*hostpb.Network) {}), invalid, codes.InvalidArgument},
+		{"overlay", overlay(func(n *hostpb.Network) { n.Overlay.Address = TunnelAddress }), success, codes.OK},
+		{"overlay again", overlay(func(n *hostpb.Network) { n.Overlay.Address = TunnelAddress }), success, codes.OK},
+		{"overlay with another VNI", overlay(func(n *hostpb.Network) { n.Overlay.Address, n.Overlay.Vni = TunnelAddress, 4097 }), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
+		{"overlay removed", overlay(func(n *hostpb.Network) { n.Overlay = nil }), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
+		{"VNI of another cluster", overlay(func(n *hostpb.Network) {
+			n.Id, n.Name, n.Cidr, n.Overlay.Address = "o-2", "other", "10.4.0.0/24", TunnelAddress
+		}), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
+		{"peers", peers("o-1", "overlay", &hostpb.Peer{Addresses: []string{"10.3.0.10"}, Host: "192.0.2.2"}), success, codes.OK},
+		{"other peers", peers("o-1", "overlay", &hostpb.Peer{Addresses: []string{"10.3.0.11"}, Host: "192.0.2.3"}), success, codes.OK},
+		{"peer with the gateway's address", peers("o-1", "overlay", &hostpb.Peer{Addresses: []string{"10.3.0.1"}, Host: "192.0.2.2"}), invalid, codes.InvalidArgument},
+		{"deletion of a network with an overlay", func(ctx context.Context, h hostpb.HostServer) error {
+			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "o-1", Namespace: "default", Name: "overlay"})
+			return err
+		}, success, codes.OK},
+		{"peers of a deleted network", peers("o-1", "overlay"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"overlay for a network without one", network(func(n *hostpb.Network) {
+			n.Overlay = &hostpb.Overlay{Vni: 4096, Address: "192.0.2.1", Mtu: 1450}
+		}), hostpb.Refusal_NETWORK_CONFLICT, codes.FailedPrecondition},
+		{"peers of a network without an overlay", peers("n-1", "demo"), hostpb.Refusal_UNSUPPORTED, codes.FailedPrecondition},
+		{"peers of an unknown network", peers("n-9", "demo"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"peers of a network of another owner", peers("n-1", "thief"), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
+		{"peers without an owner", peers("n-1", ""), invalid, codes.InvalidArgument},
+	}
+}
+
+func peers(id, name string, peers ...*hostpb.Peer) func(context.Context, hostpb.HostServer) error {
+	return func(ctx context.Context, h hostpb.HostServer) error {
+		_, err := h.SetPeers(ctx, &hostpb.SetPeersRequest{NetworkId: id, Namespace: "default", Name: name, Peers: peers})
+		return err
+	}
+}
+
+// serviceCalls publish nothing: the hosts of the tests have different addresses.
+func serviceCalls() []call {
+	services := func(id, name string, services ...*hostpb.PublishedService) func(context.Context, hostpb.HostServer) error {
+		return func(ctx context.Context, h hostpb.HostServer) error {
+			_, err := h.SetServices(ctx, &hostpb.SetServicesRequest{NetworkId: id, Namespace: "default", Name: name, Services: services})
+			return err
+		}
+	}
+	with := func(change func(*hostpb.PublishedService)) func(context.Context, hostpb.HostServer) error {
+		s := &hostpb.PublishedService{
+			Name: "default/web", Address: "192.0.2.100", Machines: []string{"10.1.0.10"}, SourceRanges: []string{"198.51.100.0/24"},
+			Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
+		}
+		change(s)
+		return services("n-1", "demo", s)
+	}
+	return []call{
+		{"no Services", services("n-1", "demo"), success, codes.OK},
+		{"Services of an unknown network", services("n-9", "demo"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"Services of another owner", services("n-1", "thief"), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
+		{"Services without an owner", services("n-1", ""), invalid, codes.InvalidArgument},
+		{"Service at an IPv6 address", with(func(s *hostpb.PublishedService) { s.Address = "fd00::1" }), invalid, codes.InvalidArgument},
+		{"Service at all addresses", with(func(s *hostpb.PublishedService) { s.Address = "0.0.0.0" }), invalid, codes.InvalidArgument},
+		{"Service at a rule", with(func(s *hostpb.PublishedService) { s.Address = "192.0.2.1 accept" }), invalid, codes.InvalidArgument},
+		{"Service without a port", with(func(s *hostpb.PublishedService) { s.Ports = nil }), invalid, codes.InvalidArgument},
+		{"Service with port 0", with(func(s *hostpb.PublishedService) { s.Ports[0].Port = 0 }), invalid, codes.InvalidArgument},
+		{"Service with a port of 17 bits", with(func(s *hostpb.PublishedService) { s.Ports[0].NodePort = 1 << 16 }), invalid, codes.InvalidArgument},
+		{"Service without a protocol", with(func(s *hostpb.PublishedService) { s.Ports[0].Protocol = 0 }), invalid, codes.InvalidArgument},
+		{"Service with a port twice", with(func(s *hostpb.PublishedService) { s.Ports = append(s.Ports, s.Ports[0]) }), invalid, codes.InvalidArgument},
+		{"Service with a machine of another network", with(func(s *hostpb.PublishedService) { s.Machines = []string{"10.2.0.10"} }), invalid, codes.InvalidArgument},
+		{"Service with the gateway as a machine", with(func(s *hostpb.PublishedService) { s.Machines = []string{"10.1.0.1"} }), invalid, codes.InvalidArgument},
+		{"Service with a source range with host bits", with(func(s *hostpb.PublishedService) { s.SourceRanges = []string{"198.51.100.1/24"} }), invalid, codes.InvalidArgument},
+	}
+}
+
+func machineCalls(version string) []call {
+	spec := machineSpec(version)
 	ensure := func(change func(*hostpb.MachineSpec)) func(context.Context, hostpb.HostServer) error {
 		s := proto.CloneOf(spec)
 		change(s)
@@ -159,6 +240,40 @@ func claimCalls() []call {
 			}
 			return err
 		}, success, codes.OK},
+	}
+}
+
+// updateCalls update the machine m-1, which is not necessarily bootstrapped: calls that a host would accept fail last.
+func updateCalls(version string) []call {
+	update := func(change func(*hostpb.UpdateMachineRequest)) func(context.Context, hostpb.HostServer) error {
+		r := &hostpb.UpdateMachineRequest{Spec: machineSpec(version), UpdateId: "u-1"}
+		change(r)
+		return func(ctx context.Context, h hostpb.HostServer) error { _, err := h.UpdateMachine(ctx, r); return err }
+	}
+	return []call{
+		{"update without an id", update(func(r *hostpb.UpdateMachineRequest) { r.UpdateId = "" }), invalid, codes.InvalidArgument},
+		{"update whose id is a path", update(func(r *hostpb.UpdateMachineRequest) { r.UpdateId = "../u" }), invalid, codes.InvalidArgument},
+		{"update with too much data", update(func(r *hostpb.UpdateMachineRequest) { r.Data = make([]byte, 1<<20+1) }), invalid, codes.InvalidArgument},
+		{"update without a spec", update(func(r *hostpb.UpdateMachineRequest) { r.Spec = nil }), invalid, codes.InvalidArgument},
+		{"update of an unknown machine", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.Id = "m-9" }), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"update of a machine of another namespace", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.Namespace = "thief" }), hostpb.Refusal_ID_IN_USE, codes.AlreadyExists},
+		{"update by another management cluster", update(func(r *hostpb.UpdateMachineRequest) { r.ManagementCluster = "third" }), hostpb.Refusal_NOT_OWNER, codes.PermissionDenied},
+		{"update with another image", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.Image = "other" }), invalid, codes.InvalidArgument},
+		{"update with another address", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.Addresses[0].Address = "10.1.0.12" }), invalid, codes.InvalidArgument},
+		{"update with a smaller disk", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.DiskBytes = 1 << 30 }), invalid, codes.InvalidArgument},
+		{"update to an older version", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.KubernetesVersion = "v1.2.3" }), invalid, codes.InvalidArgument},
+		{"update to an unknown version", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.KubernetesVersion += "00" }), hostpb.Refusal_NOT_PROVIDED, codes.FailedPrecondition},
+		{"update with too much memory", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.MemoryBytes = 1 << 40 }), hostpb.Refusal_OUT_OF_MEMORY, codes.ResourceExhausted},
+		{"update with too many processors", update(func(r *hostpb.UpdateMachineRequest) { r.Spec.Cpus = 1 << 20 }), invalid, codes.InvalidArgument},
+	}
+}
+
+// machineSpec returns the spec of the machine m-1.
+func machineSpec(version string) *hostpb.MachineSpec {
+	return &hostpb.MachineSpec{
+		Id: "m-1", Namespace: "default", Name: "one", Cpus: 1, MemoryBytes: 1 << 30, Image: "host", KubernetesVersion: version,
+		Network:   &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"},
+		Addresses: []*hostpb.Address{{Address: "10.1.0.10", Prefix: 24}},
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package credentials implements mutual TLS between capstand and the managers. It creates the certificates of a host and of
 // its clients, and reads them for capstand.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package credentials
 
 import (
@@ -102,7 +102,7 @@ func In(dir string) Server {
 func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
 	last, err := s.load(warn)
 	if err != nil {
-		return nil, fmt.Errorf("%w: make them with `capstan host credentials`", err)
+		return nil, fmt.Errorf("%w: join a management cluster with `capstan host join`, or make them with `capstan host credentials`", err)
 	}
 	var mu sync.Mutex
 	return credentials.NewTLS(&tls.Config{

@@ -31,7 +31,7 @@ func issue(t *testing.T, dir string, validity time.Duration, now time.Time, addr
 	return c
 }
 
-// serve serves with the credentials of a folder.
+// serve starts a server with the credentials in a folder.
 func serve(t *testing.T, dir string) (address string, warnings *atomic.Int32) {
 	t.Helper()
 	return serveFiles(t, credentials.In(dir))
@@ -55,7 +55,7 @@ func serveFiles(t *testing.T, files credentials.Server) (address string, warning
 	return l.Addr().String(), warnings
 }
 
-// call makes one call over a connection of its own.
+// call makes one call over a new connection.
 func call(t *testing.T, address string, transport grpccredentials.TransportCredentials) error {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(transport))
@@ -84,7 +84,7 @@ func transport(t *testing.T, c credentials.Client, serverName string) grpccreden
 	return transport
 }
 
-// sameAuthority is another folder with the authority of a folder.
+// sameAuthority returns another folder with the same authority.
 func sameAuthority(t *testing.T, dir string) string {
 	t.Helper()
 	other := t.TempDir()
@@ -100,7 +100,7 @@ func sameAuthority(t *testing.T, dir string) string {
 	return other
 }
 
-// Only who has a certificate of the host's own authority, valid today, gets in; and knows who it talks to.
+// Only clients with a valid certificate of the host's authority can connect. Clients verify the server's certificate.
 func TestTransport(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tls")
 	now := time.Now()
@@ -110,7 +110,7 @@ func TestTransport(t *testing.T) {
 	old := issue(t, sameAuthority(t, dir), time.Minute, now.Add(-time.Hour), "x")
 	stranger, deceived := other, good
 	stranger.CA, deceived.CA = good.CA, other.CA
-	nobody := grpccredentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+	anonymous := grpccredentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
 	tls12 := grpccredentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})
 	for name, test := range map[string]struct {
 		client grpccredentials.TransportCredentials
@@ -122,7 +122,7 @@ func TestTransport(t *testing.T) {
 		"expired":                {transport(t, old, ""), "expired certificate"},
 		"a host that is no host": {transport(t, deceived, ""), "signed by unknown authority"},
 		"a host of another name": {transport(t, good, "rack-2.example.org"), "not rack-2.example.org"},
-		"no certificate":         {nobody, "Unavailable"},
+		"no certificate":         {anonymous, "Unavailable"},
 		"an old version of TLS":  {tls12, "protocol version"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestTransport(t *testing.T) {
 	}
 }
 
-// An authority of one's own has signed more than the certificates of managers: who has no manager's name is no manager.
+// The user's authority also signs certificates for other purposes. The host accepts only certificates with a manager's name.
 func TestClientName(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
@@ -170,8 +170,8 @@ func TestClientName(t *testing.T) {
 	}
 }
 
-// Made anew, certificates are used without a restart, and those that are out still work. Broken files do not lock
-// anybody out.
+// The server uses new certificates without a restart, and issued certificates still work. With damaged files, the server
+// still accepts clients.
 func TestRenewal(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
@@ -184,7 +184,7 @@ func TestRenewal(t *testing.T) {
 	second := issue(t, dir, time.Hour, now, "127.0.0.1")
 	after, err := os.ReadFile(filepath.Join(dir, "server.crt"))
 	if err != nil || bytes.Equal(before, after) {
-		t.Errorf("the certificate is the old one, %v", err)
+		t.Errorf("the server still uses the old certificate, %v", err)
 	}
 	for _, c := range []credentials.Client{first, second} {
 		if err := call(t, address, transport(t, c, "")); err != nil {
@@ -192,7 +192,7 @@ func TestRenewal(t *testing.T) {
 		}
 	}
 	if warnings.Load() != 0 {
-		t.Error("warned")
+		t.Error("the server logged a warning")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "server.crt"), before[:len(before)/2], 0o600); err != nil {
 		t.Fatal(err)
@@ -201,11 +201,11 @@ func TestRenewal(t *testing.T) {
 		t.Errorf("%v, %d warnings", err, warnings.Load())
 	}
 	if _, err := credentials.In(dir).Transport(nil); err == nil || !strings.Contains(err.Error(), "capstan host credentials") {
-		t.Errorf("started with broken files: %v", err)
+		t.Errorf("started with damaged files: %v", err)
 	}
 }
 
-// What is wrong with a Secret is said, and nothing of what is in it.
+// Errors name the problem with a Secret and do not contain its data.
 func TestClient(t *testing.T) {
 	now := time.Now()
 	good := issue(t, t.TempDir(), time.Hour, now, "x")
@@ -232,7 +232,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// Keys are root's only.
+// Only root can read keys.
 func TestModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tls")
 	issue(t, dir, time.Hour, time.Now(), "127.0.0.1")
@@ -243,6 +243,6 @@ func TestModes(t *testing.T) {
 		}
 	}
 	if _, err := credentials.Make(dir, nil, time.Hour, time.Now()); err == nil {
-		t.Error("made a certificate for no address")
+		t.Error("created a certificate without an address")
 	}
 }

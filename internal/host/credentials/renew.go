@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -43,12 +41,13 @@ func (s Server) authority() (dir string, err error) {
 // Renew signs the server's certificate again, for the same names and validity, when two thirds of its validity are over. It
 // returns the time of the next check.
 func (s Server) Renew(now time.Time) (next time.Time, err error) {
+	old, errRead := pki.ReadCert(s.Cert)
 	dir, err := s.authority()
-	if err != nil {
-		return time.Time{}, err
+	// The managers of a host that joined renew its certificate.
+	if errors.Is(err, ErrNoAuthority) && errRead == nil && now.Before(pki.RenewAt(old)) {
+		return pki.RenewAt(old), nil
 	}
-	old, err := pki.ReadCert(s.Cert)
-	if err != nil {
+	if err := errors.Join(err, errRead); err != nil {
 		return time.Time{}, err
 	}
 	leaf := certfiles.Leaf{Name: "server", CA: "ca", Leaf: pki.Leaf{CommonName: old.Subject.CommonName, DNSNames: old.DNSNames, IPs: old.IPAddresses, Usages: pki.Server}}
@@ -94,22 +93,18 @@ type Service struct {
 
 // RenewClient implements hostpb.CredentialsServer.
 func (s *Service) RenewClient(ctx context.Context, r *hostpb.RenewClientRequest) (*hostpb.RenewClientResponse, error) {
-	caller, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil, status.Error(codes.FailedPrecondition, "the call has no peer information")
+	caller, err := certificateOf(ctx)
+	if err != nil {
+		return nil, err
 	}
-	info, ok := caller.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil, status.Error(codes.FailedPrecondition, "expected a call over TCP with mutual TLS, found another connection; clients of the socket need no certificate")
-	}
-	made, err := s.Server.SignClient(r.GetRequest(), info.State.PeerCertificates[0], time.Now())
+	made, err := s.Server.SignClient(r.GetRequest(), caller, time.Now())
 	if err != nil {
 		return nil, err
 	}
 	return &hostpb.RenewClientResponse{Certificate: made.Raw}, nil
 }
 
-// Renew asks the host to sign a certificate for a new key, and checks the answer.
+// Renew requests a certificate for a new key from the host, and checks the answer.
 func (c Client) Renew(ctx context.Context, host hostpb.CredentialsClient) (Client, error) {
 	key, err := pki.NewKey()
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// The host renews its own certificate at two thirds of its life and not before: for the same names, and for the same time.
+// The host renews its certificate after two thirds of its lifetime. The new one has the same names and the same lifetime.
 func TestServerRenews(t *testing.T) {
 	dir := t.TempDir()
 	made := time.Now()
@@ -41,23 +41,26 @@ func TestServerRenews(t *testing.T) {
 		}
 		names, until := read()
 		if names != "rack-1.example.org,127.0.0.1" || until.Sub(first.Add(c.until-30*time.Hour)).Abs() > time.Second || !next.Before(until) {
-			t.Errorf("after %s it is for %s until %s, next look %s", c.at, names, until, next)
+			t.Errorf("after %s: certificate for %s until %s, next check %s", c.at, names, until, next)
 		}
 	}
 	if err := os.Remove(filepath.Join(dir, "ca.key")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := server.Renew(made); err == nil || !strings.Contains(err.Error(), "ca.key") {
+	if _, err := server.Renew(made.Add(1000 * time.Hour)); err == nil || !strings.Contains(err.Error(), "ca.key") {
 		t.Errorf("without the authority's key: %v", err)
+	}
+	if next, err := server.Renew(made); err != nil || !next.After(made) {
+		t.Errorf("without the authority's key, and not due: %s, %v", next, err)
 	}
 	server.Cert = filepath.Join(t.TempDir(), "own.crt")
 	if _, err := server.Renew(made); err == nil {
-		t.Error("a certificate of the user's own was renewed")
+		t.Error("a certificate of the user was renewed")
 	}
 }
 
-// A client's next certificate has the name that the host wants, whatever the request says, another key, and the life of the
-// one that was shown. It works, and a caller without a certificate gets none.
+// The host ignores the name in a client's request. The new certificate has a manager's name, another key and the lifetime of
+// the current one. It is accepted. A caller without a certificate gets none.
 func TestClientRenews(t *testing.T) {
 	dir := t.TempDir()
 	client := issue(t, dir, 2*time.Hour, time.Now().Add(-90*time.Minute), "127.0.0.1")

@@ -6,7 +6,7 @@
 //
 // It imports internal/node packages, because its machines read bootstrap data as capstan-init does.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package hollow
 
 import (
@@ -27,8 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -65,6 +65,9 @@ type Behaviour struct {
 	// FailStart and FailBootstrap are the probabilities, from 0 to 1, that a machine fails before it runs, and that its
 	// bootstrap fails.
 	FailStart, FailBootstrap float64
+	// UpdateDelay is the time that an update in place takes, and FailUpdate the probability that it is rolled back.
+	UpdateDelay time.Duration
+	FailUpdate  float64
 	// FailAfter is the average time until a running machine fails; 0 is never.
 	FailAfter time.Duration
 	// LeaseInterval is the period in which a machine renews its Node's lease; 0 is 10 s, as for a kubelet.
@@ -75,17 +78,19 @@ type Behaviour struct {
 type Host struct {
 	hostpb.UnimplementedHostServer
 
-	config  Config
-	log     *slog.Logger
-	store   store
-	hub     *hub.Hub
-	ctx     context.Context
-	running sync.WaitGroup
+	config      Config
+	log         *slog.Logger
+	store       store
+	broadcaster *events.Broadcaster
+	ctx         context.Context
+	running     sync.WaitGroup
 
 	mu       sync.Mutex
 	id       string
 	machines map[string]*machine
 	networks map[string]*hostpb.Network
+	peers    map[string]*hostpb.SetPeersRequest
+	services map[string]*hostpb.SetServicesRequest
 	used     int64
 }
 
@@ -99,8 +104,9 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	}
 	slices.Sort(config.Versions)
 	h := &Host{
-		config: config, log: log, store: store{root: config.Root}, hub: hub.New(), ctx: ctx,
-		machines: map[string]*machine{}, networks: map[string]*hostpb.Network{},
+		config: config, log: log, store: store{root: config.Root}, broadcaster: events.New(), ctx: ctx,
+		machines: map[string]*machine{}, networks: map[string]*hostpb.Network{}, peers: map[string]*hostpb.SetPeersRequest{},
+		services: map[string]*hostpb.SetServicesRequest{},
 	}
 	var err error
 	if h.id, err = h.store.hostID(); err != nil {
@@ -121,18 +127,21 @@ func (h *Host) Wait() { h.running.Wait() }
 
 // add starts a machine. The caller holds h.mu, or has not shared h yet.
 func (h *Host) add(m *machine) {
-	spec := m.record.GetSpec()
+	spec := m.spec()
 	h.machines[spec.GetId()] = m
 	h.used += spec.GetMemoryBytes()
 	if n := spec.GetNetwork(); h.networks[n.GetId()] == nil {
 		h.networks[n.GetId()] = described(n)
 	}
 	h.running.Go(m.run)
+	if !admission.Ended(m.snapshot().GetStatus().GetUpdate()) {
+		h.running.Go(m.runUpdate)
+	}
 }
 
 // remove removes a machine from the registry; h.mu is held.
 func (h *Host) remove(m *machine) {
-	spec := m.record.GetSpec()
+	spec := m.spec()
 	delete(h.machines, spec.GetId())
 	h.used -= spec.GetMemoryBytes()
 }
@@ -155,23 +164,23 @@ func (h *Host) GetInfo(context.Context, *hostpb.GetInfoRequest) (*hostpb.HostInf
 
 // Watch implements hostpb.HostServer.
 func (h *Host) Watch(_ *hostpb.WatchRequest, stream hostpb.Host_WatchServer) error {
-	w, end := h.hub.Subscribe()
+	w, end := h.broadcaster.Subscribe()
 	defer end()
 	h.mu.Lock()
-	first := []*hostpb.Event{hub.Host(h.info())}
+	first := []*hostpb.Event{events.Host(h.info())}
 	for _, m := range h.machines {
-		first = append(first, hub.Machine(hostpb.Event_CHANGED, m.snapshot()))
+		first = append(first, events.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	}
 	h.mu.Unlock()
 	first = append(first, &hostpb.Event{Type: hostpb.Event_SYNCED})
-	for events := first; ; {
-		for _, e := range events {
+	for next := first; ; {
+		for _, e := range next {
 			if err := stream.Send(e); err != nil {
 				return err
 			}
 		}
 		var err error
-		if events, err = w.Take(stream.Context()); err != nil {
+		if next, err = w.Take(stream.Context()); err != nil {
 			return err
 		}
 	}
@@ -199,6 +208,35 @@ func (h *Host) admitNetwork(n *hostpb.Network) error {
 	return admission.NoOverlap(n, maps.Values(h.networks))
 }
 
+// SetPeers implements hostpb.HostServer. Hollow peers are only a record.
+func (h *Host) SetPeers(_ context.Context, r *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := admission.Peers(r, h.networks[r.GetNetworkId()]); err != nil {
+		return nil, err
+	}
+	h.peers[r.GetNetworkId()] = r
+	return &hostpb.SetPeersResponse{}, nil
+}
+
+// SetServices implements hostpb.HostServer. Hollow Services are only a record: nobody reaches a hollow machine.
+func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*hostpb.SetServicesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := admission.Services(r, h.networks[r.GetNetworkId()]); err != nil {
+		return nil, err
+	}
+	h.services[r.GetNetworkId()] = r
+	return &hostpb.SetServicesResponse{}, nil
+}
+
+// Peers returns the last accepted peers of a network, or nil.
+func (h *Host) Peers(networkID string) *hostpb.SetPeersRequest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.peers[networkID]
+}
+
 func described(n *hostpb.Network) *hostpb.Network {
 	out := proto.CloneOf(n)
 	if cidr, err := netip.ParsePrefix(n.GetCidr()); err == nil {
@@ -218,6 +256,8 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 		return nil, err
 	}
 	delete(h.networks, r.GetId())
+	delete(h.peers, r.GetId())
+	delete(h.services, r.GetId())
 	return &hostpb.DeleteNetworkResponse{}, nil
 }
 
@@ -241,7 +281,7 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if m := h.machines[spec.GetId()]; m != nil {
-		if err := admission.SameMachine(m.record.GetSpec(), spec); err != nil {
+		if err := admission.SameUpdatedMachine(m.spec(), m.otherSpec(), spec); err != nil {
 			return nil, err
 		}
 		return m.snapshot(), nil
@@ -257,9 +297,9 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 	}
 	m := newMachine(h, record)
 	answer := m.snapshot()
-	h.hub.Publish(hub.Machine(hostpb.Event_CHANGED, answer))
+	h.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, answer))
 	h.add(m)
-	h.hub.Publish(hub.Host(h.info()))
+	h.broadcaster.Publish(events.Host(h.info()))
 	return answer, nil
 }
 
@@ -284,7 +324,7 @@ func (h *Host) admit(spec *hostpb.MachineSpec) error {
 func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 	return func(yield func(*hostpb.MachineSpec) bool) {
 		for _, m := range h.machines {
-			if !yield(m.record.GetSpec()) {
+			if !yield(m.spec()) {
 				return
 			}
 		}
@@ -366,10 +406,10 @@ func (h *Host) DeleteMachine(_ context.Context, r *hostpb.DeleteMachineRequest) 
 		return nil, status.Errorf(codes.Internal, "removing the machine: %v", err)
 	}
 	h.remove(m)
-	h.hub.Publish(hub.Host(h.info()))
+	h.broadcaster.Publish(events.Host(h.info()))
 	h.mu.Unlock()
 	m.stop()
-	h.hub.Publish(hub.Machine(hostpb.Event_DELETED, m.snapshot()))
+	h.broadcaster.Publish(events.Machine(hostpb.Event_DELETED, m.snapshot()))
 	return &hostpb.DeleteMachineResponse{Done: true}, nil
 }
 

@@ -50,7 +50,7 @@ func deletion(id, name string) *hostpb.DeleteMachineRequest {
 
 func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bool) {
 	t.Helper()
-	w, end := h.hub.Subscribe()
+	w, end := h.broadcaster.Subscribe()
 	defer end()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -70,7 +70,7 @@ func becomes(t *testing.T, h *Host, id string, ok func(*hostpb.MachineStatus) bo
 
 func isRunning(s *hostpb.MachineStatus) bool { return s.GetPhase() == hostpb.MachineStatus_RUNNING }
 
-// A machine runs after a while, outlives its host's process, and is gone for good when it was deleted.
+// A machine becomes running after a while and survives a restart of its host's process. A deleted machine does not come back.
 func TestLife(t *testing.T) {
 	root, ctx := t.TempDir(), context.Background()
 	h, stop := start(t, root, Behaviour{StartDelay: 10 * time.Millisecond})
@@ -80,7 +80,7 @@ func TestLife(t *testing.T) {
 	}
 	becomes(t, h, "a", isRunning)
 	if _, err := h.EnsureMachine(ctx, request("a", "one")); err != nil {
-		t.Errorf("again: %v", err)
+		t.Errorf("a second EnsureMachine: %v", err)
 	}
 	stop()
 
@@ -93,7 +93,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("a deleted id: %v", err)
 	}
 	if _, err := h.EnsureMachine(ctx, request("b", "one")); err != nil {
-		t.Errorf("its name and address are free again: %v", err)
+		t.Errorf("a machine with the name and address of the deleted one: %v", err)
 	}
 	if _, err := h.DeleteMachine(ctx, deletion("b", "one")); err != nil {
 		t.Error(err)
@@ -132,7 +132,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A copy in another namespace gets and removes nothing of what it was copied from.
+// A copied object in another namespace has no access to the machine and network of the original.
 func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	root, ctx := t.TempDir(), context.Background()
 	h, stop := start(t, root, Behaviour{})
@@ -153,12 +153,12 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 		"make one in its network": {func() error { _, err := h.EnsureMachine(ctx, guest); return err }, codes.AlreadyExists},
 		"make its network":        {func() error { _, err := h.EnsureNetwork(ctx, guest.GetSpec().GetNetwork()); return err }, codes.AlreadyExists},
 		"delete it":               {func() error { _, err := h.DeleteMachine(ctx, deletion("a", "other")); return err }, codes.PermissionDenied},
-		"delete it for nobody":    {func() error { _, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "a"}); return err }, codes.InvalidArgument},
+		"delete without an owner": {func() error { _, err := h.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: "a"}); return err }, codes.InvalidArgument},
 		"delete its network": {func() error {
 			_, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net", Namespace: "thief", Name: "c"})
 			return err
 		}, codes.PermissionDenied},
-		"delete network for nobody": {func() error { _, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net"}); return err }, codes.InvalidArgument},
+		"delete network without an owner": {func() error { _, err := h.DeleteNetwork(ctx, &hostpb.DeleteNetworkRequest{Id: "net"}); return err }, codes.InvalidArgument},
 	} {
 		if err := tc.call(); status.Code(err) != tc.want {
 			t.Errorf("%s: %v, want %v", name, err, tc.want)

@@ -10,9 +10,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/client-go/kubernetes"
 
+	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/host/hub"
 )
 
 // machine is a machine without anything in it.
@@ -23,7 +24,8 @@ type machine struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	record *hostpb.Machine // its spec never changes
+	record *hostpb.Machine
+	client kubernetes.Interface // of the workload cluster, after the Node was registered
 	// recorded guards the file, so that an older state does not overwrite a newer one.
 	recorded sync.Mutex
 }
@@ -38,6 +40,13 @@ func (m *machine) owner() *hostpb.MachineSpec {
 	if m == nil {
 		return nil
 	}
+	return m.spec()
+}
+
+// spec returns the current spec. The value is immutable: an update replaces it.
+func (m *machine) spec() *hostpb.MachineSpec {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return m.record.GetSpec()
 }
 
@@ -49,10 +58,15 @@ func (m *machine) snapshot() *hostpb.Machine {
 
 // update changes the status, first on disk.
 func (m *machine) update(change func(*hostpb.MachineStatus)) {
+	m.change(func(next *hostpb.Machine) { change(next.Status) })
+}
+
+// change changes the machine, first on disk.
+func (m *machine) change(change func(*hostpb.Machine)) {
 	m.recorded.Lock()
 	defer m.recorded.Unlock()
 	next := m.snapshot()
-	change(next.Status)
+	change(next)
 	if m.ctx.Err() != nil {
 		return // The machine was deleted, or the host stops: the next run continues from the record.
 	}
@@ -62,7 +76,19 @@ func (m *machine) update(change func(*hostpb.MachineStatus)) {
 	m.mu.Lock()
 	m.record = next
 	m.mu.Unlock()
-	m.host.hub.Publish(hub.Machine(hostpb.Event_CHANGED, proto.CloneOf(next)))
+	m.host.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, proto.CloneOf(next)))
+}
+
+func (m *machine) setCluster(client kubernetes.Interface) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.client = client
+}
+
+func (m *machine) cluster() kubernetes.Interface {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.client
 }
 
 // stop ends the machine and waits for its goroutines.
@@ -133,7 +159,7 @@ func (m *machine) live(b Behaviour) {
 
 // bootstrapped erases the bootstrap data and reports that the bootstrap succeeded.
 func (m *machine) bootstrapped() {
-	_ = os.Remove(filepath.Join(m.host.store.dir(m.record.GetSpec().GetId()), bootstrapFile))
+	_ = os.Remove(filepath.Join(m.host.store.dir(m.spec().GetId()), bootstrapFile))
 	m.update(func(s *hostpb.MachineStatus) {
 		s.Bootstrap = hostpb.MachineStatus_SUCCEEDED
 		s.Services = []*hostpb.ServiceStatus{{Name: "kubelet", State: "ready", Message: "hollow"}}

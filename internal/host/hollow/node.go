@@ -123,7 +123,7 @@ func (m *machine) beNode(ctx context.Context) {
 }
 
 func (m *machine) node(ctx context.Context) error {
-	spec := m.record.GetSpec()
+	spec := m.spec()
 	dir := m.host.store.dir(spec.GetId())
 	data, err := os.ReadFile(filepath.Join(dir, bootstrapFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -143,6 +143,7 @@ func (m *machine) node(ctx context.Context) error {
 	if m.snapshot().GetStatus().GetBootstrap() != hostpb.MachineStatus_SUCCEEDED {
 		m.bootstrapped()
 	}
+	m.setCluster(client)
 	go m.keepPods(ctx, client)
 	lease.NewController(clock.RealClock{}, client, spec.GetName(), int32(leaseDuration/time.Second), nil,
 		m.host.config.Behaviour.LeaseInterval, spec.GetName(), corev1.NamespaceNodeLease, nil).Run(ctx)
@@ -213,12 +214,12 @@ func nodeOf(spec *hostpb.MachineSpec, bootstrapData []byte) *corev1.Node {
 // would never end.
 func (m *machine) keepPods(ctx context.Context, client kubernetes.Interface) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.record.GetSpec().GetName()).String()
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", m.spec().GetName()).String()
 	}))
 	pods := factory.Core().V1().Pods().Informer()
 	keep := func(obj any) {
 		if err := keepPod(ctx, client, obj.(*corev1.Pod)); err != nil && ctx.Err() == nil {
-			m.host.log.Warn("Cannot update a pod of a hollow node", "node", m.record.GetSpec().GetName(), "error", err)
+			m.host.log.Warn("Cannot update a pod of a hollow node", "node", m.spec().GetName(), "error", err)
 		}
 	}
 	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: keep, UpdateFunc: func(_, pod any) { keep(pod) }}); err != nil {

@@ -16,9 +16,9 @@ import (
 // store keeps machines on disk:
 //
 //	id                         of the host
-//	machines/<id>/machine.json what is known of a machine
-//	machines/<id>/…            its bootstrap data, until it was used, and its certificate
-//	deleted/<id>               an id that is not made again
+//	machines/<id>/machine.json the spec and status of a machine
+//	machines/<id>/…            its bootstrap data until it is used, and its certificate
+//	deleted/<id>               an id that is not used again
 type store struct{ root string }
 
 const (

@@ -41,7 +41,8 @@ const (
 	Refusal_NOT_FOUND Refusal_Reason = 3
 	// ID_IN_USE: the id belongs to an object with another namespace or name. Code ALREADY_EXISTS.
 	Refusal_ID_IN_USE Refusal_Reason = 4
-	// NOT_OWNER: the object to delete has another namespace or name. Code PERMISSION_DENIED.
+	// NOT_OWNER: the object to delete has another namespace or name, or the machine to update belongs to another management
+	// cluster. Code PERMISSION_DENIED.
 	Refusal_NOT_OWNER Refusal_Reason = 5
 	// NAME_IN_USE: the name belongs to an object with another id. Code ALREADY_EXISTS.
 	Refusal_NAME_IN_USE Refusal_Reason = 6
@@ -49,7 +50,8 @@ const (
 	Refusal_ADDRESS_IN_USE Refusal_Reason = 7
 	// PORT_IN_USE: the load balancer cannot listen on its address. Code ALREADY_EXISTS.
 	Refusal_PORT_IN_USE Refusal_Reason = 8
-	// NETWORK_CONFLICT: the machine network, which is the subject, cannot exist on this box. Code FAILED_PRECONDITION.
+	// NETWORK_CONFLICT: the machine network cannot exist on this box. The subject is what conflicts: the network's CIDR,
+	// or the decimal VNI of its overlay. Code FAILED_PRECONDITION.
 	Refusal_NETWORK_CONFLICT Refusal_Reason = 9
 	// NETWORK_IN_USE: the network has machines or a load balancer. Code FAILED_PRECONDITION.
 	Refusal_NETWORK_IN_USE Refusal_Reason = 10
@@ -67,6 +69,8 @@ const (
 	Refusal_OUT_OF_MEMORY Refusal_Reason = 16
 	// NO_DISK_SPACE: the disk does not fit on the host. Code FAILED_PRECONDITION.
 	Refusal_NO_DISK_SPACE Refusal_Reason = 17
+	// UPDATE_IN_PROGRESS: another update of the machine has not ended. Code FAILED_PRECONDITION.
+	Refusal_UPDATE_IN_PROGRESS Refusal_Reason = 18
 )
 
 // Enum value maps for Refusal_Reason.
@@ -90,6 +94,7 @@ var (
 		15: "NOT_RUNNING",
 		16: "OUT_OF_MEMORY",
 		17: "NO_DISK_SPACE",
+		18: "UPDATE_IN_PROGRESS",
 	}
 	Refusal_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED": 0,
@@ -110,6 +115,7 @@ var (
 		"NOT_RUNNING":        15,
 		"OUT_OF_MEMORY":      16,
 		"NO_DISK_SPACE":      17,
+		"UPDATE_IN_PROGRESS": 18,
 	}
 )
 
@@ -189,7 +195,114 @@ func (x Event_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Type.Descriptor instead.
 func (Event_Type) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{4, 0}
+	return file_host_proto_rawDescGZIP(), []int{10, 0}
+}
+
+type PublishedPort_Protocol int32
+
+const (
+	PublishedPort_PROTOCOL_UNSPECIFIED PublishedPort_Protocol = 0
+	PublishedPort_TCP                  PublishedPort_Protocol = 1
+	PublishedPort_UDP                  PublishedPort_Protocol = 2
+)
+
+// Enum value maps for PublishedPort_Protocol.
+var (
+	PublishedPort_Protocol_name = map[int32]string{
+		0: "PROTOCOL_UNSPECIFIED",
+		1: "TCP",
+		2: "UDP",
+	}
+	PublishedPort_Protocol_value = map[string]int32{
+		"PROTOCOL_UNSPECIFIED": 0,
+		"TCP":                  1,
+		"UDP":                  2,
+	}
+)
+
+func (x PublishedPort_Protocol) Enum() *PublishedPort_Protocol {
+	p := new(PublishedPort_Protocol)
+	*p = x
+	return p
+}
+
+func (x PublishedPort_Protocol) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PublishedPort_Protocol) Descriptor() protoreflect.EnumDescriptor {
+	return file_host_proto_enumTypes[2].Descriptor()
+}
+
+func (PublishedPort_Protocol) Type() protoreflect.EnumType {
+	return &file_host_proto_enumTypes[2]
+}
+
+func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PublishedPort_Protocol.Descriptor instead.
+func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{18, 0}
+}
+
+type UpdateStatus_Phase int32
+
+const (
+	UpdateStatus_PHASE_UNSPECIFIED UpdateStatus_Phase = 0
+	UpdateStatus_PENDING           UpdateStatus_Phase = 1 // recorded; the machine has not begun
+	UpdateStatus_RUNNING           UpdateStatus_Phase = 2 // the host or the machine carries out a step
+	UpdateStatus_SUCCEEDED         UpdateStatus_Phase = 3 // the machine is healthy with the desired spec
+	UpdateStatus_FAILED            UpdateStatus_Phase = 4 // the update ended and could not be undone completely; the message has the cause
+	UpdateStatus_ROLLED_BACK       UpdateStatus_Phase = 5 // the machine is healthy with its previous spec; the message has the cause
+)
+
+// Enum value maps for UpdateStatus_Phase.
+var (
+	UpdateStatus_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "PENDING",
+		2: "RUNNING",
+		3: "SUCCEEDED",
+		4: "FAILED",
+		5: "ROLLED_BACK",
+	}
+	UpdateStatus_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"PENDING":           1,
+		"RUNNING":           2,
+		"SUCCEEDED":         3,
+		"FAILED":            4,
+		"ROLLED_BACK":       5,
+	}
+)
+
+func (x UpdateStatus_Phase) Enum() *UpdateStatus_Phase {
+	p := new(UpdateStatus_Phase)
+	*p = x
+	return p
+}
+
+func (x UpdateStatus_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (UpdateStatus_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_host_proto_enumTypes[3].Descriptor()
+}
+
+func (UpdateStatus_Phase) Type() protoreflect.EnumType {
+	return &file_host_proto_enumTypes[3]
+}
+
+func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use UpdateStatus_Phase.Descriptor instead.
+func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type MachineStatus_Phase int32
@@ -199,7 +312,7 @@ const (
 	MachineStatus_PENDING           MachineStatus_Phase = 1 // recorded, not started yet
 	MachineStatus_RUNNING           MachineStatus_Phase = 2 // PID 1 runs
 	MachineStatus_RESTARTING        MachineStatus_Phase = 3 // PID 1 ended and will be started again
-	MachineStatus_FAILED            MachineStatus_Phase = 4 // the machine cannot be started, or its restarts are used up; the message has the cause and what follows
+	MachineStatus_FAILED            MachineStatus_Phase = 4 // the machine cannot be started, or its restarts are used up; the message has the cause and the next step
 	MachineStatus_DELETING          MachineStatus_Phase = 5
 )
 
@@ -234,11 +347,11 @@ func (x MachineStatus_Phase) String() string {
 }
 
 func (MachineStatus_Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_host_proto_enumTypes[2].Descriptor()
+	return file_host_proto_enumTypes[4].Descriptor()
 }
 
 func (MachineStatus_Phase) Type() protoreflect.EnumType {
-	return &file_host_proto_enumTypes[2]
+	return &file_host_proto_enumTypes[4]
 }
 
 func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
@@ -247,7 +360,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16, 0}
+	return file_host_proto_rawDescGZIP(), []int{34, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -289,11 +402,11 @@ func (x MachineStatus_Bootstrap) String() string {
 }
 
 func (MachineStatus_Bootstrap) Descriptor() protoreflect.EnumDescriptor {
-	return file_host_proto_enumTypes[3].Descriptor()
+	return file_host_proto_enumTypes[5].Descriptor()
 }
 
 func (MachineStatus_Bootstrap) Type() protoreflect.EnumType {
-	return &file_host_proto_enumTypes[3]
+	return &file_host_proto_enumTypes[5]
 }
 
 func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
@@ -302,14 +415,14 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16, 1}
+	return file_host_proto_rawDescGZIP(), []int{34, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
 type Refusal struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Reason Refusal_Reason         `protobuf:"varint,1,opt,name=reason,proto3,enum=capstan.host.v1.Refusal_Reason" json:"reason,omitempty"`
-	// subject of ADDRESS_IN_USE (an IP address) and NETWORK_CONFLICT (a CIDR); empty otherwise.
+	// subject of ADDRESS_IN_USE (an IP address) and NETWORK_CONFLICT (a CIDR or a VNI); empty otherwise.
 	Subject       string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -416,8 +529,16 @@ type HostInfo struct {
 	DiskBytes          int64  `protobuf:"varint,15,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`                              // size of the file system that has the disks of machines; 0: not known
 	AllocatedDiskBytes int64  `protobuf:"varint,16,opt,name=allocated_disk_bytes,json=allocatedDiskBytes,proto3" json:"allocated_disk_bytes,omitempty"` // sizes of all machines' disks together; may exceed disk_bytes
 	DiskBackend        string `protobuf:"bytes,17,opt,name=disk_backend,json=diskBackend,proto3" json:"disk_backend,omitempty"`                         // Image or None: how the disks of machines are limited; empty: not known
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	KernelVersion      string `protobuf:"bytes,18,opt,name=kernel_version,json=kernelVersion,proto3" json:"kernel_version,omitempty"`                   // as uname -r prints it
+	OsImage            string `protobuf:"bytes,19,opt,name=os_image,json=osImage,proto3" json:"os_image,omitempty"`                                     // PRETTY_NAME of os-release(5); empty: not known
+	// protocol_version of this interface that capstand implements; 0 is that of older capstands, which is version 1.
+	ProtocolVersion int32 `protobuf:"varint,20,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	// minimum_manager_version is the smallest protocol version of managers that capstand accepts; 0: all.
+	MinimumManagerVersion int32 `protobuf:"varint,21,opt,name=minimum_manager_version,json=minimumManagerVersion,proto3" json:"minimum_manager_version,omitempty"`
+	// fencing is in effect for these management clusters: see SetFencing.
+	Fencing       []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -569,15 +690,373 @@ func (x *HostInfo) GetDiskBackend() string {
 	return ""
 }
 
-type WatchRequest struct {
+func (x *HostInfo) GetKernelVersion() string {
+	if x != nil {
+		return x.KernelVersion
+	}
+	return ""
+}
+
+func (x *HostInfo) GetOsImage() string {
+	if x != nil {
+		return x.OsImage
+	}
+	return ""
+}
+
+func (x *HostInfo) GetProtocolVersion() int32 {
+	if x != nil {
+		return x.ProtocolVersion
+	}
+	return 0
+}
+
+func (x *HostInfo) GetMinimumManagerVersion() int32 {
+	if x != nil {
+		return x.MinimumManagerVersion
+	}
+	return 0
+}
+
+func (x *HostInfo) GetFencing() []*Fencing {
+	if x != nil {
+		return x.Fencing
+	}
+	return nil
+}
+
+type Fencing struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	ManagementCluster string                 `protobuf:"bytes,1,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"` // as in MachineStatus
+	StopAfterSeconds  int32                  `protobuf:"varint,2,opt,name=stop_after_seconds,json=stopAfterSeconds,proto3" json:"stop_after_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Fencing) Reset() {
+	*x = Fencing{}
+	mi := &file_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fencing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fencing) ProtoMessage() {}
+
+func (x *Fencing) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fencing.ProtoReflect.Descriptor instead.
+func (*Fencing) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Fencing) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
+}
+
+func (x *Fencing) GetStopAfterSeconds() int32 {
+	if x != nil {
+		return x.StopAfterSeconds
+	}
+	return 0
+}
+
+type SetFencingRequest struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	ManagementCluster string                 `protobuf:"bytes,1,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	StopAfterSeconds  int32                  `protobuf:"varint,2,opt,name=stop_after_seconds,json=stopAfterSeconds,proto3" json:"stop_after_seconds,omitempty"` // 1 to 3600; 0 ends the fencing
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *SetFencingRequest) Reset() {
+	*x = SetFencingRequest{}
+	mi := &file_host_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetFencingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetFencingRequest) ProtoMessage() {}
+
+func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetFencingRequest.ProtoReflect.Descriptor instead.
+func (*SetFencingRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SetFencingRequest) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
+}
+
+func (x *SetFencingRequest) GetStopAfterSeconds() int32 {
+	if x != nil {
+		return x.StopAfterSeconds
+	}
+	return 0
+}
+
+type SetFencingResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
+func (x *SetFencingResponse) Reset() {
+	*x = SetFencingResponse{}
+	mi := &file_host_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetFencingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetFencingResponse) ProtoMessage() {}
+
+func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetFencingResponse.ProtoReflect.Descriptor instead.
+func (*SetFencingResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{5}
+}
+
+type ListContactsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NetworkId     string                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListContactsRequest) Reset() {
+	*x = ListContactsRequest{}
+	mi := &file_host_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListContactsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListContactsRequest) ProtoMessage() {}
+
+func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListContactsRequest.ProtoReflect.Descriptor instead.
+func (*ListContactsRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListContactsRequest) GetNetworkId() string {
+	if x != nil {
+		return x.NetworkId
+	}
+	return ""
+}
+
+type ListContactsResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Contacts []*Contact             `protobuf:"bytes,1,rep,name=contacts,proto3" json:"contacts,omitempty"`
+	// recorded_milliseconds is for how long this host has recorded its contacts. It has answered nobody before, or the records
+	// are lost.
+	RecordedMilliseconds int64 `protobuf:"varint,2,opt,name=recorded_milliseconds,json=recordedMilliseconds,proto3" json:"recorded_milliseconds,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ListContactsResponse) Reset() {
+	*x = ListContactsResponse{}
+	mi := &file_host_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListContactsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListContactsResponse) ProtoMessage() {}
+
+func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListContactsResponse.ProtoReflect.Descriptor instead.
+func (*ListContactsResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListContactsResponse) GetContacts() []*Contact {
+	if x != nil {
+		return x.Contacts
+	}
+	return nil
+}
+
+func (x *ListContactsResponse) GetRecordedMilliseconds() int64 {
+	if x != nil {
+		return x.RecordedMilliseconds
+	}
+	return 0
+}
+
+// Contact is the last probe of another host that this host has answered.
+type Contact struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Host            string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`                                               // tunnel address
+	AgeMilliseconds int64                  `protobuf:"varint,2,opt,name=age_milliseconds,json=ageMilliseconds,proto3" json:"age_milliseconds,omitempty"` // of the last answer
+	// stop_after_seconds that the other host has announced for each management cluster with machines in the network: they
+	// stop so long after the last answer. Empty if the other host stops none.
+	Fencing []*Fencing `protobuf:"bytes,3,rep,name=fencing,proto3" json:"fencing,omitempty"`
+	// peer is true while the other host belongs to the network on this host.
+	Peer bool `protobuf:"varint,4,opt,name=peer,proto3" json:"peer,omitempty"`
+	// reachable is true if the box answers now, with or without a capstand.
+	Reachable     bool `protobuf:"varint,5,opt,name=reachable,proto3" json:"reachable,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Contact) Reset() {
+	*x = Contact{}
+	mi := &file_host_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Contact) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Contact) ProtoMessage() {}
+
+func (x *Contact) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Contact.ProtoReflect.Descriptor instead.
+func (*Contact) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Contact) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Contact) GetAgeMilliseconds() int64 {
+	if x != nil {
+		return x.AgeMilliseconds
+	}
+	return 0
+}
+
+func (x *Contact) GetFencing() []*Fencing {
+	if x != nil {
+		return x.Fencing
+	}
+	return nil
+}
+
+func (x *Contact) GetPeer() bool {
+	if x != nil {
+		return x.Peer
+	}
+	return false
+}
+
+func (x *Contact) GetReachable() bool {
+	if x != nil {
+		return x.Reachable
+	}
+	return false
+}
+
+type WatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// management_cluster of the caller, as in MachineStatus. capstand records when it was last connected. After a long absence
+	// of its manager, a machine that does not run is started only after ClaimMachine, because it may have been replaced. Empty
+	// from older managers, which capstand does not wait for.
+	ManagementCluster string `protobuf:"bytes,1,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -589,7 +1068,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -602,7 +1081,14 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{3}
+	return file_host_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WatchRequest) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
 }
 
 type Event struct {
@@ -620,7 +1106,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -632,7 +1118,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -645,7 +1131,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{4}
+	return file_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Event) GetType() Event_Type {
@@ -724,14 +1210,17 @@ type Network struct {
 	Bridge  string `protobuf:"bytes,6,opt,name=bridge,proto3" json:"bridge,omitempty"`   // name of the bridge
 	// ipv6_cidr makes the network dual stack, for example fd00:200:8::/64; the first address is the
 	// gateway here too. Empty: IPv4 only.
-	Ipv6Cidr      string `protobuf:"bytes,7,opt,name=ipv6_cidr,json=ipv6Cidr,proto3" json:"ipv6_cidr,omitempty"`
+	Ipv6Cidr string `protobuf:"bytes,7,opt,name=ipv6_cidr,json=ipv6Cidr,proto3" json:"ipv6_cidr,omitempty"`
+	// overlay connects the network with the cluster's networks on other hosts. Unset: the network stays on this box. It
+	// cannot be added, removed or changed while the network exists.
+	Overlay       *Overlay `protobuf:"bytes,8,opt,name=overlay,proto3" json:"overlay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +1232,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +1245,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{5}
+	return file_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Network) GetId() string {
@@ -808,6 +1297,548 @@ func (x *Network) GetIpv6Cidr() string {
 	return ""
 }
 
+func (x *Network) GetOverlay() *Overlay {
+	if x != nil {
+		return x.Overlay
+	}
+	return nil
+}
+
+// Overlay is a VXLAN tunnel between hosts (UDP port 4789).
+type Overlay struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Vni           uint32                 `protobuf:"varint,1,opt,name=vni,proto3" json:"vni,omitempty"`        // 4096 to 16777215; one cluster has it
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // tunnel address of this host, an IP address; the same for all capstands of a box
+	Mtu           int32                  `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`        // of the machines' interfaces, 1280 to 9000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Overlay) Reset() {
+	*x = Overlay{}
+	mi := &file_host_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Overlay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Overlay) ProtoMessage() {}
+
+func (x *Overlay) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
+func (*Overlay) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Overlay) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+func (x *Overlay) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Overlay) GetMtu() int32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+type SetPeersRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	NetworkId string                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	// namespace and name of the Cluster: both are needed.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// peers are all machines of the cluster on other boxes; at most 2048.
+	Peers []*Peer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
+	// hosts are the tunnel addresses of all other boxes that have the network, at most 2048. A box without a machine of the
+	// cluster belongs here too: its load balancer connects to the machines on other hosts. Hosts of peers need not be here.
+	Hosts         []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPeersRequest) Reset() {
+	*x = SetPeersRequest{}
+	mi := &file_host_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPeersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPeersRequest) ProtoMessage() {}
+
+func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
+func (*SetPeersRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetPeersRequest) GetNetworkId() string {
+	if x != nil {
+		return x.NetworkId
+	}
+	return ""
+}
+
+func (x *SetPeersRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SetPeersRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetPeersRequest) GetPeers() []*Peer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *SetPeersRequest) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+// Peer is a machine on another host.
+type Peer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // of the machine, IPv4 first; the MAC address follows from the first one
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`           // tunnel address of its host
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Peer) Reset() {
+	*x = Peer{}
+	mi := &file_host_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Peer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Peer) ProtoMessage() {}
+
+func (x *Peer) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
+func (*Peer) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Peer) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Peer) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+type SetPeersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPeersResponse) Reset() {
+	*x = SetPeersResponse{}
+	mi := &file_host_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPeersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPeersResponse) ProtoMessage() {}
+
+func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
+func (*SetPeersResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{15}
+}
+
+type SetServicesRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	NetworkId string                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	// namespace and name of the Cluster: both are needed.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// services with different addresses; at most 64, with at most 256 ports together.
+	Services      []*PublishedService `protobuf:"bytes,4,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetServicesRequest) Reset() {
+	*x = SetServicesRequest{}
+	mi := &file_host_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetServicesRequest) ProtoMessage() {}
+
+func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
+func (*SetServicesRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SetServicesRequest) GetNetworkId() string {
+	if x != nil {
+		return x.NetworkId
+	}
+	return ""
+}
+
+func (x *SetServicesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SetServicesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetServicesRequest) GetServices() []*PublishedService {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// PublishedService is a Service of a cluster that clients outside of the host reach.
+type PublishedService struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // namespace/name of the Service, for messages
+	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // an IPv4 address in the network of one of the host's interfaces; nobody else has it
+	Ports   []*PublishedPort       `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
+	// machines get the connections: addresses of machines of this host; at most 256. Empty: nobody accepts connections.
+	Machines      []string `protobuf:"bytes,4,rep,name=machines,proto3" json:"machines,omitempty"`
+	SourceRanges  []string `protobuf:"bytes,5,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"` // IPv4 networks of the clients, without host bits; at most 64. Empty: all clients
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedService) Reset() {
+	*x = PublishedService{}
+	mi := &file_host_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedService) ProtoMessage() {}
+
+func (x *PublishedService) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
+func (*PublishedService) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PublishedService) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PublishedService) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PublishedService) GetPorts() []*PublishedPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *PublishedService) GetMachines() []string {
+	if x != nil {
+		return x.Machines
+	}
+	return nil
+}
+
+func (x *PublishedService) GetSourceRanges() []string {
+	if x != nil {
+		return x.SourceRanges
+	}
+	return nil
+}
+
+type PublishedPort struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Protocol      PublishedPort_Protocol `protobuf:"varint,1,opt,name=protocol,proto3,enum=capstan.host.v1.PublishedPort_Protocol" json:"protocol,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`                         // at the address
+	NodePort      uint32                 `protobuf:"varint,3,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"` // of the machines
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedPort) Reset() {
+	*x = PublishedPort{}
+	mi := &file_host_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedPort) ProtoMessage() {}
+
+func (x *PublishedPort) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
+func (*PublishedPort) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return PublishedPort_PROTOCOL_UNSPECIFIED
+}
+
+func (x *PublishedPort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PublishedPort) GetNodePort() uint32 {
+	if x != nil {
+		return x.NodePort
+	}
+	return 0
+}
+
+type SetServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refused       []*RefusedAddress      `protobuf:"bytes,1,rep,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetServicesResponse) Reset() {
+	*x = SetServicesResponse{}
+	mi := &file_host_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetServicesResponse) ProtoMessage() {}
+
+func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
+func (*SetServicesResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+// RefusedAddress is an address that the host cannot have.
+type RefusedAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedAddress) Reset() {
+	*x = RefusedAddress{}
+	mi := &file_host_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedAddress) ProtoMessage() {}
+
+func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
+func (*RefusedAddress) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RefusedAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *RefusedAddress) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type DeleteNetworkRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -820,7 +1851,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +1863,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +1876,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{6}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -877,7 +1908,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +1920,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +1933,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{7}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 type LoadBalancer struct {
@@ -917,15 +1948,21 @@ type LoadBalancer struct {
 	Listen   []string   `protobuf:"bytes,5,rep,name=listen,proto3" json:"listen,omitempty"`
 	Backends []*Backend `protobuf:"bytes,6,rep,name=backends,proto3" json:"backends,omitempty"`
 	// output
-	Serving       bool   `protobuf:"varint,7,opt,name=serving,proto3" json:"serving,omitempty"` // the process runs and listens
-	Message       string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Serving bool   `protobuf:"varint,7,opt,name=serving,proto3" json:"serving,omitempty"` // the process runs and listens
+	Message string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	// endpoint of the cluster, an IP address and port, if another host has the address. Connections of this network's
+	// machines to it are redirected to this load balancer: to its first listen address of the same family in the network.
+	// Empty: no redirection.
+	Endpoint string `protobuf:"bytes,9,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// virtual_address of the endpoint. Unset: the endpoint is an address of one host.
+	VirtualAddress *VirtualAddress `protobuf:"bytes,10,opt,name=virtual_address,json=virtualAddress,proto3" json:"virtual_address,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1974,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1987,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{8}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -1009,6 +2046,86 @@ func (x *LoadBalancer) GetMessage() string {
 	return ""
 }
 
+func (x *LoadBalancer) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *LoadBalancer) GetVirtualAddress() *VirtualAddress {
+	if x != nil {
+		return x.VirtualAddress
+	}
+	return nil
+}
+
+// VirtualAddress is an address of the endpoint that one host of the cluster has at a time. Its connections are redirected to
+// the load balancer, as those of machines are. The control plane machines elect the host: each of them reports to its host
+// for how long it holds a Lease of the cluster.
+type VirtualAddress struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // without a prefix; of the network of one of the host's interfaces
+	// first: this host has the address before the cluster can elect. One host at most, and none with a machine that may be
+	// elected on another host.
+	First bool `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	// output
+	Held          bool `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"` // the host has the address
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VirtualAddress) Reset() {
+	*x = VirtualAddress{}
+	mi := &file_host_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VirtualAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VirtualAddress) ProtoMessage() {}
+
+func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
+func (*VirtualAddress) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *VirtualAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *VirtualAddress) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
+}
+
+func (x *VirtualAddress) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
 type Backend struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // of the machine
@@ -1021,7 +2138,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +2150,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +2163,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{9}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Backend) GetName() string {
@@ -1082,7 +2199,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +2211,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +2224,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -1139,7 +2256,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +2268,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +2281,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 type MachineSpec struct {
@@ -1191,7 +2308,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +2320,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +2333,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{12}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -1335,7 +2452,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +2464,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +2477,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Address) GetAddress() string {
@@ -1398,7 +2515,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +2527,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +2540,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -1447,17 +2564,178 @@ func (x *EnsureMachineRequest) GetManagementCluster() string {
 	return ""
 }
 
-type Machine struct {
+type UpdateMachineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// spec is the desired spec. It may differ from the machine's spec in cpus, memory_bytes, pids_limit, disk_bytes (larger
+	// only) and kubernetes_version (a later patch release, or the next minor release).
+	Spec *MachineSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	// update_id identifies the update: at most 128 letters, digits, '.', '_' and '-'.
+	UpdateId string `protobuf:"bytes,2,opt,name=update_id,json=updateId,proto3" json:"update_id,omitempty"`
+	// data is a cloud-config as in EnsureMachineRequest, at most 1 MiB. capstan-init applies it in the running machine. Empty: the
+	// files of the machine stay as they are. A secret: never log a request that carries it.
+	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// management_cluster is the caller's. A machine of another management cluster is refused with NOT_OWNER.
+	ManagementCluster string `protobuf:"bytes,4,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *UpdateMachineRequest) Reset() {
+	*x = UpdateMachineRequest{}
+	mi := &file_host_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateMachineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateMachineRequest) ProtoMessage() {}
+
+func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
+func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *UpdateMachineRequest) GetUpdateId() string {
+	if x != nil {
+		return x.UpdateId
+	}
+	return ""
+}
+
+func (x *UpdateMachineRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *UpdateMachineRequest) GetManagementCluster() string {
+	if x != nil {
+		return x.ManagementCluster
+	}
+	return ""
+}
+
+// UpdateStatus is the progress and the result of the machine's last update.
+type UpdateStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spec          *MachineSpec           `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	Status        *MachineStatus         `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Phase         UpdateStatus_Phase     `protobuf:"varint,2,opt,name=phase,proto3,enum=capstan.host.v1.UpdateStatus_Phase" json:"phase,omitempty"`
+	Step          string                 `protobuf:"bytes,3,opt,name=step,proto3" json:"step,omitempty"`       // of a running update, or the one that failed; at most 128 bytes
+	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"` // at most 1024 bytes; never the data
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	CompletedAt   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=completed_at,json=completedAt,proto3" json:"completed_at,omitempty"` // of an update that has ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateStatus) Reset() {
+	*x = UpdateStatus{}
+	mi := &file_host_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateStatus) ProtoMessage() {}
+
+func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
+func (*UpdateStatus) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *UpdateStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateStatus) GetPhase() UpdateStatus_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return UpdateStatus_PHASE_UNSPECIFIED
+}
+
+func (x *UpdateStatus) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
+func (x *UpdateStatus) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *UpdateStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *UpdateStatus) GetCompletedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CompletedAt
+	}
+	return nil
+}
+
+type Machine struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// spec is the desired spec. After an update that failed or was rolled back it is the previous one, except for the size of
+	// a disk that has grown.
+	Spec          *MachineSpec   `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	Status        *MachineStatus `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +2747,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +2760,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{15}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -1512,15 +2790,20 @@ type MachineStatus struct {
 	// management_cluster is the UID of the namespace kube-system of the management cluster that has the machine's object. A
 	// restore of the management cluster's etcd preserves it. Empty: not recorded.
 	ManagementCluster string               `protobuf:"bytes,9,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"`
-	Certificates      []*CertificateStatus `protobuf:"bytes,10,rep,name=certificates,proto3" json:"certificates,omitempty"`          // in use, at most 64; none from an older capstan-init
-	DiskLost          bool                 `protobuf:"varint,11,opt,name=disk_lost,json=diskLost,proto3" json:"disk_lost,omitempty"` // with FAILED: the disk that the machine ran from is lost, so that only a replacement helps
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	Certificates      []*CertificateStatus `protobuf:"bytes,10,rep,name=certificates,proto3" json:"certificates,omitempty"` // in use, at most 64; none from an older capstan-init
+	// unconfirmed, with PENDING: the machine may have been replaced while no manager was connected, and waits for ClaimMachine.
+	Unconfirmed bool `protobuf:"varint,13,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
+	// fenced, with unconfirmed: the host stopped the machine because it had reached neither a manager nor another host.
+	Fenced        bool          `protobuf:"varint,14,opt,name=fenced,proto3" json:"fenced,omitempty"`
+	DiskLost      bool          `protobuf:"varint,11,opt,name=disk_lost,json=diskLost,proto3" json:"disk_lost,omitempty"` // with FAILED: the disk that the machine ran from is lost, so that only a replacement helps
+	Update        *UpdateStatus `protobuf:"bytes,12,opt,name=update,proto3" json:"update,omitempty"`                      // unset: the machine was never updated in place
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +2815,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +2828,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -1618,11 +2901,32 @@ func (x *MachineStatus) GetCertificates() []*CertificateStatus {
 	return nil
 }
 
+func (x *MachineStatus) GetUnconfirmed() bool {
+	if x != nil {
+		return x.Unconfirmed
+	}
+	return false
+}
+
+func (x *MachineStatus) GetFenced() bool {
+	if x != nil {
+		return x.Fenced
+	}
+	return false
+}
+
 func (x *MachineStatus) GetDiskLost() bool {
 	if x != nil {
 		return x.DiskLost
 	}
 	return false
+}
+
+func (x *MachineStatus) GetUpdate() *UpdateStatus {
+	if x != nil {
+		return x.Update
+	}
+	return nil
 }
 
 type CertificateStatus struct {
@@ -1636,7 +2940,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +2952,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +2965,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -1698,7 +3002,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +3014,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +3027,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -1770,7 +3074,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +3086,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +3099,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -1813,7 +3117,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1825,7 +3129,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1838,7 +3142,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 type ListMachinesResponse struct {
@@ -1850,7 +3154,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +3166,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +3179,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -1897,7 +3201,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +3213,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +3226,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -1958,7 +3262,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +3274,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +3287,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -2020,7 +3324,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +3336,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +3349,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -2086,7 +3390,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +3402,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +3415,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -2132,7 +3436,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +3448,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +3461,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LoadImageRequest) GetMachines() []string {
@@ -2183,7 +3487,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +3499,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +3512,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -2230,7 +3534,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +3546,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +3559,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -2295,7 +3599,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +3611,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +3624,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -2335,10 +3639,10 @@ var File_host_proto protoreflect.FileDescriptor
 const file_host_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9f\x03\n" +
+	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb7\x03\n" +
 	"\aRefusal\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.capstan.host.v1.Refusal.ReasonR\x06reason\x12\x18\n" +
-	"\asubject\x18\x02 \x01(\tR\asubject\"\xc0\x02\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\"\xd8\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aINVALID\x10\x01\x12\x10\n" +
@@ -2358,8 +3662,9 @@ const file_host_proto_rawDesc = "" +
 	"\vUNSUPPORTED\x10\x0e\x12\x0f\n" +
 	"\vNOT_RUNNING\x10\x0f\x12\x11\n" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
-	"\rNO_DISK_SPACE\x10\x11\"\x10\n" +
-	"\x0eGetInfoRequest\"\xcc\x04\n" +
+	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
+	"\x12UPDATE_IN_PROGRESS\x10\x12\"\x10\n" +
+	"\x0eGetInfoRequest\"\xa5\x06\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -2379,8 +3684,33 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"disk_bytes\x18\x0f \x01(\x03R\tdiskBytes\x120\n" +
 	"\x14allocated_disk_bytes\x18\x10 \x01(\x03R\x12allocatedDiskBytes\x12!\n" +
-	"\fdisk_backend\x18\x11 \x01(\tR\vdiskBackend\"\x0e\n" +
-	"\fWatchRequest\"\xb3\x02\n" +
+	"\fdisk_backend\x18\x11 \x01(\tR\vdiskBackend\x12%\n" +
+	"\x0ekernel_version\x18\x12 \x01(\tR\rkernelVersion\x12\x19\n" +
+	"\bos_image\x18\x13 \x01(\tR\aosImage\x12)\n" +
+	"\x10protocol_version\x18\x14 \x01(\x05R\x0fprotocolVersion\x126\n" +
+	"\x17minimum_manager_version\x18\x15 \x01(\x05R\x15minimumManagerVersion\x122\n" +
+	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\"f\n" +
+	"\aFencing\x12-\n" +
+	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\x12,\n" +
+	"\x12stop_after_seconds\x18\x02 \x01(\x05R\x10stopAfterSeconds\"p\n" +
+	"\x11SetFencingRequest\x12-\n" +
+	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\x12,\n" +
+	"\x12stop_after_seconds\x18\x02 \x01(\x05R\x10stopAfterSeconds\"\x14\n" +
+	"\x12SetFencingResponse\"4\n" +
+	"\x13ListContactsRequest\x12\x1d\n" +
+	"\n" +
+	"network_id\x18\x01 \x01(\tR\tnetworkId\"\x81\x01\n" +
+	"\x14ListContactsResponse\x124\n" +
+	"\bcontacts\x18\x01 \x03(\v2\x18.capstan.host.v1.ContactR\bcontacts\x123\n" +
+	"\x15recorded_milliseconds\x18\x02 \x01(\x03R\x14recordedMilliseconds\"\xae\x01\n" +
+	"\aContact\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12)\n" +
+	"\x10age_milliseconds\x18\x02 \x01(\x03R\x0fageMilliseconds\x122\n" +
+	"\afencing\x18\x03 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\x12\x12\n" +
+	"\x04peer\x18\x04 \x01(\bR\x04peer\x12\x1c\n" +
+	"\treachable\x18\x05 \x01(\bR\treachable\"=\n" +
+	"\fWatchRequest\x12-\n" +
+	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\"\xb3\x02\n" +
 	"\x05Event\x12/\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x1b.capstan.host.v1.Event.TypeR\x04type\x124\n" +
 	"\amachine\x18\x02 \x01(\v2\x18.capstan.host.v1.MachineH\x00R\amachine\x12D\n" +
@@ -2392,7 +3722,7 @@ const file_host_proto_rawDesc = "" +
 	"\aDELETED\x10\x02\x12\n" +
 	"\n" +
 	"\x06SYNCED\x10\x03B\b\n" +
-	"\x06object\"\xae\x01\n" +
+	"\x06object\"\xe2\x01\n" +
 	"\aNetwork\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2400,12 +3730,53 @@ const file_host_proto_rawDesc = "" +
 	"\x04cidr\x18\x04 \x01(\tR\x04cidr\x12\x18\n" +
 	"\agateway\x18\x05 \x01(\tR\agateway\x12\x16\n" +
 	"\x06bridge\x18\x06 \x01(\tR\x06bridge\x12\x1b\n" +
-	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\"X\n" +
+	"\tipv6_cidr\x18\a \x01(\tR\bipv6Cidr\x122\n" +
+	"\aoverlay\x18\b \x01(\v2\x18.capstan.host.v1.OverlayR\aoverlay\"G\n" +
+	"\aOverlay\x12\x10\n" +
+	"\x03vni\x18\x01 \x01(\rR\x03vni\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
+	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\"\xa5\x01\n" +
+	"\x0fSetPeersRequest\x12\x1d\n" +
+	"\n" +
+	"network_id\x18\x01 \x01(\tR\tnetworkId\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12+\n" +
+	"\x05peers\x18\x04 \x03(\v2\x15.capstan.host.v1.PeerR\x05peers\x12\x14\n" +
+	"\x05hosts\x18\x05 \x03(\tR\x05hosts\"8\n" +
+	"\x04Peer\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\"\x12\n" +
+	"\x10SetPeersResponse\"\xa4\x01\n" +
+	"\x12SetServicesRequest\x12\x1d\n" +
+	"\n" +
+	"network_id\x18\x01 \x01(\tR\tnetworkId\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12=\n" +
+	"\bservices\x18\x04 \x03(\v2!.capstan.host.v1.PublishedServiceR\bservices\"\xb7\x01\n" +
+	"\x10PublishedService\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x124\n" +
+	"\x05ports\x18\x03 \x03(\v2\x1e.capstan.host.v1.PublishedPortR\x05ports\x12\x1a\n" +
+	"\bmachines\x18\x04 \x03(\tR\bmachines\x12#\n" +
+	"\rsource_ranges\x18\x05 \x03(\tR\fsourceRanges\"\xbd\x01\n" +
+	"\rPublishedPort\x12C\n" +
+	"\bprotocol\x18\x01 \x01(\x0e2'.capstan.host.v1.PublishedPort.ProtocolR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1b\n" +
+	"\tnode_port\x18\x03 \x01(\rR\bnodePort\"6\n" +
+	"\bProtocol\x12\x18\n" +
+	"\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\a\n" +
+	"\x03TCP\x10\x01\x12\a\n" +
+	"\x03UDP\x10\x02\"P\n" +
+	"\x13SetServicesResponse\x129\n" +
+	"\arefused\x18\x01 \x03(\v2\x1f.capstan.host.v1.RefusedAddressR\arefused\"D\n" +
+	"\x0eRefusedAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"X\n" +
 	"\x14DeleteNetworkRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteNetworkResponse\"\xf1\x01\n" +
+	"\x15DeleteNetworkResponse\"\xd7\x02\n" +
 	"\fLoadBalancer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2415,7 +3786,14 @@ const file_host_proto_rawDesc = "" +
 	"\x06listen\x18\x05 \x03(\tR\x06listen\x124\n" +
 	"\bbackends\x18\x06 \x03(\v2\x18.capstan.host.v1.BackendR\bbackends\x12\x18\n" +
 	"\aserving\x18\a \x01(\bR\aserving\x12\x18\n" +
-	"\amessage\x18\b \x01(\tR\amessage\"Q\n" +
+	"\amessage\x18\b \x01(\tR\amessage\x12\x1a\n" +
+	"\bendpoint\x18\t \x01(\tR\bendpoint\x12H\n" +
+	"\x0fvirtual_address\x18\n" +
+	" \x01(\v2\x1f.capstan.host.v1.VirtualAddressR\x0evirtualAddress\"T\n" +
+	"\x0eVirtualAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\bR\x05first\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\bR\x04held\"Q\n" +
 	"\aBackend\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
@@ -2452,10 +3830,31 @@ const file_host_proto_rawDesc = "" +
 	"\x14EnsureMachineRequest\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x12%\n" +
 	"\x0ebootstrap_data\x18\x02 \x01(\fR\rbootstrapData\x12-\n" +
-	"\x12management_cluster\x18\x03 \x01(\tR\x11managementCluster\"s\n" +
+	"\x12management_cluster\x18\x03 \x01(\tR\x11managementCluster\"\xa8\x01\n" +
+	"\x14UpdateMachineRequest\x120\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x12\x1b\n" +
+	"\tupdate_id\x18\x02 \x01(\tR\bupdateId\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12-\n" +
+	"\x12management_cluster\x18\x04 \x01(\tR\x11managementCluster\"\xe7\x02\n" +
+	"\fUpdateStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x129\n" +
+	"\x05phase\x18\x02 \x01(\x0e2#.capstan.host.v1.UpdateStatus.PhaseR\x05phase\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\tR\x04step\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12=\n" +
+	"\fcompleted_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\vcompletedAt\"d\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aPENDING\x10\x01\x12\v\n" +
+	"\aRUNNING\x10\x02\x12\r\n" +
+	"\tSUCCEEDED\x10\x03\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x04\x12\x0f\n" +
+	"\vROLLED_BACK\x10\x05\"s\n" +
 	"\aMachine\x120\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1c.capstan.host.v1.MachineSpecR\x04spec\x126\n" +
-	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xde\x05\n" +
+	"\x06status\x18\x02 \x01(\v2\x1e.capstan.host.v1.MachineStatusR\x06status\"\xcf\x06\n" +
 	"\rMachineStatus\x12:\n" +
 	"\x05phase\x18\x01 \x01(\x0e2$.capstan.host.v1.MachineStatus.PhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
@@ -2468,8 +3867,11 @@ const file_host_proto_rawDesc = "" +
 	"\x03pid\x18\b \x01(\x05R\x03pid\x12-\n" +
 	"\x12management_cluster\x18\t \x01(\tR\x11managementCluster\x12F\n" +
 	"\fcertificates\x18\n" +
-	" \x03(\v2\".capstan.host.v1.CertificateStatusR\fcertificates\x12\x1b\n" +
-	"\tdisk_lost\x18\v \x01(\bR\bdiskLost\"b\n" +
+	" \x03(\v2\".capstan.host.v1.CertificateStatusR\fcertificates\x12 \n" +
+	"\vunconfirmed\x18\r \x01(\bR\vunconfirmed\x12\x16\n" +
+	"\x06fenced\x18\x0e \x01(\bR\x06fenced\x12\x1b\n" +
+	"\tdisk_lost\x18\v \x01(\bR\bdiskLost\x125\n" +
+	"\x06update\x18\f \x01(\v2\x1d.capstan.host.v1.UpdateStatusR\x06update\"b\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\v\n" +
@@ -2528,12 +3930,14 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"tail_lines\x18\x04 \x01(\x05R\ttailLines\"\x1e\n" +
 	"\bLogChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\x8b\t\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xbc\f\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
 	"\rEnsureNetwork\x12\x18.capstan.host.v1.Network\x1a\x18.capstan.host.v1.Network\x12^\n" +
-	"\rDeleteNetwork\x12%.capstan.host.v1.DeleteNetworkRequest\x1a&.capstan.host.v1.DeleteNetworkResponse\x12R\n" +
+	"\rDeleteNetwork\x12%.capstan.host.v1.DeleteNetworkRequest\x1a&.capstan.host.v1.DeleteNetworkResponse\x12O\n" +
+	"\bSetPeers\x12 .capstan.host.v1.SetPeersRequest\x1a!.capstan.host.v1.SetPeersResponse\x12X\n" +
+	"\vSetServices\x12#.capstan.host.v1.SetServicesRequest\x1a$.capstan.host.v1.SetServicesResponse\x12R\n" +
 	"\x12EnsureLoadBalancer\x12\x1d.capstan.host.v1.LoadBalancer\x1a\x1d.capstan.host.v1.LoadBalancer\x12m\n" +
 	"\x12DeleteLoadBalancer\x12*.capstan.host.v1.DeleteLoadBalancerRequest\x1a+.capstan.host.v1.DeleteLoadBalancerResponse\x12P\n" +
 	"\rEnsureMachine\x12%.capstan.host.v1.EnsureMachineRequest\x1a\x18.capstan.host.v1.Machine\x12J\n" +
@@ -2542,7 +3946,11 @@ const file_host_proto_rawDesc = "" +
 	"\fListMachines\x12$.capstan.host.v1.ListMachinesRequest\x1a%.capstan.host.v1.ListMachinesResponse\x12^\n" +
 	"\rDeleteMachine\x12%.capstan.host.v1.DeleteMachineRequest\x1a&.capstan.host.v1.DeleteMachineResponse\x12N\n" +
 	"\fStartMachine\x12$.capstan.host.v1.StartMachineRequest\x1a\x18.capstan.host.v1.Machine\x12N\n" +
-	"\fClaimMachine\x12$.capstan.host.v1.ClaimMachineRequest\x1a\x18.capstan.host.v1.Machine\x12T\n" +
+	"\fClaimMachine\x12$.capstan.host.v1.ClaimMachineRequest\x1a\x18.capstan.host.v1.Machine\x12P\n" +
+	"\rUpdateMachine\x12%.capstan.host.v1.UpdateMachineRequest\x1a\x18.capstan.host.v1.Machine\x12U\n" +
+	"\n" +
+	"SetFencing\x12\".capstan.host.v1.SetFencingRequest\x1a#.capstan.host.v1.SetFencingResponse\x12[\n" +
+	"\fListContacts\x12$.capstan.host.v1.ListContactsRequest\x1a%.capstan.host.v1.ListContactsResponse\x12T\n" +
 	"\tLoadImage\x12!.capstan.host.v1.LoadImageRequest\x1a\".capstan.host.v1.LoadImageResponse(\x01\x12A\n" +
 	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
 
@@ -2558,98 +3966,143 @@ func file_host_proto_rawDescGZIP() []byte {
 	return file_host_proto_rawDescData
 }
 
-var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
-	(MachineStatus_Phase)(0),           // 2: capstan.host.v1.MachineStatus.Phase
-	(MachineStatus_Bootstrap)(0),       // 3: capstan.host.v1.MachineStatus.Bootstrap
-	(*Refusal)(nil),                    // 4: capstan.host.v1.Refusal
-	(*GetInfoRequest)(nil),             // 5: capstan.host.v1.GetInfoRequest
-	(*HostInfo)(nil),                   // 6: capstan.host.v1.HostInfo
-	(*WatchRequest)(nil),               // 7: capstan.host.v1.WatchRequest
-	(*Event)(nil),                      // 8: capstan.host.v1.Event
-	(*Network)(nil),                    // 9: capstan.host.v1.Network
-	(*DeleteNetworkRequest)(nil),       // 10: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 11: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 12: capstan.host.v1.LoadBalancer
-	(*Backend)(nil),                    // 13: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 14: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 15: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 16: capstan.host.v1.MachineSpec
-	(*Address)(nil),                    // 17: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 18: capstan.host.v1.EnsureMachineRequest
-	(*Machine)(nil),                    // 19: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 20: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 21: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 22: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 23: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 24: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 25: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 26: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 27: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 28: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 29: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 30: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 31: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 32: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 33: capstan.host.v1.LogChunk
-	(*timestamppb.Timestamp)(nil),      // 34: google.protobuf.Timestamp
+	(PublishedPort_Protocol)(0),        // 2: capstan.host.v1.PublishedPort.Protocol
+	(UpdateStatus_Phase)(0),            // 3: capstan.host.v1.UpdateStatus.Phase
+	(MachineStatus_Phase)(0),           // 4: capstan.host.v1.MachineStatus.Phase
+	(MachineStatus_Bootstrap)(0),       // 5: capstan.host.v1.MachineStatus.Bootstrap
+	(*Refusal)(nil),                    // 6: capstan.host.v1.Refusal
+	(*GetInfoRequest)(nil),             // 7: capstan.host.v1.GetInfoRequest
+	(*HostInfo)(nil),                   // 8: capstan.host.v1.HostInfo
+	(*Fencing)(nil),                    // 9: capstan.host.v1.Fencing
+	(*SetFencingRequest)(nil),          // 10: capstan.host.v1.SetFencingRequest
+	(*SetFencingResponse)(nil),         // 11: capstan.host.v1.SetFencingResponse
+	(*ListContactsRequest)(nil),        // 12: capstan.host.v1.ListContactsRequest
+	(*ListContactsResponse)(nil),       // 13: capstan.host.v1.ListContactsResponse
+	(*Contact)(nil),                    // 14: capstan.host.v1.Contact
+	(*WatchRequest)(nil),               // 15: capstan.host.v1.WatchRequest
+	(*Event)(nil),                      // 16: capstan.host.v1.Event
+	(*Network)(nil),                    // 17: capstan.host.v1.Network
+	(*Overlay)(nil),                    // 18: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 19: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 20: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 21: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 22: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 23: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 24: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 25: capstan.host.v1.SetServicesResponse
+	(*RefusedAddress)(nil),             // 26: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 27: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 28: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 29: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 30: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 31: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 32: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 33: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 34: capstan.host.v1.MachineSpec
+	(*Address)(nil),                    // 35: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 36: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 37: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 38: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 39: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 40: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 41: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 42: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 43: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 44: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 45: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 46: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 47: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 48: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 49: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 50: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 51: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 52: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 53: capstan.host.v1.LogChunk
+	(*timestamppb.Timestamp)(nil),      // 54: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
-	1,  // 1: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	19, // 2: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	12, // 3: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	6,  // 4: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	13, // 5: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	9,  // 6: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	17, // 7: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	16, // 8: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	16, // 9: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	20, // 10: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	2,  // 11: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	3,  // 12: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	22, // 13: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	34, // 14: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	21, // 15: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	34, // 16: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	34, // 17: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	19, // 18: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	5,  // 19: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	7,  // 20: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	9,  // 21: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	10, // 22: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	12, // 23: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	14, // 24: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	18, // 25: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	23, // 26: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	24, // 27: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	26, // 28: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	27, // 29: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	28, // 30: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	30, // 31: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	32, // 32: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	6,  // 33: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	8,  // 34: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	9,  // 35: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	11, // 36: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	12, // 37: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	15, // 38: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	19, // 39: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	19, // 40: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	25, // 41: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	29, // 42: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	19, // 43: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	19, // 44: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	31, // 45: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	33, // 46: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	33, // [33:47] is the sub-list for method output_type
-	19, // [19:33] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	9,  // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
+	14, // 2: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	9,  // 3: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 4: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	39, // 5: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	29, // 6: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 7: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	18, // 8: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	20, // 9: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	23, // 10: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	24, // 11: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 12: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	26, // 13: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	31, // 14: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	30, // 15: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	17, // 16: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	35, // 17: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	34, // 18: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	34, // 19: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 20: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	54, // 21: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	54, // 22: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	34, // 23: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	40, // 24: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 25: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 26: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	42, // 27: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	54, // 28: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	41, // 29: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	38, // 30: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	54, // 31: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	54, // 32: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	39, // 33: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	7,  // 34: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	15, // 35: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	17, // 36: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	27, // 37: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	19, // 38: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	22, // 39: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	29, // 40: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	32, // 41: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	36, // 42: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	43, // 43: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	44, // 44: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	46, // 45: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	47, // 46: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	48, // 47: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	37, // 48: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	10, // 49: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	12, // 50: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	50, // 51: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	52, // 52: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	8,  // 53: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	16, // 54: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	17, // 55: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	28, // 56: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	21, // 57: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	25, // 58: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	29, // 59: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	33, // 60: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	39, // 61: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	39, // 62: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	45, // 63: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	49, // 64: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	39, // 65: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	39, // 66: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	39, // 67: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	11, // 68: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	13, // 69: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	51, // 70: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	53, // 71: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	53, // [53:72] is the sub-list for method output_type
+	34, // [34:53] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -2657,7 +4110,7 @@ func file_host_proto_init() {
 	if File_host_proto != nil {
 		return
 	}
-	file_host_proto_msgTypes[4].OneofWrappers = []any{
+	file_host_proto_msgTypes[10].OneofWrappers = []any{
 		(*Event_Machine)(nil),
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
@@ -2667,8 +4120,8 @@ func file_host_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   30,
+			NumEnums:      6,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

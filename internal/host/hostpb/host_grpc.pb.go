@@ -30,6 +30,8 @@ const (
 	Host_Watch_FullMethodName              = "/capstan.host.v1.Host/Watch"
 	Host_EnsureNetwork_FullMethodName      = "/capstan.host.v1.Host/EnsureNetwork"
 	Host_DeleteNetwork_FullMethodName      = "/capstan.host.v1.Host/DeleteNetwork"
+	Host_SetPeers_FullMethodName           = "/capstan.host.v1.Host/SetPeers"
+	Host_SetServices_FullMethodName        = "/capstan.host.v1.Host/SetServices"
 	Host_EnsureLoadBalancer_FullMethodName = "/capstan.host.v1.Host/EnsureLoadBalancer"
 	Host_DeleteLoadBalancer_FullMethodName = "/capstan.host.v1.Host/DeleteLoadBalancer"
 	Host_EnsureMachine_FullMethodName      = "/capstan.host.v1.Host/EnsureMachine"
@@ -38,6 +40,9 @@ const (
 	Host_DeleteMachine_FullMethodName      = "/capstan.host.v1.Host/DeleteMachine"
 	Host_StartMachine_FullMethodName       = "/capstan.host.v1.Host/StartMachine"
 	Host_ClaimMachine_FullMethodName       = "/capstan.host.v1.Host/ClaimMachine"
+	Host_UpdateMachine_FullMethodName      = "/capstan.host.v1.Host/UpdateMachine"
+	Host_SetFencing_FullMethodName         = "/capstan.host.v1.Host/SetFencing"
+	Host_ListContacts_FullMethodName       = "/capstan.host.v1.Host/ListContacts"
 	Host_LoadImage_FullMethodName          = "/capstan.host.v1.Host/LoadImage"
 	Host_Logs_FullMethodName               = "/capstan.host.v1.Host/Logs"
 )
@@ -46,7 +51,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type HostClient interface {
-	// GetInfo returns what the host is and has.
+	// GetInfo returns the properties and resources of the host.
 	GetInfo(ctx context.Context, in *GetInfoRequest, opts ...grpc.CallOption) (*HostInfo, error)
 	// Watch first sends every machine and load balancer of the host, then SYNCED, then each change.
 	// A HostInfo is sent at the start and whenever capacity changes.
@@ -55,12 +60,22 @@ type HostClient interface {
 	EnsureNetwork(ctx context.Context, in *Network, opts ...grpc.CallOption) (*Network, error)
 	// DeleteNetwork removes it. Refused while machines of this host are attached to it.
 	DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest, opts ...grpc.CallOption) (*DeleteNetworkResponse, error)
+	// SetPeers replaces the list of the network's machines on other hosts. It is kept on disk, and restored after a reboot
+	// and when another program removes entries. Refused with NOT_FOUND for an unknown network and with UNSUPPORTED for a
+	// network without an overlay.
+	SetPeers(ctx context.Context, in *SetPeersRequest, opts ...grpc.CallOption) (*SetPeersResponse, error)
+	// SetServices replaces the list of the cluster's Services that this host publishes. The host gets their addresses, announces
+	// them by ARP and forwards their ports to machines. The list is kept on disk, and restored after a reboot and when another
+	// program removes addresses or rules. The response names the addresses that the host cannot have now; the host publishes
+	// the other Services, and tries those addresses again. An empty list ends the publication. Refused with NOT_FOUND for an
+	// unknown network.
+	SetServices(ctx context.Context, in *SetServicesRequest, opts ...grpc.CallOption) (*SetServicesResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(ctx context.Context, in *LoadBalancer, opts ...grpc.CallOption) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
 	DeleteLoadBalancer(ctx context.Context, in *DeleteLoadBalancerRequest, opts ...grpc.CallOption) (*DeleteLoadBalancerResponse, error)
-	// EnsureMachine makes a machine and starts it. It returns as soon as the machine is recorded on
-	// disk; Watch tells the rest.
+	// EnsureMachine creates a machine and starts it. It returns as soon as the machine is recorded on
+	// disk. Watch reports the progress. A machine that exists accepts its spec, and the other spec of its last update.
 	EnsureMachine(ctx context.Context, in *EnsureMachineRequest, opts ...grpc.CallOption) (*Machine, error)
 	// GetMachine returns one machine.
 	GetMachine(ctx context.Context, in *GetMachineRequest, opts ...grpc.CallOption) (*Machine, error)
@@ -72,8 +87,20 @@ type HostClient interface {
 	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
 	// for a machine that runs.
 	StartMachine(ctx context.Context, in *StartMachineRequest, opts ...grpc.CallOption) (*Machine, error)
-	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one.
+	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one. It also
+	// confirms that the machine was not replaced, so that an unconfirmed one starts.
 	ClaimMachine(ctx context.Context, in *ClaimMachineRequest, opts ...grpc.CallOption) (*Machine, error)
+	// UpdateMachine changes a machine in place: its limits, its disk (growth only), its Kubernetes version, and its
+	// configuration by data. It returns as soon as the running and the desired spec are recorded on disk. Watch reports the
+	// progress in MachineStatus.update. The same update_id again changes nothing. Refused with UPDATE_IN_PROGRESS while another
+	// update runs, with INVALID for a field that cannot change, which the message names, and with NOT_RUNNING for a machine
+	// that has not been bootstrapped or has failed.
+	UpdateMachine(ctx context.Context, in *UpdateMachineRequest, opts ...grpc.CallOption) (*Machine, error)
+	// SetFencing sets after how long without contact the host stops the machines of a management cluster. It is kept on disk.
+	// A machine of a network without other hosts is never stopped.
+	SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error)
+	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
+	ListContacts(ctx context.Context, in *ListContactsRequest, opts ...grpc.CallOption) (*ListContactsResponse, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -131,6 +158,26 @@ func (c *hostClient) DeleteNetwork(ctx context.Context, in *DeleteNetworkRequest
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteNetworkResponse)
 	err := c.cc.Invoke(ctx, Host_DeleteNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) SetPeers(ctx context.Context, in *SetPeersRequest, opts ...grpc.CallOption) (*SetPeersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetPeersResponse)
+	err := c.cc.Invoke(ctx, Host_SetPeers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) SetServices(ctx context.Context, in *SetServicesRequest, opts ...grpc.CallOption) (*SetServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetServicesResponse)
+	err := c.cc.Invoke(ctx, Host_SetServices_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -217,6 +264,36 @@ func (c *hostClient) ClaimMachine(ctx context.Context, in *ClaimMachineRequest, 
 	return out, nil
 }
 
+func (c *hostClient) UpdateMachine(ctx context.Context, in *UpdateMachineRequest, opts ...grpc.CallOption) (*Machine, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Machine)
+	err := c.cc.Invoke(ctx, Host_UpdateMachine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetFencingResponse)
+	err := c.cc.Invoke(ctx, Host_SetFencing_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostClient) ListContacts(ctx context.Context, in *ListContactsRequest, opts ...grpc.CallOption) (*ListContactsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListContactsResponse)
+	err := c.cc.Invoke(ctx, Host_ListContacts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_LoadImage_FullMethodName, cOpts...)
@@ -253,7 +330,7 @@ type Host_LogsClient = grpc.ServerStreamingClient[LogChunk]
 // All implementations must embed UnimplementedHostServer
 // for forward compatibility.
 type HostServer interface {
-	// GetInfo returns what the host is and has.
+	// GetInfo returns the properties and resources of the host.
 	GetInfo(context.Context, *GetInfoRequest) (*HostInfo, error)
 	// Watch first sends every machine and load balancer of the host, then SYNCED, then each change.
 	// A HostInfo is sent at the start and whenever capacity changes.
@@ -262,12 +339,22 @@ type HostServer interface {
 	EnsureNetwork(context.Context, *Network) (*Network, error)
 	// DeleteNetwork removes it. Refused while machines of this host are attached to it.
 	DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error)
+	// SetPeers replaces the list of the network's machines on other hosts. It is kept on disk, and restored after a reboot
+	// and when another program removes entries. Refused with NOT_FOUND for an unknown network and with UNSUPPORTED for a
+	// network without an overlay.
+	SetPeers(context.Context, *SetPeersRequest) (*SetPeersResponse, error)
+	// SetServices replaces the list of the cluster's Services that this host publishes. The host gets their addresses, announces
+	// them by ARP and forwards their ports to machines. The list is kept on disk, and restored after a reboot and when another
+	// program removes addresses or rules. The response names the addresses that the host cannot have now; the host publishes
+	// the other Services, and tries those addresses again. An empty list ends the publication. Refused with NOT_FOUND for an
+	// unknown network.
+	SetServices(context.Context, *SetServicesRequest) (*SetServicesResponse, error)
 	// EnsureLoadBalancer makes, or changes, a cluster's load balancer.
 	EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error)
 	// DeleteLoadBalancer removes it.
 	DeleteLoadBalancer(context.Context, *DeleteLoadBalancerRequest) (*DeleteLoadBalancerResponse, error)
-	// EnsureMachine makes a machine and starts it. It returns as soon as the machine is recorded on
-	// disk; Watch tells the rest.
+	// EnsureMachine creates a machine and starts it. It returns as soon as the machine is recorded on
+	// disk. Watch reports the progress. A machine that exists accepts its spec, and the other spec of its last update.
 	EnsureMachine(context.Context, *EnsureMachineRequest) (*Machine, error)
 	// GetMachine returns one machine.
 	GetMachine(context.Context, *GetMachineRequest) (*Machine, error)
@@ -279,8 +366,20 @@ type HostServer interface {
 	// StartMachine starts a failed machine now, and gives it all of its restarts again. It changes nothing
 	// for a machine that runs.
 	StartMachine(context.Context, *StartMachineRequest) (*Machine, error)
-	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one.
+	// ClaimMachine records the management cluster that has the machine's object: after a move it is another one. It also
+	// confirms that the machine was not replaced, so that an unconfirmed one starts.
 	ClaimMachine(context.Context, *ClaimMachineRequest) (*Machine, error)
+	// UpdateMachine changes a machine in place: its limits, its disk (growth only), its Kubernetes version, and its
+	// configuration by data. It returns as soon as the running and the desired spec are recorded on disk. Watch reports the
+	// progress in MachineStatus.update. The same update_id again changes nothing. Refused with UPDATE_IN_PROGRESS while another
+	// update runs, with INVALID for a field that cannot change, which the message names, and with NOT_RUNNING for a machine
+	// that has not been bootstrapped or has failed.
+	UpdateMachine(context.Context, *UpdateMachineRequest) (*Machine, error)
+	// SetFencing sets after how long without contact the host stops the machines of a management cluster. It is kept on disk.
+	// A machine of a network without other hosts is never stopped.
+	SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error)
+	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
+	ListContacts(context.Context, *ListContactsRequest) (*ListContactsResponse, error)
 	// LoadImage imports an OCI image archive into the containerd of running machines.
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
 	// Logs streams the log of one service of a machine, or of its init process.
@@ -307,6 +406,12 @@ func (UnimplementedHostServer) EnsureNetwork(context.Context, *Network) (*Networ
 func (UnimplementedHostServer) DeleteNetwork(context.Context, *DeleteNetworkRequest) (*DeleteNetworkResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteNetwork not implemented")
 }
+func (UnimplementedHostServer) SetPeers(context.Context, *SetPeersRequest) (*SetPeersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetPeers not implemented")
+}
+func (UnimplementedHostServer) SetServices(context.Context, *SetServicesRequest) (*SetServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetServices not implemented")
+}
 func (UnimplementedHostServer) EnsureLoadBalancer(context.Context, *LoadBalancer) (*LoadBalancer, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureLoadBalancer not implemented")
 }
@@ -330,6 +435,15 @@ func (UnimplementedHostServer) StartMachine(context.Context, *StartMachineReques
 }
 func (UnimplementedHostServer) ClaimMachine(context.Context, *ClaimMachineRequest) (*Machine, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClaimMachine not implemented")
+}
+func (UnimplementedHostServer) UpdateMachine(context.Context, *UpdateMachineRequest) (*Machine, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateMachine not implemented")
+}
+func (UnimplementedHostServer) SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetFencing not implemented")
+}
+func (UnimplementedHostServer) ListContacts(context.Context, *ListContactsRequest) (*ListContactsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListContacts not implemented")
 }
 func (UnimplementedHostServer) LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method LoadImage not implemented")
@@ -419,6 +533,42 @@ func _Host_DeleteNetwork_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(HostServer).DeleteNetwork(ctx, req.(*DeleteNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_SetPeers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetPeersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).SetPeers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_SetPeers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).SetPeers(ctx, req.(*SetPeersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_SetServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).SetServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_SetServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).SetServices(ctx, req.(*SetServicesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -567,6 +717,60 @@ func _Host_ClaimMachine_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_UpdateMachine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateMachineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).UpdateMachine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_UpdateMachine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).UpdateMachine(ctx, req.(*UpdateMachineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_SetFencing_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetFencingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).SetFencing(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_SetFencing_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).SetFencing(ctx, req.(*SetFencingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Host_ListContacts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListContactsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).ListContacts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_ListContacts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).ListContacts(ctx, req.(*ListContactsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Host_LoadImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServer).LoadImage(&grpc.GenericServerStream[LoadImageRequest, LoadImageResponse]{ServerStream: stream})
 }
@@ -605,6 +809,14 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Host_DeleteNetwork_Handler,
 		},
 		{
+			MethodName: "SetPeers",
+			Handler:    _Host_SetPeers_Handler,
+		},
+		{
+			MethodName: "SetServices",
+			Handler:    _Host_SetServices_Handler,
+		},
+		{
 			MethodName: "EnsureLoadBalancer",
 			Handler:    _Host_EnsureLoadBalancer_Handler,
 		},
@@ -635,6 +847,18 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ClaimMachine",
 			Handler:    _Host_ClaimMachine_Handler,
+		},
+		{
+			MethodName: "UpdateMachine",
+			Handler:    _Host_UpdateMachine_Handler,
+		},
+		{
+			MethodName: "SetFencing",
+			Handler:    _Host_SetFencing_Handler,
+		},
+		{
+			MethodName: "ListContacts",
+			Handler:    _Host_ListContacts_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -7,27 +7,27 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Keepalive says when each side of a connection asks the other one for a sign of life. A box that loses its power, or
-// its way to the other one, closes nothing: without the question nobody would hear of it for as long as TCP tries, a quarter
-// of an hour, or for ever where nothing is sent.
+// Keepalive is the interval in which each side of a connection checks the other side. A box that loses its power or its
+// network closes no connection. Without the check, the loss is noticed only when TCP gives up after a quarter of an
+// hour, or never if nothing is sent.
 type Keepalive struct {
-	// Idle is for how long nothing was heard when a side asks. gRPC makes it 10 s at least for clients, and 1 s for
-	// servers.
+	// Idle is the time without received data after which a side sends a check. gRPC raises it to at least 10 s for clients and
+	// 1 s for servers.
 	Idle time.Duration
-	// Answer is how long the other side has for its answer. Then the connection is closed, and every call and
-	// stream on it ends with the code Unavailable.
+	// Answer is the time limit for the other side's answer. Then the connection is closed, and every call and stream on
+	// it ends with the code Unavailable.
 	Answer time.Duration
 }
 
 // DefaultKeepalive of managers and capstand.
 var DefaultKeepalive = Keepalive{Idle: 10 * time.Second, Answer: 10 * time.Second}
 
-// Client is for those who dial.
+// Client returns the option of clients.
 func (k Keepalive) Client() grpc.DialOption {
 	return grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: k.Idle, Timeout: k.Answer, PermitWithoutStream: true})
 }
 
-// Server is for those who serve: they let clients ask as often as they do, and ask themselves.
+// Server returns the options of servers. They accept the checks of clients and send their own.
 func (k Keepalive) Server() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),

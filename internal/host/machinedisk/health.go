@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// errorsInterval is how often AwaitError looks. The kernel notifies pollers of the count only for some of the errors.
+// errorsInterval is the interval of the checks in AwaitError. The kernel notifies pollers of the count only for some of
+// the errors.
 const errorsInterval = 2 * time.Second
 
 // errorsOf returns how many errors the ext4 file system on a device has met since its last check.

@@ -4,7 +4,7 @@
 // Every step can be repeated after a crash. An image has its name only when it is complete. The kernel releases a loop device
 // when its last user is gone (autoclear), so a process that ends between two steps leaves no device behind.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package machinedisk
 
 import (
@@ -43,7 +43,7 @@ type Disk struct {
 
 // Probe returns nil if this host can create and attach disks, otherwise an error with the remedy.
 func Probe() error {
-	for _, tool := range []string{"mkfs.ext4", "e2fsck"} {
+	for _, tool := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%w: install e2fsprogs", err)
 		}
@@ -159,10 +159,60 @@ func (d Disk) check(ctx context.Context) error {
 	return nil
 }
 
+// Grow makes the attached disk size bytes large while it is in use. It can be repeated, and never makes a disk smaller. It needs
+// CAP_SYS_RESOURCE.
+func (d Disk) Grow(ctx context.Context, size int64) error {
+	size = size / blockSize * blockSize
+	if err := d.growFile(size); err != nil {
+		return err
+	}
+	device, err := d.mounted()
+	if err != nil {
+		return err
+	}
+	if device == "" {
+		return fmt.Errorf("no disk is mounted at %s", d.Dir)
+	}
+	loop, err := os.OpenFile("/dev/"+device, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = loop.Close() }()
+	if err := unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return fmt.Errorf("%s does not accept the new size of its file: %w", loop.Name(), err)
+	}
+	// resize2fs enlarges a mounted file system to the size of its device, and does nothing if it has that size.
+	if err := run(ctx, "resize2fs", loop.Name()); err != nil {
+		return fmt.Errorf("enlarging the file system of %s: %w", d.Image, err)
+	}
+	return nil
+}
+
+// growFile makes the image at least size bytes large.
+func (d Disk) growFile(size int64) error {
+	f, err := os.OpenFile(d.Image, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Size() < size {
+		if d.Preallocate {
+			err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+		} else {
+			err = f.Truncate(size)
+		}
+		err = errors.Join(err, f.Sync())
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("reserving %d bytes for the disk %s: %w", size, d.Image, err)
+	}
+	return nil
+}
+
 // Detach unmounts the file system and waits until its loop device is released.
 func (d Disk) Detach(ctx context.Context) error {
 	for {
-		// Unmounted lazily, a file that somebody still reads does not keep the disk in its place.
+		// A lazy unmount works even if a process still reads a file of the disk.
 		err := unix.Unmount(d.Dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break
@@ -214,8 +264,7 @@ func run(ctx context.Context, name string, args ...string) error {
 		return fmt.Errorf("%w: install e2fsprogs", err)
 	}
 	if err != nil {
-		cause, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-		return fmt.Errorf("%s: %w: %s", name, err, cause)
+		return fmt.Errorf("%s: %w: %s", name, err, strings.Join(strings.Fields(string(out)), " "))
 	}
 	return nil
 }

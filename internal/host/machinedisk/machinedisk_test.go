@@ -48,7 +48,7 @@ func attached(t *testing.T) Disk {
 	return d
 }
 
-// The file system has the size of the disk, a full one refuses writes, and freed blocks return to the host.
+// The file system has the size of the disk. A full disk refuses writes. Freed blocks return to the host.
 func TestSize(t *testing.T) {
 	d := attached(t)
 	total, free, err := Space(d.Dir)
@@ -94,10 +94,10 @@ func syncDisk(t *testing.T, d Disk) {
 	check(t, f.Close())
 }
 
-// Every step can be repeated, from wherever a process ended.
+// Every step can be repeated after a crash at any point.
 func TestRepeated(t *testing.T) {
 	d := newDisk(t)
-	check(t, d.Detach(ctx(t)))                                                  // of a disk that was never made
+	check(t, d.Detach(ctx(t)))                                                  // of a disk that does not exist
 	check(t, os.WriteFile(d.Image+".new", []byte("killed during mkfs"), 0o600)) // left by a process that was killed
 	if d.Exists() {
 		t.Error("an unfinished image counts as a disk")
@@ -108,11 +108,11 @@ func TestRepeated(t *testing.T) {
 	check(t, os.WriteFile(file, []byte("x"), 0o600))
 	check(t, d.Create(ctx(t), size))
 	check(t, d.Attach(ctx(t)))
-	check(t, unix.Unmount(d.Dir, 0)) // only that one mount was there
+	check(t, unix.Unmount(d.Dir, 0)) // A second mount would remain here.
 	if _, err := os.Stat(file); err == nil {
-		t.Error("the second call mounted the disk again, over itself")
+		t.Error("the second call mounted the disk a second time")
 	}
-	loop, err := newLoop(d.Image) // a process was killed between the device and the mount, and its device is not released yet
+	loop, err := newLoop(d.Image) // A process was killed between the device and the mount. Its device still exists.
 	check(t, err)
 	check(t, d.Attach(ctx(t)))
 	if device, err := d.mounted(); err != nil || "/dev/"+device != loop.Name() {
@@ -129,7 +129,7 @@ func TestRepeated(t *testing.T) {
 	check(t, d.Detach(ctx(t)))
 }
 
-// A file system that met an error is reported, and works again after it was attached again.
+// A file system with an error is reported. It works after the next Attach.
 func TestErrors(t *testing.T) {
 	d := attached(t)
 	check(t, os.WriteFile(filepath.Join(d.Dir, "kept"), []byte("x"), 0o600))
@@ -158,7 +158,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A file system that cannot be repaired is not mounted, and the message has the cause.
+// A file system that cannot be repaired is not mounted. The message contains the cause.
 func TestDamaged(t *testing.T) {
 	d := newDisk(t)
 	check(t, d.Create(ctx(t), size))
@@ -171,4 +171,39 @@ func TestDamaged(t *testing.T) {
 	} else {
 		t.Log(err)
 	}
+}
+
+// A disk grows in use and keeps its files. The kernel requires CAP_SYS_RESOURCE for it. Without this capability, the disk keeps
+// its size and works.
+func TestGrow(t *testing.T) {
+	d := attached(t)
+	file := filepath.Join(d.Dir, "kept")
+	check(t, os.WriteFile(file, []byte("x"), 0o600))
+	before, _, err := Space(d.Dir)
+	check(t, err)
+	allowed := hasCapability(t, unix.CAP_SYS_RESOURCE)
+	for range 2 {
+		if err := d.Grow(ctx(t), 2*size); (err == nil) != allowed {
+			t.Fatalf("with CAP_SYS_RESOURCE %v: %v", allowed, err)
+		}
+	}
+	after, _, err := Space(d.Dir)
+	check(t, err)
+	if grown := after > before*3/2; grown != allowed {
+		t.Errorf("the disk has %d bytes, had %d", after, before)
+	}
+	check(t, os.WriteFile(filepath.Join(d.Dir, "more"), nil, 0o600))
+	check(t, d.Detach(ctx(t)))
+	check(t, d.Attach(ctx(t))) // The check of the file system accepts it.
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+func hasCapability(t *testing.T, number int) bool {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	check(t, unix.Capget(&header, &data[0]))
+	return data[number/32].Effective&(1<<(number%32)) != 0
 }

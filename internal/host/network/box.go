@@ -5,14 +5,17 @@
 // last as long as the links, record what the capstands share. One lock guards them:
 //
 //	lock
-//	networks/<hash>/network.json     id, CIDR
+//	networks/<hash>/network.json     id, CIDR, overlay
+//	networks/<hash>/peers.json       the machines on other boxes
+//	networks/<hash>/redirect.json    the endpoint whose connections the load balancer gets
+//	networks/<hash>/services/<host>  the Services of the cluster that a capstand publishes
 //	networks/<hash>/hosts/<host id>  a capstand that uses the network; the last one removes it
 //	networks/<hash>/leases/<address> the machine, or load balancer, that has the address
 //	netns/<hash>                     the network namespace of a machine
 //
 // After a reboot each capstand creates its part again from its own disk.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package network
 
 import (
@@ -43,8 +46,8 @@ type InUseError struct {
 
 // ConflictError reports that a network cannot exist on this box.
 type ConflictError struct {
-	// CIDR that conflicts; empty if the address family does.
-	CIDR    string
+	// Subject is the CIDR, or the VNI of an overlay, that conflicts; empty if the address family does.
+	Subject string
 	message string
 }
 
@@ -67,6 +70,8 @@ type Network struct {
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
 	// Cluster is the namespace and name of the cluster. Only its machines join the network.
 	Cluster string `json:"cluster"`
+	// Overlay is nil if the network stays on this box.
+	Overlay *Overlay `json:"overlay,omitempty"`
 }
 
 // Lease reserves an address.
@@ -145,8 +150,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 		if err := atomicfile.WriteJSON(filepath.Join(dir, "hosts", b.HostID), b.me(), 0o644); err != nil {
 			return err
 		}
-		mac := MAC(n.ID, subnets[0].Gateway.String())
-		if err := ensureFirewall(ctx, n.ID, mac, subnets); err != nil { // Before the bridge forwards the first packet.
+		if err := b.writeFirewall(ctx, n, subnets); err != nil { // Before the bridge forwards the first packet.
 			return err
 		}
 		if n.IPv6CIDR != "" {
@@ -154,8 +158,20 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 				return err
 			}
 		}
-		return ensureBridge(BridgeName(n.ID), subnets, mac)
+		return b.ensureLinks(n, subnets)
 	})
+}
+
+// ensureLinks creates or repairs the bridge and the tunnel of a network.
+func (b Box) ensureLinks(n Network, subnets []Subnet) error {
+	mtu := uplinkMTU()
+	if n.Overlay != nil {
+		mtu = n.Overlay.MTU
+	}
+	if err := ensureBridge(BridgeName(n.ID), subnets, gatewayMAC(n.ID, subnets), mtu); err != nil {
+		return err
+	}
+	return b.ensureOverlay(n, subnets)
 }
 
 // admit compares the network with the other networks and routes of the box.
@@ -179,8 +195,11 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 			return InUseError{message: fmt.Sprintf("network %s belongs to cluster %s on this box, not to %s, which is a copy of it: delete the copy and create it again without an id",
 				n.ID, other.Cluster, n.Cluster)}
 		case !slices.Equal(others, subnets):
-			return ConflictError{CIDR: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
+			return ConflictError{Subject: n.CIDR, message: fmt.Sprintf("network %s of cluster %s is %s on this box and cannot become %s; delete the cluster first",
 				n.ID, other.Cluster, strings.TrimSpace(other.CIDR+" "+other.IPv6CIDR), strings.TrimSpace(n.CIDR+" "+n.IPv6CIDR))}
+		}
+		if err := admitOverlay(n, other); err != nil {
+			return err
 		}
 	}
 	routes, err := hostRoutes(append(bridges, BridgeName(n.ID)))
@@ -189,7 +208,7 @@ func (b Box) admit(n Network, subnets []Subnet) error {
 	}
 	for _, subnet := range subnets {
 		if err := Overlap(subnet.Prefix, append(used, routes...)); err != nil {
-			return ConflictError{CIDR: subnet.Prefix.String(), message: err.Error()}
+			return ConflictError{Subject: subnet.Prefix.String(), message: err.Error()}
 		}
 	}
 	return nil
@@ -233,14 +252,22 @@ func (b Box) release(ctx context.Context, networkID string) error {
 	if err := b.dropLeases(networkID, func(l Lease) bool { return l.Host == b.HostID }); err != nil {
 		return err
 	}
+	if err := b.releaseServices(networkID); err != nil {
+		return err
+	}
 	if err := remove(filepath.Join(dir, "hosts", b.HostID)); err != nil {
 		return err
 	}
 	users, err := b.users(networkID)
-	if err != nil || len(users) > 0 {
+	if err != nil {
 		return err
 	}
-	if err := errors.Join(deleteLink(BridgeName(networkID)), deleteFirewall(ctx, networkID)); err != nil {
+	if n, ok := b.Network(networkID); ok && len(users) > 0 {
+		return b.rewriteFirewall(ctx, n) // without the Services of this capstand
+	} else if len(users) > 0 {
+		return nil
+	}
+	if err := errors.Join(b.removeForsakenAddresses(networkID), deleteLink(TunnelName(networkID)), deleteLink(BridgeName(networkID)), deleteFirewall(ctx, networkID)); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)
@@ -302,7 +329,10 @@ func (b Box) lend(networkID, machineID, name string, addresses []string, recorde
 		if err := b.elsewhere(machineID); err != nil {
 			return err
 		}
-		return b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses, recorded)
+		if err := b.take(networkID, Lease{Machine: machineID, Name: name, owner: b.me()}, addresses, recorded); err != nil {
+			return err
+		}
+		return b.syncPeers(networkID)
 	})
 }
 
@@ -335,9 +365,12 @@ func (b Box) Serve(networkID, balancerID, name string, addresses []string) error
 				return err
 			}
 		}
-		return b.dropLeases(networkID, func(l Lease) bool {
+		if err := b.dropLeases(networkID, func(l Lease) bool {
 			return l.Bridge && l.Machine == balancerID && !slices.Contains(addresses, l.address)
-		})
+		}); err != nil {
+			return err
+		}
+		return b.syncPeers(networkID)
 	})
 }
 
@@ -394,7 +427,7 @@ func (b Box) UnleaseAll(machineID string) error {
 		for _, n := range networks {
 			err = errors.Join(err, b.dropLeases(n.ID, func(l Lease) bool {
 				return l.Machine == machineID && l.Host == b.HostID && !l.Bridge
-			}))
+			}), b.syncPeers(n.ID))
 		}
 		return err
 	})
@@ -433,7 +466,12 @@ func (b Box) KeepLeases(networkID string, ids []string) error {
 }
 
 func (b Box) unlease(networkID string, which func(Lease) bool) error {
-	return b.locked(func() error { return b.dropLeases(networkID, which) })
+	return b.locked(func() error {
+		if err := b.dropLeases(networkID, which); err != nil {
+			return err
+		}
+		return b.syncPeers(networkID)
+	})
 }
 
 func (b Box) dropLeases(networkID string, which func(Lease) bool) error {

@@ -20,8 +20,8 @@ func box(t *testing.T, dir, id string) Box {
 	return Box{Dir: dir, HostID: id, HostRoot: root}
 }
 
-// Leases are the box's: two capstands never give out one address, and a capstand that was removed from
-// the disk holds none.
+// All capstands of a box share the leases. Two capstands never lease the same address. A capstand that was removed
+// from the disk has no leases.
 func TestLeases(t *testing.T) {
 	dir := t.TempDir()
 	a, b := box(t, dir, "a"), box(t, dir, "b")
@@ -36,7 +36,7 @@ func TestLeases(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := lease(a, "one", "10.0.0.2", "10.0.0.3"); err != nil {
-		t.Errorf("the same again: %v", err)
+		t.Errorf("the same lease again: %v", err)
 	}
 	if err := lease(b, "two", "10.0.0.4", "10.0.0.3"); !errors.As(err, &inUse) {
 		t.Errorf("another machine's address: %v", err)
@@ -44,30 +44,30 @@ func TestLeases(t *testing.T) {
 	if err := lease(b, "three", "10.0.0.4"); err != nil {
 		t.Errorf("a refused request took an address: %v", err)
 	}
-	if err := b.KeepLeases("n", nil); err != nil { // b has forgotten machine three; a's are not b's to drop
+	if err := b.KeepLeases("n", nil); err != nil { // b has no record of machine three. It must keep the leases of a.
 		t.Fatal(err)
 	}
 	if err := lease(a, "four", "10.0.0.4"); err != nil {
-		t.Errorf("a forgotten lease: %v", err)
+		t.Errorf("the lease of a machine without a record: %v", err)
 	}
 	if err := lease(b, "two", "10.0.0.2"); !errors.As(err, &inUse) {
-		t.Errorf("dropped the lease of another capstand: %v", err)
+		t.Errorf("b dropped the lease of another capstand: %v", err)
 	}
 	if err := a.Unlease("n", "one"); err != nil {
 		t.Fatal(err)
 	}
 	if err := lease(b, "two", "10.0.0.2"); err != nil {
-		t.Errorf("a lease given back: %v", err)
+		t.Errorf("a released lease: %v", err)
 	}
 	if err := os.RemoveAll(a.HostRoot); err != nil {
 		t.Fatal(err)
 	}
 	if err := lease(b, "five", "10.0.0.4"); err != nil {
-		t.Errorf("a lease of a capstand that is gone: %v", err)
+		t.Errorf("a lease of a removed capstand: %v", err)
 	}
 }
 
-// A network's id belongs to one cluster of the box, whichever capstand asks.
+// A network's id belongs to one cluster of the box, for all capstands.
 func TestNetworkOfAnotherCluster_ALL18(t *testing.T) {
 	dir := t.TempDir()
 	a, b := box(t, dir, "a"), box(t, dir, "b")
@@ -86,7 +86,7 @@ func TestNetworkOfAnotherCluster_ALL18(t *testing.T) {
 	}
 }
 
-// So does a machine's, whatever network it asks for: its cable and its network namespace are the box's.
+// A machine's id belongs to one machine of the box, in all networks, because the box names its link and network namespace by it.
 func TestMachineOfAnotherHost_ALL18(t *testing.T) {
 	dir := t.TempDir()
 	a, b := box(t, dir, "a"), box(t, dir, "b")
@@ -108,11 +108,11 @@ func TestMachineOfAnotherHost_ALL18(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.Lease("other", "one", "default/one", []string{"10.0.0.3"}); err != nil {
-		t.Errorf("a machine of a capstand that is gone: %v", err)
+		t.Errorf("a machine of a removed capstand: %v", err)
 	}
 }
 
-// A crash while a lease is written leaves a file that is none.
+// A crash during the write of a lease leaves a file that does not count as a lease.
 func TestHalfWrittenLease(t *testing.T) {
 	a := box(t, t.TempDir(), "a")
 	half := a.lease("n", ".new-1")
@@ -126,7 +126,7 @@ func TestHalfWrittenLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("the half-written lease still exists: %v", err)
 	}
 }
 
@@ -148,8 +148,8 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// A damaged lease belongs to an unknown holder: no new machine gets its address. The machine that has it, by the record
-// of its capstand, writes it again.
+// A damaged lease belongs to an unknown holder, and no new machine gets its address. The machine that has the address in its
+// capstand's record writes the lease again.
 func TestDamagedLease(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "cut off": `{"machine":"on`, "garbage": "\x00\x00\x00\x00", "another type": `["one"]`} {
 		t.Run(name, func(t *testing.T) {
@@ -174,13 +174,13 @@ func TestDamagedLease(t *testing.T) {
 				t.Errorf("the machine that has the address: %v", err)
 			}
 			if err := a.Lease("n", "two", "default/two", addresses); !errors.As(err, &inUse) || !strings.Contains(err.Error(), "default/one") {
-				t.Errorf("afterwards: %v", err)
+				t.Errorf("another machine, after the repair: %v", err)
 			}
 		})
 	}
 }
 
-// A network whose file is damaged keeps its leases as long as a capstand uses it.
+// A network with a damaged file keeps its leases as long as a capstand uses it.
 func TestDamagedNetwork(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "cut off": `{"id":`, "garbage": "\x00\x00"} {
 		t.Run(name, func(t *testing.T) {
@@ -207,14 +207,14 @@ func TestDamagedNetwork(t *testing.T) {
 			if err := b.Lease("n", "two", "default/two", []string{"10.0.0.2"}); !errors.As(err, &inUse) {
 				t.Errorf("the address of a running machine is given to another: %v", err)
 			}
-			if err := os.RemoveAll(a.HostRoot); err != nil { // the only user is gone
+			if err := os.RemoveAll(a.HostRoot); err != nil { // The network has no user any more.
 				t.Fatal(err)
 			}
 			if _, err := b.list(); err != nil {
 				t.Fatal(err)
 			}
 			if atomicfile.Exists(a.dir("n")) {
-				t.Error("a damaged network without a user is still there")
+				t.Error("a damaged network without a user still exists")
 			}
 		})
 	}

@@ -3,61 +3,164 @@ package network
 import (
 	"context"
 	"fmt"
-	"net"
+	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"sigs.k8s.io/knftables"
 )
 
-// rules returns the rules of a network by chain. They work with bridge-nf-call-iptables on and off. If it is on, frames
-// between ports of the bridge pass through prerouting and forward, with the bridge as their interface.
+// firewall contains what determines the nftables rules of a network.
+type firewall struct {
+	networkID string
+	subnets   []Subnet
+	overlay   *Overlay
+	hosts     []netip.Addr // tunnel addresses of the other boxes
+	redirect  Redirect
+	services  []Service
+}
+
+func (b Box) firewall(n Network, subnets []Subnet) (firewall, error) {
+	peers, err := b.peers(n.ID)
+	if err != nil {
+		return firewall{}, err
+	}
+	redirect, err := b.redirect(n.ID)
+	if err != nil {
+		return firewall{}, err
+	}
+	services, err := b.services(n.ID)
+	return firewall{networkID: n.ID, subnets: subnets, overlay: n.Overlay, hosts: peers.hosts(), redirect: redirect, services: services}, err
+}
+
+// writeFirewall writes the rules of a network.
+func (b Box) writeFirewall(ctx context.Context, n Network, subnets []Subnet) error {
+	f, err := b.firewall(n, subnets)
+	if err != nil {
+		return err
+	}
+	return f.write(ctx)
+}
+
+// rewriteFirewall writes the rules of a network after a change of its records.
+func (b Box) rewriteFirewall(ctx context.Context, n Network) error {
+	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+	if err != nil {
+		return err
+	}
+	return b.writeFirewall(ctx, n, subnets)
+}
+
+// rules returns the rules by chain. They work with bridge-nf-call-iptables on and off. If it is on, frames between ports of
+// the bridge pass through prerouting and forward, with the bridge as their interface.
 //
 // The rules do not limit connections from the box to its machines, because the box does not forward these packets. They do
 // not limit connections to the load balancer either, because it runs on the box and must be reachable from outside.
-func rules(bridge string, mac net.HardwareAddr, subnets []Subnet) map[string][]string {
+func (f firewall) rules() map[string][]string {
+	bridge := BridgeName(f.networkID)
 	var masquerade []string
-	for _, subnet := range subnets {
-		ip := "ip"
-		if subnet.Prefix.Addr().Is6() {
-			ip = "ip6"
-		}
+	for _, subnet := range f.subnets {
 		// A connection from the box to its own load balancer has a source address in the subnet and leaves through lo.
 		// Masquerading would replace the source by the address of another link, and the kernel drops the connection when
 		// that address is removed.
-		masquerade = append(masquerade, fmt.Sprintf("%s saddr %s oifname != { %s, lo } masquerade", ip, subnet.Prefix, bridge))
+		masquerade = append(masquerade, fmt.Sprintf("%s saddr %s oifname != { %s, lo } masquerade", family(subnet.Prefix.Addr()), subnet.Prefix, bridge))
 	}
 	return map[string][]string{
 		// The box must not track connections between machines. Two clusters may have equal Pod networks, and connection
 		// tracking would confuse their connections.
 		"prerouting": {
-			fmt.Sprintf("iifname %s ether daddr != %s notrack", bridge, mac),
+			fmt.Sprintf("iifname %s ether daddr != %s notrack", bridge, gatewayMAC(f.networkID, f.subnets)),
 		},
-		"forward": {
+		"endpoint": append(f.redirection(), f.toServices()...),
+		"local":    append(f.localRedirection(), f.toServices()...),
+		"input":    append(f.admitTunnel(), f.protectHost()...),
+		"forward": slices.Concat([]string{
+			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
+			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, TunnelPort),
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
 			fmt.Sprintf("oifname %s ct state established,related accept", bridge),
+		}, f.admitServices(), []string{
 			fmt.Sprintf("oifname %s drop", bridge),
-		},
+		}),
 		"postrouting": masquerade,
 	}
 }
 
+// admitTunnel drops VXLAN packets from machines with any source address, and packets with the network's VNI from
+// other addresses than those of its boxes. Other VNIs belong to other networks and programs. The VNI follows the UDP header
+// and four bytes of flags.
+func (f firewall) admitTunnel() []string {
+	rules := []string{fmt.Sprintf("iifname %s udp dport %d drop", BridgeName(f.networkID), TunnelPort)}
+	if f.overlay == nil {
+		return rules
+	}
+	ours := fmt.Sprintf("udp dport %d @th,96,24 %d", TunnelPort, f.overlay.VNI)
+	if len(f.hosts) > 0 {
+		var hosts []string
+		for _, host := range f.hosts {
+			hosts = append(hosts, host.String())
+		}
+		rules = append(rules, fmt.Sprintf("%s %s saddr { %s } accept", ours, family(f.overlay.Address), strings.Join(hosts, ", ")))
+	}
+	return append(rules, ours+" drop")
+}
+
+// redirection sends connections of machines to the cluster's endpoint, which is an address of another box or virtual, to the
+// load balancer of this box.
+func (f firewall) redirection() []string {
+	if !f.redirect.Endpoint.IsValid() {
+		return nil
+	}
+	rules := []string{"iifname " + BridgeName(f.networkID) + " " + f.toBalancer()}
+	if f.redirect.Virtual {
+		// Connections from outside, while the box has the address.
+		rules = append(rules, "fib daddr type local "+f.toBalancer())
+	}
+	return rules
+}
+
+// localRedirection sends connections of the box itself to a virtual address to its own load balancer.
+func (f firewall) localRedirection() []string {
+	if !f.redirect.Endpoint.IsValid() || !f.redirect.Virtual {
+		return nil
+	}
+	return []string{f.toBalancer()}
+}
+
+func (f firewall) toBalancer() string {
+	ip := family(f.redirect.Endpoint.Addr())
+	return fmt.Sprintf("%s daddr %s tcp dport %d dnat %s to %s", ip, f.redirect.Endpoint.Addr(), f.redirect.Endpoint.Port(), ip, f.redirect.To)
+}
+
+// family returns the name of an address family in nftables.
+func family(a netip.Addr) string {
+	if a.Is6() {
+		return "ip6"
+	}
+	return "ip"
+}
+
 var chains = []knftables.Chain{
 	{Name: "prerouting", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.RawPriority)},
+	{Name: "endpoint", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.DNATPriority)},
+	{Name: "local", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.OutputHook), Priority: knftables.PtrTo(knftables.DNATPriority)},
+	{Name: "input", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.InputHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
 	{Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
 	{Name: "postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)},
 }
 
-func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr, subnets []Subnet) error {
-	nft, err := knftables.New(knftables.InetFamily, TableName(networkID))
+func (f firewall) write(ctx context.Context) error {
+	nft, err := knftables.New(knftables.InetFamily, TableName(f.networkID))
 	if err != nil {
 		return fmt.Errorf("starting nft: %w; install the nftables package", err)
 	}
 	tx := nft.NewTransaction()
-	comment := knftables.PtrTo("capstan network " + subnets[0].Prefix.String())
+	comment := knftables.PtrTo("capstan network " + f.subnets[0].Prefix.String())
 	tx.Add(&knftables.Table{Comment: comment})
 	tx.Delete(&knftables.Table{}) // In one transaction, so that the network always has rules.
 	tx.Add(&knftables.Table{Comment: comment})
-	all := rules(BridgeName(networkID), mac, subnets)
+	all := f.rules()
 	for _, chain := range chains {
 		tx.Add(&chain)
 		for _, rule := range all[chain.Name] {
@@ -65,23 +168,23 @@ func ensureFirewall(ctx context.Context, networkID string, mac net.HardwareAddr,
 		}
 	}
 	if err := nft.Run(ctx, tx); err != nil {
-		return fmt.Errorf("writing the nftables rules of network %s: %w", networkID, err)
+		return fmt.Errorf("writing the nftables rules of network %s: %w", f.networkID, err)
 	}
 	return nil
 }
 
-// hasFirewall returns whether each chain of the network has the expected number of rules. It does not compare the rules,
+// exists returns whether each chain of the network has the expected number of rules. It does not compare the rules,
 // because programs that flush the firewall remove all rules of a chain, a table or the box.
-func hasFirewall(networkID string, subnets []Subnet) (bool, error) {
+func (f firewall) exists() (bool, error) {
 	nft, err := nftables.New()
 	if err != nil {
 		return false, fmt.Errorf("nftables: %w", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(networkID)}
-	for chain, want := range rules(BridgeName(networkID), nil, subnets) {
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: TableName(f.networkID)}
+	for chain, want := range f.rules() {
 		have, err := nft.GetRules(table, &nftables.Chain{Table: table, Name: chain}) // A missing table has no rules.
 		if err != nil {
-			return false, fmt.Errorf("reading nftables rules of network %s: %w", networkID, err)
+			return false, fmt.Errorf("reading nftables rules of network %s: %w", f.networkID, err)
 		}
 		if len(have) != len(want) {
 			return false, nil

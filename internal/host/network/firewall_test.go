@@ -8,13 +8,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-// A connection from the box to a load balancer on the box outlives other networks. If the rules of a network masquerade such a
-// connection, the kernel gives it the address of another network and forgets the connection when that address goes.
+// A connection from the box to a load balancer on the box survives the removal of other networks. If the rules of a network
+// masqueraded such a connection, the kernel would give it another network's address and drop it with that address.
 func TestConnectionOutlivesOtherNetwork(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	b := box(t, t.TempDir(), "a")
@@ -62,6 +62,6 @@ func TestConnectionOutlivesOtherNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(server, make([]byte, len("hello"))); err != nil {
-		t.Errorf("the connection does not work after another network has gone: %v", err)
+		t.Errorf("the connection does not work after the removal of another network: %v", err)
 	}
 }

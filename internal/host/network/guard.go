@@ -67,18 +67,94 @@ func (b Box) guardFirewalls(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
+// GuardOverlays restores the tunnels of this capstand's networks, and their entries for other boxes, when another program on
+// the box has removed them. It returns when ctx is done.
+func (b Box) GuardOverlays(ctx context.Context, log *slog.Logger) {
+	for ctx.Err() == nil {
+		err := b.guardOverlays(ctx, log)
+		if ctx.Err() != nil {
+			return
+		}
+		log.Error("Cannot watch the tunnels of the networks", "error", err)
+		rest(ctx, guardPause)
+	}
+}
+
+func (b Box) guardOverlays(ctx context.Context, log *slog.Logger) error {
+	changes, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH)
+	if err != nil {
+		return fmt.Errorf("subscribing to changes of links: %w", err)
+	}
+	defer changes.Close()
+	defer context.AfterFunc(ctx, changes.Close)()
+	for {
+		mended, err := b.mendOverlays()
+		for _, n := range mended {
+			log.Warn("Another program on this host changed the tunnel of a network; capstand restored it", "cluster", n.Cluster, "id", n.ID)
+		}
+		if err != nil {
+			return err
+		}
+		if err := nextMessage(changes, removesOrChangesLinks); err != nil {
+			return err
+		}
+		rest(ctx, guardRest) // Removals come in groups, and a check reads all entries.
+	}
+}
+
+// removesOrChangesLinks ignores new neighbours, which are frequent and remove nothing.
+func removesOrChangesLinks(m syscall.NetlinkMessage) bool {
+	return m.Header.Type == unix.RTM_DELNEIGH || m.Header.Type == unix.RTM_DELLINK || m.Header.Type == unix.RTM_NEWLINK
+}
+
+// mendOverlays restores missing parts, and returns the networks that it repaired.
+func (b Box) mendOverlays() (mended []Network, err error) {
+	err = b.locked(func() error {
+		networks, err := b.list()
+		if err != nil {
+			return err
+		}
+		for _, n := range networks {
+			if n.Overlay == nil || !atomicfile.Exists(filepath.Join(b.dir(n.ID), "hosts", b.HostID)) {
+				continue
+			}
+			if whole, err := b.hasOverlay(n); err != nil || whole {
+				if err != nil {
+					return err
+				}
+				continue
+			}
+			subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
+			if err != nil {
+				return err
+			}
+			if err := b.ensureLinks(n, subnets); err != nil {
+				return err
+			}
+			mended = append(mended, n)
+		}
+		return nil
+	})
+	return mended, err
+}
+
 // nextRuleset waits for a transaction that changes nftables. Lost messages also count as a transaction.
 func nextRuleset(changes *nl.NetlinkSocket) error {
 	const committed = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
+	return nextMessage(changes, func(m syscall.NetlinkMessage) bool { return m.Header.Type == committed })
+}
+
+// nextMessage waits for a message that matters, or for the loss of messages.
+func nextMessage(changes *nl.NetlinkSocket, matters func(syscall.NetlinkMessage) bool) error {
 	for {
 		messages, _, err := changes.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("following nftables: %w", err)
+			return fmt.Errorf("following changes of the network: %w", err)
 		}
-		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return m.Header.Type == committed }) {
+		if slices.ContainsFunc(messages, matters) {
 			return nil
 		}
 	}
@@ -114,8 +190,12 @@ func (b Box) mendFirewall(ctx context.Context, n Network) (done bool, err error)
 	if err != nil {
 		return false, err
 	}
-	if whole, err := hasFirewall(n.ID, subnets); err != nil || whole {
+	f, err := b.firewall(n, subnets)
+	if err != nil {
 		return false, err
 	}
-	return true, ensureFirewall(ctx, n.ID, MAC(n.ID, subnets[0].Gateway.String()), subnets)
+	if whole, err := f.exists(); err != nil || whole {
+		return false, err
+	}
+	return true, f.write(ctx)
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
 func nft(t *testing.T, args ...string) string {
@@ -20,10 +20,10 @@ func nft(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// The rules of networks, which keep clusters apart and give machines their way out, come back after a reload of the host's
-// firewall; what belongs to others, and to nobody any more, does not.
+// The guard restores the rules of networks after a reload of the host's firewall. They isolate clusters and route machines
+// to the outside. It does not restore rules of other programs and of removed networks.
 func TestGuardFirewalls(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	a := box(t, t.TempDir(), "a")
@@ -33,14 +33,14 @@ func TestGuardFirewalls(t *testing.T) {
 	}
 	whole := nft(t, "list", "ruleset")
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 {
-		t.Errorf("nothing was missing: mended %v, %v", mended, err)
+		t.Errorf("no rule was missing: mended %v, %v", mended, err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	mended, ended := make(chan struct{}, 100), make(chan struct{})
 	go func() {
 		defer close(ended)
-		a.GuardFirewalls(ctx, slog.New(warned{slog.DiscardHandler, mended}))
+		a.GuardFirewalls(ctx, slog.New(warningHandler{slog.DiscardHandler, mended}))
 	}()
 	for _, harm := range [][]string{
 		{"flush", "ruleset"},
@@ -51,7 +51,7 @@ func TestGuardFirewalls(t *testing.T) {
 		select {
 		case <-mended:
 		case <-time.After(2 * time.Minute):
-			t.Fatalf("nothing was done about %v", harm)
+			t.Fatalf("the guard did not repair the rules after %v", harm)
 		}
 		if got := nft(t, "list", "ruleset"); got != whole {
 			t.Errorf("after %v: %s, want %s", harm, got, whole)
@@ -64,20 +64,20 @@ func TestGuardFirewalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	if mended, err := a.mendFirewalls(t.Context()); err != nil || len(mended) > 0 || strings.Contains(nft(t, "list", "ruleset"), TableName(n.ID)) {
-		t.Errorf("a network that is gone: mended %v, %v", mended, err)
+		t.Errorf("a removed network: mended %v, %v", mended, err)
 	}
 }
 
-// warned tells of warnings.
-type warned struct {
+// warningHandler sends a signal for each warning.
+type warningHandler struct {
 	slog.Handler
-	told chan struct{}
+	logged chan struct{}
 }
 
-func (h warned) Enabled(context.Context, slog.Level) bool { return true }
-func (h warned) Handle(_ context.Context, r slog.Record) error {
+func (h warningHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h warningHandler) Handle(_ context.Context, r slog.Record) error {
 	if r.Level == slog.LevelWarn {
-		h.told <- struct{}{}
+		h.logged <- struct{}{}
 	}
 	return nil
 }

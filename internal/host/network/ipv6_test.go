@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// fakeProc has the given settings, as path=value.
+// fakeProc creates a folder with the given settings, as path=value.
 func fakeProc(t *testing.T, settings ...string) string {
 	t.Helper()
 	proc := t.TempDir()
@@ -34,7 +34,7 @@ func have(t *testing.T, proc, setting string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// IPAM-08: the box forwards, and still hears the router that it heard before.
+// IPAM-08: the box forwards IPv6 and still accepts the advertisements of its router.
 func TestForwardIPv6(t *testing.T) {
 	settings := []string{"all/accept_ra=1", "default/accept_ra=1", "eth0/accept_ra=1", "eth1/accept_ra=0", "eth2/accept_ra=2"}
 	proc := fakeProc(t, append(settings, "all/forwarding=0")...)
@@ -50,7 +50,7 @@ func TestForwardIPv6(t *testing.T) {
 	}
 	router := fakeProc(t, append(settings, "all/forwarding=1")...)
 	if err := forwardIPv6(router); err != nil || have(t, router, "eth0/accept_ra") != "1" {
-		t.Errorf("a box that forwards already was changed (%v)", err)
+		t.Errorf("the settings of a box that forwards already changed (%v)", err)
 	}
 	var conflict ConflictError
 	if err := forwardIPv6(t.TempDir()); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "no IPv6") {

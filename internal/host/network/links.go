@@ -20,11 +20,11 @@ import (
 const Interface = "eth0"
 
 // ensureBridge creates or repairs the bridge with the addresses of the gateways.
-func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr) error {
+func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) error {
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, uplinkMTU()
+		attrs.Name, attrs.HardwareAddr, attrs.MTU = name, mac, mtu
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("creating bridge %s: %w", name, err)
 		}
@@ -198,7 +198,7 @@ func plug(bridge, veth, nsPath string, mac net.HardwareAddr, addresses []Address
 }
 
 func addCable(bridge, veth string, nsFD int, mac net.HardwareAddr) error {
-	if err := deleteLink(veth); err != nil { // The other end was in a namespace that is gone.
+	if err := deleteLink(veth); err != nil { // The other end was in a removed namespace.
 		return err
 	}
 	on, err := netlink.LinkByName(bridge)

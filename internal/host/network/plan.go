@@ -33,6 +33,11 @@ func MAC(networkID, address string) net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0xca}, sum[:4]...)
 }
 
+// gatewayMAC returns the MAC address of the bridge, which is the same on all boxes.
+func gatewayMAC(networkID string, subnets []Subnet) net.HardwareAddr {
+	return MAC(networkID, subnets[0].Gateway.String())
+}
+
 // ParseCIDR checks a machine network and returns it with its gateway, the first address.
 func ParseCIDR(text string) (netip.Prefix, netip.Addr, error) {
 	prefix, err := netip.ParsePrefix(text)

@@ -109,18 +109,18 @@ func TestNames(t *testing.T) {
 	}
 	mac := MAC("n", "10.1.0.9")
 	if mac.String() != MAC("n", "10.1.0.9").String() || mac.String() == MAC("n", "10.1.0.10").String() {
-		t.Error("MAC does not go with the address")
+		t.Error("the MAC address does not follow from the address")
 	}
 	if mac[0]&3 != 2 {
 		t.Errorf("MAC %s is not locally administered unicast", mac)
 	}
 }
 
-// Served: what the bridge must have for a load balancer (IPAM-07).
+// Served returns the address that the bridge needs for a load balancer (IPAM-07).
 func TestServed(t *testing.T) {
 	for listen, want := range map[string]string{
-		"10.0.0.1:6443":                "", // the gateway is there anyway
-		"192.0.2.7:6443":               "", // the host's own
+		"10.0.0.1:6443":                "", // the bridge has the gateway's address already
+		"192.0.2.7:6443":               "", // an address of the host
 		"[2001:db8::7]:6443":           "",
 		"10.0.0.1:6443 10.0.0.9:6443":  "10.0.0.9",
 		"10.0.0.9:6443 10.0.0.10:6443": "10.0.0.9 10.0.0.10",

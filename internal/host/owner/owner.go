@@ -2,7 +2,7 @@
 // them, and a copy of an object in another namespace has the id of the original. Every object on a host therefore
 // also belongs to a namespace and name. The package imports hostpb and refusal only.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package owner
 
 import (

@@ -1,6 +1,6 @@
 // Package proc watches processes that need not be children of capstand, because an earlier capstand started them.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package proc
 
 import (

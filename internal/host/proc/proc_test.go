@@ -32,37 +32,37 @@ func TestHandle(t *testing.T) {
 		t.Errorf("waiting for a live process: %v", err)
 	}
 	if !ref.Alive() {
-		t.Error("not alive")
+		t.Error("a live process is reported as ended")
 	}
 	if err := h.Signal(unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	long, cancelLong := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancelLong()
-	if err := h.Wait(long); err != nil { // also after a wait that was given up
+	if err := h.Wait(long); err != nil { // A second wait works after the first one timed out.
 		t.Errorf("waiting for its end: %v", err)
 	}
 	if ref.Alive() {
-		t.Error("alive after its end")
+		t.Error("an ended process is reported as alive")
 	}
 	if err := h.Signal(unix.SIGKILL); err != nil {
 		t.Errorf("a signal to a process that ended: %v", err)
 	}
 	if _, err := ref.Open(); !errors.Is(err, ErrGone) {
-		t.Errorf("opened again: %v", err)
+		t.Errorf("a second open of an ended process: %v", err)
 	}
 }
 
-// The same process id does not make the same process.
+// A process with the same id can be a different process.
 func TestAnotherProcess(t *testing.T) {
 	me, err := Find(os.Getpid())
 	if err != nil || !me.Alive() {
 		t.Fatalf("%+v %v", me, err)
 	}
 	for name, other := range map[string]Ref{
-		"start":    {me.PID, me.StartTime + 1, me.BootID},
-		"boot":     {me.PID, me.StartTime, "another"},
-		"nobody's": {},
+		"start": {me.PID, me.StartTime + 1, me.BootID},
+		"boot":  {me.PID, me.StartTime, "another"},
+		"empty": {},
 	} {
 		if other.Alive() {
 			t.Errorf("taken for this process: another %s", name)

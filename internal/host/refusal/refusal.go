@@ -1,7 +1,7 @@
 // Package refusal creates and reads the errors of the gRPC service Host: a status whose details contain the reason
 // (hostpb.Refusal), so that clients never search messages for text. It imports hostpb and gRPC only.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package refusal
 
 import (
@@ -31,6 +31,8 @@ var codeOf = map[hostpb.Refusal_Reason]codes.Code{
 	hostpb.Refusal_NOT_RUNNING:      codes.FailedPrecondition,
 	hostpb.Refusal_OUT_OF_MEMORY:    codes.ResourceExhausted,
 	hostpb.Refusal_NO_DISK_SPACE:    codes.FailedPrecondition,
+
+	hostpb.Refusal_UPDATE_IN_PROGRESS: codes.FailedPrecondition,
 }
 
 // Errorf returns the error of a refused call. The reason determines the gRPC code.

@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Every reason has a code, and the reason reaches the client, also in a wrapped error.
+// Every reason has a code. The client receives the reason, also from a wrapped error.
 func TestEveryReason(t *testing.T) {
 	for number, name := range hostpb.Refusal_Reason_name {
 		reason := hostpb.Refusal_Reason(number)

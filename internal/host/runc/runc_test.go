@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/host/runc"
 )
 
-// script returns a Runc whose binary is a shell script: a program of the machine that its users have replaced.
+// script returns a Runc whose binary is a shell script. It stands for a program that the machine's users replaced.
 func script(t *testing.T, text string) runc.Runc {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runc")
@@ -48,7 +48,7 @@ func TestExecErrorIsShortPrintableLine(t *testing.T) {
 	}
 }
 
-// A program of the machine keeps the output open when runc is killed.
+// A program of the machine keeps the output open after runc is killed.
 func TestExecEndsAtDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -1,6 +1,6 @@
 // Package runc describes a machine as an OCI container and runs it.
 //
-// Layer: host.
+// Layer: host. Allowed imports: api, library, contract.
 package runc
 
 import (

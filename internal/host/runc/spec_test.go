@@ -25,7 +25,7 @@ func TestSpec(t *testing.T) {
 		t.Errorf("limits %+v %+v", r.Memory, r.CPU)
 	}
 	if !s.Linux.Resources.Devices[0].Allow || s.Linux.Seccomp != nil || s.Linux.MaskedPaths != nil {
-		t.Error("a machine is not confined as a pod is")
+		t.Error("a machine lacks the confinement of a pod")
 	}
 	var types []specs.LinuxNamespaceType
 	for _, n := range s.Linux.Namespaces {
@@ -66,7 +66,7 @@ func TestMounts(t *testing.T) {
 	unlimited.CPUs = 0
 	all = mounts(unlimited)
 	if find(all, "/proc/meminfo") == nil || find(all, "/proc/cpuinfo") != nil || Spec(unlimited).Linux.Resources.CPU != nil {
-		t.Error("a machine without a limit of cpus has the host's")
+		t.Error("a machine without a CPU limit must see the cpuinfo of the host and have no quota")
 	}
 }
 
@@ -92,10 +92,10 @@ core id		: 1
 cpu cores	: 2
 `
 
-// The views give what cadvisor's expressions look for.
+// The views match cadvisor's expressions.
 func TestViews(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "views")
-	for range 2 { // again, over the old ones
+	for range 2 { // The second run replaces the views.
 		if err := WriteViews(dir, 2, 3<<30, cpuinfo); err != nil {
 			t.Fatal(err)
 		}
@@ -130,6 +130,6 @@ func TestViews(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, viewCPUInfo)); !os.IsNotExist(err) {
-		t.Error("the old views are still there")
+		t.Error("the old views still exist")
 	}
 }

@@ -2,7 +2,7 @@
 // pools (row IPAM-07): one IPAddressClaim for each address, owned by the machine
 // or cluster that it is for. It works with the pools of any IPAM provider.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package addresses
 
 import (
@@ -103,7 +103,7 @@ func notOurs(claim *capiipamv1.IPAddressClaim, owner metav1.OwnerReference, clus
 	return fmt.Sprintf("the %s %s controls it. Use another name for one of them", controller.Kind, controller.Name)
 }
 
-// same is true for two references to one object, in whatever API version.
+// same reports whether two references are to one object, in any API version.
 func same(a, b metav1.OwnerReference) bool {
 	group := func(ref metav1.OwnerReference) string {
 		return schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).Group
@@ -140,16 +140,16 @@ func create(ctx context.Context, c client.Client, owner client.Object, ref metav
 	return claim, nil
 }
 
-// labels of a claim. An IPAM provider with --watch-filter serves the claims of what has that label.
+// labels returns the labels of a claim. They include the owner's watch label, so that an IPAM provider with
+// --watch-filter serves the claim.
 func labels(owner client.Object, clusterName string) map[string]string {
 	out := map[string]string{clusterv1.ClusterNameLabel: clusterName}
 	reconciling.CopyWatchLabel(out, owner)
 	return out
 }
 
-// FetchAddress returns the address of a claim, or nil and the reason why there
-// is none yet. Watch IPAddressClaims to know when to ask again. What a claim has
-// that is being deleted is about to be another's, however long it takes.
+// FetchAddress returns the address of a claim. While the claim has no address, it returns nil and the reason. Callers watch
+// IPAddressClaims and call it again after a change. The address of a deleted claim does not count, because another claim will get it.
 func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddressClaim) (address *capiipamv1.IPAddress, waiting string, err error) {
 	if !claim.DeletionTimestamp.IsZero() {
 		return nil, fmt.Sprintf("IPAddressClaim %s is being deleted: it is created again after its deletion", claim.Name), nil
@@ -172,10 +172,10 @@ func FetchAddress(ctx context.Context, c client.Reader, claim *capiipamv1.IPAddr
 	return address, "", nil
 }
 
-// ClaimsGone deletes the claims of an owner and reports whether they are all gone.
-// The owner keeps its finalizer until then, so that no address is free while
-// the machine still has it. A claim without owner reference counts if it is of the owner's Cluster. Pass a client whose reads are not older than the
-// owner's last EnsureClaim, or the names of all claims that may exist.
+// ClaimsGone deletes the claims of an owner and reports whether none remains. The owner keeps its finalizer until then,
+// so that no address is free while the machine still has it. A claim without owner reference counts if it is of the
+// owner's Cluster. Pass a client whose reads are not older than the owner's last EnsureClaim, or the names of all
+// claims that may exist.
 func ClaimsGone(ctx context.Context, c client.Client, owner client.Object, clusterName string, names ...string) (bool, error) {
 	ref, err := referenceTo(owner, c.Scheme())
 	if err != nil {

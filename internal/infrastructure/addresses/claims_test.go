@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// oneAddress is an API server that has one IPAddress.
+// oneAddress is a client that returns one IPAddress.
 type oneAddress struct {
 	client.Reader
 	address string
@@ -25,7 +25,7 @@ func (o oneAddress) Get(_ context.Context, _ client.ObjectKey, obj client.Object
 	return nil
 }
 
-// IPAM-04, IPAM-07: an IPAM provider with --watch-filter sees the claims of what it can see.
+// IPAM-04, IPAM-07: claims have the watch label of their object, so that an IPAM provider with --watch-filter sees them.
 func TestLabels(t *testing.T) {
 	owner := &capiipamv1.IPAddressClaim{}
 	if got := labels(owner, "demo"); !maps.Equal(got, map[string]string{clusterv1.ClusterNameLabel: "demo"}) {
@@ -37,7 +37,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// IPAM-07: which claims have an address that can be used.
+// IPAM-07: the claims that have a usable address.
 func TestFetchAddress_IPAM07(t *testing.T) {
 	claim := func(change func(*capiipamv1.IPAddressClaim)) *capiipamv1.IPAddressClaim {
 		c := &capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Name: "m-0"}}
@@ -54,7 +54,7 @@ func TestFetchAddress_IPAM07(t *testing.T) {
 		"refused": {claim(func(c *capiipamv1.IPAddressClaim) {
 			c.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "PoolExhausted", Message: "full"}}
 		}), "PoolExhausted: full"},
-		// Nobody has given its address back yet, because the IPAM provider is away.
+		// The IPAM provider is down, so it has not released the address.
 		"being deleted": {claim(func(c *capiipamv1.IPAddressClaim) {
 			served(c)
 			c.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))

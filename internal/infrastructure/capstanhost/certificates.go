@@ -33,7 +33,17 @@ func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.Ca
 		return 0
 	}
 	why, next := "", certificates[0].Due().Sub(now)
+	managed, err := r.reconcileManaged(ctx, host, conn)
 	switch {
+	case managed:
+		// What changed is known after the next handshake, or with the event of the Secret.
+		next = untilDue(conn.Certificates(), now)
+		if err != nil {
+			why, next = err.Error(), renewRetry
+			ctrl.LoggerFrom(ctx).Error(err, "Cannot renew the certificates of the connection")
+		}
+	case err != nil:
+		why, next = err.Error(), renewRetry
 	case next <= 0 && conn.Connected() != nil:
 		why = "the host, which signs the next certificate of the manager, is not reached"
 		next = renewRetry // A connection is an event.
@@ -59,6 +69,17 @@ func (r *Reconciler) reconcileCertificates(ctx context.Context, host *infrav1.Ca
 		next = min(next, again)
 	}
 	return max(time.Second, next)
+}
+
+// untilDue is the time until the first certificate is due.
+func untilDue(certificates []expiry.Certificate, now time.Time) time.Duration {
+	next := renewRetry
+	for i, c := range certificates {
+		if left := c.Due().Sub(now); i == 0 || left < next {
+			next = left
+		}
+	}
+	return next
 }
 
 // renew puts credentials that the host has signed into the Secret. The change of the Secret is an event, with which the

@@ -1,6 +1,6 @@
-// Package capstanhost reconciles CapstanHosts: it keeps their connections and shows what they have.
+// Package capstanhost reconciles CapstanHosts: it maintains the connections to hosts and reports their state.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package capstanhost
 
 import (
@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,10 +41,11 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts/finalizers,verbs=update
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines;capstanclusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=list;delete
 // Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 
-// Fields by which the cache finds what is on a host.
+// Fields of the cache's indexes for the objects on a host.
 const (
 	// MachineHostIndex of CapstanMachines: spec.hostName, or NoHost.
 	MachineHostIndex = "spec.hostName"
@@ -101,7 +103,7 @@ func addIndexes(ctx context.Context, mgr ctrl.Manager) error {
 			return []string{NoHost}
 		}),
 		mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, ClusterHostIndex, func(o client.Object) []string {
-			return balancerHosts(o.(*infrav1.CapstanCluster))
+			return hostaccess.BalancerHosts(o.(*infrav1.CapstanCluster))
 		}),
 	)
 }
@@ -118,19 +120,8 @@ var hostsChanged = predicate.Funcs{
 	DeleteFunc:  func(event.DeleteEvent) bool { return false },
 	GenericFunc: func(event.GenericEvent) bool { return false },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return !slices.Equal(balancerHosts(e.ObjectOld.(*infrav1.CapstanCluster)), balancerHosts(e.ObjectNew.(*infrav1.CapstanCluster)))
+		return !slices.Equal(hostaccess.BalancerHosts(e.ObjectOld.(*infrav1.CapstanCluster)), hostaccess.BalancerHosts(e.ObjectNew.(*infrav1.CapstanCluster)))
 	},
-}
-
-// balancerHosts are the names of the hosts that have a cluster's load balancer, or had it and are not rid of it.
-func balancerHosts(c *infrav1.CapstanCluster) []string {
-	names := []string{c.Spec.LoadBalancer.HostName}
-	for _, h := range c.Spec.LoadBalancerHosts {
-		if h.Name != names[0] {
-			names = append(names, h.Name)
-		}
-	}
-	return names
 }
 
 func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
@@ -138,7 +129,7 @@ func hostsOf(_ context.Context, o client.Object) (out []reconcile.Request) {
 	case *infrav1.CapstanMachine:
 		return request(o.Spec.HostName)
 	case *infrav1.CapstanCluster:
-		for _, name := range balancerHosts(o) {
+		for _, name := range hostaccess.BalancerHosts(o) {
 			out = append(out, request(name)...)
 		}
 	}
@@ -170,15 +161,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 		return ctrl.Result{}, err
 	}
 	defer func() { reterr = errors.Join(reterr, r.frame.End(ctx, patch, host)) }()
-	// A host that is being deleted stays connected: what is on it can still be removed.
+	// A host that is being deleted stays connected, so that its machines and load balancers can be removed.
 	again, err := r.reconcileConnection(ctx, host)
 	if !host.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.reconcileDelete(ctx, host)
 	}
-	return ctrl.Result{RequeueAfter: again}, err
+	draining, errDrain := r.reconcileDrain(ctx, host)
+	if draining && (again == 0 || again > drainPause) {
+		again = drainPause
+	}
+	return ctrl.Result{RequeueAfter: again}, errors.Join(err, errDrain)
 }
 
-// reconcileConnection connects and shows what the host says. It returns when to look at the certificates again.
+// reconcileConnection connects to the host and reports its state. It returns the time until the next check of the
+// certificates.
 func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.CapstanHost) (time.Duration, error) {
 	if err := r.ownCredentials(ctx, host); err != nil {
 		setConnected(host, metav1.ConditionFalse, infrav1.HostCredentialsInvalidReason, err.Error())
@@ -194,12 +190,17 @@ func (r *Reconciler) reconcileConnection(ctx context.Context, host *infrav1.Caps
 		setConnected(host, metav1.ConditionTrue, infrav1.HostConnectedReason, "")
 	case errors.Is(err, connections.ErrConnecting):
 		setConnected(host, metav1.ConditionUnknown, infrav1.HostConnectingReason, "The first connection attempt is in progress")
+	case errors.As(err, &connections.IncompatibleError{}):
+		setConnected(host, metav1.ConditionFalse, infrav1.HostIncompatibleVersionReason, err.Error())
 	default:
 		setConnected(host, metav1.ConditionFalse, infrav1.HostUnreachableReason,
 			fmt.Sprintf("cannot reach capstand at %s, check that it runs: %s", host.Spec.Address, err))
 	}
 	if info := conn.Info(); info != nil {
 		setStatus(&host.Status, info)
+	}
+	if err := r.reconcileFencing(ctx, host, conn); err != nil {
+		return 0, err
 	}
 	res := r.reconcileCertificates(ctx, host, conn)
 	if conn.Connected() != nil {
@@ -230,8 +231,17 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	s.Machines = ptr.To(info.GetMachines())
 	s.Versions = info.GetKubernetesVersions()
 	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
+	s.System = infrav1.HostSystem{
+		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
+	}
+	if v := info.GetCgroupVersion(); v == 1 || v == 2 {
+		s.System.CgroupVersion = ptr.To(v)
+	}
 	s.BoxID = info.GetBoxId()
 }
+
+// limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.
+func limited(text string) string { return strings.ToValidUTF8(text[:min(len(text), 256)], "") }
 
 // ownCredentials makes the host the owner of its credentials' Secret, so that clusterctl moves both.
 func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHost) error {
@@ -250,7 +260,7 @@ func (r *Reconciler) ownCredentials(ctx context.Context, host *infrav1.CapstanHo
 	before := secret.DeepCopy()
 	metav1.SetMetaDataLabel(&secret.ObjectMeta, infrav1.HostCredentialsLabel, "")
 	secret.OwnerReferences = util.EnsureOwnerRef(secret.OwnerReferences, owner)
-	err := r.Client.Patch(ctx, secret, client.MergeFrom(before))
+	err := r.Client.Patch(ctx, secret, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsForbidden(err) {
 		return fmt.Errorf("wanted the secret with the host's credentials in the namespace of the infrastructure provider, found it in %s, where the provider may not make the host its owner: move it, or allow the provider to patch this secret with a Role: %w", ref.Namespace, err)
 	}
@@ -284,8 +294,8 @@ func setInUse(host *infrav1.CapstanHost, format string, args ...any) {
 	})
 }
 
-// users counts what is on a host. Several managers may share it (ALL-07), each with a cache of its own namespace:
-// only the API server knows what the others have there, and what has come a moment ago.
+// users counts the objects on a host. Several managers may share it (ALL-07), each with a cache of its own namespace.
+// Only the API server has the objects of the others and the newest ones.
 func (r *Reconciler) users(ctx context.Context, name string) (machines, clusters int, err error) {
 	if r.WatchNamespace == "" {
 		machines, clusters, err = count(ctx, r.Client, name, client.MatchingFields{MachineHostIndex: name}, client.MatchingFields{ClusterHostIndex: name})
@@ -307,7 +317,7 @@ func count(ctx context.Context, c client.Reader, name string, ofMachine, ofClust
 		}
 	}
 	for i := range clusterList.Items {
-		if slices.Contains(balancerHosts(&clusterList.Items[i]), name) {
+		if slices.Contains(hostaccess.BalancerHosts(&clusterList.Items[i]), name) {
 			clusters++
 		}
 	}

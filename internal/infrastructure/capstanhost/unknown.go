@@ -24,10 +24,11 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
-// A management cluster whose etcd was restored from an old snapshot has machines without objects. A host may have machines of
-// several management clusters. A machine counts as this one's in two cases. Its network is that of a CapstanCluster here: the id
-// of the network is the CapstanCluster's, and goes with it in a move. Or its cluster is missing here as well, and the host has
-// recorded this management cluster for the machine: the identity outlives a restore, and the target of a move replaces it.
+// A management cluster whose etcd was restored from an old snapshot has machines without objects. A host can have machines of
+// several management clusters. A machine belongs to this one in two cases. In the first case, its network is that of a
+// CapstanCluster here. The id of the network is part of the CapstanCluster and moves with it. In the second case, its cluster is
+// missing too, and the host has recorded this management cluster for the machine. A restore keeps this identity, and the target
+// of a move replaces it.
 
 // reconcileUnknown shows the machines of the host that have no CapstanMachine, and removes those that the administrator has named.
 func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host) error {
@@ -49,7 +50,7 @@ func (r *Reconciler) reconcileUnknown(ctx context.Context, host *infrav1.Capstan
 		}
 	}
 	host.Status.UnknownMachines = unknownMachines(host.Status.UnknownMachines, unknown, time.Now())
-	return prune(ctx, host, conn, unknown, clusters)
+	return r.prune(ctx, host, conn, unknown, clusters)
 }
 
 // candidates are the machines of this management cluster that the cache has no CapstanMachine of. Those of a paused cluster are
@@ -105,7 +106,8 @@ func withoutObject(machines []*hostpb.Machine, clusters, objects map[string]bool
 	return out
 }
 
-// hasNoObject asks the API server: the cache may be behind, and another manager may be responsible for the namespace.
+// hasNoObject reads from the API server, because the cache may be stale, and another manager may be responsible for the
+// namespace.
 func (r *Reconciler) hasNoObject(ctx context.Context, spec *hostpb.MachineSpec) (bool, error) {
 	m := &infrav1.CapstanMachine{}
 	err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: spec.GetNamespace(), Name: spec.GetName()}, m)
@@ -136,29 +138,37 @@ func unknownMachines(before []infrav1.UnknownMachine, now []*hostpb.Machine, at 
 	return out
 }
 
-// prune removes the unknown machines that the annotation names. One that has an object again, or that was never unknown, stays.
-func prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.Machine, clusters map[string]bool) error {
+// prune removes the unknown machines that the annotation names, and then the networks that have no cluster any more. One that has
+// an object again, or that was never unknown, stays. Only the machines connect a network with the request: the networks are
+// recorded before the first machine is removed, so that a manager that continues after a crash finds them.
+func (r *Reconciler) prune(ctx context.Context, host *infrav1.CapstanHost, conn *connections.Host, unknown []*hostpb.Machine, clusters map[string]bool) error {
 	value, ok := host.Annotations[infrav1.HostPruneAnnotation]
 	if !ok {
+		delete(host.Annotations, infrav1.HostPruneNetworksAnnotation) // of a request that was withdrawn
 		return nil
 	}
 	ids := strings.Split(value, ",")
 	named := slices.DeleteFunc(unknown, func(m *hostpb.Machine) bool { return !slices.Contains(ids, m.GetSpec().GetId()) })
+	recorded := host.Annotations[infrav1.HostPruneNetworksAnnotation]
+	networks, ignored := parseNetworks(recorded)
+	if ignored > 0 {
+		ctrl.LoggerFrom(ctx).Info("Ignored entries of an annotation: expected namespace/name/id", "annotation", infrav1.HostPruneNetworksAnnotation, "ignored", ignored)
+	}
+	networks = withLost(networks, named, clusters)
+	if all := formatNetworks(networks); all != recorded {
+		metav1.SetMetaDataAnnotation(&host.ObjectMeta, infrav1.HostPruneNetworksAnnotation, all)
+		return nil // The event of this write leads to the next reconcile, which removes the machines.
+	}
 	for _, m := range named {
 		if err := remove(ctx, conn, m.GetSpec()); err != nil {
 			return fmt.Errorf("remove the unknown machine %s/%s: %s", m.GetSpec().GetNamespace(), m.GetSpec().GetName(), connections.Message(err))
 		}
 	}
-	for _, m := range named {
-		if _, known := clusters[m.GetSpec().GetNetwork().GetId()]; known {
-			continue
-		}
-		if err := removeNetwork(ctx, conn, m.GetSpec().GetNetwork()); err != nil {
-			return fmt.Errorf("remove the load balancer and network of cluster %s/%s, which has no CapstanCluster: %s",
-				m.GetSpec().GetNamespace(), m.GetSpec().GetCluster(), connections.Message(err))
-		}
+	if err := r.removeNetworks(ctx, conn, networks); err != nil {
+		return err
 	}
 	delete(host.Annotations, infrav1.HostPruneAnnotation)
+	delete(host.Annotations, infrav1.HostPruneNetworksAnnotation)
 	return nil
 }
 
@@ -175,7 +185,32 @@ func remove(ctx context.Context, conn *connections.Host, spec *hostpb.MachineSpe
 	return err
 }
 
-// removeNetwork removes what a host has of a cluster besides machines, after the last of them.
+// removeNetworks removes the networks and load balancers of clusters without a CapstanCluster.
+func (r *Reconciler) removeNetworks(ctx context.Context, conn *connections.Host, networks []*hostpb.Network) error {
+	for _, n := range networks {
+		here, err := r.hasCluster(ctx, n)
+		if err != nil {
+			return err
+		}
+		if here {
+			continue
+		}
+		if err := removeNetwork(ctx, conn, n); err != nil {
+			return fmt.Errorf("remove the load balancer and network of cluster %s/%s, which has no CapstanCluster: %s",
+				n.GetNamespace(), n.GetName(), connections.Message(err))
+		}
+	}
+	return nil
+}
+
+// hasCluster asks the API server whether a network has a CapstanCluster: the cache may be behind.
+func (r *Reconciler) hasCluster(ctx context.Context, n *hostpb.Network) (bool, error) {
+	list := &infrav1.CapstanClusterList{}
+	err := r.LiveClient.List(ctx, list, client.InNamespace(n.GetNamespace()))
+	return slices.ContainsFunc(list.Items, func(c infrav1.CapstanCluster) bool { return c.Spec.ID == n.GetId() }), err
+}
+
+// removeNetwork removes the network and the load balancer of a cluster from a host after its last machine.
 func removeNetwork(ctx context.Context, conn *connections.Host, n *hostpb.Network) error {
 	left, err := conn.ListMachines(ctx, &hostpb.ListMachinesRequest{})
 	if err != nil || slices.ContainsFunc(left.GetMachines(), func(m *hostpb.Machine) bool { return m.GetSpec().GetNetwork().GetId() == n.GetId() }) {

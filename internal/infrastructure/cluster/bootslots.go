@@ -16,8 +16,8 @@ import (
 // turnLength bounds how long a cluster that does not come up keeps others waiting.
 const turnLength = 15 * time.Second
 
-// turns lets clusters of a host boot one after the other. They are kept in memory only: a manager that
-// starts anew has everybody boot at once, which costs time and nothing else.
+// turns makes the clusters of a host boot one after the other. It is only in memory: after a restart of the manager all
+// clusters boot at once, which only costs time.
 type turns struct {
 	mu      sync.Mutex
 	booting map[client.ObjectKey]turn

@@ -19,11 +19,11 @@ func TestTurns(t *testing.T) {
 		}
 	}
 	take("a", "one", 0)
-	take("a", "one", 0) // asked twice
+	take("a", "one", 0) // a repeated request
 	take("b", "one", turnLength)
-	take("c", "two", 0) // hosts do not wait for one another
+	take("c", "two", 0) // Turns of different hosts are independent.
 
-	turns.done(key("c")) // which wakes everybody who waits, wherever
+	turns.done(key("c")) // This wakes the waiting clusters of all hosts.
 	if woken := <-turns.wake; woken.Object != key("b") {
 		t.Errorf("%s was woken", woken.Object)
 	}
@@ -31,10 +31,10 @@ func TestTurns(t *testing.T) {
 
 	now = now.Add(turnLength - time.Second)
 	take("b", "one", time.Second)
-	now = now.Add(time.Second) // a has not come up in time
+	now = now.Add(time.Second) // The turn of a ends, because its boot takes too long.
 	take("b", "one", 0)
 
-	turns.done(key("a")) // late, and without effect on the turn of b
+	turns.done(key("a")) // This is late and does not affect the turn of b.
 	take("d", "one", turnLength)
 	turns.done(key("b"))
 	take("d", "one", 0)

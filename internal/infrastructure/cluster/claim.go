@@ -13,6 +13,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/addresses"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/services"
 )
 
 // claimName is the name of the claim for the load balancer's address.
@@ -70,7 +71,10 @@ func checkClaimed(machineCIDR, address string) error {
 	return nil
 }
 
-// claimGone deletes the claim and reports whether it is gone. It is watched.
+// claimGone deletes the claim and those of Services, and reports whether they no longer exist. Claims are watched.
 func (r *Reconciler) claimGone(ctx context.Context, s *scope) (bool, error) {
+	if gone, err := services.ClaimsGone(ctx, r.LiveClient, s.capstan, s.clusterName()); err != nil || !gone {
+		return false, err
+	}
 	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.clusterName(), claimName(s.capstan))
 }

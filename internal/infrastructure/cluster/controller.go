@@ -1,7 +1,7 @@
 // Package cluster reconciles CapstanClusters: the network of a cluster's machines and the load balancer
 // in front of its API servers.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package cluster
 
 import (
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -51,31 +52,33 @@ type Reconciler struct {
 	Client client.Client
 	Pool   *connections.Pool
 
-	// NetworkPool and NetworkBits say where machine networks are taken from, and how large they are.
+	// NetworkPool and NetworkBits are the source and the size of machine networks.
 	NetworkPool netip.Prefix
 	NetworkBits int
+	// EndpointPorts are the ports for endpoints at the tunnel addresses of hosts.
+	EndpointPorts utilnet.PortRange
 
 	recorder   events.EventRecorder
 	frame      reconciling.Frame
 	controller capicontroller.Controller
-	// reserving makes the choice of a network and its record in spec one step. One process leads,
-	// so that nobody else chooses at the same time.
+	// reserving makes the choice of a network, an overlay or a port, and its record in spec, one step. Only the leader
+	// chooses.
 	reserving sync.Mutex
 	turns     turns
 }
 
-// scope is what one reconcile works on.
+// scope contains the objects of one reconcile.
 type scope struct {
 	cluster *clusterv1.Cluster
 	capstan *infrav1.CapstanCluster
-	// patch writes what changed since the object was read or last recorded.
+	// patch writes the changes since the object was read or last recorded.
 	patch *reconciling.Patch
 }
 
 func (s *scope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.cluster) }
 
 // clusterName is the name of the Cluster, which hosts need for every deletion. The owner reference and the label that
-// core writes hold it after the Cluster is gone.
+// core writes contain it after the Cluster is deleted.
 func (s *scope) clusterName() string { return clusterName(s.capstan) }
 
 func clusterName(c *infrav1.CapstanCluster) string {
@@ -89,6 +92,11 @@ func clusterName(c *infrav1.CapstanCluster) string {
 func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, idIndex, func(o client.Object) []string {
 		return []string{o.(*infrav1.CapstanCluster).Spec.ID}
+	}); err != nil {
+		return err
+	}
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &infrav1.CapstanCluster{}, vniIndex, func(o client.Object) []string {
+		return []string{vniOf(o.(*infrav1.CapstanCluster))}
 	}); err != nil {
 		return err
 	}
@@ -111,6 +119,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&infrav1.CapstanMachine{}, handler.EnqueueRequestsFromMapFunc(r.ofMachine), reconciling.IgnoreStatus()).
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofLabel), predicate.NewPredicateFuncs(isKubeconfig)).
 		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.all), hostChanged()).
+		Watches(&infrav1.CapstanCluster{}, handler.EnqueueRequestsFromMapFunc(r.rivals), reconciling.IgnoreStatus()).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.turns.source()).
@@ -125,7 +134,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if err := r.Client.Get(ctx, req.NamespacedName, c); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	// IC-06: not even the status of what others manage is written.
+	// IC-06: the status of an externally managed object is not written either.
 	if !r.Watches(c) || annotations.IsExternallyManaged(c) {
 		return ctrl.Result{}, nil
 	}
@@ -151,8 +160,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	}
 	res, err := r.reconcileNormal(ctx, s)
 	if err == nil {
-		// Everything that is waited for comes as an event, and the next one shall not wait for the
-		// object's turn: a member that joins the load balancer, or what the cluster waits for.
+		// Everything that a cluster waits for is an event, such as a new member of the load balancer. Events must not
+		// wait for the rate limit of the object.
 		r.controller.DeferNextReconcile(req, time.Now())
 	}
 	return res, err

@@ -28,7 +28,7 @@ import (
 func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) (ctrl.Result, error) {
 	if s.capstan.Spec.ID != "" && !hostaccess.Abandoned(s.capstan) {
 		if left, err := r.machinesLeft(ctx, s); err != nil || left > 0 {
-			// They are watched: the last one that goes leads here again.
+			// They are watched: the deletion of the last one triggers this reconcile again.
 			set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason,
 				"%d CapstanMachines of the cluster still exist", left)
 			return ctrl.Result{}, err
@@ -60,9 +60,9 @@ func (r *Reconciler) machinesLeft(ctx context.Context, s *scope) (int, error) {
 	return len(list.Items), err
 }
 
-// removeFromHosts asks every host that is connected, and says why one that is on record cannot be asked: it has the
-// load balancer, or had it. Networks without load balancer went with the last machine. It tries all hosts
-// before it fails.
+// removeFromHosts removes the load balancer from every connected host. It returns the reason if a recorded host, which
+// has or had the load balancer, cannot be reached. Networks without a load balancer were removed with the last machine.
+// It tries all hosts before it fails.
 func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting string, err error) {
 	list := &infrav1.CapstanHostList{}
 	if err := r.Client.List(ctx, list); err != nil {
@@ -97,8 +97,8 @@ func (r *Reconciler) removeFromHosts(ctx context.Context, s *scope) (waiting str
 	return waiting, err
 }
 
-// recordedHosts are the ids, by name, of the hosts that may have something of the load balancer's. Of what was made before
-// there was a record, only its last host is known.
+// recordedHosts returns the ids, by name, of the hosts that may have parts of the load balancer. For load balancers
+// that are older than the record, only the last host is known.
 func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
 	out := map[string]string{}
 	if lb := c.Spec.LoadBalancer; lb.HostID != "" {
@@ -110,7 +110,7 @@ func recordedHosts(c *infrav1.CapstanCluster) map[string]string {
 	return out
 }
 
-// unreachable returns the reason why a host that has the load balancer, or had it, cannot be asked; nothing when it can.
+// unreachable returns the reason why a host that has or had the load balancer cannot be reached, or "".
 func unreachable(name, id string, conn *connections.Host) string {
 	if conn == nil {
 		return fmt.Sprintf("Host %s, which has or had the cluster's load balancer, is not connected. If it is permanently lost, annotate the CapstanHost with %s",
@@ -122,8 +122,8 @@ func unreachable(name, id string, conn *connections.Host) string {
 // errNetworkInUse means that a host keeps the network, because machines are attached to it.
 var errNetworkInUse = errors.New("the network is in use")
 
-// remove takes what is the cluster's from a host. What another cluster has there under its id is not: this one is a
-// copy of that then, and has nothing there.
+// remove removes the objects of the cluster from a host. Objects of another cluster with the same id stay: this cluster
+// is then a copy and has nothing there.
 func remove(ctx context.Context, host *connections.Host, s *scope) error {
 	id, namespace, name := s.capstan.Spec.ID, s.capstan.Namespace, s.clusterName()
 	req := &hostpb.DeleteLoadBalancerRequest{Id: id, Namespace: namespace, Name: name}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,8 +25,26 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// idIndex finds a CapstanCluster by spec.id, which is all that a host knows of it.
+// idIndex finds a CapstanCluster by spec.id, the only field that hosts report.
 const idIndex = "spec.id"
+
+// vniIndex finds the CapstanClusters that claim one VXLAN network identifier.
+const vniIndex = "spec.network.overlay.vni"
+
+func vniOf(c *infrav1.CapstanCluster) string {
+	return strconv.Itoa(int(c.Spec.Network.Overlay.VNI))
+}
+
+// rivals maps a CapstanCluster to those with the same VXLAN network identifier: the change decides which of them can go on.
+func (r *Reconciler) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+	c := o.(*infrav1.CapstanCluster)
+	if !spans(c) {
+		return nil
+	}
+	return slices.DeleteFunc(r.listed(ctx, client.MatchingFields{vniIndex: vniOf(c)}), func(req reconcile.Request) bool {
+		return req.NamespacedName == client.ObjectKeyFromObject(c)
+	})
+}
 
 // ofLabel maps an object that carries the cluster's name to the CapstanCluster.
 func (r *Reconciler) ofLabel(ctx context.Context, o client.Object) []reconcile.Request {
@@ -54,21 +73,21 @@ func (r *Reconciler) withoutCluster(ctx context.Context, key client.ObjectKey) [
 	return requests(list)
 }
 
-// ofMachine maps a machine to the CapstanCluster, whose load balancer leads to control planes, and which waits
-// for all of them when it goes. Workers do not matter otherwise, and there may be thousands.
+// ofMachine maps a machine to its CapstanCluster: control plane machines are backends of the load balancer, and the deletion of a
+// cluster waits for all machines. Other events of workers matter only to a network that spans hosts, and there can be thousands.
 func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
 	out := r.ofLabel(ctx, o)
 	if len(out) == 0 || !r.isWorker(ctx, o) {
 		return out
 	}
 	c := &infrav1.CapstanCluster{}
-	if err := r.Client.Get(ctx, out[0].NamespacedName, c); err == nil && c.DeletionTimestamp.IsZero() {
+	if err := r.Client.Get(ctx, out[0].NamespacedName, c); err == nil && c.DeletionTimestamp.IsZero() && !spans(c) {
 		return nil
 	}
 	return out
 }
 
-// isWorker is false as well when nobody knows. A pool's machine has no Machine at first.
+// isWorker is also false if the role is unknown: a pool's machine has no Machine at first.
 func (r *Reconciler) isWorker(ctx context.Context, o client.Object) bool {
 	if _, ok := o.GetLabels()[infrav1.MachinePoolLabel]; ok {
 		return true
@@ -133,8 +152,7 @@ func becameInitialized() predicate.Predicate {
 	}
 }
 
-// isPreparedControlPlane passes control plane Machines whose bootstrap data is there: nothing is left to
-// do for them but to boot.
+// isPreparedControlPlane selects control plane Machines whose bootstrap data exists. Only their boot remains.
 func isPreparedControlPlane(o client.Object) bool {
 	m := o.(*clusterv1.Machine)
 	_, controlPlane := m.Labels[clusterv1.MachineControlPlaneLabel]
@@ -145,12 +163,13 @@ func isKubeconfig(o client.Object) bool {
 	return strings.HasSuffix(o.GetName(), "-"+string(secret.Kubeconfig))
 }
 
-// hostChanged passes what matters to clusters: hosts that come, go, change their spec, or are connected
-// or not. How full they are does not.
+// hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec and connection, but not the
+// free resources.
 func hostChanged() predicate.Predicate {
 	connected := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
-		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition)
+		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition) ||
+			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition)
 	}}
 	return predicate.Or(reconciling.IgnoreStatus(), connected)
 }

@@ -21,7 +21,7 @@ func noteHost(c *infrav1.CapstanCluster, name, id string) bool {
 	switch {
 	case i >= 0 && list[i] == want:
 		return false
-	case i >= 0: // The name means another host now, and whoever took hostID away said so (CTL-13).
+	case i >= 0: // The name now means another host, as the removal of hostID states (CTL-13).
 		list[i] = want
 	default:
 		c.Spec.LoadBalancerHosts = append(list, want)
@@ -30,23 +30,38 @@ func noteHost(c *infrav1.CapstanCluster, name, id string) bool {
 }
 
 // recordHost has the host on record before anything is made there: wherever the load balancer moves to, the host
-// is rid of it.
-func (r *Reconciler) recordHost(ctx context.Context, s *scope, host *connections.Host) error {
+// is rid of it. The first host on record decides whether the network spans several hosts.
+func (r *Reconciler) recordHost(ctx context.Context, s *scope, host *connections.Host, h *infrav1.CapstanHost) error {
 	before := s.capstan.DeepCopy()
+	first := len(s.capstan.Spec.LoadBalancerHosts) == 0
 	if !noteHost(s.capstan, host.Name(), host.ID()) {
 		return nil
+	}
+	if first {
+		s.capstan.Spec.LoadBalancerHosts = nil
+		r.reserving.Lock()
+		defer r.reserving.Unlock()
+		if err := r.chooseOverlay(ctx, s, h); err != nil {
+			return err
+		}
+		noteHost(s.capstan, host.Name(), host.ID())
 	}
 	return r.record(ctx, s, before)
 }
 
-// leaveFormerHosts removes the load balancer, and the network, from the hosts that it has moved away from. It does so before
-// the load balancer is made on its new host: two hosts of one box have one gateway, and there is one port for
-// both. A host that is not connected is left when it is: that is an event.
+// leaveFormerHosts removes the load balancer, and the network, from the hosts that it has moved away from, and from those
+// that have no machines of the cluster any more. It does so before the load balancer is made on its new host: two hosts of
+// one box have one gateway, and there is one port for both. A host that is not connected is left when it is: that
+// is an event.
 func (r *Reconciler) leaveFormerHosts(ctx context.Context, s *scope) error {
+	staying, err := r.hostsOf(ctx, s)
+	if err != nil {
+		return err
+	}
 	var left []infrav1.LoadBalancerHost
 	var errs []error
 	for _, former := range s.capstan.Spec.LoadBalancerHosts {
-		if former.Name == s.capstan.Spec.LoadBalancer.HostName {
+		if slices.Contains(staying, former.Name) {
 			continue
 		}
 		gone, err := r.leave(ctx, s, former)
@@ -68,7 +83,7 @@ func (r *Reconciler) leaveFormerHosts(ctx context.Context, s *scope) error {
 func (r *Reconciler) leave(ctx context.Context, s *scope, former infrav1.LoadBalancerHost) (gone bool, err error) {
 	h := &infrav1.CapstanHost{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: former.Name}, h); err != nil {
-		return false, client.IgnoreNotFound(err) // It may be created again; deletion says that it is missing.
+		return false, client.IgnoreNotFound(err) // It may be created again. The deletion reports that it is missing.
 	}
 	if hostaccess.Abandoned(h) {
 		return true, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
@@ -27,30 +28,46 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
 	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/infrastructure/placement"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// errWaiting ends a reconcile that an event will continue; a condition says what for.
+// errWaiting ends a reconcile that an event will continue. A condition names the event.
 var errWaiting = errors.New("waiting")
 
-// reconcileNormal goes through the contract's steps in their order (IC-11). Each one either is done, or
-// says in a condition what it waits for.
+// reconcileNormal runs the steps of the contract in their order (IC-11). Each step completes, or sets a condition that names the
+// missing prerequisite.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
 	usable, err := hostaccess.Usable(ctx, r.Client, s.capstan.Namespace, s.capstan.Spec.HostSelector)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	for _, step := range []func(context.Context, *scope, []infrav1.CapstanHost) error{
-		r.observeHosts, r.reserve, r.showDomains, r.ensureNetwork, r.claimAddress, r.ensureLoadBalancer,
-	} {
-		if err := step(ctx, s, usable); errors.Is(err, errWaiting) {
-			return ctrl.Result{}, nil
-		} else if err != nil {
-			return ctrl.Result{}, err
+	for _, step := range []func(context.Context, *scope, []infrav1.CapstanHost) error{r.observeHosts, r.reserve, r.showDomains} {
+		if err := step(ctx, s, usable); err != nil {
+			return ctrl.Result{}, unlessWaiting(err)
+		}
+	}
+	res, err := r.reconcileBalancerHost(ctx, s, usable)
+	// The other hosts of the cluster's network do not wait for that one.
+	return res, errors.Join(err, r.reconcileOverlay(ctx, s, usable))
+}
+
+// reconcileBalancerHost makes the network and the load balancer on the load balancer's host.
+func (r *Reconciler) reconcileBalancerHost(ctx context.Context, s *scope, usable []infrav1.CapstanHost) (ctrl.Result, error) {
+	for _, step := range []func(context.Context, *scope, []infrav1.CapstanHost) error{r.ensureNetwork, r.claimAddress, r.ensureLoadBalancer} {
+		if err := step(ctx, s, usable); err != nil {
+			return ctrl.Result{}, unlessWaiting(err)
 		}
 	}
 	return r.provision(ctx, s)
+}
+
+func unlessWaiting(err error) error {
+	if errors.Is(err, errWaiting) {
+		return nil
+	}
+	return err
 }
 
 // observeHosts looks whether there is a host that the cluster may use.
@@ -67,33 +84,41 @@ func (r *Reconciler) observeHosts(_ context.Context, s *scope, usable []infrav1.
 		set(s.capstan, infrav1.HostsAvailableCondition, metav1.ConditionTrue, infrav1.HostsAvailableReason, "")
 		return nil
 	}
-	// A cluster that has all it needs goes on as well as it can.
+	// A cluster with an id already has a host, so its other steps continue.
 	if s.capstan.Spec.ID == "" {
 		return errWaiting
 	}
 	return nil
 }
 
-// showDomains shows the failure domains of the hosts that the cluster may use (IC-04), which are those of its load
-// balancer's box: its network does not leave that. A domain stays while its hosts are away: control planes should
-// not move because of an outage.
+// showDomains shows the failure domains of the hosts that the cluster may use (IC-04) and that its network reaches. A
+// domain stays while its hosts are away, but gets no new control plane machines.
 func (r *Reconciler) showDomains(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	box, err := hostaccess.BoxOf(ctx, r.Client, r.Pool, s.capstan)
+	within, err := hostaccess.Within(ctx, r.Client, r.Pool, s.capstan)
 	if err != nil {
 		return err
 	}
-	s.capstan.Status.FailureDomains = failureDomains(hostaccess.OnBox(usable, r.Pool, box))
+	s.capstan.Status.FailureDomains = failureDomains(hostaccess.Reached(usable, r.Pool, within))
 	return nil
 }
 
 // failureDomains of hosts, by name; at most 100, which is all that the contract has room for. Control plane machines
-// would wait for ever in one where every host that may have them takes no more machines.
+// would wait for ever in one where every host that may have them takes no more machines, repels them by a taint, or is lost: the replacement of a
+// machine on a lost host must go elsewhere. If all of them are lost, there is no other place.
 func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
+	reached := slices.DeleteFunc(slices.Clone(usable), func(h infrav1.CapstanHost) bool {
+		return conditions.IsFalse(&h, infrav1.HostConnectedCondition)
+	})
+	if !slices.ContainsFunc(reached, takesControlPlane) {
+		reached = usable
+	}
 	byName := map[string]bool{}
 	for i := range usable {
-		name := placement.FailureDomain(&usable[i])
-		takes := !ptr.Deref(usable[i].Spec.Unschedulable, false) && usable[i].DeletionTimestamp.IsZero()
-		byName[name] = byName[name] || takes && placement.AllowsControlPlane(&usable[i])
+		byName[placement.FailureDomain(&usable[i])] = false
+	}
+	for i := range reached {
+		name := placement.FailureDomain(&reached[i])
+		byName[name] = byName[name] || takesControlPlane(reached[i])
 	}
 	var out []clusterv1.FailureDomain
 	for name, controlPlane := range byName {
@@ -106,6 +131,10 @@ func failureDomains(usable []infrav1.CapstanHost) []clusterv1.FailureDomain {
 		return 1
 	})
 	return out[:min(len(out), 100)]
+}
+
+func takesControlPlane(h infrav1.CapstanHost) bool {
+	return placement.Schedulable(&h) && h.DeletionTimestamp.IsZero() && placement.AllowsControlPlane(&h) && !placement.Repels(&h)
 }
 
 // connected returns the connection to a host, or nil.
@@ -145,6 +174,9 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason, "%s", err)
 		return errWaiting
 	}
+	if err := r.refuseRival(ctx, s); err != nil {
+		return err
+	}
 	lb := &s.capstan.Spec.LoadBalancer
 	if s.capstan.Spec.ID != "" && s.capstan.Spec.Network.MachineCIDR != "" && (lb.HostName != "" || external(s.capstan)) {
 		return nil
@@ -159,10 +191,13 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		return err
 	}
 	if lb.HostName == "" && !external(s.capstan) {
-		host, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{ControlPlane: true})
+		host, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{ControlPlane: true, AnyTaint: true})
 		if err != nil {
 			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.NoHostReason, "For the load balancer: %s", err)
 			return errWaiting
+		}
+		if err := r.chooseOverlay(ctx, s, &hostaccess.Named(usable, host)[0]); err != nil {
+			return err
 		}
 		lb.HostName, lb.HostID = host, r.hostID(host)
 		if lb.HostID != "" {
@@ -205,7 +240,7 @@ func (r *Reconciler) chooseNetwork(ctx context.Context, s *scope, refused netip.
 	cidr, err := network.Choose(r.NetworkPool, r.NetworkBits, taken, refused)
 	if err != nil {
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
-		return err // no event says that another plane's network became free
+		return err // there is no event when a network of another plane becomes free
 	}
 	s.capstan.Spec.Network.MachineCIDR = cidr.String()
 	metav1.SetMetaDataAnnotation(&s.capstan.ObjectMeta, infrav1.MachineCIDRFromPoolAnnotation, "")
@@ -221,28 +256,41 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	}
 	host, reason, why := r.balancerHost(s.capstan)
 	if host == nil {
-		// The load balancer is a process of its own: it may well serve while capstand does not answer.
+		if holder := r.endpointHolder(s); holder != "" {
+			// The cluster does not depend on its first host. MachineHealthChecks work only while both are True.
+			set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
+			set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionTrue, infrav1.LoadBalancerReadyReason, "Host %s has the virtual address. %s", holder, why)
+			return errWaiting
+		}
+		// The load balancer is a separate process, so it can serve while capstand does not answer.
 		setNetworkAndBalancer(s.capstan, metav1.ConditionUnknown, reason, why)
 		return errWaiting
 	}
 	made := owner.Same(host.LoadBalancer(s.capstan.Spec.ID), s.cluster)
-	// Whoever wrote the host to spec (ALL-18). What runs goes on, also when its host would not be chosen any more.
+	// The rule applies to any author of the host in spec (ALL-18). A running load balancer stays, even if its host would no longer be
+	// chosen.
 	if !made && len(hostaccess.Named(usable, host.Name())) == 0 {
 		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.HostNotAllowedReason, fmt.Sprintf(
 			"spec.loadBalancer.hostName is CapstanHost %s, which does not admit namespace %s, or does not match spec.hostSelector: set another host, or change its spec.allowedNamespaces and labels",
 			host.Name(), s.capstan.Namespace))
 		return errWaiting // A change of the CapstanHost is the event.
 	}
-	if err := r.recordHost(ctx, s, host); err != nil {
+	h, err := r.capstanHost(ctx, host.Name())
+	if err != nil {
+		return err
+	}
+	if err := r.recordHost(ctx, s, host, h); err != nil {
 		return err
 	}
 	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) && made {
 		return nil
 	}
-	_, err := host.EnsureNetwork(ctx, &hostpb.Network{
-		Id: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name,
-		Cidr: s.capstan.Spec.Network.MachineCIDR, Ipv6Cidr: s.capstan.Spec.Network.MachineIPv6CIDR,
-	})
+	if spans(s.capstan) && h.Spec.TunnelAddress == "" {
+		setNetworkAndBalancer(s.capstan, metav1.ConditionFalse, infrav1.NetworkInvalidReason, fmt.Sprintf(
+			"spec.network.overlay is set, but CapstanHost %s of spec.loadBalancer has no spec.tunnelAddress: set it, or set another spec.loadBalancer.hostName", h.Name))
+		return errWaiting // A change of the CapstanHost is the event.
+	}
+	_, err = host.EnsureNetwork(ctx, overlay.Network(s.capstan, s.key(), h.Spec.TunnelAddress))
 	if err == nil {
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "")
 		return nil
@@ -250,30 +298,31 @@ func (r *Reconciler) ensureNetwork(ctx context.Context, s *scope, usable []infra
 	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason,
 		"Host %s refused network %s: %s", host.Name(), s.capstan.Spec.Network, connections.Message(err))
 	if mayChooseAgain(s.capstan, refusal.Of(err)) {
-		return r.chooseAgain(ctx, s)
+		return r.chooseAgain(ctx, s, refusal.Of(err).Subject)
 	}
 	return fmt.Errorf("network %s on host %s: %w", s.capstan.Spec.Network, host.Name(), err)
 }
 
-// mayChooseAgain returns whether a host refused the machine network for a conflict, the controller chose that network,
+// mayChooseAgain returns whether a host refused the machine network for a conflict, the controller chose the part that conflicts,
 // and no machine uses it yet. The controller never chooses the IPv6 network.
 func mayChooseAgain(c *infrav1.CapstanCluster, r *hostpb.Refusal) bool {
 	_, ours := c.Annotations[infrav1.MachineCIDRFromPoolAnnotation]
-	return ours && r.Reason == hostpb.Refusal_NETWORK_CONFLICT && r.Subject == c.Spec.Network.MachineCIDR &&
-		!ptr.Deref(c.Status.Initialization.Provisioned, false)
+	return (ours && r.Subject == c.Spec.Network.MachineCIDR || isVNI(c, r.Subject)) &&
+		r.Reason == hostpb.Refusal_NETWORK_CONFLICT && !ptr.Deref(c.Status.Initialization.Provisioned, false)
 }
 
-// chooseAgain tries the network behind the one that a host refused.
-func (r *Reconciler) chooseAgain(ctx context.Context, s *scope) error {
-	refused, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)
-	if err != nil {
-		return err
-	}
+// isVNI reports whether the subject of a refusal is the cluster's VXLAN network identifier.
+func isVNI(c *infrav1.CapstanCluster, subject string) bool {
+	return spans(c) && subject == strconv.Itoa(int(c.Spec.Network.Overlay.VNI))
+}
+
+// chooseAgain tries the network, or the VXLAN network identifier, behind the one that a host refused.
+func (r *Reconciler) chooseAgain(ctx context.Context, s *scope, subject string) error {
 	r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.NetworkRefusedReason, "ChooseNetwork",
 		"%s", conditions.GetMessage(s.capstan, infrav1.NetworkReadyCondition))
 	r.reserving.Lock()
 	before := s.capstan.DeepCopy()
-	err = r.chooseNetwork(ctx, s, refused)
+	err := r.chooseOther(ctx, s, subject)
 	if err == nil {
 		err = r.record(ctx, s, before)
 	}
@@ -284,6 +333,17 @@ func (r *Reconciler) chooseAgain(ctx context.Context, s *scope) error {
 	// The next network is tried by the next reconcile, so that a host that refuses everything does
 	// not hold a worker: the change of spec is the event that leads to it.
 	return errWaiting
+}
+
+func (r *Reconciler) chooseOther(ctx context.Context, s *scope, subject string) error {
+	if isVNI(s.capstan, subject) {
+		return r.chooseVNI(ctx, s, s.capstan.Spec.Network.Overlay.VNI)
+	}
+	refused, err := netip.ParsePrefix(subject)
+	if err != nil {
+		return err
+	}
+	return r.chooseNetwork(ctx, s, refused)
 }
 
 // ensureLoadBalancer makes the load balancer, keeps its members (IM-06), and records the endpoint (IC-10).
@@ -300,16 +360,35 @@ func (r *Reconciler) ensureLoadBalancer(ctx context.Context, s *scope, _ []infra
 	if err != nil {
 		return err
 	}
+	h, err := r.capstanHost(ctx, host.Name())
+	if err != nil {
+		return err
+	}
 	leaving := r.leaveFormerHosts(ctx, s)
 	adoptEndpoint(s)
-	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends))
+	if err := cmp.Or(r.chooseVirtual(ctx, s, h), r.refuseRivalEndpoint(ctx, s)); err != nil {
+		return errors.Join(err, leaving)
+	}
+	on := loadbalancer.Host{Name: h.Name, Tunnel: h.Spec.TunnelAddress, Virtual: r.virtualAddress(s, h, host)}
+	if loadbalancer.NeedsPort(s.capstan, on) {
+		if err := r.choosePort(ctx, s, on, 0); err != nil {
+			return errors.Join(err, leaving)
+		}
+	}
+	lb, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(s.capstan, s.key(), backends, on))
+	if refusal.Of(err).GetReason() == hostpb.Refusal_PORT_IN_USE && mayChoosePortAgain(s.capstan) {
+		if err := r.choosePort(ctx, s, on, s.capstan.Spec.LoadBalancer.Port); err != nil {
+			return err
+		}
+		return cmp.Or(leaving, errWaiting) // The change of spec is the event.
+	}
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
 			"Host %s refused the load balancer: %s", host.Name(), connections.Message(err))
 		return errors.Join(fmt.Errorf("load balancer on host %s: %w", host.Name(), err), leaving)
 	}
 	s.capstan.Spec.LoadBalancer.HostID = host.ID() // also after hostName was changed
-	if err := recordEndpoint(s); err != nil {
+	if err := recordEndpoint(s, on); err != nil {
 		return err
 	}
 	if !lb.GetServing() {
@@ -333,11 +412,11 @@ func adoptEndpoint(s *scope) {
 	}
 }
 
-// recordEndpoint fills in what the user left open: host and port of the load balancer.
-func recordEndpoint(s *scope) error {
+// recordEndpoint sets the empty fields of the endpoint: host and port of the load balancer.
+func recordEndpoint(s *scope, on loadbalancer.Host) error {
 	endpoint := &s.capstan.Spec.ControlPlaneEndpoint
 	if endpoint.Host == "" {
-		endpoint.Host = cmp.Or(s.capstan.Spec.LoadBalancer.BindAddress, s.capstan.Spec.LoadBalancer.Address)
+		endpoint.Host = loadbalancer.Additional(s.capstan, on)
 	}
 	if endpoint.Host == "" {
 		cidr, err := netip.ParsePrefix(s.capstan.Spec.Network.MachineCIDR)

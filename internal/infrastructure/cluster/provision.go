@@ -30,7 +30,7 @@ const (
 	turnWait = 2 * time.Minute
 )
 
-// provision reports whether the infrastructure is there (IC-02).
+// provision sets initialization.provisioned when the infrastructure exists (IC-02).
 func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, error) {
 	key := client.ObjectKeyFromObject(s.capstan)
 	if ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false) {
@@ -45,7 +45,7 @@ func (r *Reconciler) provision(ctx context.Context, s *scope) (ctrl.Result, erro
 	}
 	waited := time.Since(conditions.GetLastTransitionTime(s.capstan, infrav1.LoadBalancerReadyCondition).Time)
 	if wait := holdForPreparation(s.cluster.Spec.ControlPlaneRef, prepared || r.StrictContract, waited); wait > 0 {
-		// The Secret and the Machine are the events; the timer bounds the wait for what may never come.
+		// The Secret and the Machine are the events. The timer bounds the wait, because they may never appear.
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	if prepared && waited < turnWait {
@@ -88,8 +88,8 @@ func (r *Reconciler) prepared(ctx context.Context, s *scope) (bool, error) {
 	return slices.ContainsFunc(machines.Items, func(m clusterv1.Machine) bool { return isPreparedControlPlane(&m) }), err
 }
 
-// slots is how many clusters may boot on the load balancer's host at the same time: an API server
-// needs two processors to be up in time.
+// slots returns how many clusters may boot on the load balancer's host at the same time, because an API server needs
+// two processors to start in time.
 func (r *Reconciler) slots(s *scope) int {
 	host := r.connected(s.capstan.Spec.LoadBalancer.HostName)
 	if host == nil || host.Info() == nil {

@@ -7,8 +7,8 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// TestFreeMemory: a host tells of a machine and of what it has left in any order. In none of them does a
-// machine count twice, and whoever waits for room hears of it.
+// TestFreeMemory: a host reports a machine and its free memory in any order. No machine counts twice in any order, and an event
+// reports each increase of free memory.
 func TestFreeMemory(t *testing.T) {
 	const gib = int64(1) << 30
 	info := func(allocated int64) *hostpb.Event {
@@ -31,6 +31,9 @@ func TestFreeMemory(t *testing.T) {
 	}
 	promise := step{func(h *Host) { h.Promise("a", 2*gib) }, 8, false}
 	changed, deleted := hostpb.Event_CHANGED, hostpb.Event_DELETED
+	grow := step{func(h *Host) { h.PromiseGrowth("a", 5*gib) }, 5, false}
+	grown := machine(changed)
+	grown.GetMachine().Spec.MemoryBytes = 5 * gib
 	for name, steps := range map[string][]step{
 		"the account comes before the machine": {promise, apply(info(2*gib), 8, true), apply(machine(changed), 8, false)},
 		"the machine comes before the account": {promise, apply(machine(changed), 8, false), apply(info(2*gib), 8, true)},
@@ -40,7 +43,16 @@ func TestFreeMemory(t *testing.T) {
 		"the machine has gone before the account is smaller": {
 			apply(machine(changed), 8, false), apply(info(2*gib), 8, true), apply(machine(deleted), 8, false), apply(info(0), 10, true),
 		},
-		"a promise is taken back": {promise, {func(h *Host) { h.Release("a") }, 10, true}},
+		"a machine grows: the account comes before the machine": {
+			apply(machine(changed), 8, false), apply(info(2*gib), 8, true), grow, apply(info(5*gib), 2, true), apply(grown, 5, true),
+		},
+		"a machine grows: the machine comes before the account": {
+			apply(machine(changed), 8, false), apply(info(2*gib), 8, true), grow, apply(machine(changed), 5, false), apply(grown, 5, false), apply(info(5*gib), 5, true),
+		},
+		"a growth is taken back":                  {apply(machine(changed), 8, false), apply(info(2*gib), 8, true), grow, {func(h *Host) { h.Release("a") }, 8, true}},
+		"a machine that grows is deleted":         {apply(machine(changed), 8, false), grow, apply(machine(deleted), 10, true)},
+		"a machine that nobody has does not grow": {{func(h *Host) { h.PromiseGrowth("a", 5*gib) }, 10, false}},
+		"a promise is taken back":                 {promise, {func(h *Host) { h.Release("a") }, 10, true}},
 		"nobody is told before the host is connected": {
 			{func(h *Host) { h.err = errors.New("connecting") }, 10, false}, apply(info(gib), 9, false), apply(info(0), 10, false),
 		},

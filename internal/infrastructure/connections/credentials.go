@@ -20,8 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// loadCredentials reads the Secret of a host. They are empty for a unix socket, whose file permissions say who may
-// connect.
+// loadCredentials reads the Secret of a host. They are empty for a unix socket, whose file permissions control access.
 func loadCredentials(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (credentials.Client, error) {
 	if local(host.Spec.Address) {
 		return credentials.Client{}, nil
@@ -74,6 +73,11 @@ func (h *Host) Look(ctx context.Context, now time.Time) error {
 	if served == nil || now.Before(expiry.Of("server", served).Due()) {
 		return nil
 	}
+	return h.Handshake(ctx, now)
+}
+
+// Handshake makes a handshake, to see the certificate that the host shows now.
+func (h *Host) Handshake(ctx context.Context, now time.Time) error {
 	conn, err := (&net.Dialer{Timeout: callTimeout}).DialContext(ctx, "tcp", h.address)
 	if err != nil {
 		return err
@@ -88,6 +92,12 @@ func (h *Host) Look(ctx context.Context, now time.Time) error {
 	_, _, err = transport.ClientHandshake(ctx, h.address, conn)
 	return err
 }
+
+// Served is the certificate of the host at the last handshake, nil before the first one.
+func (h *Host) Served() *x509.Certificate { return h.served.Load() }
+
+// Credentials are the calls for the certificates of the connection.
+func (h *Host) Credentials() hostpb.CredentialsClient { return hostpb.NewCredentialsClient(h.conn) }
 
 // Renewed are other credentials, which the host has signed.
 func (h *Host) Renewed(ctx context.Context) (credentials.Client, error) {

@@ -25,7 +25,7 @@ import (
 const (
 	// callTimeout bounds every call but Watch: a capstand that hangs must not hold a worker.
 	callTimeout = 20 * time.Second
-	// maxMessageBytes: bootstrap data is at most what fits into a Secret, 1 MiB.
+	// maxMessageBytes is enough for bootstrap data, which fits into a Secret and has at most 1 MiB.
 	maxMessageBytes = 8 << 20
 
 	minBackoff = 100 * time.Millisecond
@@ -35,8 +35,8 @@ const (
 // ErrConnecting is the state of a host that has not answered yet.
 var ErrConnecting = errors.New("connecting")
 
-// Host is the connection to one host and the mirror of what is on it. The messages that it
-// returns are shared: they must not be changed.
+// Host is the connection to one host and a mirror of its objects. The returned messages are shared and must not be
+// changed.
 type Host struct {
 	hostpb.HostClient
 
@@ -47,18 +47,24 @@ type Host struct {
 	notify        func(Event)
 	stop          context.CancelFunc
 	stopped       context.Context
+	// managementCluster identifies the management cluster to the host.
+	managementCluster func(context.Context) (string, error)
 
 	mu            sync.RWMutex
-	err           error // nil while connected
+	err           error     // nil while connected
+	since         time.Time // of the loss of the connection, or of the first attempt
 	info          *hostpb.HostInfo
 	machines      map[string]*hostpb.Machine
 	loadBalancers map[string]*hostpb.LoadBalancer
 	promised      map[string]int64
-	removals      int  // of machines, told by the host
+	removals      int // of machines, reported by the host
+	spans         map[string]*span
+	services      map[string]*hostpb.SetServicesRequest
+	forgotten     int  // counts the spans that were forgotten
 	noClaims      bool // the host's capstand is older than claims
 }
 
-func newHost(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, notify func(Event)) (*Host, error) {
+func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, error) {
 	served := &atomic.Pointer[x509.Certificate]{}
 	transport, err := transport(address, creds, served.Store)
 	if err != nil {
@@ -66,7 +72,7 @@ func newHost(name, address string, creds credentials.Client, keepalive hostpb.Ke
 	}
 	conn, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(transport),
-		keepalive.Client(),
+		p.Keepalive.Client(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: maxBackoff,
@@ -82,11 +88,14 @@ func newHost(name, address string, creds credentials.Client, keepalive hostpb.Ke
 		HostClient: hostpb.NewHostClient(conn),
 		name:       name, address: address, credentials: creds,
 		served: served,
-		conn:   conn, notify: notify, stop: cancel, stopped: ctx,
+		conn:   conn, notify: p.notify, stop: cancel, stopped: ctx, managementCluster: p.managementCluster,
 		err:           ErrConnecting,
+		since:         time.Now(),
 		machines:      map[string]*hostpb.Machine{},
 		loadBalancers: map[string]*hostpb.LoadBalancer{},
 		promised:      map[string]int64{},
+		spans:         map[string]*span{},
+		services:      map[string]*hostpb.SetServicesRequest{},
 	}, nil
 }
 
@@ -99,23 +108,59 @@ func withTimeout(ctx context.Context, method string, req, reply any, conn *grpc.
 // Name of the CapstanHost.
 func (h *Host) Name() string { return h.name }
 
-// Connected returns nil while the mirror follows the host, and otherwise why it does not. A host that is gone without a
-// word is one that does not answer in the time that the pool's Keepalive gives it.
+// Connected returns nil while the mirror follows the host, and the reason otherwise. A host that disappeared silently
+// is detected by the pool's Keepalive.
 func (h *Host) Connected() error {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
+	if h.err == nil {
+		return incompatible(h.info)
+	}
 	return h.err
 }
 
-// Info is what the host is and has, as it last said; nil when it never did.
+// Away returns for how long the host has not been connected, as far as this process knows; 0 while it is. The clock is monotonic.
+func (h *Host) Away() time.Duration {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.err == nil {
+		return 0
+	}
+	return time.Since(h.since)
+}
+
+// IncompatibleError is the state of a host whose capstand this manager cannot use.
+type IncompatibleError struct{ message string }
+
+func (e IncompatibleError) Error() string { return e.message }
+
+// incompatible returns an IncompatibleError if the versions of a host's capstand and of this manager do not work together. A
+// capstand without a version in its report has version 1.
+func incompatible(info *hostpb.HostInfo) error {
+	if version := max(info.GetProtocolVersion(), 1); version < hostpb.MinimumHostVersion || version > hostpb.MaximumHostVersion {
+		side := "capstand"
+		if version > hostpb.MaximumHostVersion {
+			side = "the manager"
+		}
+		return IncompatibleError{fmt.Sprintf("expected a protocol version of capstand from %d to %d, found %d (capstand %s): upgrade %s first. The machines of the host continue unchanged",
+			hostpb.MinimumHostVersion, hostpb.MaximumHostVersion, version, info.GetCapstandVersion(), side)}
+	}
+	if minimum := info.GetMinimumManagerVersion(); minimum > hostpb.ProtocolVersion {
+		return IncompatibleError{fmt.Sprintf("capstand %s expects managers with protocol version %d at least, found %d: upgrade the manager first. The machines of the host continue unchanged",
+			info.GetCapstandVersion(), minimum, hostpb.ProtocolVersion)}
+	}
+	return nil
+}
+
+// Info returns the last reported properties and resources of the host, or nil before the first report.
 func (h *Host) Info() *hostpb.HostInfo {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.info
 }
 
-// ID is the identity that the host's capstand has made for itself. A host says it before all else: it is known
-// while the host is connected.
+// ID is the identity that the host's capstand has created. A host reports it first, so it is known while the host is
+// connected.
 func (h *Host) ID() string { return h.Info().GetId() }
 
 // Machine returns the machine as the host last described it, or nil. Nil means that the host does not
@@ -145,7 +190,7 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	// Not what an event may have told us already, or a removal that has overtaken the answer.
+	// An event may already have delivered newer state, or a removal.
 	if id := m.GetSpec().GetId(); h.err == nil && h.machines[id] == nil && h.removals == before {
 		h.machines[id] = m
 		delete(h.promised, id)
@@ -153,13 +198,14 @@ func (h *Host) EnsureMachine(ctx context.Context, r *hostpb.EnsureMachineRequest
 	return m, nil
 }
 
-// Claim records on the host that the machine's object is in the management cluster, if another one or none is recorded. A host
-// whose capstand is older than claims is not asked again until it connects anew.
+// Claim records on the host that the machine's object is in the management cluster, if another one or none is recorded, and
+// lets an unconfirmed machine start.
+// A host whose capstand does not support claims gets no further request until it connects again.
 func (h *Host) Claim(ctx context.Context, m *hostpb.Machine, managementCluster string) error {
 	h.mu.RLock()
 	skip := h.noClaims
 	h.mu.RUnlock()
-	if skip || m.GetStatus().GetManagementCluster() == managementCluster {
+	if skip || m.GetStatus().GetManagementCluster() == managementCluster && !m.GetStatus().GetUnconfirmed() {
 		return nil
 	}
 	_, err := h.ClaimMachine(ctx, &hostpb.ClaimMachineRequest{
@@ -191,6 +237,43 @@ func (h *Host) Promise(id string, bytes int64) {
 	}
 }
 
+// PromiseGrowth sets the memory aside that a machine of the host gets by an update in place, until the host reports it.
+// bytes is the machine's memory after the update. Release takes it back.
+func (h *Host) PromiseGrowth(id string, bytes int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if m := h.machines[id]; m != nil && m.GetSpec().GetMemoryBytes() < bytes {
+		h.promised[id] = bytes
+	}
+}
+
+// UpdateMachine updates a machine in place. The mirror has the result at once: until the host's event comes, its new memory
+// would seem to be free.
+func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest, opts ...grpc.CallOption) (*hostpb.Machine, error) {
+	h.mu.RLock()
+	before := h.machines[r.GetSpec().GetId()]
+	h.mu.RUnlock()
+	m, err := h.HostClient.UpdateMachine(ctx, r, opts...)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// An event may already have delivered newer state, or a removal.
+	if id := m.GetSpec().GetId(); h.err == nil && before != nil && h.machines[id] == before {
+		h.machines[id] = m
+		h.kept(m)
+	}
+	return m, nil
+}
+
+// kept drops the promise of a machine that has the promised memory.
+func (h *Host) kept(m *hostpb.Machine) {
+	if id := m.GetSpec().GetId(); h.promised[id] <= m.GetSpec().GetMemoryBytes() {
+		delete(h.promised, id)
+	}
+}
+
 // Release takes a promise back.
 func (h *Host) Release(id string) {
 	h.mu.Lock()
@@ -203,25 +286,31 @@ func (h *Host) Release(id string) {
 	}
 }
 
-// FreeMemory is what is left for new machines, in bytes; what was promised counts as used. Whenever it
-// grows, an Event tells so.
+// FreeMemory returns the free memory for new machines, in bytes. Promised memory counts as used. An Event reports each
+// increase.
 func (h *Host) FreeMemory() int64 {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	return h.freeMemory()
 }
 
-// freeMemory goes by our own account or the host's, whichever is higher: either may be the first to know of a
-// machine. A promised machine that the host has made already is in both, and must not count twice.
+// freeMemory uses the higher of two sums, that of the manager and that of the host, because either may contain a
+// machine first. A promised machine that the host has already created is in both and counts once. The promised growth of a
+// machine is in neither.
 func (h *Host) freeMemory() int64 {
 	var used int64
+	var growth int64
 	for _, m := range h.machines {
 		used += m.GetSpec().GetMemoryBytes()
 	}
-	for _, bytes := range h.promised {
+	for id, bytes := range h.promised {
+		if m := h.machines[id]; m != nil {
+			growth += max(0, bytes-m.GetSpec().GetMemoryBytes())
+			continue
+		}
 		used += bytes
 	}
-	return h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes())
+	return h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes()) - growth
 }
 
 func (h *Host) close() {
@@ -254,7 +343,11 @@ func (h *Host) run(ctx context.Context) {
 
 // watch opens one stream and applies its events until it breaks.
 func (h *Host) watch(ctx context.Context) (synced bool, err error) {
-	stream, err := h.Watch(ctx, &hostpb.WatchRequest{})
+	id, err := h.managementCluster(ctx)
+	if err != nil {
+		return false, err
+	}
+	stream, err := h.Watch(ctx, &hostpb.WatchRequest{ManagementCluster: id})
 	if err != nil {
 		return false, err
 	}
@@ -291,9 +384,14 @@ func (h *Host) apply(e *hostpb.Event) {
 		claimed = have != nil && have.GetStatus().GetManagementCluster() != o.Machine.GetStatus().GetManagementCluster()
 		if gone {
 			h.removals++
+			h.forget(o.Machine.GetSpec().GetNetwork().GetId()) // the host may remove a network together with its last machine
 		}
 		put(h.machines, o.Machine.GetSpec().GetId(), o.Machine, gone)
-		delete(h.promised, o.Machine.GetSpec().GetId())
+		if gone {
+			delete(h.promised, o.Machine.GetSpec().GetId())
+		} else {
+			h.kept(o.Machine)
+		}
 	case *hostpb.Event_LoadBalancer:
 		out.LoadBalancer = o.LoadBalancer
 		put(h.loadBalancers, o.LoadBalancer.GetId(), o.LoadBalancer, gone)
@@ -322,11 +420,13 @@ func put[T any](m map[string]T, id string, v T, gone bool) {
 	m[id] = v
 }
 
-// synced drops what the host no longer has and says that the host is connected.
+// synced drops the objects that the host no longer has, and marks the host as connected.
 func (h *Host) synced(present map[string]bool) {
 	var lost []Event
 	h.mu.Lock()
 	h.err, h.noClaims = nil, false
+	h.spans, h.services = map[string]*span{}, map[string]*hostpb.SetServicesRequest{}
+	h.forgotten++
 	for id, m := range h.machines {
 		if !present[id] {
 			delete(h.machines, id)
@@ -351,6 +451,9 @@ func (h *Host) disconnected(err error) {
 	h.mu.Lock()
 	before := h.err
 	h.err = errors.New(Message(err))
+	if before == nil {
+		h.since = time.Now()
+	}
 	changed := before == nil || before.Error() != h.err.Error()
 	h.mu.Unlock()
 	if changed {
@@ -358,7 +461,7 @@ func (h *Host) disconnected(err error) {
 	}
 }
 
-// Message is what a host said, without the wording of gRPC around it.
+// Message returns the error text of a host without gRPC's prefix.
 func Message(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()

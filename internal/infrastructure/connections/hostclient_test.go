@@ -33,7 +33,7 @@ import (
 
 const gib = 1 << 30
 
-// connect connects with a pool that was changed by setup.
+// connect connects to a host with a pool that setup can change.
 func connect(t *testing.T, address string, setup ...func(*connections.Pool)) (*WithT, *connections.Pool, *connections.Host, chan connections.Event) {
 	t.Helper()
 	g := NewWithT(t)
@@ -64,7 +64,7 @@ func ensure(g *WithT, h *connections.Host, id, name, address string, memory int6
 	g.Expect(err).NotTo(HaveOccurred())
 }
 
-// The mirror follows the host, through an outage, in which a machine is lost.
+// The mirror follows the host, also after an outage in which a machine is lost.
 func TestMirrorSurvivesAnOutage(t *testing.T) {
 	server := fakehost.New(t)
 	g, pool, h, events := connect(t, server.Address())
@@ -102,7 +102,7 @@ func drain(events chan connections.Event) {
 	}
 }
 
-// A host that is not there yet is found as soon as it is.
+// A host that starts later is connected as soon as it serves.
 func TestConnectsLater(t *testing.T) {
 	server := fakehost.New(t)
 	server.Stop()
@@ -112,7 +112,7 @@ func TestConnectsLater(t *testing.T) {
 	g.Eventually(h.Connected).Should(Succeed())
 }
 
-// Memory that was promised counts as used until the host itself counts it.
+// Promised memory counts as used until the host reports the machine.
 func TestPromisesCountOnce(t *testing.T) {
 	server := fakehost.New(t)
 	g, _, h, _ := connect(t, server.Address())

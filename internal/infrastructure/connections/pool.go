@@ -1,7 +1,7 @@
-// Package connections keeps a connection to every CapstanHost and a mirror of what is on it. Each host
-// is watched with one stream; changes become reconcile requests, so that no reconciler polls.
+// Package connections maintains a connection to every CapstanHost and a mirror of its objects. Each host is watched
+// with one stream; changes become reconcile requests, so that no reconciler polls.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package connections
 
 import (
@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,17 +20,17 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Event says what changed on a host. Exactly one of the fields behind Host is set.
+// Event describes a change on a host. Exactly one of the fields after Host is set.
 type Event struct {
 	// Host is the name of the CapstanHost.
 	Host string
-	// Machine that changed, or as it last was when it is gone.
+	// Machine that changed, or its last state if it was removed.
 	Machine *hostpb.Machine
-	// LoadBalancer that changed, or as it last was when it is gone.
+	// LoadBalancer that changed, or its last state if it was removed.
 	LoadBalancer *hostpb.LoadBalancer
 	// Connection is true if the host was connected or disconnected.
 	Connection bool
-	// Capacity is true if what the host has, or has left, changed.
+	// Capacity is true if the total or the free resources of the host changed.
 	Capacity bool
 	// Claimed is true if a machine has another management cluster.
 	Claimed bool
@@ -39,6 +40,9 @@ type Event struct {
 type Pool struct {
 	// Keepalive of the connections; to be set before the first one.
 	Keepalive hostpb.Keepalive
+	// ManagementCluster returns the identity of the management cluster, with which hosts record when a manager was last
+	// connected; to be set before the first connection. Without it they record nothing.
+	ManagementCluster func(context.Context) (string, error)
 
 	ctx     context.Context
 	secrets client.Reader
@@ -46,11 +50,20 @@ type Pool struct {
 	mu        sync.RWMutex
 	hosts     map[string]*Host
 	receivers []func(Event)
+	// removed is when the last host was disconnected for good, or the pool was made.
+	removed time.Time
 }
 
 // NewPool returns an empty pool. The connections end with ctx. secrets reads the credentials' Secrets.
 func NewPool(ctx context.Context, secrets client.Reader) *Pool {
-	return &Pool{Keepalive: hostpb.DefaultKeepalive, ctx: ctx, secrets: secrets, hosts: map[string]*Host{}}
+	return &Pool{Keepalive: hostpb.DefaultKeepalive, ctx: ctx, secrets: secrets, hosts: map[string]*Host{}, removed: time.Now()}
+}
+
+func (p *Pool) managementCluster(ctx context.Context) (string, error) {
+	if p.ManagementCluster == nil {
+		return "", nil
+	}
+	return p.ManagementCluster(ctx)
 }
 
 // Connect makes sure that there is a connection to the host and returns it. It does not wait until the
@@ -69,7 +82,7 @@ func (p *Pool) Connect(ctx context.Context, host *infrav1.CapstanHost) (*Host, e
 		}
 		h.close()
 	}
-	h, err := newHost(host.Name, host.Spec.Address, creds, p.Keepalive, p.notify)
+	h, err := newHost(host.Name, host.Spec.Address, creds, p)
 	if err != nil {
 		delete(p.hosts, host.Name)
 		return nil, err
@@ -86,7 +99,28 @@ func (p *Pool) Disconnect(name string) {
 	if h := p.hosts[name]; h != nil {
 		h.close()
 		delete(p.hosts, name)
+		p.removed = time.Now()
 	}
+}
+
+// Unchanged returns for how long no host was removed from the pool.
+func (p *Pool) Unchanged() time.Duration {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return time.Since(p.removed)
+}
+
+// WithID returns the names of the connections to the host with an id, sorted.
+func (p *Pool) WithID(id string) (names []string) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for name, h := range p.hosts {
+		if id != "" && h.ID() == id {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Get returns the host of that name, or nil when there is no connection to be had: the CapstanHost does
@@ -97,7 +131,8 @@ func (p *Pool) Get(name string) *Host {
 	return p.hosts[name]
 }
 
-// Addresses are those that machines have in a network, by what the hosts last said. The machine of the given id does not count.
+// Addresses returns the addresses of machines in a network, as the hosts last reported them. The machine of the given
+// id does not count.
 func (p *Pool) Addresses(networkID, except string) map[string]bool {
 	p.mu.RLock()
 	hosts := slices.Collect(maps.Values(p.hosts))

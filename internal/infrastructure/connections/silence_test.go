@@ -18,9 +18,8 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
-// line is the network between a manager and a host. Cut, it swallows what is sent and closes nothing, as a box that lost
-// its power; mended, it carries new connections, and those of before stay as they are. newLine returns the address of the
-// manager's end.
+// line is the network between a manager and a host. A cut line drops all data and closes no connection, like a box without power.
+// A repaired line carries new connections, and old connections stay silent. newLine returns the address of the manager's end.
 type line struct {
 	to  string
 	cut atomic.Pointer[atomic.Bool]
@@ -52,7 +51,7 @@ func newLine(t *testing.T, to string) (*line, string) {
 	return l, "unix://" + listener.Addr().String()
 }
 
-// connect connects a client to the host, over the line as it is now.
+// connect connects a client to the host over the line in its current state.
 func (l *line) connect(t *testing.T, client net.Conn) {
 	t.Cleanup(func() { _ = client.Close() })
 	host, err := net.Dial("unix", l.to)
@@ -72,7 +71,7 @@ func (l *line) connect(t *testing.T, client net.Conn) {
 func (l *line) sever() { l.cut.Load().Store(true) }
 func (l *line) mend()  { l.cut.Store(&atomic.Bool{}) }
 
-// reset ends the connections of now, whatever is on its way.
+// reset closes the current connections and drops data in transit.
 func (l *line) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +81,7 @@ func (l *line) reset() {
 	l.open = nil
 }
 
-// carry copies until one end closes; neither hears of the other over a line that is cut.
+// carry copies data until one end closes. Over a cut line, neither end notices this.
 func (l *line) carry(from, to net.Conn, cut *atomic.Bool) {
 	data := make([]byte, 32<<10)
 	for {
@@ -104,8 +103,8 @@ func (l *line) carry(from, to net.Conn, cut *atomic.Bool) {
 	}
 }
 
-// A host that is gone without a word is noticed, and so is a manager: whoever waits is told, the host keeps no watch for it, and
-// all is as before when the network is.
+// Both sides detect a silent loss of the other. Pending calls fail, the host ends its watch, and the normal state returns with the
+// network.
 func TestSilence(t *testing.T) {
 	const answer = time.Second
 	server := fakehost.New(t, func(h *fakehost.Host) { h.Keepalive = hostpb.Keepalive{Idle: time.Second, Answer: answer} })
@@ -131,8 +130,8 @@ func TestSilence(t *testing.T) {
 	g.Expect(h.Machine("id-1")).To(BeNil())
 }
 
-// A line that delays everything and breaks again and again: each machine that is asked for until the answer comes is there
-// once, and in the end the manager knows what the host has, by one watch.
+// The line delays all messages and breaks repeatedly. Each machine that is requested until an answer arrives exists once. In the
+// end, the mirror of the manager equals the state of the host, with one watch.
 func TestBadLine(t *testing.T) {
 	server := fakehost.New(t)
 	line, address := newLine(t, server.Address())
@@ -160,10 +159,12 @@ func TestBadLine(t *testing.T) {
 			return err
 		}).Should(Succeed())
 	}
-	server.Lose("id-0") // while nobody may be listening
 	stop()
 	breaks.Wait()
 	g.Eventually(h.Connected).Should(Succeed())
+	g.Eventually(func() bool { return h.Machine("id-0") != nil }).Should(BeTrue(), "machine 0 is not known")
+	line.reset()
+	server.Lose("id-0") // No watch exists at this moment.
 	for n := 1; n < machines; n++ {
 		g.Eventually(func() bool { return h.Machine(fmt.Sprintf("id-%d", n)) != nil }).Should(BeTrue(), "machine %d is not known", n)
 	}

@@ -1,6 +1,6 @@
 // Package hostaccess finds the CapstanHosts that a namespace may use.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package hostaccess
 
 import (
@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
@@ -34,18 +33,26 @@ func Usable(ctx context.Context, c client.Reader, namespace string, selectors ..
 	if err := c.List(ctx, list); err != nil {
 		return nil, err
 	}
+	admitting, err := Admitting(ctx, c, namespace, list.Items)
+	if err != nil {
+		return nil, err
+	}
+	usable := slices.DeleteFunc(admitting, func(h infrav1.CapstanHost) bool {
+		return Abandoned(&h) || slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !selection.Labels(s, h.Labels) })
+	})
+	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
+	return usable, nil
+}
+
+// Admitting returns the hosts of a list that admit a namespace (ALL-18).
+func Admitting(ctx context.Context, c client.Reader, namespace string, hosts []infrav1.CapstanHost) ([]infrav1.CapstanHost, error) {
 	ns := &corev1.Namespace{}
-	if slices.ContainsFunc(list.Items, selectsNamespaces) {
+	if slices.ContainsFunc(hosts, selectsNamespaces) {
 		if err := c.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
 			return nil, err
 		}
 	}
-	usable := slices.DeleteFunc(list.Items, func(h infrav1.CapstanHost) bool {
-		return Abandoned(&h) || !placement.Admits(&h, namespace, ns.Labels) ||
-			slices.ContainsFunc(selectors, func(s *metav1.LabelSelector) bool { return !selection.Labels(s, h.Labels) })
-	})
-	slices.SortFunc(usable, func(a, b infrav1.CapstanHost) int { return cmp.Compare(a.Name, b.Name) })
-	return usable, nil
+	return slices.DeleteFunc(slices.Clone(hosts), func(h infrav1.CapstanHost) bool { return !placement.Admits(&h, namespace, ns.Labels) }), nil
 }
 
 // Named is the part of a list that has the name: one host or none.
@@ -57,7 +64,7 @@ func selectsNamespaces(h infrav1.CapstanHost) bool {
 	return h.Spec.AllowedNamespaces != nil && h.Spec.AllowedNamespaces.Selector != nil
 }
 
-// Box that a host stands on, as it says itself or has last said; empty when it never did.
+// Box returns the box of a host in its current or last report, or "" before the first report.
 func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
 	if conn := pool.Get(h.Name); conn != nil && conn.Connected() == nil {
 		return conn.Info().GetBoxId()
@@ -65,27 +72,31 @@ func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
 	return h.Status.BoxID
 }
 
-// BoxOf is the box of a cluster, which is that of its load balancer's host; empty when the host does not tell or does
-// not exist, and without a load balancer.
-func BoxOf(ctx context.Context, c client.Reader, pool *connections.Pool, cluster *infrav1.CapstanCluster) (string, error) {
+// Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
+// and the tunnel address of its load balancer's host. Both are empty without a load balancer, and if the host does not
+// exist.
+func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluster *infrav1.CapstanCluster) (placement.Request, error) {
+	req := placement.Request{Overlay: cluster.Spec.Network.Overlay.VNI != 0}
 	name := cluster.Spec.LoadBalancer.HostName
 	if name == "" {
-		return "", nil
+		return req, nil
 	}
 	h := &infrav1.CapstanHost{}
 	if err := c.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
-		return "", client.IgnoreNotFound(err)
+		return req, client.IgnoreNotFound(err)
 	}
-	return Box(h, pool), nil
+	req.Box, req.Tunnel = Box(h, pool), h.Spec.TunnelAddress
+	return req, nil
 }
 
-// OnBox is the part of a list that can have machines of a cluster on that box.
-func OnBox(list []infrav1.CapstanHost, pool *connections.Pool, box string) []infrav1.CapstanHost {
-	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool { return !placement.SameBox(Box(&h, pool), box) })
+// Reached is the part of a list that the network of a cluster reaches; see Within.
+func Reached(list []infrav1.CapstanHost, pool *connections.Pool, within placement.Request) []infrav1.CapstanHost {
+	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool {
+		return !placement.Reaches(&placement.Host{Box: Box(&h, pool), Tunnel: h.Spec.TunnelAddress}, within)
+	})
 }
 
-// Abandoned reports whether one of the objects carries the annotation that says that what is on
-// its host counts as gone.
+// Abandoned reports whether one of the objects has the annotation by which its parts on the host count as removed.
 func Abandoned(objs ...client.Object) bool {
 	return slices.ContainsFunc(objs, func(o client.Object) bool {
 		_, ok := o.GetAnnotations()[infrav1.HostAbandonedAnnotation]
@@ -93,9 +104,9 @@ func Abandoned(objs ...client.Object) bool {
 	})
 }
 
-// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and what to do; nothing when
-// it is that host, or when no id was recorded. Two management clusters may have given one name to two hosts:
-// after a move what is on the one must not be looked for, made anew or counted as removed on the other.
+// Mismatch reports whether a CapstanHost is another host than the one of the recorded id, and what to do; "" if it is
+// that host, or if no id was recorded. Two management clusters may have given one name to two hosts: after a move,
+// objects on one of them must not be searched, created again or counted as removed on the other.
 func Mismatch(name, recorded, actual string) string {
 	if recorded == "" || actual == "" || recorded == actual {
 		return ""
@@ -105,7 +116,19 @@ func Mismatch(name, recorded, actual string) string {
 		name, actual, recorded, infrav1.HostAbandonedAnnotation)
 }
 
-// Candidates describes hosts to placement, as the connections know them now.
+// BalancerHosts returns the names of the hosts that have a cluster's load balancer or network, and of those where
+// they are not removed yet. The host of spec.loadBalancer comes first; its name may be empty.
+func BalancerHosts(c *infrav1.CapstanCluster) []string {
+	names := []string{c.Spec.LoadBalancer.HostName}
+	for _, h := range c.Spec.LoadBalancerHosts {
+		if h.Name != names[0] {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+// Candidates describes hosts to placement, with the current state of their connections.
 func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.Host {
 	out := make([]placement.Host, 0, len(list))
 	for i := range list {
@@ -114,13 +137,15 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			Name:          h.Name,
 			FailureDomain: placement.FailureDomain(h),
 			Box:           Box(h, pool),
+			Tunnel:        h.Spec.TunnelAddress,
 			ControlPlane:  placement.AllowsControlPlane(h),
+			Taints:        h.Spec.Taints,
 		}
 		conn := pool.Get(h.Name)
 		switch {
 		case !h.DeletionTimestamp.IsZero():
 			c.Unavailable = "is being deleted"
-		case ptr.Deref(h.Spec.Unschedulable, false):
+		case !placement.Schedulable(h):
 			c.Unavailable = "is unschedulable"
 		case conn == nil:
 			c.Unavailable = "is not connected"

@@ -1,16 +1,18 @@
 // Package loadbalancer keeps the members of a cluster's load balancer: its control plane machines (IM-06).
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package loadbalancer
 
 import (
 	"cmp"
 	"context"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/proto"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -20,16 +22,14 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 )
 
-// Port on which the cluster's load balancer listens: the one that was asked for, else that of the
-// endpoint, else 6443.
+// Port returns the port of the cluster's load balancer: that of the spec, else that of the endpoint, else 6443.
 func Port(c *infrav1.CapstanCluster) int32 {
 	return cmp.Or(c.Spec.LoadBalancer.Port, c.Spec.ControlPlaneEndpoint.Port, infrav1.DefaultLoadBalancerPort)
 }
 
-// Backends are the API servers of the control plane machines that have an address and are not leaving,
-// by name. They listen where the Cluster says. machines are the cluster's Machines; only they tell which
-// CapstanMachines are of the control plane. A Machine that is being drained keeps its place until its CapstanMachine
-// is deleted.
+// Backends are the API servers of the control plane machines that have an address and are not leaving, by name. Their
+// port is that of the Cluster. machines are the cluster's Machines, whose labels identify the control plane machines. A
+// Machine that is being drained keeps its place until its CapstanMachine is deleted.
 func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []infrav1.CapstanMachine) []*hostpb.Backend {
 	port := strconv.Itoa(int(cmp.Or(cluster.Spec.ClusterNetwork.APIServerPort, infrav1.DefaultAPIServerPort)))
 	controlPlane := map[string]bool{}
@@ -53,8 +53,62 @@ func Backends(cluster *clusterv1.Cluster, machines []clusterv1.Machine, infra []
 	return out
 }
 
-// Desired is the load balancer that a cluster shall have.
-func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*hostpb.Backend) *hostpb.LoadBalancer {
+// Host is where a load balancer is made.
+type Host struct {
+	// Name of the CapstanHost.
+	Name string
+	// Tunnel is its tunnel address.
+	Tunnel string
+	// Virtual is the virtual address that the host may have; see VirtualAddress.
+	Virtual *hostpb.VirtualAddress
+}
+
+// IsVirtual reports whether the endpoint of a cluster is a virtual address of a host. Only the administrator of the host
+// decides which addresses are: a namespace can write any endpoint.
+func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
+	lb := c.Spec.LoadBalancer
+	addr, err := netip.ParseAddr(c.Spec.ControlPlaneEndpoint.Host)
+	if err != nil || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
+		return false
+	}
+	return slices.ContainsFunc(allowed, func(text string) bool {
+		network, err := netip.ParsePrefix(text)
+		return err == nil && addr.Is4() && network.Contains(addr)
+	})
+}
+
+// Reserves reports whether a cluster keeps other clusters from having its endpoint as their virtual address. A namespace can write
+// any endpoint, so a cluster whose endpoint does not exist yet reserves only a virtual address of a host that admits its namespace.
+func Reserves(c *infrav1.CapstanCluster, admitting []infrav1.CapstanHost) bool {
+	if c.Spec.LoadBalancer.Mode == infrav1.LoadBalancerExternal {
+		return false // It is provisioned without any host.
+	}
+	return ptr.Deref(c.Status.Initialization.Provisioned, false) ||
+		slices.ContainsFunc(admitting, func(h infrav1.CapstanHost) bool { return IsVirtual(c, h.Spec.VirtualAddresses) })
+}
+
+// VirtualAddress returns what a host does with the virtual endpoint of a cluster; nil if it must not have it. Before the API
+// server has answered, only the load balancer's host has the address. Then it moves by election, which begins on that host: as
+// long as it may have the address without an election, no other host may take part. initialized: the API server has answered.
+// current is the load balancer of the host, first that of the load balancer's host, as last reported; nil if unknown.
+func VirtualAddress(c *infrav1.CapstanCluster, h *infrav1.CapstanHost, initialized bool, current, first *hostpb.LoadBalancer) *hostpb.VirtualAddress {
+	if !IsVirtual(c, h.Spec.VirtualAddresses) {
+		return nil
+	}
+	v := &hostpb.VirtualAddress{Address: c.Spec.ControlPlaneEndpoint.Host}
+	if h.Name == c.Spec.LoadBalancer.HostName {
+		v.First = !initialized && (current.GetVirtualAddress() == nil || current.GetVirtualAddress().GetFirst())
+		return v
+	}
+	takesPart := current.GetVirtualAddress() != nil && !current.GetVirtualAddress().GetFirst()
+	if !takesPart && (first.GetVirtualAddress() == nil || first.GetVirtualAddress().GetFirst()) {
+		return nil
+	}
+	return v
+}
+
+// Desired is the load balancer that a cluster shall have on a host.
+func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*hostpb.Backend, on Host) *hostpb.LoadBalancer {
 	port := strconv.Itoa(int(Port(c)))
 	lb := &hostpb.LoadBalancer{
 		Id: c.Spec.ID, Namespace: cluster.Namespace, Name: cluster.Name, NetworkId: c.Spec.ID,
@@ -62,15 +116,63 @@ func Desired(c *infrav1.CapstanCluster, cluster client.ObjectKey, backends []*ho
 		Listen:   []string{net.JoinHostPort("", port)},
 		Backends: backends,
 	}
-	// The host's own address, or one of the cluster's network that becomes the host's with the balancer.
-	if address := cmp.Or(c.Spec.LoadBalancer.BindAddress, c.Spec.LoadBalancer.Address); address != "" {
+	address := Additional(c, on)
+	if address != "" {
 		lb.Listen = append(lb.Listen, net.JoinHostPort(address, port))
+	}
+	lb.Endpoint = redirected(c, address)
+	if lb.Endpoint != "" {
+		lb.VirtualAddress = on.Virtual
 	}
 	return lb
 }
 
-// Ensure makes the host's load balancer what is desired and returns it. It calls the host only when
-// something differs.
+// Additional returns the address besides the gateway on which the load balancer of a host listens; empty if there is
+// none. It is the host's own address, or one of the cluster's network that becomes the host's with the balancer. It
+// becomes the host of an endpoint that has none.
+func Additional(c *infrav1.CapstanCluster, on Host) string {
+	lb := c.Spec.LoadBalancer
+	first := on.Name == lb.HostName
+	switch {
+	case lb.Address != "" || lb.BindAddress != "" && first:
+		return cmp.Or(lb.BindAddress, lb.Address)
+	case c.Spec.ControlPlaneEndpoint.Host == "" && first:
+		return tunnelEndpoint(c, on.Tunnel)
+	case c.Spec.ControlPlaneEndpoint.Host == on.Tunnel:
+		return tunnelEndpoint(c, on.Tunnel)
+	}
+	return ""
+}
+
+// tunnelEndpoint returns the tunnel address if it can be the endpoint. It must be IPv4: all machines have IPv4.
+func tunnelEndpoint(c *infrav1.CapstanCluster, tunnel string) string {
+	if addr, err := netip.ParseAddr(tunnel); err != nil || !addr.Is4() || c.Spec.Network.Overlay.VNI == 0 || c.Spec.LoadBalancer.BindAddress != "" {
+		return ""
+	}
+	return tunnel
+}
+
+// redirected returns the endpoint that machines reach through the load balancer of their own host, because another host
+// has its address. It returns "" for an endpoint that is not redirected.
+func redirected(c *infrav1.CapstanCluster, listens string) string {
+	endpoint := c.Spec.ControlPlaneEndpoint
+	addr, err := netip.ParseAddr(endpoint.Host)
+	cidr, errCIDR := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
+	if err != nil || errCIDR != nil || !addr.Is4() || !addr.IsGlobalUnicast() || endpoint.Port == 0 || c.Spec.Network.Overlay.VNI == 0 ||
+		endpoint.Host == listens || cidr.Contains(addr) {
+		return ""
+	}
+	return net.JoinHostPort(endpoint.Host, strconv.Itoa(int(endpoint.Port)))
+}
+
+// NeedsPort reports whether the controller chooses the port: the load balancer shares the tunnel address of its host
+// with those of other clusters.
+func NeedsPort(c *infrav1.CapstanCluster, on Host) bool {
+	return c.Spec.LoadBalancer.Port == 0 && c.Spec.ControlPlaneEndpoint.IsZero() && c.Spec.LoadBalancer.AddressFromPool == nil && tunnelEndpoint(c, on.Tunnel) != ""
+}
+
+// Ensure creates or updates the host's load balancer and returns it. It calls the host only if the desired state
+// differs.
 func Ensure(ctx context.Context, host *connections.Host, desired *hostpb.LoadBalancer) (*hostpb.LoadBalancer, error) {
 	if current := host.LoadBalancer(desired.GetId()); current != nil && proto.Equal(wanted(current), wanted(desired)) {
 		return current, nil
@@ -82,6 +184,10 @@ func Ensure(ctx context.Context, host *connections.Host, desired *hostpb.LoadBal
 func wanted(lb *hostpb.LoadBalancer) *hostpb.LoadBalancer {
 	out := &hostpb.LoadBalancer{
 		Id: lb.GetId(), Namespace: lb.GetNamespace(), Name: lb.GetName(), NetworkId: lb.GetNetworkId(), Listen: slices.Clone(lb.GetListen()),
+		Endpoint: lb.GetEndpoint(),
+	}
+	if v := lb.GetVirtualAddress(); v != nil {
+		out.VirtualAddress = &hostpb.VirtualAddress{Address: v.GetAddress(), First: v.GetFirst()}
 	}
 	if len(out.Listen) > 0 {
 		// The host may fill in the gateway address where the host part was empty.

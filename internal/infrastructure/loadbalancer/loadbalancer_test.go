@@ -30,7 +30,7 @@ func capstanMachine(name, id, address string, deleting bool) infrav1.CapstanMach
 	return m
 }
 
-// IM-06: who is behind the load balancer.
+// IM-06: the machines that are backends of the load balancer.
 func TestBackends_IM06(t *testing.T) {
 	cluster := func(port int32) *clusterv1.Cluster {
 		return &clusterv1.Cluster{Spec: clusterv1.ClusterSpec{ClusterNetwork: clusterv1.ClusterNetwork{APIServerPort: port}}}
@@ -58,12 +58,12 @@ func TestBackends_IM06(t *testing.T) {
 			got = append(got, b.GetName()+" "+b.GetAddress())
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("Backends: %q; wanted %q", got, want)
+			t.Errorf("Backends: got %q, want %q", got, want)
 		}
 	}
 }
 
-// IC-10: the port follows what was asked for.
+// IC-10: the port of the load balancer follows from the spec.
 func TestPort_IC10(t *testing.T) {
 	c := &infrav1.CapstanCluster{}
 	if p := loadbalancer.Port(c); p != 6443 {

@@ -20,23 +20,20 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// Why no address of a cluster's network is used twice, though it is chosen from a cache that is behind:
+// No address of a cluster's network is used twice, although addresses are chosen from a stale cache:
 //
-//  1. A process remembers what it has chosen until its cache shows it, so that it never chooses an address
-//     twice (reservations).
-//  2. Another process may choose at the same time: the last leader, which does not know yet that it no
-//     longer leads, or the one that was killed and whose last write came late. So an address that is
-//     given (spec) is used only after it was confirmed (status.addresses), and a machine is confirmed only
-//     when the cache shows its address and no other machine of the cluster that has it. A watch shows
-//     writes in their order: of two machines that were given one address, the one that was written later
-//     is seen together with the earlier one, and gets another address. Both writes, to give and to confirm,
-//     fail when the object has changed: nobody confirms what somebody else has taken back.
-//  3. capstand refuses an address that any machine of its box has, also one of another management plane.
-//     Then another one is chosen.
+//  1. A process keeps its choices (reservations) until its cache contains them, so it never chooses an address twice.
+//  2. Another process can choose at the same time: a former leader before it notices its loss, or a killed process whose last
+//     write arrives late. Therefore an assigned address (spec) is used only after its confirmation (status.addresses). An
+//     address is confirmed only if the cache contains it, and no other machine of the cluster with the same address. A watch
+//     delivers writes in their order. If two machines have the same address, the later one is seen together with the earlier
+//     one, and gets another address. The assignment and the confirmation fail if the object has changed in between, so no
+//     process confirms an address that another process has withdrawn.
+//  3. capstand refuses an address of any machine on its box, also of another management plane. Then another address is chosen.
 //
-// Addresses of IPAM pools are theirs to give, and are never replaced.
+// Addresses from IPAM pools are never replaced.
 
-// addressIndex of CapstanMachines: the addresses of spec.
+// addressIndex is an index of CapstanMachines by the addresses in spec.
 const addressIndex = "spec.network.addresses"
 
 func addressesOf(o client.Object) []string {
@@ -47,14 +44,13 @@ func addressesOf(o client.Object) []string {
 	return out
 }
 
-// reservations are the addresses that this process has chosen and that its cache does not show yet.
+// reservations contains the addresses that this process has chosen and that its cache does not contain yet.
 type reservations struct {
 	mu sync.Mutex
-	// holders are the machines that the addresses were chosen for. A machine has one at most.
+	// holders are the machines that the addresses were chosen for. A machine has at most one.
 	holders map[reservation]client.ObjectKey
-	// last is the address of each cluster that was chosen last. The search goes on from there, so that it
-	// takes as long with a thousand machines as with one, and an address that became free rests for
-	// a while.
+	// last is the last chosen address of each cluster. The search continues there, so its duration does not grow with the number
+	// of machines, and a released address is not used again at once.
 	last map[client.ObjectKey]netip.Addr
 }
 
@@ -82,8 +78,8 @@ func (r *reservations) choose(cidr netip.Prefix, cluster, machine client.ObjectK
 	return address, nil
 }
 
-// release forgets what was reserved for a machine: the cache shows it, or the machine is gone. There are
-// never more reservations than machines that are on their way to the API server and back.
+// release deletes the reservation of a machine when the cache shows its address or the machine was deleted. There are
+// never more reservations than machines whose writes are in progress.
 func (r *reservations) release(machine client.ObjectKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,13 +112,13 @@ func (r *Reconciler) chooseAddress(ctx context.Context, s *scope, capstanCluster
 	}
 	if err != nil {
 		set(s.capstan, infrav1.AddressesAssignedCondition, metav1.ConditionFalse, infrav1.NoFreeAddressReason, "%s", err)
-		return nil, err // no event says that an address became free
+		return nil, err // there is no event when an address becomes free
 	}
 	return besides(s, capstanCluster.Spec.Network, cidr, addr)
 }
 
-// besides adds the IPv6 address of a machine in a dual stack network (IPAM-08). It goes with the IPv4 address,
-// and so is the machine's alone.
+// besides adds the IPv6 address of a machine in a dual stack network (IPAM-08). It is derived from the IPv4 address, so it is
+// unique as well.
 func besides(s *scope, n infrav1.ClusterNetworkSpec, cidr netip.Prefix, addr netip.Addr) ([]infrav1.InterfaceAddress, error) {
 	out := []infrav1.InterfaceAddress{interfaceAddress(cidr, addr)}
 	if n.MachineIPv6CIDR == "" {
@@ -144,7 +140,7 @@ func interfaceAddress(cidr netip.Prefix, addr netip.Addr) infrav1.InterfaceAddre
 	return infrav1.InterfaceAddress{Address: addr.String(), Prefix: int32(cidr.Bits()), Gateway: network.Gateway(cidr).String()}
 }
 
-// holders are the machines of the cluster that have the address, as the cache knows them.
+// holders returns the machines of the cluster that have the address in the cache.
 func (r *Reconciler) holders(ctx context.Context, s *scope, address string) ([]infrav1.CapstanMachine, error) {
 	list := &infrav1.CapstanMachineList{}
 	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace),
@@ -155,7 +151,8 @@ func (r *Reconciler) holders(ctx context.Context, s *scope, address string) ([]i
 // confirmAddress makes sure that no other machine has the address that this one was given, and writes that down. If
 // another one has it too, this one gets another address.
 func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
-	r.reserved.release(client.ObjectKeyFromObject(s.capstan)) // the cache shows it
+	r.reserved.release(client.ObjectKeyFromObject(s.capstan)) // the cache shows both
+	r.chosen.release(client.ObjectKeyFromObject(s.capstan))
 	if confirmed(s.capstan) {
 		return nil
 	}
@@ -168,7 +165,7 @@ func (r *Reconciler) confirmAddress(ctx context.Context, s *scope) error {
 		return r.assignOtherAddress(ctx, s)
 	}
 	before := s.capstan.DeepCopy()
-	r.observe(s, &hostpb.MachineStatus{}) // What the host will say first: it need not be written then.
+	r.observe(s, &hostpb.MachineStatus{}) // The host will report this address first, which saves a write.
 	showAddresses(s.capstan)
 	if err := reconciling.SetReady(s.capstan, summarized...); err != nil {
 		return err

@@ -22,12 +22,12 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// plane is an API server whose watch every process follows at its own pace.
+// plane is an API server. Each process follows its watch at its own pace.
 type plane struct {
 	t       *testing.T
 	live    client.Client
 	log     []*infrav1.CapstanMachine // all writes, in their order
-	made    map[string]string         // address by machine: what the hosts have
+	made    map[string]string         // address by machine, as on the hosts
 	cluster *infrav1.CapstanCluster
 }
 
@@ -57,7 +57,7 @@ func (p *plane) add(name string) {
 	p.log = append(p.log, m)
 }
 
-// process is a manager. Its client writes to the API server and reads what its watch has brought so far.
+// process is a manager. Its client writes to the API server and reads the state that its watch has delivered so far.
 type process struct {
 	client.Client
 	plane *plane
@@ -69,11 +69,11 @@ type process struct {
 func (p *plane) start() *process {
 	out := &process{Client: p.live, plane: p, cache: map[string]*infrav1.CapstanMachine{}}
 	out.r = &Reconciler{Options: reconciling.Options{LiveClient: p.live}, Client: out, Pool: connections.NewPool(context.Background(), nil), controller: capicontroller.NewFakeController()}
-	out.follow(len(p.log)) // a cache is filled before anything is reconciled
+	out.follow(len(p.log)) // The cache is filled before the first reconcile.
 	return out
 }
 
-// follow brings n more events of the watch.
+// follow delivers n more events of the watch.
 func (p *process) follow(n int) {
 	for ; n > 0 && p.seen < len(p.plane.log); n-- {
 		m := p.plane.log[p.seen]
@@ -124,8 +124,8 @@ func (p *process) Get(_ context.Context, _ client.ObjectKey, obj client.Object, 
 	return nil
 }
 
-// reconcile does what the reconciler does with addresses: choose one, or confirm and use the one that is there. It
-// reports whether a machine was made.
+// reconcile does the steps of the reconciler for addresses: it chooses an address, or confirms and uses the existing one. It returns
+// whether a machine was created.
 func (p *process) reconcile(name string) bool {
 	p.plane.t.Helper()
 	ctx := p.plane.t.Context()
@@ -144,8 +144,7 @@ func (p *process) reconcile(name string) bool {
 	return false
 }
 
-// harmless accepts what makes a reconcile come again. The small network may be full in the eyes of a cache
-// that is behind.
+// harmless accepts errors that repeat a reconcile. In a stale cache, the small network can be full.
 func (p *process) harmless(err error) {
 	p.plane.t.Helper()
 	if err != nil && !errors.Is(err, errWaiting) && !apierrors.IsConflict(err) && !strings.Contains(err.Error(), "no address is free") {
@@ -153,13 +152,13 @@ func (p *process) harmless(err error) {
 	}
 }
 
-// check reports whether two machines were made with one address, or one with another address than its spec has.
+// check fails the test if two machines were created with the same address, or if the address of a machine differs from its spec.
 func (p *plane) check() {
 	p.t.Helper()
 	holder := map[string]string{}
 	for name, address := range p.made {
 		if other := holder[address]; other != "" {
-			p.t.Fatalf("%s and %s were both made with %s", name, other, address)
+			p.t.Fatalf("%s and %s were both created with %s", name, other, address)
 		}
 		holder[address] = name
 	}
@@ -169,12 +168,12 @@ func (p *plane) check() {
 	}
 	for name, address := range p.made {
 		if got := newest[name].Spec.Network.Addresses[0].Address; got != address {
-			p.t.Fatalf("%s was made with %s, and its spec says %s", name, address, got)
+			p.t.Fatalf("%s was created with %s, its spec contains %s", name, address, got)
 		}
 	}
 }
 
-// A process whose cache never shows what it has written gives no address twice.
+// A process whose cache never contains its writes assigns no address twice.
 func TestAddressesWithAStaleCache(t *testing.T) {
 	p := newPlane(t, 20, "10.0.0.0/26")
 	leader := p.start()
@@ -186,19 +185,19 @@ func TestAddressesWithAStaleCache(t *testing.T) {
 		given[m.Spec.Network.Addresses[0].Address] = true
 	}
 	if len(given) != 20 {
-		t.Errorf("20 machines have %d addresses", len(given))
+		t.Errorf("20 machines have %d different addresses", len(given))
 	}
 	if leader.reconcile("m-3") || len(p.made) > 0 {
-		t.Error("a machine was made before the cache showed its address")
+		t.Error("a machine was created before the cache contained its address")
 	}
 }
 
-// A write that could not be made leaves nothing behind, and is made again.
+// A failed write reserves no address and is repeated.
 func TestAddressIsChosenAgainAfterAConflict(t *testing.T) {
 	p := newPlane(t, 1, "10.0.0.0/29")
 	leader, other := p.start(), p.start()
 	other.reconcile("m-0")
-	for range 10 { // more often than there are addresses
+	for range 10 { // more attempts than addresses
 		leader.reconcile("m-0")
 	}
 	if len(p.log) != 2 || len(leader.r.reserved.holders) > 1 {
@@ -206,13 +205,13 @@ func TestAddressIsChosenAgainAfterAConflict(t *testing.T) {
 	}
 	leader.follow(1)
 	if !leader.reconcile("m-0") || len(leader.r.reserved.holders) != 0 {
-		t.Errorf("made: %v; reserved: %v", p.made, leader.r.reserved.holders)
+		t.Errorf("created: %v; reserved: %v", p.made, leader.r.reserved.holders)
 	}
 	p.check()
 }
 
-// A manager that was started before its predecessor's last write reached the API server chooses the same address.
-// The one that was written first keeps it.
+// A manager starts before the last write of its predecessor reaches the API server, and chooses the same address. The machine that
+// was written first keeps it.
 func TestAddressesAfterARestart(t *testing.T) {
 	p := newPlane(t, 2, "10.0.0.0/29")
 	before, after := p.start(), p.start()
@@ -221,7 +220,7 @@ func TestAddressesAfterARestart(t *testing.T) {
 	before.reconcile("m-0")
 	after.reconcile("m-1")
 	if first, second := p.log[2].Spec.Network, p.log[3].Spec.Network; first.Addresses[0] != second.Addresses[0] {
-		t.Fatalf("wanted a collision, got %v and %v", first, second)
+		t.Fatalf("got %v and %v, want a collision", first, second)
 	}
 	for range 2 {
 		after.follow(100)
@@ -234,8 +233,8 @@ func TestAddressesAfterARestart(t *testing.T) {
 	p.check()
 }
 
-// Three processes that all believe that they lead, with watches at different paces and restarts, make all
-// machines, and no two with one address. A seed that fails is printed.
+// Three processes act as the leader at the same time, with watches at different paces and with restarts. They create all machines,
+// and no two have the same address. The message of a failure contains the seed.
 func TestAddressesOfSeveralLeaders(t *testing.T) {
 	for seed := range uint64(40) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
@@ -256,7 +255,7 @@ func TestAddressesOfSeveralLeaders(t *testing.T) {
 			p.check()
 		}
 		if limit == 0 {
-			t.Fatalf("seed %d: after many steps only %d machines are made", seed, len(p.made))
+			t.Fatalf("seed %d: only %d machines exist after many steps", seed, len(p.made))
 		}
 	}
 }

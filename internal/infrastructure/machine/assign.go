@@ -25,8 +25,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// assign gives the machine an id, a host and addresses, and writes all three to spec in one patch
-// before the first side effect. It goes on when the cache shows what was written: see confirmAddress.
+// assign gives the machine an id, a host and addresses, and writes all three to spec in one patch before the first side
+// effect. It continues when the cache shows the write: see confirmAddress.
 func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 	spec := &s.capstan.Spec
 	if spec.ID == "" || spec.HostName == "" || len(spec.Network.Addresses) == 0 {
@@ -51,8 +51,8 @@ func (r *Reconciler) assign(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// checkHost refuses a host that spec names and that the machine may not have, whoever wrote it there (ALL-18), as
-// long as the machine is not made. What runs goes on, also when its host would not be chosen any more.
+// checkHost refuses a forbidden host in spec, regardless of who wrote it (ALL-18), until the machine is created. A
+// running machine stays on its host even if that host would not be chosen any more.
 func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	m := s.capstan
 	if m.Spec.ProviderID != "" || owner.Same(r.onItsHost(m).GetSpec(), m) {
@@ -66,8 +66,8 @@ func (r *Reconciler) checkHost(ctx context.Context, s *scope) error {
 	return err
 }
 
-// onItsHost is what its host has under the machine's id, as it last said, or nil. It may be another's: see
-// package owner.
+// onItsHost returns the machine with this id in the last report of the host, or nil. It can belong to another owner:
+// see package owner.
 func (r *Reconciler) onItsHost(m *infrav1.CapstanMachine) *hostpb.Machine {
 	if host := r.Pool.Get(m.Spec.HostName); host != nil {
 		return host.Machine(m.Spec.ID)
@@ -89,13 +89,14 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 	id := s.capstan.Spec.ID // not in spec any more when it could not be written
 	if err := r.record(ctx, s, before); err != nil {
 		host.Release(id)
+		r.chosen.release(client.ObjectKeyFromObject(s.capstan))
 		return err
 	}
 	return nil
 }
 
-// choose fills in spec, for one machine at a time: the host's account of its memory lags behind, so
-// that the next machine to be placed must see what was promised to this one.
+// choose sets host and addresses, for one machine at a time. The host reports its memory late, so the placement of the
+// next machine must include the memory promised to this one.
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.placing.Lock()
 	defer r.placing.Unlock()
@@ -118,11 +119,12 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 	}
 	spec.HostName, spec.HostID, spec.Network.Addresses = host.Name(), host.ID(), addresses
 	host.Promise(spec.ID, memory(s.capstan))
+	r.chosen.note(s.cluster, s.capstan)
 	return host, nil
 }
 
-// record writes what was decided; the change of spec is the event that leads on. What could not be written was
-// not decided: the id, for one, must not reach the API server with the status.
+// record writes the decision. The change of spec is the event for the next step. After a failed write the decision is
+// dropped, so that for example the id does not reach the API server with the status.
 func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.CapstanMachine) error {
 	patch, err := reconciling.Record(ctx, r.Client, r.LiveClient, before, s.capstan)
 	if err != nil {
@@ -136,7 +138,7 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 	return nil
 }
 
-// wrote keeps the machine from being reconciled with a cache that does not show what was decided.
+// wrote delays the next reconcile of the machine until the cache shows the decision.
 func (r *Reconciler) wrote(m *infrav1.CapstanMachine) {
 	r.WaitForCache(r.controller, m, capicontroller.StructuredObject(infrav1.GroupVersion, infrav1.MachineKind), m.ResourceVersion)
 }
@@ -164,20 +166,25 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	if err != nil {
 		return nil, err
 	}
-	box, err := hostaccess.BoxOf(ctx, r.Client, r.Pool, capstanCluster)
+	req, err := hostaccess.Within(ctx, r.Client, r.Pool, capstanCluster)
 	if err != nil {
 		return nil, err
 	}
-	name, err := placement.Choose(hostaccess.Candidates(usable, r.Pool), placement.Request{
-		FailureDomain: wantedFailureDomain(s),
-		Box:           box,
-		Version:       kubernetesVersion(s),
-		Image:         s.capstan.Spec.Image,
-		ControlPlane:  util.IsControlPlaneMachine(s.machine),
-		CPUs:          s.capstan.Spec.CPUs,
-		Memory:        memory(s.capstan),
-		Disk:          diskSize(s.capstan),
-	})
+	req.FailureDomain = wantedFailureDomain(s)
+	req.Version = kubernetesVersion(s)
+	req.Image = s.capstan.Spec.Image
+	req.ControlPlane = util.IsControlPlaneMachine(s.machine)
+	req.Tolerations = s.capstan.Spec.HostTolerations
+	req.CPUs = s.capstan.Spec.CPUs
+	req.Memory = memory(s.capstan)
+	req.Disk = diskSize(s.capstan)
+	candidates := hostaccess.Candidates(usable, r.Pool)
+	if req.Overlay {
+		if err := r.countMembers(ctx, s, candidates); err != nil {
+			return nil, err
+		}
+	}
+	name, err := placement.Choose(candidates, req)
 	if err != nil {
 		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason, "%s", err)
 		return nil, errWaiting
@@ -189,17 +196,17 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	return host, nil
 }
 
-// failureDomain of the machine's host.
-func (r *Reconciler) failureDomain(ctx context.Context, s *scope) (string, error) {
+// host is the CapstanHost of the machine.
+func (r *Reconciler) host(ctx context.Context, s *scope) (*infrav1.CapstanHost, error) {
 	h := &infrav1.CapstanHost{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Spec.HostName}, h); err != nil {
 		if apierrors.IsNotFound(err) {
 			set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.HostNotFoundReason, "CapstanHost %s does not exist", s.capstan.Spec.HostName)
-			return "", errWaiting
+			return nil, errWaiting
 		}
-		return "", err
+		return nil, err
 	}
-	return placement.FailureDomain(h), nil
+	return h, nil
 }
 
 var defaultMemory = resource.MustParse(infrav1.DefaultMachineMemory)

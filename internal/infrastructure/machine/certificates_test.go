@@ -14,8 +14,8 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// TestShowCertificates: a certificate of a machine that was not renewed after two thirds of its life is in a condition, and
-// each certificate has a metric.
+// TestShowCertificates: if a certificate of a machine is not renewed after two thirds of its life, a condition names it. Each
+// certificate has a metric.
 func TestShowCertificates(t *testing.T) {
 	now := time.Now()
 	t.Cleanup(func() { expiry.Forget(machineKind, "default", "worker") })
@@ -27,7 +27,7 @@ func TestShowCertificates(t *testing.T) {
 		what    string
 		found   []*hostpb.CertificateStatus
 		status  metav1.ConditionStatus // "" for no condition
-		message string                 // begins so
+		message string                 // the beginning of the message
 		again   time.Duration
 		metrics int
 	}{
@@ -42,12 +42,12 @@ func TestShowCertificates(t *testing.T) {
 			got := conditions.Get(m, expiry.ConditionType)
 			switch {
 			case c.status == "" && got != nil:
-				t.Errorf("there is a condition: %+v", got)
+				t.Errorf("got the condition %+v, want none", got)
 			case c.status != "" && (got == nil || got.Status != c.status || len(got.Message) < len(c.message) || got.Message[:len(c.message)] != c.message):
 				t.Errorf("the condition is %+v, want %s %q", got, c.status, c.message)
 			}
 			if again.Round(time.Minute) != c.again {
-				t.Errorf("looks again after %s, want %s", again, c.again)
+				t.Errorf("got the next check after %s, want %s", again, c.again)
 			}
 			if n := series(t); n != c.metrics {
 				t.Errorf("%d metrics, want %d", n, c.metrics)
@@ -56,7 +56,7 @@ func TestShowCertificates(t *testing.T) {
 	}
 }
 
-// series of the metric.
+// series returns the number of series of the metric.
 func series(t *testing.T) int {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()

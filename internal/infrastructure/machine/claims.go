@@ -61,7 +61,7 @@ func family(a infrav1.InterfaceAddress) string {
 	return "IPv4"
 }
 
-// checkClaimed says what no host would accept, or what would not work.
+// checkClaimed returns an error for addresses that no host accepts or that do not work.
 func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []infrav1.InterfaceAddress) error {
 	capstanCluster, err := r.capstanCluster(ctx, s)
 	if err != nil {
@@ -107,7 +107,7 @@ func (r *Reconciler) adoptClaims(ctx context.Context, s *scope) error {
 	return addresses.Adopt(ctx, r.Client, r.LiveClient, s.capstan, s.cluster.Name, claimNames(s.capstan)...)
 }
 
-// claimsGone deletes the machine's claims and reports whether they are gone. They are watched.
+// claimsGone deletes the machine's claims and reports whether none remains. Claims are watched.
 func (r *Reconciler) claimsGone(ctx context.Context, s *scope) (bool, error) {
 	return addresses.ClaimsGone(ctx, r.LiveClient, s.capstan, s.capstan.Labels[clusterv1.ClusterNameLabel], claimNames(s.capstan)...)
 }

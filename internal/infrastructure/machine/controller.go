@@ -1,7 +1,7 @@
 // Package machine reconciles CapstanMachines: it places them on hosts, gives them addresses, and has
 // the hosts make and remove them.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package machine
 
 import (
@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -40,6 +39,7 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines;machinepools,verbs=get;list;watch
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=get
 // +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
@@ -60,14 +60,16 @@ type Reconciler struct {
 	placing sync.Mutex
 	// reserved are the addresses that were chosen and that the cache does not show yet.
 	reserved reservations
+	// chosen are the hosts that were chosen and that the cache does not show yet.
+	chosen choices
 }
 
-// scope is what one reconcile works on. machine and cluster may be nil while the object is being deleted.
+// scope contains the objects of one reconcile. machine and cluster may be nil while the object is being deleted.
 type scope struct {
 	cluster *clusterv1.Cluster
 	machine *clusterv1.Machine
 	capstan *infrav1.CapstanMachine
-	// patch writes what changed since the object was read or last recorded.
+	// patch writes the changes since the object was read or last recorded.
 	patch *reconciling.Patch
 	// recorded is true if all that was decided is written: the reconcile that follows from that writes the rest.
 	recorded bool
@@ -90,8 +92,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	c, err := r.Controller(mgr, "CapstanMachine").
 		For(&infrav1.CapstanMachine{}, builder.WithPredicates(reconciling.OwnedOrDeleting(machineGroupKind))).
 		Owns(&capiipamv1.IPAddressClaim{}).
-		// Of the Machine only its spec matters: bootstrap data, version, failure domain.
-		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(util.MachineToInfrastructureMapFunc(gvk)), predicate.GenerationChangedPredicate{}).
+		// Of the Machine its spec matters (bootstrap data, version, failure domain) and the progress of an update in place.
+		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(util.MachineToInfrastructureMapFunc(gvk)), updateStep()).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(r.ofUpdateData), isUpdateData()).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), dataSecretChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster),
 			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), mgr.GetLogger())).
@@ -152,7 +155,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	return ctrl.Result{RequeueAfter: s.again}, nil
 }
 
-// findOwners looks for the Machine and the Cluster. It reports whether both are there.
+// findOwners reads the Machine and the Cluster. It returns whether both exist.
 func (r *Reconciler) findOwners(ctx context.Context, s *scope) (bool, error) {
 	var err error
 	if s.machine, err = util.GetOwnerMachine(ctx, r.Client, s.capstan.ObjectMeta); client.IgnoreNotFound(err) != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,11 +41,12 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// forget drops what this process remembers of the machine.
+// forget drops this process's memory about the machine.
 func (r *Reconciler) forget(m *infrav1.CapstanMachine) {
 	key := client.ObjectKeyFromObject(m)
 	r.unplaced.Delete(key)
 	r.reserved.release(key)
+	r.chosen.release(key)
 	r.controller.ClearConsistencyStore(key, m.UID)
 }
 
@@ -52,10 +54,10 @@ func blocked(s *scope, format string, args ...any) {
 	set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, infrav1.DeletionBlockedReason, format, args...)
 }
 
-// leaveLoadBalancer takes a control plane machine out before it goes, so that no client is sent to it. A
-// cluster that is being deleted loses its load balancer anyway, and a host that does not answer
-// cannot be told: its load balancer checks the health of its members by itself, and is brought
-// up to date when the host is back.
+// leaveLoadBalancer removes a control plane machine from the load balancer before its deletion, so that no client is
+// sent to it. It does nothing for a cluster that is being deleted, which loses its load balancer anyway, and for a host
+// that does not answer: its load balancer checks the health of its members itself, and is updated when the host is
+// back.
 func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if s.capstan.Spec.ID == "" || s.machine == nil || s.cluster == nil || !s.cluster.DeletionTimestamp.IsZero() || !util.IsControlPlaneMachine(s.machine) {
 		return nil
@@ -67,21 +69,37 @@ func (r *Reconciler) leaveLoadBalancer(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
-	host := r.Pool.Get(capstanCluster.Spec.LoadBalancer.HostName)
-	if host == nil || host.Connected() != nil || !owner.Same(host.LoadBalancer(capstanCluster.Spec.ID), s.cluster) {
-		return nil
-	}
 	members, err := loadbalancer.Members(ctx, r.Client, s.cluster, s.capstan.Name)
 	if err != nil {
 		return err
 	}
-	if _, err := loadbalancer.Ensure(ctx, host, loadbalancer.Desired(capstanCluster, client.ObjectKeyFromObject(s.cluster), members)); err != nil {
-		return fmt.Errorf("leave the load balancer on host %s: %s", host.Name(), connections.Message(err))
+	var errs []error
+	for _, name := range hostaccess.BalancerHosts(capstanCluster) {
+		errs = append(errs, r.keepMembers(ctx, s, capstanCluster, name, members))
+	}
+	return errors.Join(errs...)
+}
+
+// keepMembers removes all but the members from the load balancer of one host, if the host is connected and has one.
+func (r *Reconciler) keepMembers(ctx context.Context, s *scope, c *infrav1.CapstanCluster, name string, members []*hostpb.Backend) error {
+	host := r.Pool.Get(name)
+	if host == nil || host.Connected() != nil || !owner.Same(host.LoadBalancer(c.Spec.ID), s.cluster) {
+		return nil
+	}
+	h := &infrav1.CapstanHost{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	desired := loadbalancer.Desired(c, client.ObjectKeyFromObject(s.cluster), members, loadbalancer.Host{
+		Name: name, Tunnel: h.Spec.TunnelAddress, Virtual: host.LoadBalancer(c.Spec.ID).GetVirtualAddress(),
+	})
+	if _, err := loadbalancer.Ensure(ctx, host, desired); err != nil {
+		return fmt.Errorf("leave the load balancer on host %s: %s", name, connections.Message(err))
 	}
 	return nil
 }
 
-// deleteMachine has the host remove the machine and waits until it is gone.
+// deleteMachine makes the host remove the machine and waits for the removal.
 func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	spec := s.capstan.Spec
 	if spec.ID == "" || spec.HostName == "" || hostaccess.Abandoned(s.capstan) {
@@ -100,7 +118,11 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	}
 	host := r.Pool.Get(spec.HostName)
 	if host == nil || host.Connected() != nil {
-		blocked(s, "Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s", spec.HostName, infrav1.HostAbandonedAnnotation)
+		fenced, why, err := r.fenced(ctx, s, h)
+		if err != nil || fenced {
+			return err
+		}
+		blocked(s, "%s", strings.TrimSpace(fmt.Sprintf("Host %s is not connected. If it is permanently lost, annotate the CapstanHost with %s. %s", spec.HostName, infrav1.HostAbandonedAnnotation, why)))
 		return errWaiting
 	}
 	if why := hostaccess.Mismatch(spec.HostName, spec.HostID, host.ID()); why != "" {
@@ -112,7 +134,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	}
 	res, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: spec.ID, Namespace: s.capstan.Namespace, Name: s.capstan.Name})
 	if connections.Code(err) == codes.PermissionDenied {
-		return nil // The same, and the host has not told of the other one yet.
+		return nil // The same holds while the host has not reported the other machine yet.
 	}
 	if err != nil {
 		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, connections.Message(err))
@@ -126,7 +148,7 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// releaseAddresses waits until the machine's claims are gone (IPAM-07).
+// releaseAddresses waits until the machine's claims are deleted (IPAM-07).
 func (r *Reconciler) releaseAddresses(ctx context.Context, s *scope) error {
 	gone, err := r.claimsGone(ctx, s)
 	if err != nil {

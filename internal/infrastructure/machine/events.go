@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// ofEvent maps what a host tells. A machine of another management plane maps to nothing, or
-// harmlessly to an object of the same name.
+// ofEvent maps the event of a host. A machine of another management plane maps to nothing, or harmlessly to an object
+// of the same name.
 func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconcile.Request {
 	switch {
 	case e.Machine != nil:
@@ -34,9 +34,9 @@ func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []reconci
 	return nil
 }
 
-// waitingForHosts are the machines that no host has taken yet. They are known before a host is asked, so that
-// room which one gets while it refuses is not missed. Machines that run are not looked at: with many of
-// them, each one that is made or deleted changes what its host has left.
+// waitingForHosts returns the machines that no host has accepted yet. They are listed before the call of a host, so
+// that room which appears during a refusal is not missed. Running machines are skipped: with many of them, each
+// creation and deletion changes the free resources of the host.
 func (r *Reconciler) waitingForHosts() []reconcile.Request {
 	var out []reconcile.Request
 	r.unplaced.Range(func(key, _ any) bool {
@@ -75,6 +75,21 @@ func (r *Reconciler) ofNamespace(ctx context.Context, o client.Object) []reconci
 func unprovided(list *infrav1.CapstanMachineList) *infrav1.CapstanMachineList {
 	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool { return m.Spec.ProviderID != "" })
 	return list
+}
+
+// ofUpdateData maps a Secret with the data of an update in place to the machines of its cluster that wait for one.
+func (r *Reconciler) ofUpdateData(ctx context.Context, o client.Object) []reconcile.Request {
+	list := &infrav1.CapstanMachineList{}
+	if r.Client.List(ctx, list, client.InNamespace(o.GetNamespace()), client.MatchingLabels{
+		clusterv1.ClusterNameLabel: o.GetLabels()[clusterv1.ClusterNameLabel],
+	}) != nil {
+		return nil
+	}
+	list.Items = slices.DeleteFunc(list.Items, func(m infrav1.CapstanMachine) bool {
+		_, updates := m.Annotations[clusterv1.UpdateInProgressAnnotation]
+		return !updates
+	})
+	return requests(list)
 }
 
 // ofMachinePool maps a MachinePool to those of its machines that wait for its bootstrap data (IM-05).

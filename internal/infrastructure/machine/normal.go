@@ -24,16 +24,18 @@ import (
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
+	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
-// errWaiting ends a reconcile that an event will continue; a condition says what for.
+// errWaiting ends a reconcile that an event will continue. A condition names the event.
 var errWaiting = errors.New("waiting")
 
 // bootstrapKey is the Secret's key of the bootstrap data (BC-02).
 const bootstrapKey = "value"
 
-// reconcileNormal goes through the contract's steps in their order. Each one either is done, or says in a
-// condition what it waits for.
+// reconcileNormal runs the steps of the contract in their order. Each step completes, or sets a condition that names the missing
+// prerequisite.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) error {
 	for _, step := range []func(context.Context, *scope) error{
 		r.waitForPrerequisites, r.assign, r.ensureMachine,
@@ -70,18 +72,20 @@ func (r *Reconciler) waitForPrerequisites(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// kubernetesVersion is the Machine's. Core gives a Machine of a pool one only when its Node is there: the pool
-// wrote down which one the machine is made with.
+// kubernetesVersion returns the version of the Machine. Core sets the version of a pool's Machine only after its Node exists, so
+// the pool records the version in an annotation.
 func kubernetesVersion(s *scope) string {
 	return cmp.Or(s.capstan.Annotations[infrav1.MachineVersionAnnotation], s.machine.Spec.Version)
 }
 
-// wantedFailureDomain is the Machine's, or what the pool wrote down: core gives a Machine of a pool none.
+// wantedFailureDomain returns the failure domain of the Machine, or the one that the pool recorded, because core sets
+// none on a Machine of a pool.
 func wantedFailureDomain(s *scope) string {
 	return cmp.Or(s.capstan.Annotations[infrav1.MachineFailureDomainAnnotation], s.machine.Spec.FailureDomain)
 }
 
-// dataSecretName is the Machine's, or for a Machine of a pool what the pool wrote down, else the MachinePool's.
+// dataSecretName returns the name in the Machine. For a Machine of a pool it is the name that the pool recorded, else
+// that of the MachinePool.
 func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, error) {
 	if name := ptr.Deref(s.machine.Spec.Bootstrap.DataSecretName, ""); name != "" {
 		return name, nil
@@ -99,13 +103,13 @@ func (r *Reconciler) dataSecretName(ctx context.Context, s *scope) (string, erro
 	return ptr.Deref(pool.Spec.Template.Spec.Bootstrap.DataSecretName, ""), nil
 }
 
-// ensureMachine has the host make the machine, once, and shows what became of it.
+// ensureMachine makes the host create the machine once, and reports its state.
 func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	if other := r.onItsHost(s.capstan).GetSpec(); other != nil && !owner.Same(other, s.capstan) {
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineRefusedReason,
 			"On host %s, the id %s belongs to machine %s/%s. This object must be a copy of it, so Capstan changes nothing. Delete this object, and create copies without spec.id and spec.providerID",
 			s.capstan.Spec.HostName, s.capstan.Spec.ID, other.GetNamespace(), other.GetName())
-		return errWaiting // A deleted id is not made again: there is nothing to wait for but its own deletion.
+		return errWaiting // A deleted id is never used again, so only the deletion of the object remains.
 	}
 	if s.capstan.Spec.ProviderID != "" {
 		// Known from spec alone, also after a move (ALL-12).
@@ -121,7 +125,7 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	}
 	observed := host.Machine(s.capstan.Spec.ID)
 	if observed == nil && s.capstan.Spec.ProviderID != "" {
-		// Made again it would be another machine under the same name: that is for its owner to decide.
+		// A new machine with the same name would be another machine. Its owner decides about that.
 		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.MachineLostReason,
 			"Host %s no longer has the machine: its disk is lost. Delete the Machine to replace it", host.Name())
 		conditions.Delete(s.capstan, infrav1.ServicesHealthyCondition)
@@ -133,8 +137,10 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
-	r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
-	if err := r.claim(ctx, host, observed); err != nil {
+	if conditions.GetReason(s.capstan, infrav1.UpdatingCondition) != infrav1.NoCapacityReason {
+		r.unplaced.Delete(client.ObjectKeyFromObject(s.capstan))
+	}
+	if err := r.claim(ctx, s, host, observed); err != nil {
 		return err
 	}
 	s.capstan.Spec.HostID = cmp.Or(s.capstan.Spec.HostID, host.ID()) // machines from before the field existed
@@ -151,11 +157,18 @@ func (r *Reconciler) ensureMachine(ctx context.Context, s *scope) error {
 	} else if s.capstan.Spec.ProviderID != "" {
 		markProvisioned(s, observed.GetSpec().GetFailureDomain())
 	}
-	return nil
+	if s.capstan.Spec.ProviderID == "" {
+		return nil
+	}
+	return r.update(ctx, s, host, observed)
 }
 
-// claim records on the host that the machine's object is here, if it came with a move or is older than this record.
-func (r *Reconciler) claim(ctx context.Context, host *connections.Host, observed *hostpb.Machine) error {
+// claim records on the host that the machine's object is here, if it came with a move or is older than this record. It also
+// confirms a machine that waits after an absence of its host, unless the machine is being replaced.
+func (r *Reconciler) claim(ctx context.Context, s *scope, host *connections.Host, observed *hostpb.Machine) error {
+	if observed.GetStatus().GetUnconfirmed() && !s.machine.DeletionTimestamp.IsZero() {
+		return nil
+	}
 	id, err := hostaccess.ManagementCluster(ctx, r.Client)
 	if err != nil {
 		return err
@@ -184,9 +197,9 @@ func (r *Reconciler) startAgain(ctx context.Context, s *scope, host *connections
 	return nil
 }
 
-// hostUnreachable says nothing about the machine: it may well run. A manager that has just started knows no host
-// yet: until it has tried to connect, what was known before stands, or every machine would be in
-// doubt for a moment.
+// hostUnreachable keeps the state of the machine, which may still run. A manager that has just started has no
+// connections. Until it has tried to connect, the previous conditions remain. Otherwise the state of every machine
+// would be unknown for a moment.
 func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *connections.Host) error {
 	var err error
 	if host != nil {
@@ -202,8 +215,8 @@ func (r *Reconciler) hostUnreachable(ctx context.Context, s *scope, host *connec
 	return errWaiting
 }
 
-// makeMachine asks the host for the machine. What the host refuses is shown, and tried again when that
-// can help: when memory became free (an event), after a while (an error), or with another address.
+// makeMachine calls the host to create the machine. A refusal is reported and retried when that can help: when memory
+// became free (an event), after a while (an error), or with another address.
 func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connections.Host) (*hostpb.Machine, error) {
 	if err := r.confirmAddress(ctx, s); err != nil {
 		return nil, err
@@ -221,7 +234,8 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 		return nil, err
 	}
 	r.unplaced.Store(client.ObjectKeyFromObject(s.capstan), nil)
-	// One that was refused asks without a promise: to take it back is an event, which would lead here again at once.
+	// After a refusal, the call makes no promise of memory. Its withdrawal would be an event that leads to another call
+	// at once.
 	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {
 		host.Promise(spec.GetId(), spec.GetMemoryBytes())
 	}
@@ -238,14 +252,14 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 			return nil, r.assignOtherAddress(ctx, s)
 		}
 	case codes.ResourceExhausted, codes.InvalidArgument:
-		// The host tells when memory becomes free, and only a change of spec helps the other.
+		// The host reports free memory as an event. The other refusals need a change of spec.
 		r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.MachineRefusedReason, "Provision", "%s", connections.Message(err))
 		return nil, errWaiting
 	}
 	return nil, fmt.Errorf("machine on host %s: %w", host.Name(), err)
 }
 
-// bootstrapData is read live: it is needed once, and the cache may not hold it.
+// bootstrapData reads from the API server, because the data is needed once and is not in the cache.
 func (r *Reconciler) bootstrapData(ctx context.Context, s *scope) ([]byte, error) {
 	name, err := r.dataSecretName(ctx, s)
 	if err != nil {
@@ -271,29 +285,48 @@ func (r *Reconciler) desired(ctx context.Context, s *scope) (*hostpb.MachineSpec
 	if err != nil {
 		return nil, err
 	}
-	domain, err := r.failureDomain(ctx, s)
+	host, err := r.host(ctx, s)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkOverlay(s, capstanCluster, host); err != nil {
 		return nil, err
 	}
 	m := s.capstan
 	spec := &hostpb.MachineSpec{
 		Id: m.Spec.ID, Namespace: m.Namespace, Name: m.Name, Cluster: s.cluster.Name,
-		Network: &hostpb.Network{
-			Id: capstanCluster.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name,
-			Cidr: capstanCluster.Spec.Network.MachineCIDR, Ipv6Cidr: capstanCluster.Spec.Network.MachineIPv6CIDR,
-		},
-		Cpus: m.Spec.CPUs, MemoryBytes: memory(m), Image: image(m),
+		Network: overlay.Network(capstanCluster, client.ObjectKeyFromObject(s.cluster), host.Spec.TunnelAddress),
+		Cpus:    m.Spec.CPUs, MemoryBytes: memory(m), Image: image(m),
 		DiskBytes:         diskSize(m),
 		PidsLimit:         cmp.Or(m.Spec.PidsLimit, infrav1.DefaultMachinePidsLimit),
 		KubernetesVersion: kubernetesVersion(s),
 		ProviderId:        infrav1.ProviderIDPrefix + m.Spec.ID,
-		FailureDomain:     domain,
+		FailureDomain:     placement.FailureDomain(host),
 		ControlPlane:      util.IsControlPlaneMachine(s.machine),
 	}
 	for _, a := range m.Spec.Network.Addresses {
 		spec.Addresses = append(spec.Addresses, &hostpb.Address{Address: a.Address, Prefix: a.Prefix, Gateway: a.Gateway})
 	}
 	return spec, nil
+}
+
+// checkOverlay prevents that the machine's host makes a network that spans hosts before the CapstanCluster is provisioned.
+// The Cluster may have been provisioned with another CapstanCluster: a new one could name the network of another tenant.
+func checkOverlay(s *scope, c *infrav1.CapstanCluster, host *infrav1.CapstanHost) error {
+	if c.Spec.Network.Overlay.VNI == 0 {
+		return nil
+	}
+	if !ptr.Deref(c.Status.Initialization.Provisioned, false) {
+		set(s.capstan, infrav1.MachineRunningCondition, metav1.ConditionFalse, infrav1.WaitingForClusterInfrastructureReason,
+			"Waiting for the network of CapstanCluster %s: see its conditions", c.Name)
+		return fmt.Errorf("CapstanCluster %s is not provisioned", c.Name) // No event: the Cluster was provisioned before.
+	}
+	if host.Spec.TunnelAddress == "" {
+		set(s.capstan, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason,
+			"CapstanHost %s has no spec.tunnelAddress, and the cluster's network spans hosts: set it, or delete the Machine", host.Name)
+		return errWaiting // A change of the CapstanHost is the event.
+	}
+	return nil
 }
 
 // capstanCluster is the infrastructure of the machine's cluster.
@@ -306,7 +339,7 @@ func (r *Reconciler) capstanCluster(ctx context.Context, s *scope) (*infrav1.Cap
 	return c, r.Client.Get(ctx, client.ObjectKey{Namespace: s.cluster.Namespace, Name: ref.Name}, c)
 }
 
-// markProvisioned shows what the contract asks for (IM-03, IM-04). failureDomain may be empty: unknown now.
+// markProvisioned sets the fields that the contract requires (IM-03, IM-04). failureDomain is empty if it is unknown.
 func markProvisioned(s *scope, failureDomain string) {
 	st := &s.capstan.Status
 	st.Initialization.Provisioned = ptr.To(true)

@@ -16,7 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// observe shows what the host says of the machine, and records an event when that became bad.
+// observe writes the host's report of the machine to status, and emits an event when the machine became unhealthy.
 func (r *Reconciler) observe(s *scope, status *hostpb.MachineStatus) {
 	s.capstan.Status.Restarts = ptr.To(status.GetRestarts())
 	for _, c := range []metav1.Condition{running(status), bootstrap(status), services(status)} {
@@ -30,7 +30,8 @@ func (r *Reconciler) observe(s *scope, status *hostpb.MachineStatus) {
 
 func isBad(reason string) bool {
 	switch reason {
-	case infrav1.MachineFailedReason, infrav1.MachineLostReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.ServicesUnhealthyReason:
+	case infrav1.MachineFailedReason, infrav1.MachineLostReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.ServicesUnhealthyReason,
+		infrav1.MachineFencedReason:
 		return true
 	}
 	return false
@@ -55,6 +56,9 @@ func running(s *hostpb.MachineStatus) metav1.Condition {
 		c.Reason = clusterv1.DeletingReason
 	default:
 		c.Reason = infrav1.MachineStartingReason
+		if s.GetFenced() {
+			c.Reason = infrav1.MachineFencedReason
+		}
 	}
 	return c
 }

@@ -8,7 +8,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// ALL-09, ALL-16, IM-08: what a host says, as conditions.
+// ALL-09, ALL-16, IM-08: the conditions for each report of a host.
 func TestConditionsOfAMachine(t *testing.T) {
 	svc := func(states ...string) (out []*hostpb.ServiceStatus) {
 		for i, s := range states {

@@ -18,7 +18,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// parallel is how many writes of one pool are on their way at the same time.
+// parallel is the number of concurrent writes of one pool.
 const parallel = 32
 
 // forEach calls f for each item, several at a time, and returns all errors.
@@ -39,9 +39,8 @@ func forEach[T any](items []T, f func(T) error) error {
 	return errors.Join(all...)
 }
 
-// createMembers makes one CapstanMachine for each failure domain of the list (MP-02). It does not wait for
-// machines to run, nor for one before the next. If it is interrupted, what was made is found by
-// its labels, and the next plan has the rest.
+// createMembers makes one CapstanMachine for each failure domain of the list (MP-02). It does not wait until machines
+// run. After an interruption the next plan finds the created machines by their labels, and contains the rest.
 func (r *Reconciler) createMembers(ctx context.Context, s *scope, domains []string) error {
 	if len(domains) == 0 {
 		return nil
@@ -83,15 +82,11 @@ func newMachine(s *scope, domain string) *infrav1.CapstanMachine {
 		},
 		Spec: *s.pool.Spec.MachineTemplate.Spec.DeepCopy(),
 	}
-	for key, value := range map[string]string{
-		infrav1.MachineSpecHashAnnotation:        s.want.hash,
-		infrav1.MachineVersionAnnotation:         s.want.version,
-		infrav1.MachineBootstrapSecretAnnotation: s.want.secret,
-		infrav1.MachineFailureDomainAnnotation:   domain,
-	} {
-		if value != "" {
-			metav1.SetMetaDataAnnotation(&m.ObjectMeta, key, value)
-		}
+	for key, value := range s.want.annotations() {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, key, value)
+	}
+	if domain != "" {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, infrav1.MachineFailureDomainAnnotation, domain)
 	}
 	return m
 }

@@ -1,8 +1,8 @@
-// Package machinepool reconciles CapstanMachinePools: it makes and deletes CapstanMachines, so that there are as
-// many as the MachinePool wants and all of them are as it says. It never talks to hosts: a pool's
-// machine is reconciled like any other, by package machine.
+// Package machinepool reconciles CapstanMachinePools: it creates and deletes CapstanMachines until their number and
+// properties are those of the MachinePool. It has no connection to hosts: package machine reconciles a pool's machine
+// like any other.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package machinepool
 
 import (
@@ -47,24 +47,28 @@ var (
 type Reconciler struct {
 	reconciling.Options
 	Client client.Client
+	// Workload connects to the workload cluster of machines that are drained before an update.
+	Workload Workload
 
 	recorder   events.EventRecorder
 	frame      reconciling.Frame
 	controller capicontroller.Controller
 }
 
-// scope is what one reconcile works on. machinePool and cluster may be nil while the object is being deleted.
+// scope contains the objects of one reconcile. machinePool and cluster may be nil while the object is being deleted.
 type scope struct {
 	cluster     *clusterv1.Cluster
 	machinePool *clusterv1.MachinePool
 	pool        *infrav1.CapstanMachinePool
 	members     []member
-	// want is what the pool should be, or why that cannot be.
+	// want is the desired state of the pool.
 	want    desired
 	invalid *invalid
-	// trouble is what went wrong with the pool's machines in this reconcile.
+	// draining is what the drain of a Node waits for; "" without a drain.
+	draining string
+	// trouble contains the errors of the pool's machines in this reconcile.
 	trouble error
-	// patch writes what changed since the pool was read or last recorded.
+	// patch writes the changes since the pool was read or last recorded.
 	patch *reconciling.Patch
 }
 
@@ -123,14 +127,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	return res, err
 }
 
-// pace is how long a pool waits before it is looked at again. Every change of each of its machines leads
-// here, and each look costs in proportion to the machines: with a pace in proportion to them too, a
-// machine costs the same in a pool of ten and in one of thousands.
+// pace returns the pause before the next reconcile of a pool. Every change of a machine triggers a reconcile, whose
+// cost is proportional to the number of machines. With a proportional pause, a machine costs the same in a pool of ten
+// and in one of thousands.
 func pace(machines int) time.Duration {
 	return min(10*time.Millisecond+time.Duration(machines)*2*time.Millisecond, 5*time.Second)
 }
 
-// findOwners looks for the MachinePool and the Cluster; either may not be there.
+// findOwners reads the MachinePool and the Cluster. Each of them can be missing.
 func (r *Reconciler) findOwners(ctx context.Context, c client.Client, s *scope) error {
 	mp, err := util.GetOwnerMachinePool(ctx, c, s.pool.ObjectMeta)
 	if client.IgnoreNotFound(err) != nil {

@@ -36,7 +36,7 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, s *scope) error {
 	if err := r.deleteMachines(ctx, append(orphans, strays(members)...)); err != nil {
 		return err
 	}
-	// Machines are watched: the last one that goes leads here again.
+	// Machines are watched: the deletion of the last one triggers this reconcile again.
 	return r.deleteMembers(ctx, s, remove)
 }
 

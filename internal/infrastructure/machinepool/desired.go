@@ -28,11 +28,11 @@ import (
 // maxReplicas is how many providerIDs spec.providerIDList takes.
 const maxReplicas = 10000
 
-// invalid is why the pool cannot be what its spec says (MP-09).
+// invalid is the reason why the pool cannot follow its spec (MP-09).
 type invalid struct{ reason, message string }
 
-// desire works out what the pool should be. If a part of it makes no sense, the pool is frozen and s.invalid
-// says why: what is there stays as it is, but for machines that are too many.
+// desire computes the desired state of the pool. If a part of the spec is invalid, s.invalid contains the reason and
+// the pool is frozen: it only deletes surplus machines.
 func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) error {
 	mp, pool := s.machinePool, s.pool
 	s.want = desired{
@@ -45,6 +45,9 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	}
 	var err error
 	if s.want.hash, err = specHash(pool.Spec.MachineTemplate.Spec, s.want.version, s.want.secret); err != nil {
+		return err
+	}
+	if err := r.desireUpdates(ctx, s); err != nil {
 		return err
 	}
 	candidates, err := usable(ctx, c, s)
@@ -67,8 +70,8 @@ func (r *Reconciler) desire(ctx context.Context, c client.Reader, s *scope) erro
 	return nil
 }
 
-// replicas is the MachinePool's number, or the pool's own while someone else manages it: then the MachinePool
-// follows.
+// replicas returns the number in the MachinePool, or that of the pool while another component manages it and the
+// MachinePool follows.
 func replicas(mp *clusterv1.MachinePool, pool *infrav1.CapstanMachinePool) int {
 	n := ptr.Deref(mp.Spec.Replicas, 1)
 	if annotations.ReplicasManagedByExternalAutoscaler(mp) {
@@ -100,9 +103,9 @@ func versions(usable []infrav1.CapstanHost) []string {
 	return slices.Compact(out)
 }
 
-// checkData reports whether the bootstrap data is for another version: after a change of the MachinePool's version
-// the bootstrap provider makes new data first, or machines would be made twice. Data of other
-// providers does not tell.
+// checkData reports whether the bootstrap data is for another version: after a change of the MachinePool's version the
+// bootstrap provider creates new data first, because machines would otherwise be created twice. Data of other providers
+// does not contain its version.
 func (r *Reconciler) checkData(ctx context.Context, s *scope) (*invalid, error) {
 	if s.want.secret == "" {
 		return nil, nil
@@ -121,7 +124,7 @@ func (r *Reconciler) checkData(ctx context.Context, s *scope) (*invalid, error) 
 
 func checkReplicas(n int) *invalid {
 	if n < 0 || n > maxReplicas {
-		return &invalid{infrav1.PoolInvalidReplicasReason, fmt.Sprintf("The MachinePool wants %d replicas: set spec.replicas to a number from 0 to %d", n, maxReplicas)}
+		return &invalid{infrav1.PoolInvalidReplicasReason, fmt.Sprintf("The MachinePool has %d replicas: set spec.replicas to a number from 0 to %d", n, maxReplicas)}
 	}
 	return nil
 }
@@ -163,8 +166,8 @@ func list(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// resolveBudget turns percentages into machines: a surge is rounded up, what may be missing is rounded
-// down. If both come to 0, one machine may be missing, or nothing could ever be replaced.
+// resolveBudget converts percentages to numbers of machines: maxSurge is rounded up, maxUnavailable is rounded down. If
+// both are 0, one machine may be unavailable, because otherwise no machine could ever be replaced.
 func resolveBudget(spec infrav1.MachinePoolRollingUpdate, replicas int) (budget, *invalid) {
 	replicas = max(0, replicas)
 	surge, err := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(spec.MaxSurge, intstr.FromInt32(1)), replicas, true)
@@ -181,9 +184,8 @@ func resolveBudget(spec infrav1.MachinePoolRollingUpdate, replicas int) (budget,
 	return budget{maxSurge: max(0, surge), maxUnavailable: max(0, unavailable)}, nil
 }
 
-// specHash is a hash of everything that decides what a machine is. The bootstrap data counts by the name of
-// its Secret: its content changes whenever the join token in it is renewed, and machines need not be
-// replaced for that.
+// specHash is a hash of all properties of a machine. It contains the name of the bootstrap data Secret and not its
+// content, which changes with each renewal of the join token, without a need to replace machines.
 func specHash(spec infrav1.CapstanMachineSpec, version, secret string) (string, error) {
 	data, err := json.Marshal(struct {
 		Spec            infrav1.CapstanMachineSpec

@@ -30,7 +30,7 @@ func TestResolveBudget(t *testing.T) {
 		{surge: "2", unavailable: "1", replicas: 3, want: budget{2, 1}},
 		{surge: "25%", replicas: 10, want: budget{3, 0}},
 		{surge: "0", unavailable: "25%", replicas: 10, want: budget{0, 2}},
-		{surge: "0", unavailable: "25%", replicas: 3, want: budget{0, 1}}, // rounded down to 0, and then nothing could be replaced
+		{surge: "0", unavailable: "25%", replicas: 3, want: budget{0, 1}}, // Rounded down to 0, no machine could be replaced.
 		{surge: "0%", unavailable: "0%", replicas: 0, want: budget{0, 1}},
 		{surge: "many", replicas: 3, invalid: true},
 		{unavailable: "some", replicas: 3, invalid: true},
@@ -67,7 +67,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// The hash is stored with machines: if it changed with a release of Capstan, every machine would be replaced.
+// The hash is stored with machines. If a release of Capstan changed it, every machine would be replaced.
 func TestSpecHashStaysTheSame(t *testing.T) {
 	spec := infrav1.CapstanMachineSpec{CPUs: 2, Memory: ptr.To(resource.MustParse("1Gi"))}
 	got, err := specHash(spec, "v1.36.3", "demo-1")
@@ -86,7 +86,7 @@ func TestSpecHashStaysTheSame(t *testing.T) {
 		func() (string, error) { return specHash(spec, "v1.36.3", "demo-2") },
 	} {
 		if h, _ := other(); h == got {
-			t.Error("another machine, the same hash")
+			t.Error("different machines have the same hash")
 		}
 	}
 }

@@ -29,7 +29,7 @@ func ofCapstanMachine(_ context.Context, o client.Object) []reconcile.Request {
 	return nil
 }
 
-// ofMachine maps a Machine to the pool of its MachinePool; its CapstanMachine may be gone already.
+// ofMachine maps a Machine to the pool of its MachinePool, because its CapstanMachine may already be deleted.
 func (r *Reconciler) ofMachine(ctx context.Context, o client.Object) []reconcile.Request {
 	owner := metav1.GetControllerOf(o)
 	if owner == nil || owner.Kind != machinePoolGroupKind.Kind {
@@ -70,7 +70,7 @@ func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) []re
 	return out
 }
 
-// machinePoolChanged drops what core itself writes to a MachinePool.
+// machinePoolChanged drops core's own writes to a MachinePool.
 func machinePoolChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1.MachinePool), e.ObjectNew.(*clusterv1.MachinePool)
@@ -82,7 +82,7 @@ func machinePoolChanged() predicate.Predicate {
 	}}
 }
 
-// capstanMachineChanged passes what a pool wants to know of its machines.
+// capstanMachineChanged passes the changes of CapstanMachines that pools depend on.
 func capstanMachineChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*infrav1.CapstanMachine), e.ObjectNew.(*infrav1.CapstanMachine)
@@ -90,6 +90,7 @@ func capstanMachineChanged() predicate.Predicate {
 			before.Spec.ProviderID != after.Spec.ProviderID ||
 			failure(before) != failure(after) || blocked(before) != blocked(after) ||
 			before.Status.FailureDomain != after.Status.FailureDomain ||
+			!equality.Semantic.DeepEqual(before.Status.Update, after.Status.Update) ||
 			!equality.Semantic.DeepEqual(before.Annotations, after.Annotations) ||
 			!equality.Semantic.DeepEqual(before.Labels, after.Labels) ||
 			len(after.OwnerReferences) < len(before.OwnerReferences) ||
@@ -97,7 +98,7 @@ func capstanMachineChanged() predicate.Predicate {
 	}}
 }
 
-// machineChanged passes what a pool wants to know of the Machines of its machines.
+// machineChanged passes the changes of Machines that pools depend on.
 func machineChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1.Machine), e.ObjectNew.(*clusterv1.Machine)
@@ -109,7 +110,7 @@ func machineChanged() predicate.Predicate {
 	}}
 }
 
-// clusterChanged passes what a pool wants to know of its cluster.
+// clusterChanged passes the changes of Clusters that pools depend on.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
@@ -122,7 +123,7 @@ func clusterChanged() predicate.Predicate {
 	}}
 }
 
-// hostChanged passes what a host can run and how large it is; how full it is does not matter here.
+// hostChanged passes changes of the versions and the size of a host, but not of its free resources.
 func hostChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)

@@ -23,9 +23,9 @@ type member struct {
 	machine *clusterv1.Machine
 }
 
-// find reads the machines of the pool, sorted by name, and orphans: Machines whose CapstanMachine is gone. The
-// Machines are read first: core makes them after their CapstanMachines, so with a live reader
-// an orphan is one. c may be a cache, which may be behind, or live.
+// find reads the machines of the pool, sorted by name, and orphans: Machines whose CapstanMachine was deleted. It reads
+// the Machines first. Core creates them after their CapstanMachines, so the orphans of a live reader are real. c may be
+// a cache, which may be stale, or live.
 func find(ctx context.Context, c client.Reader, s *scope) (members []member, orphans []clusterv1.Machine, err error) {
 	machines := &clusterv1.MachineList{}
 	if s.machinePool != nil {
@@ -83,8 +83,8 @@ func blocked(m *infrav1.CapstanMachine) bool {
 	return !m.DeletionTimestamp.IsZero() && conditions.GetReason(m, clusterv1.DeletingCondition) == infrav1.DeletionBlockedReason
 }
 
-// stuckIn is how long it takes until a machine whose deletion is blocked counts as stuck, if that does not change; zero
-// if it does already, negative if it is not blocked.
+// stuckIn returns the time until a machine with a blocked deletion counts as stuck. It is zero if it is stuck, and
+// negative if its deletion is not blocked.
 func stuckIn(m *infrav1.CapstanMachine, now time.Time) time.Duration {
 	if !blocked(m) {
 		return -1
@@ -92,9 +92,9 @@ func stuckIn(m *infrav1.CapstanMachine, now time.Time) time.Duration {
 	return max(0, stuckAfter-now.Sub(m.DeletionTimestamp.Time))
 }
 
-// availableIn is how long it takes until the machine counts as available, if its Node stays ready; zero if
-// it does already, negative if the Node is not ready. Core gives the Machines of pools no
-// minReadySeconds, so that their Available condition does not say it.
+// availableIn returns the time until the machine counts as available, if its Node stays ready. It is zero if it is
+// available, and negative if the Node is not ready. Core sets no minReadySeconds on the Machines of pools, so their
+// Available condition does not include it.
 func (m member) availableIn(minReady time.Duration, now time.Time) time.Duration {
 	if m.machine == nil || !m.machine.Status.NodeRef.IsDefined() || m.leaving() {
 		return -1
@@ -106,7 +106,7 @@ func (m member) availableIn(minReady time.Duration, now time.Time) time.Duration
 	return max(0, minReady-now.Sub(ready.LastTransitionTime.Time))
 }
 
-// failure is why the machine will not come back by itself; empty if it may.
+// failure returns the reason why the machine will not recover by itself, or "".
 func failure(m *infrav1.CapstanMachine) string {
 	for _, t := range []string{infrav1.MachineRunningCondition, infrav1.BootstrapSucceededCondition} {
 		switch c := conditions.Get(m, t); {
@@ -124,7 +124,7 @@ func wantsRemediation(m *clusterv1.Machine) bool {
 	return m != nil && conditions.IsFalse(m, clusterv1.MachineOwnerRemediatedCondition)
 }
 
-// marked reports whether someone, an autoscaler for instance, wants the machine to be deleted first.
+// marked reports whether the machine has the annotation to be deleted first, for example from an autoscaler.
 func (m member) marked() bool {
 	_, ok := m.capstan.Annotations[clusterv1.DeleteMachineAnnotation]
 	if !ok && m.machine != nil {
@@ -160,6 +160,8 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 				next = in
 			}
 		}
+		update := want.updateOf(m)
+		behind := want.outdated(m)
 		out = append(out, instance{
 			name:      m.capstan.Name,
 			created:   m.capstan.CreationTimestamp.Time,
@@ -168,7 +170,9 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 			available: available == 0,
 			failed:    failure(m.capstan) != "",
 			remediate: wantsRemediation(m.machine),
-			outdated:  want.outdated(m),
+			outdated:  behind && want.replace(m, update),
+			behind:    behind,
+			update:    update,
 			marked:    m.marked(),
 			domain:    m.domain(),
 		})
@@ -176,8 +180,9 @@ func instances(members []member, want desired, now time.Time) (out []instance, n
 	return out, next
 }
 
-// outdated reports whether the machine is not what the pool would make now, or not where.
+// outdated reports whether the properties or the failure domain of the machine differ from those of a new one, or whether its
+// update in place is not finished.
 func (d desired) outdated(m member) bool {
-	return m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash ||
+	return m.isUpdating() || m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] != d.hash ||
 		len(d.domains) > 0 && !slices.Contains(d.domains, m.domain())
 }

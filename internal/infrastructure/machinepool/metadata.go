@@ -25,7 +25,8 @@ type fromTemplate struct {
 	Annotations []string `json:"annotations,omitempty"`
 }
 
-// templateMetadata is what the template gives to the pool's machines, and what core finds them by.
+// templateMetadata returns the metadata of the template for the pool's machines, and the labels by which core finds
+// them.
 func templateMetadata(s *scope) metadata {
 	template := s.pool.Spec.MachineTemplate.ObjectMeta
 	out := metadata{map[string]string{}, map[string]string{}}
@@ -42,11 +43,11 @@ func templateMetadata(s *scope) metadata {
 	return out
 }
 
-// follow is what a machine has once it follows the template: what is new there is added, what was removed
-// there is removed, and what others gave to the machine stays.
+// follow returns the metadata of a machine after an update from the template: new entries are added, entries that were
+// removed from the template are removed, and entries of other clients stay.
 func (have metadata) follow(template metadata) metadata {
 	var before fromTemplate
-	// Without the annotation, or with one that somebody broke, nothing is known to be removed.
+	// Without a valid annotation, nothing is removed.
 	_ = json.Unmarshal([]byte(have.annotations[infrav1.MachineTemplateMetadataAnnotation]), &before)
 	return metadata{replaced(have.labels, before.Labels, template.labels), replaced(have.annotations, before.Annotations, template.annotations)}
 }

@@ -2,16 +2,18 @@ package machinepool
 
 import (
 	"maps"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// MP-02: labels and annotations of the template come to the machines, and go from them, in place.
+// MP-02: labels and annotations of the template are added to and removed from machines in place.
 func TestMetadataFollowsTheTemplate(t *testing.T) {
 	type set = map[string]string
 	const record = infrav1.MachineTemplateMetadataAnnotation
@@ -56,7 +58,26 @@ func TestMetadataFollowsTheTemplate(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 		if again := got.follow(tc.template); !maps.Equal(got.labels, again.labels) || !maps.Equal(got.annotations, again.annotations) {
-			t.Errorf("%s: a second time changes it to %v", name, again)
+			t.Errorf("%s: a second call changes it to %v", name, again)
+		}
+	}
+}
+
+// TestLabelsOfAnyName (MP-02): machines of pools with any name have valid labels, also if the name is shortened.
+func TestLabelsOfAnyName(t *testing.T) {
+	for length := 1; length <= 253; length++ {
+		for dash := range max(length-1, 1) {
+			name := []byte(strings.Repeat("x", length))
+			if dash > 0 {
+				name[dash] = '-'
+			}
+			meta := metav1.ObjectMeta{Name: string(name)}
+			labels := templateMetadata(&scope{pool: &infrav1.CapstanMachinePool{ObjectMeta: meta}, machinePool: &clusterv1.MachinePool{ObjectMeta: meta}}).labels
+			for _, key := range []string{clusterv1.MachinePoolNameLabel, infrav1.MachinePoolLabel} {
+				if problems := validation.IsValidLabelValue(labels[key]); len(problems) > 0 || labels[key] == "" {
+					t.Fatalf("%s: %s is %q: %v", name, key, labels[key], problems)
+				}
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,7 +20,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// reconcileNormal goes through the contract's steps in their order.
+// reconcileNormal runs the steps of the contract in their order.
 func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result, error) {
 	if err := r.identify(ctx, s); err != nil {
 		return ctrl.Result{}, err
@@ -44,13 +45,25 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope) (ctrl.Result
 		return ctrl.Result{}, nil // Cluster and MachinePool are watched.
 	}
 	// Metadata that the API server refuses holds nothing else back.
-	s.trouble = r.propagateMetadata(ctx, s)
+	s.trouble = errors.Join(r.propagateMetadata(ctx, s), r.recordConfig(ctx, s))
 	now, next := instances(s.members, s.want, time.Now())
-	if !makePlan(s.want, now).empty() || len(orphans) > 0 || len(strays(s.members)) > 0 {
+	updates := planUpdates(s.want, now)
+	defer func() { setUpdating(s, updates, now) }()
+	acts := !makePlan(s.want, now).empty() || !updates.empty() || len(orphans) > 0 || len(strays(s.members)) > 0
+	if acts {
 		s.trouble = errors.Join(s.trouble, r.act(ctx, s))
 	}
 	if s.trouble != nil {
 		return ctrl.Result{}, s.trouble
+	}
+	updating := slices.ContainsFunc(s.members, member.isUpdating)
+	if !acts { // s.members does not contain the updates that act has begun.
+		if err := r.announce(ctx, s, updating); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if (updating || s.draining != "") && (next == 0 || next > updateRetry) {
+		next = updateRetry
 	}
 	// Only time makes a Node that is ready one that has been ready for long enough.
 	return ctrl.Result{RequeueAfter: next}, nil
@@ -82,9 +95,8 @@ func (r *Reconciler) record(ctx context.Context, s *scope, before *infrav1.Capst
 	return nil
 }
 
-// shareReplicas keeps the MachinePool's replicas equal to the pool's own while someone else manages them: that
-// is what the annotation cluster.x-k8s.io/replicas-managed-by asks for. Who begins to manage
-// them finds the MachinePool's number here.
+// shareReplicas copies the pool's replicas to the MachinePool while another component manages them, as the annotation
+// cluster.x-k8s.io/replicas-managed-by requires. The initial value is that of the MachinePool.
 func (r *Reconciler) shareReplicas(ctx context.Context, s *scope) error {
 	if !annotations.ReplicasManagedByExternalAutoscaler(s.machinePool) {
 		return nil
@@ -103,7 +115,7 @@ func (r *Reconciler) shareReplicas(ctx context.Context, s *scope) error {
 	return r.Client.Patch(ctx, s.machinePool, client.MergeFrom(before))
 }
 
-// waitsFor is what must be there before anything can be done.
+// waitsFor returns the missing prerequisites of the pool.
 func waitsFor(s *scope) *invalid {
 	if why := checkReplicas(s.want.replicas); why != nil {
 		return why
@@ -117,9 +129,9 @@ func waitsFor(s *scope) *invalid {
 	return nil
 }
 
-// act carries out a plan that is made anew from what the API server has: the cache may not have seen what the last
-// reconcile did, or what the last manager did before it was killed. Machines are deleted before new
-// ones are created, so that a full host has room. What is left undone is in the next plan.
+// act executes a plan that is based on the objects in the API server, because the cache may lack the writes of the last
+// reconcile or of a killed manager. Machines are deleted before new ones are created, so that a full host has room. The
+// next plan contains the actions that failed.
 func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	live := &scope{pool: &infrav1.CapstanMachinePool{}}
 	if err := r.LiveClient.Get(ctx, client.ObjectKeyFromObject(s.pool), live.pool); err != nil {
@@ -151,11 +163,16 @@ func (r *Reconciler) act(ctx context.Context, s *scope) error {
 	if err := r.deleteMembers(ctx, live, p.remove); err != nil {
 		return err
 	}
-	return r.createMembers(ctx, live, p.create)
+	if err := r.createMembers(ctx, live, p.create); err != nil {
+		return err
+	}
+	err = r.update(ctx, live, planUpdates(live.want, in))
+	s.draining = live.draining
+	return err
 }
 
-// strays are Machines whose CapstanMachine is being deleted while they are not: someone deleted that by
-// hand. They go with it, so that the Node is removed.
+// strays returns Machines whose CapstanMachine is being deleted, for example by hand, while they are not. They are
+// deleted as well, so that the Node is removed.
 func strays(members []member) []clusterv1.Machine {
 	var out []clusterv1.Machine
 	for _, m := range members {

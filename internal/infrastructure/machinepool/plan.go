@@ -9,11 +9,11 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// instance is what the plan needs to know of one machine of the pool.
+// instance contains the properties of one machine that the plan needs.
 type instance struct {
 	// name of the CapstanMachine.
 	name string
-	// created is when it was made.
+	// created is the time of its creation.
 	created time.Time
 	// leaving is true if it, or its Machine, is being deleted already.
 	leaving bool
@@ -23,23 +23,27 @@ type instance struct {
 	available bool
 	// failed is true if it will not come back by itself.
 	failed bool
-	// remediate is true if a MachineHealthCheck wants it replaced.
+	// remediate is true if a MachineHealthCheck requires its replacement.
 	remediate bool
-	// outdated is true if it is not what the pool's spec says now.
+	// outdated is true if it differs from the pool's current spec and is replaced.
 	outdated bool
-	// marked is true if someone wants it to be deleted first.
+	// behind is true if it differs from the pool's current spec, or if its update in place is not finished.
+	behind bool
+	// update is the state of its update in place.
+	update updateState
+	// marked is true if it must be deleted first.
 	marked bool
 	// domain is its failure domain.
 	domain string
 }
 
-// unhealthy reports whether the machine is of no use as it is.
+// unhealthy reports whether the machine has failed or must be remediated.
 func (i instance) unhealthy() bool { return i.failed || i.remediate }
 
-// desired is what the pool should be.
+// desired is the desired state of the pool.
 type desired struct {
 	replicas int
-	// policy says which of equal machines goes first.
+	// policy determines which of equal machines is deleted first.
 	policy infrav1.DeletePolicy
 	// domains are the failure domains to spread over; none leaves the choice to placement.
 	domains []string
@@ -48,10 +52,12 @@ type desired struct {
 	// the pool may shrink.
 	frozen bool
 
-	// version and secret are what machines are made with; hash is of all that they are made of.
+	// version and secret are those of new machines. hash covers all their properties.
 	version, secret, hash string
 	// minReady is for how long a Node must have been ready until its machine counts as available.
 	minReady time.Duration
+	// updating is what updates in place need.
+	updating updating
 }
 
 // budget limits how machines are replaced, in machines.
@@ -60,8 +66,8 @@ type budget struct{ maxSurge, maxUnavailable int }
 // minAvailable is how many machines stay available while machines are replaced.
 func (d desired) minAvailable() int { return max(0, d.replicas-d.budget.maxUnavailable) }
 
-// plan is what to do now. It is made anew from what is there whenever something has changed, so that
-// it matters not how the last one ended.
+// plan contains the next actions. Every change leads to a new plan from the current state, so the outcome of the last
+// plan does not matter.
 type plan struct {
 	// create has the failure domain of each machine to make; empty for any.
 	create []string
@@ -71,17 +77,16 @@ type plan struct {
 
 func (p plan) empty() bool { return len(p.create) == 0 && len(p.remove) == 0 }
 
-// makePlan decides what to create and what to delete. It knows nothing but its arguments, and keeps these
-// promises (the property test holds it to them):
+// makePlan decides which machines to create and to delete. It depends only on its arguments and has these properties,
+// which the property test checks:
 //
-//   - what is leaving counts as gone for the replicas, and as there for maxSurge: no machine is
-//     created that would bring the pool above replicas + maxSurge, with those that still drain, but
-//     without those that cannot leave, or a dead host would take its share of the pool with it;
-//   - a machine that is available is deleted only if replicas - maxUnavailable others are, unless it
-//     is one too many and its owner marked it for deletion;
-//   - never more machines are deleted than there are too many, but for those that are replaced;
-//   - equal arguments give equal plans, and a plan that was carried out in part is
-//     continued by the next one.
+//   - machines that are being deleted do not count as replicas, but they count for maxSurge: the pool never
+//     exceeds replicas + maxSurge, including machines that still drain. Machines whose deletion is stuck do not
+//     count, because a dead host would otherwise reduce the pool;
+//   - an available machine is deleted only if replicas - maxUnavailable others are available, unless it is
+//     surplus and marked for deletion;
+//   - except for replacements, only surplus machines are deleted;
+//   - equal arguments give equal plans, and the next plan continues one that was executed in part.
 func makePlan(want desired, instances []instance) plan {
 	s := newState(want, instances)
 	s.shrink()
@@ -121,7 +126,7 @@ func newState(want desired, instances []instance) *state {
 			}
 			continue
 		}
-		// What is broken is not available, whatever its Node says.
+		// A failed machine is not available, regardless of its Node.
 		i.available = i.available && !i.unhealthy()
 		s.active = append(s.active, i)
 		s.account(i, 1)
@@ -149,8 +154,8 @@ func (s *state) account(i instance, n int) {
 	}
 }
 
-// allowed is how many machines there may be: while outdated machines are there, maxSurge machines
-// are not too many but on their way to replace them.
+// allowed is the maximum number of machines. While outdated machines exist, it includes maxSurge machines that replace
+// them.
 func (s *state) allowed() int {
 	if s.outdated > 0 && !s.want.frozen {
 		return s.want.replicas + s.want.budget.maxSurge
@@ -158,20 +163,20 @@ func (s *state) allowed() int {
 	return s.want.replicas
 }
 
-// spare is how many available machines can be missed.
+// spare is the number of available machines that may be deleted.
 func (s *state) spare() int { return s.available - s.want.minAvailable() }
 
-// shrink deletes what is too many. There always is a machine that may go: when all that are left are
-// available, there are more of them than replicas.
+// shrink deletes surplus machines. One of them can always be deleted: if all remaining machines are available, they are
+// more than replicas.
 func (s *state) shrink() {
 	for len(s.active) > s.allowed() {
 		s.remove(s.first(func(i instance) bool { return !i.available || s.spare() > 0 || i.marked }))
 	}
 }
 
-// replaceOutdated deletes outdated machines as the budget allows, those first that are of no use. Not more
-// than what up to date machines on their way leave, so that a plane that has lost sight of every
-// Node does not replace them all at once.
+// replaceOutdated deletes outdated machines as the budget allows, starting with those that are not ready. The number is
+// limited by the new machines that are not available yet, so that a management plane without contact to all Nodes does
+// not replace all machines at once.
 func (s *state) replaceOutdated() {
 	for s.outdated > 0 && len(s.active)-s.fresh > s.want.minAvailable() {
 		victim := s.first(func(i instance) bool { return i.outdated && (!i.available || s.spare() > 0) })
@@ -182,8 +187,8 @@ func (s *state) replaceOutdated() {
 	}
 }
 
-// remediate deletes machines that a MachineHealthCheck wants replaced. They are not available, so what the
-// budget limits is how many are replaced at the same time: those that leave, are missing or come up count.
+// remediate deletes machines whose replacement a MachineHealthCheck requires. They are not available, so the budget
+// only limits the number of parallel replacements: machines that are being deleted, missing or starting count.
 func (s *state) remediate() {
 	atOnce := max(1, s.want.budget.maxSurge+s.want.budget.maxUnavailable)
 	for max(s.leaving, s.want.replicas-len(s.active))+s.comingUp < atOnce {
@@ -195,7 +200,7 @@ func (s *state) remediate() {
 	}
 }
 
-// grow creates what is missing, and the replacements of outdated machines.
+// grow creates missing machines, and the replacements of outdated ones.
 func (s *state) grow() {
 	n := min(s.want.replicas-(len(s.active)-s.outdated), s.want.replicas+s.want.budget.maxSurge-len(s.active)-s.leaving)
 	for ; n > 0; n-- {
@@ -226,8 +231,8 @@ func (s *state) remove(index int) {
 	s.active = slices.Delete(s.active, index, index+1)
 }
 
-// first is the index of the machine that goes first among those that may; -1 if none may. Among
-// healthy, up to date ones the fullest failure domain gives first, so that the pool stays balanced.
+// first returns the index of the first machine to delete, or -1 if none may be deleted. Among healthy, current machines
+// it is one in the fullest failure domain, so that the pool stays balanced.
 func (s *state) first(may func(instance) bool) int {
 	first := slices.IndexFunc(s.active, may)
 	if first < 0 || rank(s.active[first]) < rankNotAvailable || len(s.domains) < 2 {
@@ -255,8 +260,8 @@ const (
 	rankOther
 )
 
-// rank is the class of a machine: lower ones are deleted first. Core's MachineSet has the same order,
-// without what is outdated.
+// rank returns the class of a machine: lower classes are deleted first. Core's MachineSet has the same order, without
+// the class of outdated machines.
 func rank(i instance) int {
 	switch {
 	case i.marked:
@@ -273,7 +278,7 @@ func rank(i instance) int {
 	return rankOther
 }
 
-// order is in which order machines are deleted: by rank, then as the policy says, then by name.
+// order compares machines for their deletion: by rank, then by policy, then by name.
 func (d desired) order(a, b instance) int {
 	var order int
 	switch d.policy {

@@ -52,7 +52,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "nothing to do", replicas: 2, budget: surge, pool: pool("a:a", "b:a")},
 		{name: "no machines wanted, none there", replicas: 0, budget: surge},
 
-		// Growing.
+		// More replicas.
 		{name: "0 to n at once", replicas: 5, budget: surge, create: 5},
 		{name: "n to more, while the first ones still come up", replicas: 5, budget: surge, pool: pool("a:a", "b"), create: 3},
 		{name: "what leaves is replaced within maxSurge", replicas: 3, budget: surge, pool: pool("a:a", "b:l", "c:l"), create: 1},
@@ -67,7 +67,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "the replacement goes where nobody up to date is", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:a/x", "b:ao/x"), create: 1, in: []string{"y"}},
 		{name: "the fullest domain shrinks first", replicas: 2, budget: surge, domains: []string{"x", "y"}, pool: pool("a:a/x", "b:a/y", "c:a/y"), remove: []string{"b"}},
 
-		// Shrinking: who goes.
+		// Fewer replicas: the machines that are removed.
 		{name: "to zero", replicas: 0, budget: surge, pool: pool("a:a", "b", "c:f"), remove: []string{"c", "b", "a"}},
 		{name: "who leaves already counts", replicas: 2, budget: surge, pool: pool("a:a", "b:l", "c:a", "d:a"), remove: []string{"a"}},
 		{name: "enough leave already", replicas: 2, budget: surge, pool: pool("a:a", "b:l", "c:a", "d:l")},
@@ -106,7 +106,7 @@ func TestMakePlan(t *testing.T) {
 		{name: "back to zero in the middle of an update", replicas: 0, budget: surge, pool: pool("a:ao", "b:o", "c:a", "d"), remove: []string{"b", "a", "d", "c"}},
 		{name: "no surge is left for an update while machines drain", replicas: 2, budget: surge, pool: pool("a:ao", "b:ao", "c:l", "d:l")},
 
-		// What cannot be made.
+		// Machines that cannot be created.
 		{name: "frozen: nothing is made and nothing replaced", replicas: 3, budget: surge, frozen: true, pool: pool("a:ao", "b:r")},
 		{name: "frozen: it may shrink", replicas: 1, budget: surge, frozen: true, pool: pool("a:ao", "b:ao", "c:ao"), remove: []string{"a", "b"}},
 
@@ -130,10 +130,9 @@ func TestMakePlan(t *testing.T) {
 	}
 }
 
-// TestPlanHistories drives pools through random histories: the spec changes, machines come up, fail, drain,
-// vanish, are marked and remediated, and the one who carries out a plan is killed in the middle of it. The
-// disruption budget holds at each step, and when the world calms down, every history ends with exactly
-// the machines that are wanted.
+// TestPlanHistories runs pools through random histories: the spec changes, machines start, fail, drain, disappear, are marked and
+// remediated, and the controller is killed while it carries out a plan. The disruption budget is kept at each step. After the
+// last event, every history ends with exactly the desired machines.
 func TestPlanHistories(t *testing.T) {
 	histories := 3000
 	if testing.Short() {
@@ -156,7 +155,7 @@ func TestPlanHistories(t *testing.T) {
 	}
 }
 
-// world is a pool and what happens to it.
+// world is a pool and its random events.
 type world struct {
 	t    *testing.T
 	seed int
@@ -203,7 +202,7 @@ func (w *world) changeSpec() {
 	}
 }
 
-// disturb lets something happen.
+// disturb causes a random event.
 func (w *world) disturb() {
 	if w.r.IntN(5) == 0 {
 		w.changeSpec()
@@ -221,7 +220,7 @@ func (w *world) disturb() {
 		case 7:
 			m.marked = w.r.IntN(3) == 0
 		case 8:
-			m.leaving = m.leaving || w.r.IntN(4) == 0 // deleted by hand
+			m.leaving = m.leaving || w.r.IntN(4) == 0 // deleted by a user
 		case 9, 10:
 			if m.leaving || w.r.IntN(20) == 0 { // drained; or lost with its object
 				w.gone(m)
@@ -236,7 +235,7 @@ func (w *world) gone(m *unit) {
 	w.pool = slices.DeleteFunc(w.pool, func(o *unit) bool { return o == m })
 }
 
-// observe is the pool as the controller sees it, in no order.
+// observe returns the state of the pool for the controller, in random order.
 func (w *world) observe() []instance {
 	var out []instance
 	for _, m := range w.pool {
@@ -248,7 +247,7 @@ func (w *world) observe() []instance {
 	return out
 }
 
-// act makes a plan, checks it, and carries it out, or, if it is killed, a part of it.
+// act makes a plan, checks it, and carries it out, or only a part of it if the controller is killed.
 func (w *world) act(killed bool) plan {
 	p := makePlan(w.want, w.observe())
 	w.check(p)
@@ -273,7 +272,7 @@ func (w *world) act(killed bool) plan {
 	return p
 }
 
-// check holds a plan to makePlan's promises.
+// check compares a plan with the guarantees of makePlan.
 func (w *world) check(p plan) {
 	var active, after, spared, plain int
 	for _, i := range w.observe() {
@@ -312,8 +311,8 @@ func (w *world) check(p plan) {
 	}
 }
 
-// settle lets the world calm down: machines come up, what leaves goes, what is broken is found by a
-// MachineHealthCheck; the controller is still killed now and then.
+// settle ends the random events: machines start, deletions complete, and a MachineHealthCheck marks failed machines. The controller
+// is still killed sometimes.
 func (w *world) settle() {
 	for step := range 1000 {
 		p := w.act(step < 20 && w.r.IntN(3) == 0)
@@ -345,7 +344,7 @@ func (w *world) settle() {
 	}
 }
 
-// TestPlanIsQuick: a plan for thousands of machines must not stop the manager.
+// TestPlanIsQuick: a plan for thousands of machines must not block the manager.
 func TestPlanIsQuick(t *testing.T) {
 	const n = 10000
 	var all []instance
@@ -364,7 +363,7 @@ func TestPlanIsQuick(t *testing.T) {
 	}
 }
 
-// A machine is stuck when it has been removed in vain for a while, and not while a manager or its host restarts.
+// A machine is stuck if its removal has failed for some time. A restart of a manager or of its host is not sufficient.
 func TestStuckIn(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 )
 
-// describe says what a machine of the pool has, for autoscalers that scale from zero.
+// describe returns the resources of a machine of the pool, for autoscalers that scale from zero.
 func (r *Reconciler) describe(ctx context.Context, s *scope) error {
 	candidates, err := usable(ctx, r.Client, s)
 	if err != nil {
@@ -30,8 +30,8 @@ func (r *Reconciler) describe(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// observeMembers fills in what the contract asks for about each machine: providerIDList (MP-04), replicas
-// (MP-08), instances (MP-01).
+// observeMembers sets the fields that the contract requires for each machine: providerIDList (MP-04), replicas (MP-08),
+// instances (MP-01).
 func observeMembers(s *scope) {
 	pool := s.pool
 	ids := []string{}
@@ -139,7 +139,7 @@ func setConditions(s *scope, n numbers) {
 	}
 }
 
-// maxTrouble is how much of an error a condition shows, in bytes. The API server repeats what it refuses.
+// maxTrouble limits an error in a condition, in bytes, because errors of the API server quote the refused object.
 const maxTrouble = 1024
 
 // summary is the first of the errors that are joined in one, and how many there are: there may be one for each
@@ -156,7 +156,7 @@ func summary(err error) string {
 	return text
 }
 
-// split takes apart what errors.Join has made, and not what such an error is wrapped in.
+// split returns the parts of an error of errors.Join, but does not unwrap other errors.
 func split(err error) (out []error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -168,7 +168,7 @@ func split(err error) (out []error) {
 	return out
 }
 
-// notReady counts what is missing, and names the first machine that failed.
+// notReady returns the number of missing machines and the name of the first failed one.
 func notReady(s *scope, n numbers) string {
 	parts := []string{fmt.Sprintf("%d of %d machines are available", n.available, s.want.replicas)}
 	if n.active < s.want.replicas {

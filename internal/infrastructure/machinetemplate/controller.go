@@ -1,7 +1,7 @@
-// Package machinetemplate reconciles the templates of machines and of pools: it shows what a machine made from a
-// template will have, for autoscalers that scale from zero (IM-07, MP-10).
+// Package machinetemplate reconciles the templates of machines and of pools: it reports the resources of a machine of a
+// template, for autoscalers that scale from zero (IM-07, MP-10).
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package machinetemplate
 
 import (
@@ -38,7 +38,7 @@ type Kind struct {
 	name   string
 	object func() client.Object
 	list   func() client.ObjectList
-	// parts of a template: what its machines shall be, and where it is told what they will have.
+	// parts returns the spec of a template's machines, and the status of the template.
 	parts func(client.Object) (*infrav1.CapstanMachineSpec, *infrav1.CapstanMachineTemplateStatus)
 }
 
@@ -137,8 +137,8 @@ func metadata(t client.Object) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: t.GetNamespace(), OwnerReferences: t.GetOwnerReferences()}
 }
 
-// Describe says what a machine made from the template will have on any of the hosts. A machine that takes
-// all of its host's processors has at least those of the smallest host.
+// Describe returns the minimum resources of a machine of the template on any of the hosts. A machine that takes all of
+// its host's processors has at least those of the smallest host.
 func Describe(spec infrav1.CapstanMachineSpec, usable []infrav1.CapstanHost) infrav1.CapstanMachineTemplateStatus {
 	memory := resource.MustParse(infrav1.DefaultMachineMemory)
 	if spec.Memory != nil {

@@ -1,6 +1,6 @@
 // Package network chooses the networks of clusters and the addresses of machines. All of it is pure.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package network
 
 import (
@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// DefaultPool is where clusters' machine networks are taken from.
+	// DefaultPool is the network that contains the machine networks of clusters.
 	DefaultPool = "10.200.0.0/13"
 	// DefaultBits is the prefix length of a machine network: /21 holds 2045 machines.
 	DefaultBits = 21
@@ -84,8 +84,8 @@ func ChooseAddress(cidr netip.Prefix, after netip.Addr, taken func(netip.Addr) b
 	}
 }
 
-// Besides returns the IPv6 address that goes with an IPv4 address: it lies as far behind the beginning of six as
-// addr does behind that of four, so that one is nobody else's when the other is not.
+// Besides returns the IPv6 address that goes with an IPv4 address: it has the same offset in six as addr has in four,
+// so that both are unique or neither is.
 func Besides(four netip.Prefix, addr netip.Addr, six netip.Prefix) (netip.Addr, error) {
 	base, own := four.Masked().Addr().As4(), addr.As4()
 	distance := binary.BigEndian.Uint32(own[:]) - binary.BigEndian.Uint32(base[:])
@@ -115,8 +115,8 @@ func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Validate returns what is wrong with a cluster's networks: each must be a CIDR, and none may overlap
-// another one. An empty machine network is not looked at.
+// Validate returns the errors of a cluster's networks: each must be a CIDR, and they must not overlap. An empty machine network is
+// skipped.
 func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) error {
 	type named struct {
 		what string

@@ -37,7 +37,7 @@ func TestChoose(t *testing.T) {
 			}
 			got, err := network.Choose(pool, 24, network.Parse(tc.taken...), after)
 			if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
-				t.Errorf("Choose: %v, %v; wanted %q", got, err, tc.want)
+				t.Errorf("Choose: got %v, %v; want %q", got, err, tc.want)
 			}
 		})
 	}
@@ -75,13 +75,13 @@ func TestChooseAddress(t *testing.T) {
 			}
 			got, err := network.ChooseAddress(cidr, after, func(a netip.Addr) bool { return slices.Contains(tc.taken, a.String()) })
 			if (err != nil) != (tc.want == "") || err == nil && got.String() != tc.want {
-				t.Errorf("ChooseAddress: %v, %v; wanted %q", got, err, tc.want)
+				t.Errorf("ChooseAddress: got %v, %v; want %q", got, err, tc.want)
 			}
 		})
 	}
 }
 
-// IPAM-08: without pools, one address goes with the other.
+// IPAM-08: without pools, the IPv6 address follows from the IPv4 address.
 func TestBesides(t *testing.T) {
 	for name, tc := range map[string]struct{ four, addr, six, want string }{
 		"the first":         {"10.200.8.0/21", "10.200.8.2", "fd00:1::/64", "fd00:1::2"},
@@ -125,7 +125,7 @@ func TestValidate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := network.Validate(infrav1.ClusterNetworkSpec{MachineCIDR: tc.machine, MachineIPv6CIDR: tc.ipv6}, tc.pods, tc.services)
 			if (err != nil) != (tc.why != "") || err != nil && !strings.Contains(err.Error(), tc.why) {
-				t.Errorf("Validate: %v; wanted %q", err, tc.why)
+				t.Errorf("Validate: got %v, want %q", err, tc.why)
 			}
 		})
 	}

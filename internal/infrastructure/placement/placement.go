@@ -1,9 +1,10 @@
-// Package placement decides on which host a machine goes. All of it is pure.
+// Package placement chooses the host of a machine, with pure functions.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
 	"capstan.dev/capstan/internal/selection"
 )
 
@@ -19,14 +21,20 @@ import (
 type Host struct {
 	Name          string
 	FailureDomain string
-	// Box that it stands on; empty when it does not tell.
+	// Box of the host; empty if it reports none.
 	Box string
+	// Tunnel is its tunnel address; empty if it has none.
+	Tunnel string
+	// Members is the number of the cluster's machines on it that count for the spread.
+	Members int
 	// Versions of Kubernetes that it can run.
 	Versions []string
 	// Images that it has.
 	Images []string
 	// ControlPlane is true if control plane machines may be placed on it.
 	ControlPlane bool
+	// Taints of the host.
+	Taints []infrav1.HostTaint
 	// Unavailable is the reason why nothing can be placed on it now; empty when it can.
 	Unavailable string
 	// CPUs of the host.
@@ -37,17 +45,25 @@ type Host struct {
 	Disk int64
 }
 
-// Request is what a machine needs.
+// Request contains the requirements of a machine.
 type Request struct {
 	// FailureDomain that the machine must be in; any when empty (IM-02).
 	FailureDomain string
 	// Box that the machine must be on, which the network of its cluster does not leave; any when empty.
 	Box string
+	// Overlay is true if the network of its cluster spans boxes. The machine must then be on a host whose tunnel address has
+	// the IP family of Tunnel, the tunnel address of the load balancer's host.
+	Overlay bool
+	Tunnel  string
 	// Version of Kubernetes; any when empty.
 	Version string
 	// Image; empty for the host's own /usr, which every host has.
 	Image        string
 	ControlPlane bool
+	// Tolerations of the machine.
+	Tolerations []infrav1.HostToleration
+	// AnyTaint is true for what taints do not keep off.
+	AnyTaint bool
 	// CPUs of the machine; 0 for all of the host's.
 	CPUs int32
 	// Memory in bytes.
@@ -56,8 +72,9 @@ type Request struct {
 	Disk int64
 }
 
-// Choose returns the name of the host with the most free memory among those that take the machine, the
-// first by name among equals. The error says for each host why it does not take the machine.
+// Choose returns the name of a host that can run the machine: for workers preferably one without an untolerated taint, then the one
+// with the fewest members; for control plane machines in the reverse order, because two of them on one host fail together. Among
+// equals it is the host with the most free memory, then the first by name. The error contains the reason of each host that cannot.
 func Choose(hosts []Host, req Request) (string, error) {
 	var best *Host
 	var refusals []string
@@ -67,7 +84,7 @@ func Choose(hosts []Host, req Request) (string, error) {
 			refusals = append(refusals, h.Name+" "+why)
 			continue
 		}
-		if best == nil || h.FreeMemory > best.FreeMemory || h.FreeMemory == best.FreeMemory && h.Name < best.Name {
+		if best == nil || better(h, best, req) {
 			best = h
 		}
 	}
@@ -81,15 +98,55 @@ func Choose(hosts []Host, req Request) (string, error) {
 	return "", fmt.Errorf("no host accepts the machine: %s", strings.Join(refusals, "; "))
 }
 
+// better reports whether a host comes before another one: see Choose.
+func better(a, b *Host, req Request) bool {
+	members, avoided := cmp.Compare(a.Members, b.Members), cmp.Compare(avoidance(a, req), avoidance(b, req))
+	if !req.ControlPlane {
+		members, avoided = avoided, members
+	}
+	return cmp.Or(members, avoided, cmp.Compare(b.FreeMemory, a.FreeMemory), cmp.Compare(a.Name, b.Name)) < 0
+}
+
+// avoidance is the number of taints because of which the machine is placed on other hosts, if possible.
+func avoidance(h *Host, req Request) (n int) {
+	for _, taint := range h.Taints {
+		if taint.Effect == infrav1.HostTaintPreferNoSchedule && !tolerated(taint, req) {
+			n++
+		}
+	}
+	return n
+}
+
+// repelling returns a taint that keeps the machine off the host, or nil.
+func repelling(h *Host, req Request) *infrav1.HostTaint {
+	for i := range h.Taints {
+		if taint := &h.Taints[i]; taint.Effect == infrav1.HostTaintNoSchedule && !tolerated(*taint, req) {
+			return taint
+		}
+	}
+	return nil
+}
+
+func tolerated(taint infrav1.HostTaint, req Request) bool {
+	return req.AnyTaint || slices.ContainsFunc(req.Tolerations, func(t infrav1.HostToleration) bool {
+		return (t.Key == "" || t.Key == taint.Key) && (t.Effect == "" || t.Effect == taint.Effect) &&
+			(t.Operator == infrav1.HostTolerationExists || t.Value == taint.Value)
+	})
+}
+
 // refusal returns the reason why a host does not take a machine, in the order in which an operator would look.
 func refusal(h *Host, req Request) string {
 	switch {
 	case req.FailureDomain != "" && h.FailureDomain != req.FailureDomain:
 		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
-	case !SameBox(h.Box, req.Box):
+	case !Reaches(h, req) && !req.Overlay:
 		return "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
+	case !Reaches(h, req):
+		return fmt.Sprintf("does not reach the cluster's network: its spec.tunnelAddress is %q, and that of the load balancer's host %q; both must be set and of one IP family", h.Tunnel, req.Tunnel)
 	case h.Unavailable != "":
 		return h.Unavailable
+	case repelling(h, req) != nil:
+		return fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
 		return fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, list(h.Versions))
 	case req.Image != "" && !slices.Contains(h.Images, req.Image):
@@ -100,15 +157,29 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("has %d processors, %d are needed", h.CPUs, req.CPUs)
 	case h.FreeMemory < req.Memory:
 		return fmt.Sprintf("has %s of memory left, %s are needed", quantity(h.FreeMemory), quantity(req.Memory))
-	// Disks occupy only what is written to them, so that their sum may exceed the host's disk. One alone can never be larger.
+	// Disks occupy only their written blocks, so their sum may exceed the host's disk. A single disk must not be larger
+	// than it.
 	case h.Disk > 0 && h.Disk < req.Disk:
 		return fmt.Sprintf("has a disk of %s, %s are needed", quantity(h.Disk), quantity(req.Disk))
 	}
 	return ""
 }
 
-// SameBox reports whether two hosts can have machines of one cluster. A host that does not tell its box can.
-func SameBox(a, b string) bool { return a == "" || b == "" || a == b }
+// Reaches reports whether a host can have machines of the cluster. Without an overlay, a host that reports no box can.
+func Reaches(h *Host, req Request) bool {
+	if req.Overlay {
+		return overlay.SameFamily(h.Tunnel, req.Tunnel)
+	}
+	return h.Box == "" || req.Box == "" || h.Box == req.Box
+}
+
+// text returns a taint as kubectl writes it.
+func text(t *infrav1.HostTaint) string {
+	if t.Value == "" {
+		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
+	}
+	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
+}
 
 func list(s []string) string {
 	if len(s) == 0 {
@@ -135,6 +206,15 @@ func Admits(h *infrav1.CapstanHost, namespace string, namespaceLabels map[string
 	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
 }
 
-// AllowsControlPlane reports whether control plane machines may be placed on a host; they may unless
-// it says otherwise.
+// Schedulable reports whether new machines may be placed on a host.
+func Schedulable(h *infrav1.CapstanHost) bool {
+	return !ptr.Deref(h.Spec.Unschedulable, false) && !ptr.Deref(h.Spec.Drain, false)
+}
+
+// Repels reports whether a host has a taint that keeps off machines without tolerations.
+func Repels(h *infrav1.CapstanHost) bool {
+	return repelling(&Host{Taints: h.Spec.Taints}, Request{}) != nil
+}
+
+// AllowsControlPlane reports whether control plane machines may be placed on a host; the default is true.
 func AllowsControlPlane(h *infrav1.CapstanHost) bool { return ptr.Deref(h.Spec.ControlPlane, true) }

@@ -20,8 +20,23 @@ func host(name string, change func(*placement.Host)) placement.Host {
 	return h
 }
 
-// IM-02: failure domain, version, whether it takes machines at all, control plane, size; then the most
-// free memory, and the first name among equals.
+// tainted adds taints in the notation of kubectl.
+func tainted(taints ...string) func(*placement.Host) {
+	return func(h *placement.Host) {
+		for _, text := range taints {
+			what, effect, _ := strings.Cut(text, ":")
+			key, value, _ := strings.Cut(what, "=")
+			h.Taints = append(h.Taints, infrav1.HostTaint{Key: key, Value: value, Effect: infrav1.HostTaintEffect(effect)})
+		}
+	}
+}
+
+func tolerates(key string, operator infrav1.HostTolerationOperator, value string, effect infrav1.HostTaintEffect) placement.Request {
+	return placement.Request{Tolerations: []infrav1.HostToleration{{Key: key, Operator: operator, Value: value, Effect: effect}}}
+}
+
+// IM-02: a host must match in failure domain, version, taints, schedulability, control plane and size. Among these hosts, the one with the
+// most free memory is chosen, then the first by name.
 func TestChoose_IM02(t *testing.T) {
 	for name, tc := range map[string]struct {
 		hosts []placement.Host
@@ -50,6 +65,28 @@ func TestChoose_IM02(t *testing.T) {
 			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box = "other" })}, req: placement.Request{Box: "one"},
 			why: "a is on another box than the cluster's load balancer",
 		},
+		"fewest members before memory": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Members, h.FreeMemory = 1, 9*gib }), host("b", nil)}, want: "b",
+		},
+		"an overlay reaches other boxes": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box, h.Tunnel = "other", "192.0.2.2" })},
+			req:   placement.Request{Box: "one", Overlay: true, Tunnel: "192.0.2.1"}, want: "a",
+		},
+		"an overlay needs a tunnel address, also on the box": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box = "one" })},
+			req:   placement.Request{Box: "one", Overlay: true, Tunnel: "192.0.2.1"}, why: `a does not reach the cluster's network: its spec.tunnelAddress is ""`,
+		},
+		"an overlay of one family": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel = "2001:db8::1" })},
+			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1"}, why: "of one IP family",
+		},
+		"the load balancer's host is missing": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel = "192.0.2.2" })}, req: placement.Request{Overlay: true}, why: "a does not reach",
+		},
+		"without an overlay a tunnel address does not matter": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box, h.Tunnel = "other", "192.0.2.2" })},
+			req:   placement.Request{Box: "one", Tunnel: "192.0.2.1"}, why: "a is on another box",
+		},
 		"a host that does not tell its box": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Box: "one"}, want: "a"},
 		"version": {
 			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Version: "v1.35.0"},
@@ -68,6 +105,32 @@ func TestChoose_IM02(t *testing.T) {
 		},
 		"workers go anywhere": {
 			hosts: []placement.Host{host("a", func(h *placement.Host) { h.ControlPlane = false })}, want: "a",
+		},
+		"taint": {
+			hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule"))}, why: "a has the taint gpu=yes:NoSchedule, which spec.hostTolerations does not tolerate",
+		},
+		"taint before memory": {
+			hosts: []placement.Host{host("a", tainted("gpu:NoSchedule")), host("b", func(h *placement.Host) { h.FreeMemory = gib })}, want: "b",
+		},
+		"tolerated key and value":   {hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule"))}, req: tolerates("gpu", "", "yes", ""), want: "a"},
+		"tolerated key":             {hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule"))}, req: tolerates("gpu", "Exists", "", ""), want: "a"},
+		"everything tolerated":      {hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule", "x:NoSchedule"))}, req: tolerates("", "Exists", "", ""), want: "a"},
+		"empty value tolerated":     {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule"))}, req: tolerates("gpu", "Equal", "", ""), want: "a"},
+		"tolerated effect":          {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule"))}, req: tolerates("gpu", "", "", "NoSchedule"), want: "a"},
+		"another value tolerated":   {hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule"))}, req: tolerates("gpu", "Equal", "no", ""), why: "gpu=yes:NoSchedule"},
+		"no value tolerated":        {hosts: []placement.Host{host("a", tainted("gpu=yes:NoSchedule"))}, req: tolerates("gpu", "", "", ""), why: "gpu=yes:NoSchedule"},
+		"another key tolerated":     {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule"))}, req: tolerates("cpu", "Exists", "", ""), why: "gpu:NoSchedule"},
+		"another effect tolerated":  {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule"))}, req: tolerates("gpu", "Exists", "", "PreferNoSchedule"), why: "gpu:NoSchedule"},
+		"one of two tolerated":      {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule", "x:NoSchedule"))}, req: tolerates("gpu", "Exists", "", ""), why: "x:NoSchedule"},
+		"load balancers":            {hosts: []placement.Host{host("a", tainted("gpu:NoSchedule"))}, req: placement.Request{AnyTaint: true}, want: "a"},
+		"preferably not":            {hosts: []placement.Host{host("a", tainted("old:PreferNoSchedule")), host("b", func(h *placement.Host) { h.Members, h.FreeMemory = 2, gib })}, want: "b"},
+		"preferably not, tolerated": {hosts: []placement.Host{host("a", tainted("old:PreferNoSchedule")), host("b", func(h *placement.Host) { h.Members = 2 })}, req: tolerates("old", "Exists", "", ""), want: "a"},
+		"preferably not, but the only one": {
+			hosts: []placement.Host{host("a", tainted("old:PreferNoSchedule")), host("b", func(h *placement.Host) { h.FreeMemory = 0 })}, req: placement.Request{Memory: gib}, want: "a",
+		},
+		"control planes are apart before they avoid a host": {
+			hosts: []placement.Host{host("a", tainted("old:PreferNoSchedule")), host("b", func(h *placement.Host) { h.Members = 1 })},
+			req:   placement.Request{ControlPlane: true}, want: "a",
 		},
 		"image":      {hosts: []placement.Host{host("a", nil)}, req: placement.Request{Image: "debian-12"}, why: "a has no image debian-12 (it has none)"},
 		"processors": {hosts: []placement.Host{host("a", nil)}, req: placement.Request{CPUs: 8}, why: "a has 4 processors, 8 are needed"},
@@ -91,7 +154,7 @@ func TestChoose_IM02(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := placement.Choose(tc.hosts, tc.req)
 			if got != tc.want || (tc.why == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), tc.why) {
-				t.Errorf("Choose: %q, %v; wanted %q, %q", got, err, tc.want, tc.why)
+				t.Errorf("Choose: got %q, %v; want %q, %q", got, err, tc.want, tc.why)
 			}
 		})
 	}

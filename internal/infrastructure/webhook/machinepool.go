@@ -37,7 +37,7 @@ func (MachinePool) ValidateCreate(_ context.Context, p *infrav1.CapstanMachinePo
 	return nil, invalid("CapstanMachinePool", p.Name, validMetadata(p)...)
 }
 
-// ValidateUpdate implements admission.Validator. What is leaving, or was there before, is let through.
+// ValidateUpdate implements admission.Validator. It accepts deleted objects and unchanged metadata.
 func (MachinePool) ValidateUpdate(_ context.Context, before, p *infrav1.CapstanMachinePool) (admission.Warnings, error) {
 	if !p.DeletionTimestamp.IsZero() || equality.Semantic.DeepEqual(before.Spec.MachineTemplate.ObjectMeta, p.Spec.MachineTemplate.ObjectMeta) {
 		return nil, nil
@@ -54,8 +54,7 @@ func validMetadata(p *infrav1.CapstanMachinePool) field.ErrorList {
 	return p.Spec.MachineTemplate.ObjectMeta.Validate(field.NewPath("spec", "machineTemplate", "metadata"))
 }
 
-// MachinePoolTemplate keeps CapstanMachinePoolTemplates as they are (MP-10, ALL-10). What a template must not
-// have is in the CRD.
+// MachinePoolTemplate refuses changes of CapstanMachinePoolTemplates (MP-10, ALL-10). The CRD has the rules for their fields.
 type MachinePoolTemplate struct{}
 
 var _ admission.Validator[*infrav1.CapstanMachinePoolTemplate] = MachinePoolTemplate{}

@@ -18,7 +18,7 @@ func pool(label string, annotations map[string]string) *infrav1.CapstanMachinePo
 	return p
 }
 
-// MP-09: what no machine can have is refused when it is new, and lets everything else pass that was there before.
+// MP-09: new invalid metadata is refused. An object that already had it still accepts other changes.
 func TestMachinePoolMetadata_MP09(t *testing.T) {
 	leaving := pool("a b", nil)
 	now := metav1.Now()
@@ -45,7 +45,7 @@ func TestMachinePoolMetadata_MP09(t *testing.T) {
 				_, err = webhook.MachinePool{}.ValidateUpdate(context.Background(), tt.before, tt.pool)
 			}
 			if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, wanted %q", err, tt.want)
+				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
 	}

@@ -27,10 +27,14 @@ func (v *Cluster) Default(ctx context.Context, c *infrav1.CapstanCluster) error 
 	replace.Field(&spec.ID, was.ID)
 	replace.Field(&spec.ControlPlaneEndpoint, was.ControlPlaneEndpoint)
 	replace.Field(&spec.Network.MachineCIDR, was.Network.MachineCIDR)
+	replace.Field(&spec.Network.Overlay, was.Network.Overlay)
 	if spec.LoadBalancerHosts == nil {
 		spec.LoadBalancerHosts = was.LoadBalancerHosts
 	}
 	lb := &spec.LoadBalancer
+	if _, ours := before.Annotations[infrav1.PortFromRangeAnnotation]; ours {
+		replace.Field(&lb.Port, was.LoadBalancer.Port)
+	}
 	if lb.AddressFromPool != nil {
 		replace.Field(&lb.Address, was.LoadBalancer.Address)
 	}

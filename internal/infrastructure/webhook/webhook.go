@@ -1,7 +1,7 @@
-// Package webhook validates what the CRDs' CEL rules cannot: templates, which may change only in a dry run
-// of the topology controller, and networks, which depend on other objects.
+// Package webhook validates rules that CEL in the CRDs cannot express: templates, which may change only in a dry run of
+// the topology controller, and networks, which depend on other objects.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package webhook
 
 import (
@@ -30,15 +30,16 @@ import (
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanclustertemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanclustertemplates,versions=v1beta2,name=validation.capstanclustertemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 // +kubebuilder:webhook:verbs=create;update,path=/validate-infrastructure-capstan-dev-v1beta2-capstanmachinetemplate,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=infrastructure.capstan.dev,resources=capstanmachinetemplates,versions=v1beta2,name=validation.capstanmachinetemplate.infrastructure.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
-// SetupWithManager adds the webhooks, those of the conversion to v1beta1 included. They are asked for all namespaces, whichever the manager's cache has, so what they
-// read, one Cluster for a network that is new, they read from the API server.
+// SetupWithManager adds the webhooks, those of the conversion to v1beta1 included. They serve all namespaces, although
+// the manager's cache may have only one. They therefore read from the API server: one Cluster for each new network.
 func SetupWithManager(mgr ctrl.Manager) error {
 	return errors.Join(
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanCluster{}).WithConverter(conversion.CapstanCluster).
 			WithDefaulter(&Cluster{}).WithValidator(&Cluster{Client: mgr.GetAPIReader()}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanClusterTemplate{}).WithConverter(conversion.CapstanClusterTemplate).
 			WithValidator(ClusterTemplate{}).Complete(),
-		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachine{}).WithConverter(conversion.CapstanMachine).Complete(),
+		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachine{}).WithConverter(conversion.CapstanMachine).
+			WithValidator(Machine{}).Complete(),
 		ctrl.NewWebhookManagedBy(mgr, &infrav1.CapstanMachineTemplate{}).WithConverter(conversion.CapstanMachineTemplate).
 			WithValidator(MachineTemplate{}).Complete(),
 		setupMachinePools(mgr),
@@ -57,7 +58,7 @@ func (v *Cluster) ValidateCreate(ctx context.Context, c *infrav1.CapstanCluster)
 
 // ValidateUpdate implements admission.Validator.
 func (v *Cluster) ValidateUpdate(ctx context.Context, before, c *infrav1.CapstanCluster) (admission.Warnings, error) {
-	// What is leaving must be able to leave, however it looks.
+	// An invalid object must not block its own deletion.
 	if !c.DeletionTimestamp.IsZero() {
 		return nil, nil
 	}
@@ -77,8 +78,8 @@ func (v *Cluster) ValidateDelete(context.Context, *infrav1.CapstanCluster) (admi
 	return nil, nil
 }
 
-// validate compares the machine network with the Cluster's networks if the Cluster is there already. It
-// often is not: then the reconciler says the same in the condition NetworkReady.
+// validate compares the machine network with the Cluster's networks if the Cluster exists. Otherwise the reconciler reports the
+// same problem later in the condition NetworkReady.
 func (v *Cluster) validate(ctx context.Context, c *infrav1.CapstanCluster) error {
 	cluster := &clusterv1.Cluster{}
 	if name := clusterName(c); name != "" {
@@ -124,6 +125,9 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 	}
 	if len(spec.LoadBalancerHosts) > 0 {
 		errs = append(errs, field.Forbidden(path.Child("loadBalancerHosts"), "they are written by the controller"))
+	}
+	if spec.Network.Overlay != (infrav1.NetworkOverlay{}) {
+		errs = append(errs, field.Forbidden(path.Child("network", "overlay"), "each cluster gets an overlay of its own"))
 	}
 	if err := network.Validate(spec.Network, nil, nil); err != nil {
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))

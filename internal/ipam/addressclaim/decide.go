@@ -23,7 +23,7 @@ func ClusterNameOf(claim *capiipamv1.IPAddressClaim) string {
 	return claim.Labels[clusterv1.ClusterNameLabel]
 }
 
-// gate reports whether a claim may be worked on (rows IPAM-04b and IPAM-05a).
+// gate reports whether a claim may be reconciled (rows IPAM-04b and IPAM-05a).
 type gate int
 
 const (
@@ -32,9 +32,8 @@ const (
 	clusterMissing
 )
 
-// gateOf decides from the claim and its Cluster, which is nil when the claim
-// names none or it does not exist. A claim that is being deleted passes when
-// its Cluster has gone: nothing could ever pause it again.
+// gateOf decides from the claim and its Cluster. The Cluster is nil if the claim references none or it does not exist. A
+// claim that is being deleted passes if its Cluster does not exist, because then it cannot be paused.
 func gateOf(claim *capiipamv1.IPAddressClaim, cluster *clusterv1.Cluster) gate {
 	switch {
 	case annotations.HasPaused(claim):
@@ -49,20 +48,19 @@ func gateOf(claim *capiipamv1.IPAddressClaim, cluster *clusterv1.Cluster) gate {
 	return open
 }
 
-// relation says what an IPAddress of the claim's name is to the claim.
+// relation is the relation of an IPAddress with the claim's name to the claim.
 type relation int
 
 const (
-	none     relation = iota // there is no such IPAddress
-	ours                     // made for this claim
-	adoptive                 // made beforehand: to be taken over
-	leftover                 // made for an earlier claim of this name: to be removed
-	foreign                  // of another pool or for something else: in the way
+	none     relation = iota // The IPAddress does not exist.
+	ours                     // created for this claim
+	adoptive                 // created before the claim, to be adopted
+	leftover                 // created for an earlier claim of this name, to be removed
+	foreign                  // it belongs to another pool or object and blocks the claim
 )
 
-// relationOf decides whose an IPAddress is. An owner of another UID is an
-// earlier claim of the same name, unless it is this claim under the UID that it
-// had before it was copied from another management cluster.
+// relationOf decides the owner of an IPAddress. An owner with another UID is an earlier claim of the same name, unless
+// it is this claim with its UID from before a move from another management cluster.
 func relationOf(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) relation {
 	if ip == nil {
 		return none
@@ -90,7 +88,7 @@ func isClaim(owner *metav1.OwnerReference) bool {
 	return owner.Kind == "IPAddressClaim" && groupOf(owner.APIVersion) == capiipamv1.GroupVersion.Group
 }
 
-// inTheWay returns the reason why a foreign IPAddress of the claim's name is not the claim's.
+// inTheWay returns the reason why an IPAddress with the claim's name does not belong to the claim.
 func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string {
 	if ip.Spec.PoolRef != claim.Spec.PoolRef {
 		return fmt.Sprintf("IPAddress %s exists and is from %s %q: delete it, or use another name for this claim", ip.Name, ip.Spec.PoolRef.Kind, ip.Spec.PoolRef.Name)
@@ -99,21 +97,21 @@ func inTheWay(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) string
 	return fmt.Sprintf("IPAddress %s exists and belongs to %s %q, not to this claim: remove that controlling owner, delete the IPAddress, or use another name for this claim", ip.Name, owner.Kind, owner.Name)
 }
 
-// isOut reports whether the claim's address was handed out before: the pool chose it
-// for the claim, here or on the management cluster that both came from.
+// isOut reports whether the claim's address was allocated before, here or on the management cluster from which both were
+// moved.
 func isOut(claim *capiipamv1.IPAddressClaim, ip *capiipamv1.IPAddress) bool {
 	return claim.Status.AddressRef.Name != "" || ip != nil && metav1.GetControllerOf(ip) != nil
 }
 
-// marked reports whether the claim carries what marks it as served by us: the
-// finalizer (row IPAM-04c) and the UID that tells a copy from the original.
+// marked reports whether the claim has the provider's finalizer (row IPAM-04c), and the UID that distinguishes a copy
+// from the original.
 func marked(claim *capiipamv1.IPAddressClaim) bool {
 	return controllerutil.ContainsFinalizer(claim, ipamv1.ClaimFinalizer) &&
 		claim.Annotations[ipamv1.OriginUIDAnnotation] != ""
 }
 
-// mark marks a claim as served by Capstan. The label makes clusterctl move the claim even if no object that it moves
-// owns the claim (row IPAM-06).
+// mark adds the provider's finalizer, label and annotation. The label makes clusterctl move the claim even if no moved
+// object owns the claim (row IPAM-06).
 func mark(claim *capiipamv1.IPAddressClaim) {
 	controllerutil.AddFinalizer(claim, ipamv1.ClaimFinalizer)
 	metav1.SetMetaDataLabel(&claim.ObjectMeta, clusterctlv1.ClusterctlMoveLabel, "")
@@ -122,14 +120,13 @@ func mark(claim *capiipamv1.IPAddressClaim) {
 	}
 }
 
-// setOrigin notes the claim's UID: a copy in another management cluster has another UID.
+// setOrigin records the claim's UID: a copy in another management cluster has another UID.
 func setOrigin(claim *capiipamv1.IPAddressClaim) {
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, ipamv1.OriginUIDAnnotation, string(claim.UID))
 }
 
-// owners are the owner references that an IPAddress must have (row IPAM-04e).
-// References of others are kept, but another controller is not: there can be
-// one only.
+// owners returns the owner references that an IPAddress must have (row IPAM-04e). It keeps other references, but no
+// other controller, because there can only be one.
 func owners(ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) []metav1.OwnerReference {
 	yes, no := true, false
 	wanted := []metav1.OwnerReference{{
@@ -161,7 +158,7 @@ func groupOf(apiVersion string) string {
 	return ""
 }
 
-// complete reports whether an IPAddress has all that row IPAM-04e asks for.
+// complete reports whether an IPAddress has all fields that row IPAM-04e requires.
 func complete(ip *capiipamv1.IPAddress, claim *capiipamv1.IPAddressClaim, pool ipamv1.Pool) bool {
 	if !controllerutil.ContainsFinalizer(ip, ipamv1.AddressFinalizer) && ip.DeletionTimestamp.IsZero() {
 		return false

@@ -78,15 +78,15 @@ func TestRelationOf(t *testing.T) {
 		ip   *capiipamv1.IPAddress
 		want relation
 	}{
-		"none":                   {nil, none},
-		"made for it":            {owned("new"), ours},
-		"made beforehand":        {owned(""), adoptive},
-		"restored along with it": {owned("before-move"), adoptive},
-		"of an earlier namesake": {owned("earlier"), leftover},
-		"of another version":     {controlled("ipam.cluster.x-k8s.io/v1alpha1", "IPAddressClaim"), leftover},
-		"of another pool":        {other, foreign},
-		"of another kind":        {controlled("v1", "ConfigMap"), foreign},
-		"of another group":       {controlled("example.com/v1", "IPAddressClaim"), foreign},
+		"none":                                 {nil, none},
+		"created for the claim":                {owned("new"), ours},
+		"created before the claim":             {owned(""), adoptive},
+		"restored together with the claim":     {owned("before-move"), adoptive},
+		"of an earlier claim of the same name": {owned("earlier"), leftover},
+		"owner with another API version":       {controlled("ipam.cluster.x-k8s.io/v1alpha1", "IPAddressClaim"), leftover},
+		"of another pool":                      {other, foreign},
+		"of another kind":                      {controlled("v1", "ConfigMap"), foreign},
+		"of another group":                     {controlled("example.com/v1", "IPAddressClaim"), foreign},
 	}
 	for name, tt := range tests {
 		got := relationOf(claim, tt.ip)

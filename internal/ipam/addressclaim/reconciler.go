@@ -1,7 +1,6 @@
-// Package addressclaim serves the IPAddressClaims that name a Capstan pool (rows
-// IPAM-03 to IPAM-05).
+// Package addressclaim serves the IPAddressClaims that reference a Capstan pool (rows IPAM-03 to IPAM-05).
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package addressclaim
 
 import (
@@ -30,21 +29,21 @@ import (
 // Reconciler serves claims.
 type Reconciler struct {
 	Client client.Client
-	// Live reads from the API server and not from the cache.
+	// Live reads from the API server, past the cache.
 	Live     client.Reader
 	Ledger   *ledger.Registry
 	Recorder events.EventRecorder
-	// Serves reports whether a claim is for this provider (rows IPAM-03 and
-	// IPAM-04a): an event of another object may have led to it.
+	// Serves reports whether a claim is for this provider (rows IPAM-03 and IPAM-04a). The request may come from an
+	// event of another object.
 	Serves func(client.Object) bool
 	// Watches returns true if a pool passes the watch filter of this manager (ALL-07).
 	Watches func(client.Object) bool
-	// OrphanAge is how old an IPAddress without its claim must be before it is
-	// removed: a restored backup may bring the claim after the address.
+	// OrphanAge is the age after which an IPAddress without its claim is removed. A restored backup may create the claim
+	// after the address.
 	OrphanAge time.Duration
 }
 
-// state is what one reconciliation works on.
+// state contains the objects of one reconciliation.
 type state struct {
 	claim *capiipamv1.IPAddressClaim
 	key   ledger.Key
@@ -69,7 +68,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if g != open { // IPAM-04b, IPAM-05a: an event of the Cluster brings it back
+	if g != open { // IPAM-04b, IPAM-05a: an event of the Cluster triggers the next reconcile.
 		r.Ledger.Pool(key).Park(claim.UID)
 		return ctrl.Result{}, nil
 	}
@@ -88,8 +87,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return res, quiet(err)
 }
 
-// quiet turns a lost race into another try without a stack trace: the watch is
-// about to bring the newer object, but may have brought it already.
+// quiet turns a conflict into another attempt without a stack trace. The watch will deliver the newer object, or has
+// done so already.
 func quiet(err error) error {
 	if apierrors.IsConflict(err) {
 		return fmt.Errorf("another write came first, retrying: %w", err)
@@ -137,12 +136,11 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	}
 	switch relationOf(s.claim, s.ip) {
 	case foreign:
-		// Until it goes or changes, which brings the claim back, it must not
-		// hold up those behind it.
+		// Until the IPAddress is deleted or changed, which triggers the claim, the claim must not delay later claims.
 		r.Ledger.Pool(s.key).Park(s.claim.UID)
 		return ctrl.Result{}, r.fail(ctx, s, capiipamv1.IPAddressClaimReadyAllocationFailedReason, inTheWay(s.claim, s.ip))
 	case leftover:
-		// Its going brings the claim back.
+		// The deletion triggers the claim.
 		return ctrl.Result{}, r.removeAddress(ctx, s.ip)
 	case ours:
 		if s.claim.Status.AddressRef.Name == s.ip.Name && (s.pool == nil || complete(s.ip, s.claim, s.pool)) {
@@ -152,8 +150,7 @@ func (r *Reconciler) serve(ctx context.Context, s *state) (ctrl.Result, error) {
 	return r.allocate(ctx, s)
 }
 
-// findAddress looks the claim's IPAddress up in the cache. When it is missing
-// there, the ledger will know.
+// findAddress reads the claim's IPAddress from the cache. If it is missing there, the ledger decides.
 func (r *Reconciler) findAddress(ctx context.Context, s *state) error {
 	ip := &capiipamv1.IPAddress{}
 	err := r.Client.Get(ctx, client.ObjectKeyFromObject(s.claim), ip)
@@ -180,15 +177,15 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, err
 	}
 	if s.ip != nil {
-		// The ledger hears of it after the cache, and is to decide on it.
+		// The ledger gets the event later than the cache, but needs the IPAddress for its decision.
 		r.Ledger.AddressSeen(s.ip)
 	}
 	book := r.Ledger.Pool(s.key)
 	res, err := book.Allocate(ctx, ledger.Request{
 		Ticket: ledger.TicketOf(s.claim),
 		Ask:    s.claim.Annotations[ipamv1.AddressAnnotation],
-		// A claim of a Cluster cannot overtake its address: clusterctl keeps
-		// the Cluster paused until everything has arrived.
+		// A claim of a Cluster cannot arrive before its address: clusterctl keeps the Cluster paused until all objects
+		// have arrived.
 		Copied:          s.ip == nil && ledger.Copied(s.claim) && ClusterNameOf(s.claim) == "",
 		Out:             isOut(s.claim, s.ip),
 		NamespaceLabels: labels,
@@ -201,7 +198,7 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 		return ctrl.Result{}, err
 	}
 	if res.Outcome != ledger.Granted {
-		// RetryAfter is set only while a move arrives, whose end no event tells.
+		// RetryAfter is set only during a move to this cluster. Its end has no event.
 		return ctrl.Result{RequeueAfter: res.RetryAfter}, r.fail(ctx, s, reasonOf(res.Outcome), res.Message)
 	}
 	if err := r.ensureAddress(ctx, s, res); err != nil {
@@ -210,7 +207,7 @@ func (r *Reconciler) allocate(ctx context.Context, s *state) (ctrl.Result, error
 	book.Created(s.claim.UID, s.ip)
 	err = r.succeed(ctx, s)
 	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
-		// The claim went while its address was made; nobody else will see it.
+		// The claim was deleted while its address was created. No other reconcile will detect this.
 		return ctrl.Result{}, r.dropIfClaimGone(ctx, s)
 	}
 	return ctrl.Result{}, err
@@ -225,7 +222,7 @@ func unclaimed(key ledger.Key, pool ipamv1.Pool, watched bool) string {
 		key, clusterv1.WatchLabel, pool.GetLabels()[clusterv1.WatchLabel])
 }
 
-// namespaceLabels returns what a GlobalCapstanIPPool may choose its claims by.
+// namespaceLabels returns the labels by which a GlobalCapstanIPPool selects its claims.
 func (r *Reconciler) namespaceLabels(ctx context.Context, s *state) (map[string]string, error) {
 	if s.pool.GetNamespace() != "" {
 		return nil, nil
@@ -248,8 +245,7 @@ func reasonOf(o ledger.Outcome) string {
 	}
 }
 
-// ensureAddress creates the IPAddress, or completes the one that exists (row
-// IPAM-04e).
+// ensureAddress creates the IPAddress, or completes the existing one (row IPAM-04e).
 func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Result) error {
 	if s.ip != nil && s.ip.Spec.Address != res.Address {
 		return r.lookAgain(s, s.ip, res)
@@ -275,7 +271,7 @@ func (r *Reconciler) ensureAddress(ctx context.Context, s *state, res ledger.Res
 	return r.useExisting(ctx, s, res)
 }
 
-// useExisting deals with an IPAddress that the cache did not show yet.
+// useExisting handles an IPAddress that was missing in the cache.
 func (r *Reconciler) useExisting(ctx context.Context, s *state, res ledger.Result) error {
 	ip := &capiipamv1.IPAddress{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(s.claim), ip); err != nil {
@@ -288,8 +284,8 @@ func (r *Reconciler) useExisting(ctx context.Context, s *state, res ledger.Resul
 	return r.completeAddress(ctx, s)
 }
 
-// lookAgain gives back what was chosen for the claim because there is an
-// IPAddress of its name that has something else.
+// lookAgain releases the address that was allocated to the claim, because an IPAddress with its name has a different
+// one.
 func (r *Reconciler) lookAgain(s *state, ip *capiipamv1.IPAddress, res ledger.Result) error {
 	r.Ledger.AddressSeen(ip)
 	r.Ledger.Pool(s.key).Retract(s.claim.UID)
@@ -333,8 +329,7 @@ func (r *Reconciler) completeAddress(ctx context.Context, s *state) error {
 	})
 }
 
-// event records what happened to a claim. There is none for the usual success:
-// it would cost a write per claim.
+// event emits an event for a claim. A normal allocation emits none, because it would cost one write per claim.
 func (r *Reconciler) event(claim *capiipamv1.IPAddressClaim, kind, reason, message string) {
 	if r.Recorder != nil {
 		r.Recorder.Eventf(claim, nil, kind, reason, "Allocate", "%s", message)

@@ -19,8 +19,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// release gives the claim's address back (row IPAM-05). It needs neither the
-// pool nor the Cluster to exist.
+// release releases the claim's address (row IPAM-05). It works without the pool and the Cluster.
 func (r *Reconciler) release(ctx context.Context, s *state) error {
 	if !controllerutil.ContainsFinalizer(s.claim, ipamv1.ClaimFinalizer) {
 		return nil
@@ -34,16 +33,15 @@ func (r *Reconciler) release(ctx context.Context, s *state) error {
 			return err
 		}
 		if len(without(ip.Finalizers, ipamv1.AddressFinalizer)) > 0 {
-			return nil // somebody else holds it: its going brings the claim back
+			return nil // Another object owns it. Its deletion triggers the next reconcile of the claim.
 		}
 	}
 	r.Ledger.Pool(s.key).Abandon(s.claim.UID)
 	return client.IgnoreNotFound(reconciling.DropFinalizer(ctx, r.Client, s.claim, ipamv1.ClaimFinalizer)) // IPAM-05d
 }
 
-// addressToRelease returns the IPAddress of the claim, or nil. The cache may
-// not show yet what was created a moment ago, so it is not believed when it
-// has nothing.
+// addressToRelease returns the IPAddress of the claim, or nil. The cache may lack an object that was just created, so a
+// missing IPAddress is read from the API server.
 func (r *Reconciler) addressToRelease(ctx context.Context, s *state) (*capiipamv1.IPAddress, error) {
 	ip := &capiipamv1.IPAddress{}
 	key := client.ObjectKeyFromObject(s.claim)
@@ -61,18 +59,17 @@ func (r *Reconciler) addressToRelease(ctx context.Context, s *state) (*capiipamv
 	case ours:
 		return ip, nil
 	case adoptive:
-		// Made beforehand and never taken over: it was not ours to delete,
-		// unless it came along with the claim from another cluster.
+		// A user created it, and the claim has never adopted it. It is deleted only if it was moved with the claim from
+		// another cluster.
 		if metav1.GetControllerOf(ip) != nil || s.claim.Status.AddressRef.Name == ip.Name {
 			return ip, nil
 		}
 	}
-	return nil, nil //nolint:nilnil // it belongs to somebody else.
+	return nil, nil //nolint:nilnil // another object owns it.
 }
 
-// giveBack deallocates the address and deletes the IPAddress (rows IPAM-05b
-// and IPAM-05c). The rest goes on record first: after that, the address is
-// kept whatever happens to this process.
+// giveBack deallocates the address and deletes the IPAddress (rows IPAM-05b and IPAM-05c). The rest is recorded first,
+// so that the address is withheld even if this process ends.
 func (r *Reconciler) giveBack(ctx context.Context, s *state, ip *capiipamv1.IPAddress) error {
 	book := r.Ledger.Pool(s.key)
 	if err := book.Rest(ctx, ip.Spec); err != nil {
@@ -82,7 +79,7 @@ func (r *Reconciler) giveBack(ctx context.Context, s *state, ip *capiipamv1.IPAd
 	return r.removeAddress(ctx, ip)
 }
 
-// removeAddress takes our finalizer off an IPAddress and deletes it.
+// removeAddress removes the finalizer of an IPAddress and deletes it.
 func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress) error {
 	rest := without(ip.Finalizers, ipamv1.AddressFinalizer)
 	if len(rest) != len(ip.Finalizers) {
@@ -93,7 +90,7 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 		}
 		if err == nil && len(rest) == 0 && !obj.DeletionTimestamp.IsZero() {
 			r.Ledger.AddressGone(ip)
-			return nil // it was only waiting for this
+			return nil // The IPAddress only waited for the finalizer.
 		}
 	}
 	uid := ip.UID
@@ -108,9 +105,8 @@ func (r *Reconciler) removeAddress(ctx context.Context, ip *capiipamv1.IPAddress
 	return nil
 }
 
-// reapOrphan removes an IPAddress whose claim has gone without giving it back,
-// for example because its finalizers were removed by hand, or because a
-// request to create it arrived after the claim had gone.
+// reapOrphan removes an IPAddress whose claim was deleted without a release. The claim may have lost its finalizers, or
+// the request to create the IPAddress may have arrived after the deletion.
 func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	ip := &capiipamv1.IPAddress{}
 	if err := r.Client.Get(ctx, name, ip); err != nil {
@@ -121,10 +117,10 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 	}
 	owner := metav1.GetControllerOf(ip)
 	if owner == nil || !isClaim(owner) {
-		return ctrl.Result{}, nil // made beforehand, for a claim to come
+		return ctrl.Result{}, nil // A user created it for a future claim.
 	}
 	if left := r.OrphanAge - metav1.Now().Sub(ip.CreationTimestamp.Time); left > 0 && ip.DeletionTimestamp.IsZero() {
-		// That a claim does not come is no event.
+		// There is no event for a claim that is not created.
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	gone, err := r.claimGone(ctx, name, owner.UID)
@@ -134,8 +130,7 @@ func (r *Reconciler) reapOrphan(ctx context.Context, name types.NamespacedName) 
 	return ctrl.Result{}, r.removeAddress(ctx, ip)
 }
 
-// dropIfClaimGone removes the IPAddress that was just made if its claim has
-// gone meanwhile.
+// dropIfClaimGone removes the new IPAddress if its claim was deleted meanwhile.
 func (r *Reconciler) dropIfClaimGone(ctx context.Context, s *state) error {
 	gone, err := r.claimGone(ctx, client.ObjectKeyFromObject(s.claim), s.claim.UID)
 	if err != nil || !gone {
@@ -149,7 +144,7 @@ func (r *Reconciler) claimGone(ctx context.Context, name types.NamespacedName, u
 	return !alive && err == nil, err
 }
 
-// Exists asks the API server whether a claim still exists.
+// Exists reads a claim from the API server and reports whether it still exists.
 func (r *Reconciler) Exists(ctx context.Context, name types.NamespacedName, uid types.UID) (bool, error) {
 	claim := &capiipamv1.IPAddressClaim{}
 	err := r.Live.Get(ctx, name, claim)

@@ -19,8 +19,8 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// addressLabels are the labels of an IPAddress. The move label makes clusterctl
-// move it also when only its claim carries the same label (row IPAM-06).
+// addressLabels returns the labels of an IPAddress. The move label makes clusterctl move it even if only its claim has
+// the same label (row IPAM-06).
 func addressLabels(claim *capiipamv1.IPAddressClaim) map[string]string {
 	labels := map[string]string{clusterctlv1.ClusterctlMoveLabel: ""}
 	if name := ClusterNameOf(claim); name != "" {
@@ -42,13 +42,13 @@ func (r *Reconciler) succeed(ctx context.Context, s *state) error {
 		r.event(s.claim, corev1.EventTypeNormal, ipamv1.ClaimAddressReadyReason, "got "+s.ip.Spec.Address+" from "+s.key.String())
 	}
 	if err == nil && ledger.Copied(s.claim) {
-		// From now on a copy of this claim is a copy of this one.
+		// From now on, the annotation identifies copies of this claim.
 		err = reconciling.Change(ctx, r.Client, s.claim, func() { setOrigin(s.claim) })
 	}
 	return err
 }
 
-// fail reports why there is no address.
+// fail reports the reason why there is no address.
 func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string) error {
 	changed, err := r.report(ctx, s.claim, s.claim.Status.AddressRef.Name, metav1.Condition{
 		Type:    capiipamv1.IPAddressClaimReadyCondition,
@@ -63,8 +63,8 @@ func (r *Reconciler) fail(ctx context.Context, s *state, reason, message string)
 	return client.IgnoreNotFound(err)
 }
 
-// report writes the claim's status if it differs. The patch replaces the list of conditions, so it requires that the
-// claim is as it was read. It can therefore not change a later claim of the same name either.
+// report writes the claim's status if it has changed. The patch replaces the list of conditions, so it has a
+// resourceVersion. It can therefore not change a later claim of the same name either.
 func (r *Reconciler) report(ctx context.Context, claim *capiipamv1.IPAddressClaim, address string, ready metav1.Condition) (bool, error) {
 	ready.ObservedGeneration = claim.Generation
 	conditions := slices.Clone(claim.Status.Conditions)

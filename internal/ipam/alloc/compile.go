@@ -12,8 +12,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// Compile works out a spec, or says what is wrong with it. The path is where
-// the spec is in its object.
+// Compile returns the plan of a spec, or its errors. path is the path of the spec in its object.
 func Compile(spec *ipamv1.CapstanIPPoolSpec, path *field.Path) (*Plan, field.ErrorList) {
 	c := &compiler{spec: spec, plan: &Plan{
 		Order:     spec.Order,
@@ -49,7 +48,7 @@ func Compile(spec *ipamv1.CapstanIPPoolSpec, path *field.Path) (*Plan, field.Err
 			"the pool contains no address to allocate: extend the ranges, exclude less, or allow reserved addresses with allocateReserved"))
 		return nil, c.errs
 	}
-	if c.plan.Total().IsZero() { // 2^128 is no U128
+	if c.plan.Total().IsZero() { // The number of 2^128 addresses overflows a U128.
 		c.errs = append(c.errs, field.Invalid(subnets, len(spec.Subnets),
 			"the pool contains every address of IPv6: use the networks of the machines"))
 		return nil, c.errs
@@ -117,7 +116,7 @@ func (c *compiler) subnet(s *ipamv1.Subnet, path *field.Path, pool *netipx.IPSet
 	c.plan.subnets = append(c.plan.subnets, entry)
 }
 
-// fits checks the subnet against those before it.
+// fits compares the subnet with the previous ones.
 func (c *compiler) fits(cidr netip.Prefix, path *field.Path) bool {
 	if len(c.cidrs) == 0 {
 		c.plan.V6 = cidr.Addr().Is6()
@@ -194,7 +193,7 @@ func (c *compiler) inside(s string, cidr netip.Prefix, path *field.Path) (netipx
 	return netipx.IPRange{}, false
 }
 
-// keptBack lists the addresses that are not handed out unless asked for.
+// keptBack returns the addresses that claims get only on explicit request.
 func (c *compiler) keptBack(s *ipamv1.Subnet, cidr netip.Prefix, gateway netip.Addr) []netip.Addr {
 	allowed := map[ipamv1.ReservedAddress]bool{}
 	for _, a := range s.AllocateReserved {
@@ -204,9 +203,8 @@ func (c *compiler) keptBack(s *ipamv1.Subnet, cidr netip.Prefix, gateway netip.A
 	if gateway.IsValid() && !allowed[ipamv1.GatewayAddress] {
 		kept = append(kept, gateway)
 	}
-	// RFC 3021 and RFC 6164: the two addresses of a point-to-point link are
-	// both for hosts. And a block of a pool of prefixes is a network of its
-	// own, so its first address is no host's.
+	// RFC 3021 and RFC 6164: both addresses of a point-to-point link can be used. Each block of a pool of prefixes is a
+	// network, so its first address cannot be used.
 	if c.spec.PrefixLength != nil || cidr.Bits() >= cidr.Addr().BitLen()-1 {
 		return kept
 	}
@@ -268,13 +266,13 @@ func (c *compiler) reservations(path *field.Path) {
 	}
 }
 
-// asked is an address, with the length of its prefix where one was given.
+// asked is a requested address, with the length of its prefix if the request contains one.
 type asked struct {
 	addr   netip.Addr
 	length int
 }
 
-// Addr is the address.
+// Addr is the requested address.
 func (a asked) Addr() netip.Addr { return a.addr }
 
 func parseAsked(s string) (asked, error) {

@@ -48,9 +48,9 @@ func TestCompileRefuses(t *testing.T) {
 			"is not in the pool"},
 		"reservation family": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "fd00::1", Claim: "a"}}},
 			"another address family than the pool"},
-		"reserved twice": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a"}, {Address: "10.0.0.2", Claim: "b"}}},
+		"one address reserved twice": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a"}, {Address: "10.0.0.2", Claim: "b"}}},
 			"already reserved for claim"},
-		"two for one": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a"}, {Address: "10.0.0.3", Claim: "a"}}},
+		"two reservations for one claim": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, Reservations: []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a"}, {Address: "10.0.0.3", Claim: "a"}}},
 			"already has 10.0.0.2 reserved"},
 		"unaligned reservation": {ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{sub("10.0.0.0/24")}, PrefixLength: ptr.To[int32](28), Reservations: []ipamv1.Reservation{{Address: "10.0.0.2", Claim: "a"}}},
 			"is not the first address"},
@@ -106,7 +106,7 @@ func TestCompileContents(t *testing.T) {
 	}
 }
 
-// Every subnet has its own prefix and gateway.
+// Each subnet has its own prefix and gateway.
 func TestPlace(t *testing.T) {
 	plan, errs := Compile(&ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{
 		{CIDR: "10.0.1.0/24", Gateway: "10.0.1.254"}, {CIDR: "10.0.0.0/25", Gateway: "10.0.0.1"},
@@ -121,6 +121,6 @@ func TestPlace(t *testing.T) {
 		}
 	}
 	if _, err := plan.Ask("10.0.0.1"); err == nil {
-		t.Error("the gateway was given to who asked for it")
+		t.Error("a claim can request the gateway")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// model is the naive allocator: it looks at every block of the pool each time.
+// model is the naive allocator: it searches every block of the pool in each call.
 type model struct {
 	plan    *Plan
 	blocks  []U128
@@ -83,7 +83,7 @@ func (m *model) counts() (used, outOfRange int) {
 func (m *model) wantPick(got U128, ok bool) error {
 	free := m.free()
 	if ok != (len(free) > 0) {
-		return fmt.Errorf("Pick says %v, but %d are free", ok, len(free))
+		return fmt.Errorf("Pick returned %v, but %d are free", ok, len(free))
 	}
 	if !ok {
 		return nil
@@ -108,9 +108,8 @@ func (m *model) wantPick(got U128, ok bool) error {
 	return nil
 }
 
-// Any sequence of operations leaves the allocator and the model with the same
-// free addresses, counts and choices.
-func TestSetIsTheModel(t *testing.T) {
+// After any sequence of operations, the allocator and the model have the same free addresses, counts and choices.
+func TestSetEqualsModel(t *testing.T) {
 	for name, spec := range modelSpecs() {
 		for seed := range uint64(40) {
 			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) {
@@ -149,7 +148,7 @@ func modelSpecs() map[string]*ipamv1.CapstanIPPoolSpec {
 	}
 }
 
-// play runs the operations that the bytes stand for on both.
+// play runs the operations that the bytes encode on both.
 func play(plan *Plan, ops []byte) error {
 	set, m := NewSet(plan), newModel(plan)
 	now := time.Unix(1000, 0)
@@ -184,14 +183,14 @@ func play(plan *Plan, ops []byte) error {
 					delete(m.used, r)
 				}
 			}
-		case 5: // somebody makes one by hand, of whatever size
+		case 5: // A user creates an IPAddress of any size.
 			last := spot.Add(U128{Lo: uint64(n % 5)})
 			if last.Less(spot) {
 				last = spot
 			}
 			use(Range{spot, last})
 		case 6:
-			a := spot.Add(U128{Lo: uint64(n % 3)}) // of what was made by hand, too
+			a := spot.Add(U128{Lo: uint64(n % 3)}) // also of those that a user has created
 			until := now.Add(time.Duration(n) * time.Second)
 			set.Rest(a, until)
 			if old, ok := m.resting[a]; plan.Aligned(a) && (!ok || !old.After(until)) {
@@ -228,16 +227,16 @@ func same(set *Set, m *model) error {
 		}
 	})
 	if !slices.Equal(got, free) {
-		return fmt.Errorf("free are %v, want %v", got, free)
+		return fmt.Errorf("free: %v, want %v", got, free)
 	}
 	used, out := m.counts()
 	if set.Used() != used || set.OutOfRange() != out {
-		return fmt.Errorf("used %d and out of range %d, want %d and %d", set.Used(), set.OutOfRange(), used, out)
+		return fmt.Errorf("got %d used and %d out of range, want %d and %d", set.Used(), set.OutOfRange(), used, out)
 	}
 	return nil
 }
 
-// The tree is a sorted list with ranks.
+// The tree is equal to a sorted list with ranks.
 func TestTreeIsASortedList(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	tree, list := NewTree(func(a, b int) int { return a - b }), []int{}
@@ -271,7 +270,7 @@ func TestTreeIsASortedList(t *testing.T) {
 
 func sortRank(list []int, v int) int { i, _ := slices.BinarySearch(list, v); return i }
 
-// FuzzSet plays any sequence of operations against the model.
+// FuzzSet compares any sequence of operations with the model.
 func FuzzSet(f *testing.F) {
 	f.Add(uint8(0), []byte{0, 0, 0, 0, 3, 0, 6, 9, 7, 30})
 	f.Add(uint8(1), []byte{0, 0, 5, 3, 5, 200, 3, 1, 0, 0})
@@ -294,7 +293,7 @@ func FuzzSet(f *testing.F) {
 	})
 }
 
-// FuzzParseRange checks that what is accepted is what it says.
+// FuzzParseRange checks that an accepted range has the text from which it was parsed.
 func FuzzParseRange(f *testing.F) {
 	for _, s := range []string{"10.0.0.1", "10.0.0.1-10.0.0.9", "10.0.0.0/24", "fd00::/64", "fd00::1-fd00::ff", "::ffff:10.0.0.1",
 		"10.0.0.9-10.0.0.1", "10.0.0.1-fd00::1", "fe80::1%eth0", "0.0.0.0/0", "10.0.0.1/24", "-", "/", "1-2-3"} {
@@ -306,15 +305,15 @@ func FuzzParseRange(f *testing.F) {
 			return
 		}
 		if !r.IsValid() || r.To().Less(r.From()) || r.From().Is4() != r.To().Is4() || r.From().Is4In6() || r.From().Zone() != "" {
-			t.Fatalf("%q gave %v", s, r)
+			t.Fatalf("%q became %v", s, r)
 		}
 		again, err := ParseRange(r.From().String() + "-" + r.To().String())
 		if err != nil || again != r {
-			t.Fatalf("%q gave %v, which reads as %v, %v", s, r, again, err)
+			t.Fatalf("%q became %v, which is parsed as %v, %v", s, r, again, err)
 		}
 		for _, a := range []netip.Addr{r.From(), r.To()} {
 			if FromAddr(a).Addr(a.Is6()) != a {
-				t.Fatalf("%v does not survive as a number", a)
+				t.Fatalf("%v changes in the conversion to a number", a)
 			}
 		}
 	})

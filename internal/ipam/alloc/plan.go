@@ -1,7 +1,7 @@
-// Package alloc decides which address a claim gets. It has no side effects:
-// the ledger feeds it with the spec and with what is in use.
+// Package alloc decides which address a claim gets. It has no side effects: the ledger passes the spec and the used
+// addresses.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package alloc
 
 import (
@@ -13,26 +13,25 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// Plan is a pool's spec, worked out.
+// Plan is the compiled spec of a pool.
 type Plan struct {
 	// V6 is the address family.
 	V6 bool
-	// Bits is the size of what is handed out, as a power of two: 0 for single
-	// addresses.
+	// Bits is the size of an allocation as a power of two: 0 for single addresses.
 	Bits uint
-	// Pool is all that the spec contains: ranges without exclusions and
-	// kept-back addresses, in whole blocks.
+	// Pool contains all addresses of the spec: ranges without exclusions and reserved network addresses, in whole
+	// blocks.
 	Pool Ranges
-	// Open is what a claim without a reservation may get: Pool without
-	// reservations and without drained subnets.
+	// Open contains the addresses for claims without a reservation: Pool without reservations and without drained
+	// subnets.
 	Open Ranges
-	// Order in which Open is handed out.
+	// Order is the order in which addresses of Open are allocated.
 	Order ipamv1.AllocationOrder
-	// Rest is how long a released address rests.
+	// Rest is the resting period of a released address.
 	Rest time.Duration
 
 	prefixes  bool
-	length    int32 // of the prefixes that are handed out
+	length    int32 // length of the allocated prefixes
 	subnets   []planSubnet
 	reserved  map[U128]ipamv1.Reservation
 	byClaim   map[claimName]U128
@@ -48,7 +47,7 @@ type planSubnet struct {
 
 type claimName struct{ namespace, name string }
 
-// Placement is what an IPAddress says besides its address.
+// Placement contains the fields of an IPAddress besides its address.
 type Placement struct {
 	Prefix  int32
 	Gateway string
@@ -63,10 +62,10 @@ func (p *Plan) Total() U128 { return p.Pool.Blocks(p.Bits) }
 // Addr returns the number as an address of the pool's family.
 func (p *Plan) Addr(a U128) netip.Addr { return a.Addr(p.V6) }
 
-// Aligned reports whether a block can begin at this address.
+// Aligned reports whether a block can start at this address.
 func (p *Plan) Aligned(a U128) bool { return a.And(p.Block().Sub(One)).IsZero() }
 
-// IsBlock reports whether a range is just what one claim gets.
+// IsBlock reports whether a range is exactly one allocation.
 func (p *Plan) IsBlock(r Range) bool {
 	return p.Aligned(r.First) && r.Last.Sub(r.First) == p.Block().Sub(One)
 }
@@ -91,13 +90,13 @@ func (p *Plan) subnet(a U128) int {
 	return -1
 }
 
-// Draining reports whether the address is in a subnet that hands out nothing new.
+// Draining reports whether the address is in a subnet without new allocations.
 func (p *Plan) Draining(a U128) bool {
 	i := p.subnet(a)
 	return i >= 0 && p.subnets[i].drain
 }
 
-// Reservation returns the address that is kept for a claim.
+// Reservation returns the address that is reserved for a claim.
 func (p *Plan) Reservation(namespace, name string) (U128, bool) {
 	if a, ok := p.byClaim[claimName{namespace, name}]; ok {
 		return a, true
@@ -112,8 +111,8 @@ func (p *Plan) ReservedFor(a U128) (ipamv1.Reservation, bool) {
 	return r, ok
 }
 
-// Ask reads the address that a claim asks for by annotation: "10.0.0.7", or in
-// a pool of prefixes also "10.0.1.0/28".
+// Ask parses the address that a claim requests with its annotation: "10.0.0.7", or in a pool of prefixes also
+// "10.0.1.0/28".
 func (p *Plan) Ask(s string) (U128, error) {
 	addr, err := parseAsked(s)
 	if err != nil {
@@ -125,8 +124,7 @@ func (p *Plan) Ask(s string) (U128, error) {
 	return FromAddr(addr.Addr()), nil
 }
 
-// Span returns the addresses that an IPAddress of this pool takes. An address
-// of the other family takes none.
+// Span returns the addresses of an IPAddress of this pool. It returns false for an address of another family.
 func (p *Plan) Span(address string, prefix *int32) (Range, bool) {
 	addr, err := netip.ParseAddr(address)
 	if err != nil || addr.Is6() != p.V6 {
@@ -166,8 +164,7 @@ func (p *Plan) index() {
 	p.Open = open
 }
 
-// undrained cuts the drained subnets out of a range. A range can span several
-// adjacent subnets.
+// undrained removes the drained subnets from a range. A range can span several adjacent subnets.
 func (p *Plan) undrained(r Range) Ranges {
 	out := Ranges{r}
 	for _, s := range p.subnets {

@@ -10,10 +10,10 @@ import (
 	"go4.org/netipx"
 )
 
-// Range is the addresses from First to Last, both included.
+// Range contains the addresses from First to Last, both included.
 type Range struct{ First, Last U128 }
 
-// Contains reports whether the range has the address.
+// Contains reports whether the range contains the address.
 func (r Range) Contains(a U128) bool { return !a.Less(r.First) && !r.Last.Less(a) }
 
 // Overlaps reports whether the ranges have an address in common.
@@ -30,7 +30,7 @@ func rangesOf(set *netipx.IPSet) Ranges {
 	return out
 }
 
-// find returns the index of the range that has the address, or -1.
+// find returns the index of the range that contains the address, or -1.
 func (rs Ranges) find(a U128) int {
 	i := sort.Search(len(rs), func(i int) bool { return !rs[i].Last.Less(a) })
 	if i < len(rs) && rs[i].Contains(a) {
@@ -39,16 +39,16 @@ func (rs Ranges) find(a U128) int {
 	return -1
 }
 
-// Contains reports whether one of the ranges has the address. It takes O(log n).
+// Contains reports whether one of the ranges contains the address. It takes O(log n).
 func (rs Ranges) Contains(a U128) bool { return rs.find(a) >= 0 }
 
-// ContainsRange reports whether one of the ranges has all of r.
+// ContainsRange reports whether one of the ranges contains all of r.
 func (rs Ranges) ContainsRange(r Range) bool {
 	i := rs.find(r.First)
 	return i >= 0 && rs[i].Contains(r.Last)
 }
 
-// Overlap returns some range that both have. Both are walked once.
+// Overlap returns a range that both contain. It passes once through each of them.
 func (rs Ranges) Overlap(other Ranges) (Range, bool) {
 	for i, j := 0, 0; i < len(rs) && j < len(other); {
 		a, b := rs[i], other[j]
@@ -64,7 +64,7 @@ func (rs Ranges) Overlap(other Ranges) (Range, bool) {
 	return Range{}, false
 }
 
-// Without returns what is left of the ranges when the addresses are taken out.
+// Without returns the ranges without the given addresses.
 func (rs Ranges) Without(addresses []U128, block U128) Ranges {
 	slices.SortFunc(addresses, U128.Cmp)
 	var out Ranges
@@ -89,7 +89,7 @@ func (rs Ranges) Without(addresses []U128, block U128) Ranges {
 	return out
 }
 
-// Blocks is the number of blocks of 2^bits addresses that the ranges have. It is 0 for all 2^128 addresses.
+// Blocks is the number of blocks of 2^bits addresses in the ranges. It is 0 for all 2^128 addresses.
 func (rs Ranges) Blocks(bits uint) U128 {
 	var n U128
 	for _, r := range rs {
@@ -109,13 +109,13 @@ func (rs Ranges) whole(bits uint) Ranges {
 		first := r.First
 		if rest := first.And(mask); !rest.IsZero() {
 			first = first.Sub(rest).Add(mask).Add(One)
-			if first.Less(r.First) { // past the end of the address space
+			if first.Less(r.First) { // The next block is after the end of the address space.
 				continue
 			}
 		}
 		end := r.Last.Shr(bits).Shl(bits)
 		last := end.Add(mask)
-		if last != r.Last { // the last block is not whole
+		if last != r.Last { // The last block is incomplete.
 			if end.IsZero() {
 				continue
 			}
@@ -180,7 +180,7 @@ func parseFromTo(s, from, to string) (netipx.IPRange, error) {
 	return netipx.IPRangeFrom(a, b), nil
 }
 
-// ParseAddr reads an address without zone that is not IPv4 written as IPv6.
+// ParseAddr reads an address. It refuses zones and IPv4-mapped IPv6 addresses.
 func ParseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	switch {

@@ -9,19 +9,18 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// Set knows which addresses of a plan are free. All of its operations take
-// O(log n), however full the pool is. It is not safe for concurrent use.
+// Set contains the free addresses of a plan. All its operations take O(log n), regardless of the use of the pool. It is
+// not safe for concurrent use.
 type Set struct {
 	plan *Plan
 	free *Tree[Range]
 	// freeBlocks is the number of blocks in free.
 	freeBlocks U128
-	// used counts the holders of each block that begins where a block can
-	// begin and is as large as one. Two holders are a duplicate that somebody
-	// else made.
+	// used counts the holders of each block with valid boundaries. Two holders are a duplicate that another writer
+	// created.
 	used map[U128]int
-	// odd are the holders of anything else, for example of a larger prefix
-	// that was made by hand. There are hardly ever any, so a list does.
+	// odd contains the holders of all other ranges, for example of a larger prefix that a user has created. A list is
+	// sufficient, because they are rare.
 	odd []Range
 	// usedInPool counts the blocks in used that the plan contains.
 	usedInPool int
@@ -34,7 +33,7 @@ type Set struct {
 
 func byFirst(a, b Range) int { return a.First.Cmp(b.First) }
 
-// NewSet returns a set in which everything is free.
+// NewSet returns a set in which all addresses are free.
 func NewSet(plan *Plan) *Set {
 	s := &Set{
 		plan:    plan,
@@ -59,10 +58,10 @@ func (s *Set) Used() int { return s.usedInPool }
 // OutOfRange is the number of blocks in use that it does not contain.
 func (s *Set) OutOfRange() int { return s.outOfRange }
 
-// Resting is the number of blocks that rest.
+// Resting is the number of resting blocks.
 func (s *Set) Resting() int { return len(s.resting) }
 
-// InUse returns how many holders the block has that begins here.
+// InUse returns the number of holders of the block that starts at this address.
 func (s *Set) InUse(a U128) int {
 	n := s.used[a]
 	block := Range{a, a.Add(s.plan.Block().Sub(One))}
@@ -74,7 +73,7 @@ func (s *Set) InUse(a U128) int {
 	return n
 }
 
-// Use marks addresses as in use by one more holder.
+// Use adds a holder to addresses.
 func (s *Set) Use(r Range) {
 	if !s.regular(r) {
 		s.odd = append(s.odd, r)
@@ -89,7 +88,7 @@ func (s *Set) Use(r Range) {
 	}
 }
 
-// Unuse undoes one Use.
+// Unuse reverts one Use.
 func (s *Set) Unuse(r Range) {
 	if !s.regular(r) {
 		s.unuseOdd(r)
@@ -127,7 +126,7 @@ func (s *Set) count(r Range, by int) {
 
 func (s *Set) regular(r Range) bool { return s.plan.IsBlock(r) }
 
-// rebuild works the free ranges out afresh, in O(n log n).
+// rebuild recomputes the free ranges, in O(n log n).
 func (s *Set) rebuild() {
 	s.free = NewTree(byFirst)
 	for _, r := range s.plan.Open {
@@ -145,8 +144,8 @@ func (s *Set) rebuild() {
 	}
 }
 
-// Rest keeps the block that begins here from new claims until the given time.
-// Where no block can begin, nothing rests.
+// Rest withholds the block that starts at this address from new claims until the given time. It does nothing if no block
+// can start there.
 func (s *Set) Rest(a U128, until time.Time) {
 	if old, ok := s.resting[a]; ok && old.After(until) || !s.plan.Aligned(a) {
 		return
@@ -155,7 +154,7 @@ func (s *Set) Rest(a U128, until time.Time) {
 	s.take(a)
 }
 
-// Unrest undoes Rest.
+// Unrest reverts Rest.
 func (s *Set) Unrest(a U128) {
 	if _, ok := s.resting[a]; !ok {
 		return
@@ -164,7 +163,7 @@ func (s *Set) Unrest(a U128) {
 	s.giveBack(a)
 }
 
-// RestsUntil returns when an address will have rested enough.
+// RestsUntil returns the end of the resting period of an address.
 func (s *Set) RestsUntil(a U128) (time.Time, bool) {
 	t, ok := s.resting[a]
 	return t, ok
@@ -177,7 +176,7 @@ func (s *Set) EachResting(f func(U128, time.Time)) {
 	}
 }
 
-// Wake frees what has rested enough and returns when to call it next.
+// Wake frees the addresses whose rest has ended, and returns the time of the next call.
 func (s *Set) Wake(now time.Time) (woken int, next time.Time) {
 	for a, t := range s.resting {
 		if !t.After(now) {
@@ -231,7 +230,7 @@ func (s *Set) takeAll(r Range) {
 	}
 }
 
-// giveBack adds one block to the free ranges, unless something still keeps it.
+// giveBack adds one block to the free ranges, unless it is used, resting or reserved.
 func (s *Set) giveBack(a U128) {
 	if _, rests := s.resting[a]; rests || s.InUse(a) > 0 || !s.plan.Open.Contains(a) {
 		return
@@ -254,10 +253,10 @@ func (s *Set) giveBack(a U128) {
 	s.freeBlocks = s.freeBlocks.Add(One)
 }
 
-// SetCursor tells RoundRobin which address was handed out last.
+// SetCursor sets the last allocated address for RoundRobin.
 func (s *Set) SetCursor(a U128) { s.cursor, s.hasCursor = a, true }
 
-// Cursor is the address that was handed out last.
+// Cursor is the last allocated address.
 func (s *Set) Cursor() (U128, bool) { return s.cursor, s.hasCursor }
 
 // Pick chooses a free address in the plan's order. It does not mark it.
@@ -280,8 +279,7 @@ func (s *Set) IsFree(a U128) bool {
 	return ok && r.Contains(a)
 }
 
-// next returns the first free block at or after a, and begins again at the
-// lowest after the highest.
+// next returns the first free block at or after a. After the highest block it continues with the lowest one.
 func (s *Set) next(a U128) (U128, bool) {
 	bits := s.plan.Bits
 	if !s.plan.Aligned(a) {
@@ -297,8 +295,7 @@ func (s *Set) next(a U128) (U128, bool) {
 	return r.First, ok
 }
 
-// pickRandom tries a few addresses of the whole plan, all equally likely, and
-// settles for the next free one when the pool is too full for luck.
+// pickRandom tries a few random addresses of the whole plan. If all are in use, it returns the next free one.
 func (s *Set) pickRandom() (U128, bool) {
 	const tries = 8
 	var a U128
@@ -328,7 +325,7 @@ func (s *Set) anyOpen() U128 {
 	return U128{}
 }
 
-// below returns a random number below n, which is not 0.
+// below returns a random number below n. n must not be 0.
 func (s *Set) below(n U128) U128 {
 	if n.Hi == 0 {
 		return U128{Lo: s.random(n.Lo)}
@@ -343,7 +340,7 @@ func (s *Set) below(n U128) U128 {
 
 // upTo returns a random number from 0 to n, both included.
 func (s *Set) upTo(n uint64) uint64 {
-	if n == math.MaxUint64 { // one more is no number
+	if n == math.MaxUint64 { // The number of values overflows.
 		return s.random(1<<63)<<1 | s.random(2)
 	}
 	return s.random(n + 1)

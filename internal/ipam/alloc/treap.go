@@ -2,9 +2,8 @@ package alloc
 
 import "math/rand/v2"
 
-// Tree is an ordered set with ranks: every operation takes O(log n). It keeps
-// the free ranges of a pool and the queue of its waiting claims. It is a treap,
-// whose random priorities keep it balanced without rotations to get wrong.
+// Tree is an ordered set with ranks. Each operation takes O(log n). It stores the free ranges of a pool and the queue of
+// its waiting claims. It is a treap: random priorities keep it balanced without rotations.
 type Tree[T any] struct {
 	cmp  func(a, b T) int
 	root *treeNode[T]
@@ -17,7 +16,7 @@ type treeNode[T any] struct {
 	left, right *treeNode[T]
 }
 
-// NewTree returns an empty set that is ordered by cmp.
+// NewTree returns an empty set with the order of cmp.
 func NewTree[T any](cmp func(a, b T) int) *Tree[T] { return &Tree[T]{cmp: cmp} }
 
 func (n *treeNode[T]) count() int {
@@ -32,7 +31,7 @@ func (n *treeNode[T]) update() *treeNode[T] {
 	return n
 }
 
-// split cuts n into what is below item and what is not.
+// split divides n into the items below item and the others.
 func (t *Tree[T]) split(n *treeNode[T], item T) (below, rest *treeNode[T]) {
 	if n == nil {
 		return nil, nil
@@ -45,7 +44,7 @@ func (t *Tree[T]) split(n *treeNode[T], item T) (below, rest *treeNode[T]) {
 	return below, n.update()
 }
 
-// merge joins two trees of which a is wholly below b.
+// merge joins two trees. All items of a are below those of b.
 func merge[T any](a, b *treeNode[T]) *treeNode[T] {
 	switch {
 	case a == nil:
@@ -64,15 +63,15 @@ func merge[T any](a, b *treeNode[T]) *treeNode[T] {
 // Len is the number of items.
 func (t *Tree[T]) Len() int { return t.root.count() }
 
-// Set adds item, or replaces the one that compares equal.
+// Set adds item, or replaces the item that is equal to it.
 func (t *Tree[T]) Set(item T) {
 	t.Delete(item)
 	below, rest := t.split(t.root, item)
-	node := &treeNode[T]{item: item, priority: rand.Uint64(), size: 1} // balance, not secrecy.
+	node := &treeNode[T]{item: item, priority: rand.Uint64(), size: 1} // The priorities balance the tree. They are not secret.
 	t.root = merge(merge(below, node), rest)
 }
 
-// Delete removes the item that compares equal and reports whether there was one.
+// Delete removes the item that is equal to it. It reports whether there was one.
 func (t *Tree[T]) Delete(item T) bool {
 	var removed bool
 	t.root = t.remove(t.root, item, &removed)

@@ -7,9 +7,8 @@ import (
 	"net/netip"
 )
 
-// U128 is an unsigned 128-bit number: an address of either family, or a count
-// of addresses. A netip.Addr compares its zone and family too and cannot be
-// added to, which the free list does on every allocation.
+// U128 is an unsigned 128-bit number: an address of either family, or a number of addresses. netip.Addr has no addition,
+// which each allocation needs, and its comparison includes the zone and the family.
 type U128 struct{ Hi, Lo uint64 }
 
 // One is the number 1.
@@ -83,7 +82,7 @@ func (u U128) Shr(n uint) U128 {
 	return U128{Hi: u.Hi >> n, Lo: u.Lo>>n | u.Hi<<(64-n)}
 }
 
-// And returns the bits that both have.
+// And returns the bits that are set in both numbers.
 func (u U128) And(v U128) U128 { return U128{u.Hi & v.Hi, u.Lo & v.Lo} }
 
 // IsZero reports whether u is 0.

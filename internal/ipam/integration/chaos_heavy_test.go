@@ -4,6 +4,6 @@ package integration
 
 import "testing"
 
-// Never twice, with thousands of claims and many more managers killed. It takes
-// some minutes, so that only `make test-e2e` runs it.
-func TestNeverTwiceHeavy(t *testing.T) { testNeverTwice(t, 90, 2000, 10) }
+// TestNoDuplicatesHeavy runs the test of duplicate addresses with thousands of claims and many more killed managers. It
+// takes some minutes, so only `make test-e2e` runs it.
+func TestNoDuplicatesHeavy(t *testing.T) { testNoDuplicates(t, 90, 2000, 10) }

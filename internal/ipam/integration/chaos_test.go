@@ -34,8 +34,8 @@ import (
 	"capstan.dev/capstan/internal/ipam/pool"
 )
 
-// The chaos test starts this test binary again as a manager: with this variable
-// set to a kubeconfig, TestMain runs one instead of the tests.
+// The chaos test starts this test binary again as a manager. If this variable is set to a kubeconfig, TestMain runs a
+// manager instead of the tests.
 const chaosManagerEnv = "CAPSTAN_IPAM_CHAOS_MANAGER"
 
 func runChaosManager() int {
@@ -69,7 +69,7 @@ func chaosManager() error {
 	if err := ipam.SetupWithManager(ctx, mgr, opts); err != nil {
 		return err
 	}
-	// It starts with the controllers, when the caches are full.
+	// The watch starts with the controllers, after the caches are full.
 	if err := mgr.Add(manager.RunnableFunc(func(context.Context) error {
 		_, err := fmt.Println("working")
 		return err
@@ -92,11 +92,10 @@ func kubeconfig(t *testing.T) string {
 	return file
 }
 
-// witness watches all IPAddresses and remembers every moment at which two of
-// them had the same address of a pool.
+// witness watches all IPAddresses and records each moment at which two of them had the same address of a pool.
 type witness struct {
 	mu         sync.Mutex
-	holders    map[string]string // pool and address to namespace, name and UID
+	holders    map[string]string // key: pool and address; value: namespace, name and UID
 	duplicates []string
 	seen       int
 }
@@ -133,21 +132,18 @@ func (w *witness) deleted(obj any) {
 	}
 }
 
-// Never twice: two managers without leader election, killed with SIGKILL at
-// random moments, while claims of several namespaces come and go in two pools,
-// one of them always full. Every IPAddress is watched all the time. TestNeverTwiceHeavy
-// does the same with thousands.
-func TestNeverTwiceWithTwoManagersKilledAtRandom(t *testing.T) { testNeverTwice(t, 27, 45, 3) }
+// No address is allocated twice: two managers run without leader election. SIGKILL ends them at random moments. Claims
+// of several namespaces are created and deleted in two pools. One of the pools is always full. The test watches every
+// IPAddress all the time. TestNoDuplicatesHeavy does the same with thousands of claims.
+func TestNoDuplicatesWithTwoKilledManagers(t *testing.T) { testNoDuplicates(t, 27, 45, 3) }
 
-// testNeverTwice goes on until so many claims have come and gone and so many
-// managers have been killed while they worked.
-func testNeverTwice(t *testing.T, names int, claims, kills int64) {
+// testNoDuplicates runs until the given numbers of claims have been served, and of managers have been killed at work.
+func testNoDuplicates(t *testing.T, names int, claims, kills int64) {
 	w, f := startWitness(t), startFollower(t)
 	nsA, nsB := env.Namespace(t), env.Namespace(t)
-	// The global pool hands out the lowest address first, so one that is released
-	// is handed out again at once. The other one has a third fewer addresses than
-	// claims: some always wait. With two rivals an address that is released stays
-	// taken until the quarantine of whoever chose it is over.
+	// The global pool allocates the lowest address first, so it allocates a released address again at once. The other
+	// pool has a third fewer addresses than claims, so some claims always wait. With two managers, a released address
+	// stays used until the quarantine of the manager that allocated it is over.
 	global := newGlobal("chaos-"+nsA, subnet("10.66.0.0/24", fmt.Sprintf("10.66.0.10-10.66.0.%d", 9+names*2)))
 	local := newPool(nsA, "chaos", subnet("10.67.0.0/24", fmt.Sprintf("10.67.0.10-10.67.0.%d", 9+names*2/9)))
 	local.Spec.Order = ipamv1.RandomOrder
@@ -162,19 +158,18 @@ func testNeverTwice(t *testing.T, names int, claims, kills int64) {
 	t.Logf("%d claims served, %d IPAddresses seen, %d managers killed at work and %d while they started, %d requests sent twice by the client",
 		c.served.Load(), w.seen, c.killed.Load(), c.killedEarly.Load(), c.repeated.Load())
 	for _, d := range w.duplicates {
-		t.Errorf("handed out twice: %s", d)
+		t.Errorf("allocated twice: %s", d)
 	}
 	if c.served.Load() < claims || c.killed.Load() < kills || w.seen < int(claims) {
-		t.Error("the test has not tested: wanted more of each")
+		t.Error("the test has not done enough work: want more of each number")
 	}
 }
 
-// wantNothingLeft starts one more manager, which has to find nothing that
-// those who were killed have left behind for ever.
+// wantNothingLeft starts one more manager. It must clean up everything that the killed managers have left behind.
 func wantNothingLeft(t *testing.T, pools ...ipamv1.Pool) {
 	t.Helper()
 	startManager(t, env.Config, options())
-	eventuallyWithin(t, patience, "all that was killed to be mended", func() error {
+	eventuallyWithin(t, patience, "the new manager to repair all objects", func() error {
 		for _, p := range pools {
 			if _, err := get(p); err != nil {
 				return err
@@ -192,7 +187,7 @@ func wantNothingLeft(t *testing.T, pools ...ipamv1.Pool) {
 	})
 }
 
-// startWitness watches past any cache, in the order of the API server's writes.
+// startWitness starts a watch past all caches, in the order of the API server's writes.
 func startWitness(t *testing.T) *witness {
 	t.Helper()
 	w := &witness{holders: map[string]string{}}
@@ -207,13 +202,13 @@ func startWitness(t *testing.T) *witness {
 	return w
 }
 
-// follower tells how far claims have come.
+// follower records the progress of claims.
 type follower struct {
 	mu    sync.Mutex
 	known map[types.UID]*progress
 }
 
-// progress of one claim. Its channels are closed when it has got there.
+// progress contains the progress of one claim. A channel is closed when the claim reaches that step.
 type progress struct {
 	served, gone chan struct{}
 	isServed     bool
@@ -247,8 +242,8 @@ func (f *follower) of(uid types.UID) *progress {
 	return p
 }
 
-// follow calls note for every object of a list's kind and every change of it
-// until the test ends, one after the other.
+// follow calls note for every object of a list's kind and for every change of such an object, until the test ends. The
+// calls are sequential.
 func follow(t *testing.T, list client.ObjectList, note func(watch.EventType, runtime.Object)) {
 	t.Helper()
 	c, err := client.NewWithWatch(env.Config, client.Options{Scheme: env.Scheme})
@@ -263,14 +258,14 @@ func follow(t *testing.T, list client.ObjectList, note func(watch.EventType, run
 		for version := list.GetResourceVersion(); run.Err() == nil; {
 			var err error
 			if version, err = followFrom(run, c, list, version, note); err != nil && run.Err() == nil {
-				t.Errorf("the test has lost sight: %v", err)
+				t.Errorf("the watch of the test failed: %v", err)
 				return
 			}
 		}
 	}()
 }
 
-// followFrom watches from a resourceVersion on and returns the last one it saw.
+// followFrom watches from a resourceVersion and returns the last one that it has received.
 func followFrom(ctx context.Context, c client.WithWatch, list client.ObjectList, version string, note func(watch.EventType, runtime.Object)) (string, error) {
 	events, err := c.Watch(ctx, list, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
 	if err != nil {
@@ -292,19 +287,19 @@ type target struct {
 	pool ipamv1.Pool
 }
 
-// churn makes claims come and go while managers are killed.
+// churn creates and deletes claims while managers are killed.
 type churn struct {
 	t        *testing.T
 	follower *follower
 	names    int
-	// claims and kills are how many there must be before it ends.
+	// claims and kills are the numbers that must be reached before churn ends.
 	claims, kills int64
 	stop          chan struct{}
 
 	served, killed, killedEarly, repeated atomic.Int64
 }
 
-// run has many claims at a time. Every name belongs to one goroutine.
+// run works on many claims at a time. Each goroutine has its own names.
 func (c *churn) run(kubeconfig string, targets []target) {
 	var managers, claims sync.WaitGroup
 	for range 2 {
@@ -316,7 +311,7 @@ func (c *churn) run(kubeconfig string, targets []target) {
 	for i := range c.names {
 		claims.Go(func() {
 			for turn := 0; !c.enough(); turn++ {
-				if err := c.comeAndGo(targets[i%len(targets)], fmt.Sprintf("chaos-%d", i), turn); err != nil {
+				if err := c.createAndDelete(targets[i%len(targets)], fmt.Sprintf("chaos-%d", i), turn); err != nil {
 					c.t.Error(err)
 					return
 				}
@@ -332,12 +327,12 @@ func (c *churn) enough() bool {
 	return c.t.Failed() || c.served.Load() >= c.claims && c.killed.Load() >= c.kills
 }
 
-// keepManager runs a manager and kills it with SIGKILL at a random moment: most
-// while they work, some while they start. It returns false at the end.
+// keepManager runs a manager and kills it with SIGKILL at a random moment: most of them at work, some during their
+// start. It returns false at the end.
 func (c *churn) keepManager(kubeconfig string) bool {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), chaosManagerEnv+"="+kubeconfig)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // not to outlive a test that is stopped
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // The manager ends with the test process.
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -368,10 +363,9 @@ func (c *churn) keepManager(kubeconfig string) bool {
 	return true
 }
 
-// someWork waits until some more claims have been served, by whichever manager,
-// and then for a random moment, or, if hardly any are, for 20 seconds. Measured
-// by the work and not by the clock, the managers get as far on a busy machine as
-// on an idle one. It returns false at the end.
+// someWork waits until some more claims have been served, by any manager, and then for a random time. It waits at most
+// 20 seconds. The measure is the work and not the time, so that the managers get equally far on busy and idle machines.
+// It returns false at the end.
 func (c *churn) someWork() bool {
 	until := c.served.Load() + rand.Int64N(2*c.claims/c.kills)
 	late := time.After(20 * time.Second)
@@ -386,16 +380,16 @@ func (c *churn) someWork() bool {
 			return false
 		}
 	}
-	time.Sleep(rand.N(100 * time.Millisecond)) // dice, not a wait for anything
+	time.Sleep(rand.N(100 * time.Millisecond)) // Not for secrets, and not a wait for an event.
 	return true
 }
 
-// patience is how long a claim may take to be served or to go.
+// patience is the time within which a claim must be served or removed.
 const patience = 4 * time.Minute
 
-// comeAndGo creates a claim, waits for its address and deletes it. Its
-// successor comes at once, or when it has gone.
-func (c *churn) comeAndGo(to target, name string, turn int) error {
+// createAndDelete creates a claim, waits for its address and deletes it. The next claim of the same name is created at
+// once, or after the deletion.
+func (c *churn) createAndDelete(to target, name string, turn int) error {
 	claim := newClaim(to.ns, name, to.pool)
 	claim.Labels = map[string]string{"turn": fmt.Sprint(turn)}
 	if err := c.create(claim); err != nil {
@@ -406,7 +400,7 @@ func (c *churn) comeAndGo(to target, name string, turn int) error {
 	case <-p.served:
 		c.served.Add(1)
 	case <-p.gone:
-		return fmt.Errorf("claim %s of %s vanished and nobody had deleted it", name, to.pool.GetName())
+		return fmt.Errorf("claim %s of %s was removed although the test had not deleted it", name, to.pool.GetName())
 	case <-time.After(patience):
 		_, err := get(claim)
 		return fmt.Errorf("claim %s of %s got no address: %v, %w", name, to.pool.GetName(), claim.Status.Conditions, err)
@@ -426,13 +420,12 @@ func (c *churn) comeAndGo(to target, name string, turn int) error {
 		return nil
 	case <-time.After(patience):
 		_, err := get(claim)
-		return fmt.Errorf("claim %s of %s does not go: %+v %+v, %w", name, to.pool.GetName(), claim.ObjectMeta, claim.Status, err)
+		return fmt.Errorf("claim %s of %s is not removed: %+v %+v, %w", name, to.pool.GetName(), claim.ObjectMeta, claim.Status, err)
 	}
 }
 
-// sentTwice counts the answers that show that a request was sent twice: when
-// the API server answers that it has no time just now, the client sends a
-// request again, although the first may have had its effect.
+// sentTwice counts the responses that show a repeated request. If the API server is overloaded, the client sends a
+// request again, although the first one may have been executed.
 func (c *churn) sentTwice(was bool) bool {
 	if was {
 		c.repeated.Add(1)
@@ -440,7 +433,7 @@ func (c *churn) sentTwice(was bool) bool {
 	return was
 }
 
-// create creates a claim as soon as its predecessor has gone.
+// create creates a claim as soon as the previous claim of this name is removed.
 func (c *churn) create(claim *capiipamv1.IPAddressClaim) error {
 	turn := claim.Labels["turn"]
 	for deadline := time.Now().Add(patience); ; {
@@ -451,7 +444,7 @@ func (c *churn) create(claim *capiipamv1.IPAddressClaim) error {
 		other, err := get(&capiipamv1.IPAddressClaim{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}})
 		switch {
 		case apierrors.IsNotFound(err):
-			continue // it has gone just now
+			continue // The previous claim has just been removed.
 		case err != nil:
 			return err
 		case c.sentTwice(other.Labels["turn"] == turn):
@@ -461,7 +454,7 @@ func (c *churn) create(claim *capiipamv1.IPAddressClaim) error {
 		select {
 		case <-c.follower.of(other.UID).gone:
 		case <-time.After(time.Until(deadline)):
-			return fmt.Errorf("its predecessor does not go: %v", other.ObjectMeta)
+			return fmt.Errorf("the previous claim is not removed: %v", other.ObjectMeta)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestClaimLifeCycle(t *testing.T) {
 			wantReason(t, claim, ipamv1.ClaimAddressReadyReason)
 			wantCondition(t, pool, "Ready", "Ready")
 
-			must(t, env.Client.Delete(ctx, ip)) // by accident: IPAM-04e
+			must(t, env.Client.Delete(ctx, ip)) // a deletion by mistake: IPAM-04e
 			if _, err := get(ip); err != nil || ip.Spec.Address != "10.1.0.2" {
 				t.Fatalf("IPAM-04e: the address is not protected: %v", err)
 			}
@@ -82,7 +82,7 @@ func checkAddress(t *testing.T, ip *capiipamv1.IPAddress, claim *capiipamv1.IPAd
 	}
 }
 
-// IPAM-04a: claims for other pools are left alone: other group, other kind.
+// IPAM-04a: the provider ignores claims for pools of other groups or kinds.
 func TestForeignClaim(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -109,8 +109,8 @@ func TestForeignClaim(t *testing.T) {
 	}
 }
 
-// IPAM-04b, IPAM-05a: no Cluster, paused by spec, paused by annotation; named by
-// spec.clusterName or by the deprecated label.
+// IPAM-04b, IPAM-05a: the Cluster does not exist, is paused by its spec, or is paused by an annotation. The claim names
+// it by spec.clusterName or by the deprecated label.
 func TestClusterGates(t *testing.T) {
 	cached, _ := runManager(t, env.Config, options())
 	for _, by := range []string{"spec", "label"} {
@@ -164,11 +164,11 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 	ip := addressOf(t, claim)
 
 	pause(true)
-	// A claim's event says nothing about whether the Cluster's has come: they are two watches.
-	eventually(t, "the provider to see the pause", func() error {
+	// The events of claims and Clusters come from two watches, so their order is not defined.
+	eventually(t, "the provider's cache to contain the paused Cluster", func() error {
 		seen := newCluster(ns, "c", false)
 		if err := cached.Get(ctx, client.ObjectKeyFromObject(seen), seen); err != nil || !annotations.IsPaused(seen, seen) {
-			return errOr(err, "its cache does not show it")
+			return errOr(err, "the cache does not contain it")
 		}
 		return nil
 	})
@@ -176,17 +176,16 @@ func testClusterGate(t *testing.T, cached client.Reader, by, how string) {
 	must(t, env.Client.Delete(ctx, claim))
 	witness("w4")
 	if _, err := get(claim); err != nil {
-		t.Fatalf("IPAM-05a: claim of a paused Cluster went: %v", err)
+		t.Fatalf("IPAM-05a: claim of a paused Cluster was removed: %v", err)
 	}
-	// IPAM-05a: a Cluster that is gone does not deadlock the claim.
+	// IPAM-05a: the deletion of a claim does not wait for a Cluster that was deleted.
 	must(t, env.Client.Delete(ctx, cluster))
 	wantGone(t, claim)
 	wantGone(t, ip)
 }
 
-// A claim can go when its pool is gone, with or without its finalizer.
-// Row IPAM-05.
-func TestPoolGoneDoesNotDeadlock(t *testing.T) {
+// A claim can be deleted after its pool was deleted, with or without the pool's finalizer. Row IPAM-05.
+func TestClaimOfDeletedPoolIsRemoved(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
 	pool := newPool(ns, "p", subnet("10.1.3.0/24"))
@@ -208,8 +207,7 @@ func TestPoolGoneDoesNotDeadlock(t *testing.T) {
 	addressOf(t, late)
 }
 
-// removeByForce removes a pool as clusterctl does: its webhook lets that pass,
-// and its finalizers are taken off.
+// removeByForce removes a pool as clusterctl does: the webhook allows it, and the finalizers are removed.
 func removeByForce(t *testing.T, pool *ipamv1.CapstanIPPool) {
 	t.Helper()
 	update(t, pool, func(p *ipamv1.CapstanIPPool) {
@@ -220,7 +218,7 @@ func removeByForce(t *testing.T, pool *ipamv1.CapstanIPPool) {
 	wantGone(t, pool)
 }
 
-// IPAM-08: one claim, one family.
+// IPAM-08: each claim gets an address of one family.
 func TestDualStackTakesTwoPools(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)

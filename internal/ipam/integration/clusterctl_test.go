@@ -25,9 +25,9 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// IPAM-06: the clusterctl program itself moves a namespace to a second API server. Pools, claims and
-// addresses arrive with the same addresses, those of no Cluster too; the source keeps nothing but the
-// global pool. TestMove does the same in slow motion, with claims that come in between.
+// IPAM-06: the clusterctl program moves a namespace to a second API server. Pools, claims and IPAddresses arrive with
+// the same addresses, also those without a Cluster. The source keeps only the global pool. TestMove does the same step
+// by step, with claims that are created between the steps.
 func TestClusterctlMove(t *testing.T) {
 	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
 	must(t, err)
@@ -36,7 +36,9 @@ func TestClusterctlMove(t *testing.T) {
 	markForClusterctl(t, env)
 	markForClusterctl(t, target)
 	startManager(t, env.Config, options())
-	startManager(t, target.Config, options())
+	opts := options()
+	opts.MoveSettle = 15 * time.Second // On a busy machine, clusterctl can pause for seconds between two objects.
+	startManager(t, target.Config, opts)
 
 	ns := env.Namespace(t)
 	cluster := provisionedCluster(t, ns)
@@ -77,13 +79,13 @@ func TestClusterctlMove(t *testing.T) {
 		wantGone(t, c)
 		wantGone(t, &capiipamv1.IPAddress{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: c.Name}})
 	}
-	_, err = get(global) // cluster-scoped objects stay, as docs/ipam.md warns
+	_, err = get(global) // Cluster-scoped objects stay, as docs/ipam.md explains.
 	must(t, err)
 	newcomer := newClaim(ns, "newcomer", pool)
 	must(t, target.Client.Create(ctx, newcomer))
-	m.wantAddress(newcomer, "10.5.0.4") // ALL-12: the hole, 10.5.0.1, still rests
+	m.wantAddress(newcomer, "10.5.0.4") // ALL-12: the released address 10.5.0.1 still rests.
 	moved := &ipamv1.CapstanIPPool{}
-	eventually(t, "the moved rest", func() error {
+	eventually(t, "the moved resting address", func() error {
 		if err := target.Client.Get(ctx, client.ObjectKeyFromObject(pool), moved); err != nil {
 			return err
 		}
@@ -95,7 +97,7 @@ func TestClusterctlMove(t *testing.T) {
 	})
 }
 
-// markForClusterctl does what clusterctl init does to the CRDs that it installs.
+// markForClusterctl sets the labels that clusterctl init sets on the CRDs that it installs.
 func markForClusterctl(t *testing.T, e *testenv.Env) {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -110,7 +112,7 @@ func markForClusterctl(t *testing.T, e *testenv.Env) {
 	}
 }
 
-// provisionedCluster makes a Cluster that clusterctl finds complete enough to be moved.
+// provisionedCluster creates a Cluster that clusterctl accepts for a move.
 func provisionedCluster(t *testing.T, ns string) *clusterv1.Cluster {
 	t.Helper()
 	cluster := newCluster(ns, "c", false)
@@ -143,7 +145,7 @@ func clusterctlMove(t *testing.T, ns string, from, to *testenv.Env) {
 	}
 }
 
-// wantMovedPools: the pools at the target count what has arrived, and hand out again.
+// wantMovedPools checks that the pools at the target count the addresses that have arrived, and allocate new ones.
 func wantMovedPools(t *testing.T, c client.Client, pools ...ipamv1.Pool) {
 	t.Helper()
 	for _, source := range pools {

@@ -19,12 +19,11 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// fuse is a manager's connection, which breaks for good at one of its writes: before that reaches the
-// API server, or behind it, so that the answer is lost. To the API server a manager that was killed
-// there looks the same.
+// fuse is a manager's connection. It fails for good at one of the manager's writes: before the write reaches the API
+// server, or after it, so that the response is lost. For the API server this is the same as a killed manager.
 type fuse struct {
 	next http.RoundTripper
-	// left is how many writes go through; negative: all of them.
+	// left is the number of writes that still succeed. If it is negative, all writes succeed.
 	left   int
 	behind bool
 
@@ -33,7 +32,7 @@ type fuse struct {
 	broken chan struct{}
 }
 
-var errBroken = errors.New("the manager is as good as dead")
+var errBroken = errors.New("the manager's connection is broken")
 
 func newFuse(left int, behind bool) *fuse {
 	return &fuse{left: left, behind: behind, broken: make(chan struct{})}
@@ -57,7 +56,8 @@ func (f *fuse) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, err
 }
 
-// passes counts a request that writes. Events are no part of any decision, and come when they like.
+// passes counts a write request. It does not count Events, because they have no effect on decisions and their number
+// varies.
 func (f *fuse) passes(req *http.Request) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,10 +90,10 @@ func (f *fuse) isBroken() bool {
 	}
 }
 
-// IPAM-04c before IPAM-04d, never twice, nothing lost: a manager dies at each of its writes in turn, before it and right behind it,
-// while a claim comes, goes, and another one gets its address. The next manager finishes all of it.
-// Row IPAM-05.
-func TestKilledBetweenAnyTwoWrites(t *testing.T) {
+// IPAM-04c before IPAM-04d: no address is allocated twice, and none is lost. A manager dies at each of its writes,
+// before and after it, while a claim is created and deleted, and another claim gets its address. The next manager
+// completes all of it. Row IPAM-05.
+func TestKilledAtEachWrite(t *testing.T) {
 	w := startWitness(t)
 	var all int
 	t.Run("not killed", func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 		dieAt(t, f)
 		all = f.written()
 	})
-	if all < 8 { // two finalizers, two IPAddresses, two addressRefs, a record, a pool's finalizer
+	if all < 8 { // two finalizers, two IPAddresses, two addressRefs, the record, the pool's finalizer
 		t.Fatalf("%d writes were counted", all)
 	}
 	t.Run("killed", func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range w.duplicates {
-		t.Errorf("handed out twice: %s", d)
+		t.Errorf("allocated twice: %s", d)
 	}
 }
 
@@ -134,7 +134,7 @@ func dieAt(t *testing.T, f *fuse) {
 	must(t, env.Client.Delete(ctx, a))
 	create(t, b)
 	f.orUntil(t, "the second claim's address", func() error { return served(b) })
-	f.orUntil(t, "the first claim to go", func() error { return missing(a) })
+	f.orUntil(t, "the first claim to be removed", func() error { return missing(a) })
 	stop()
 	wantMarkedFirst(t, pool, a, b)
 
@@ -144,7 +144,7 @@ func dieAt(t *testing.T, f *fuse) {
 	eventually(t, "the pool's record and counts", func() error {
 		list := &capiipamv1.IPAddressList{}
 		if err := env.Client.List(ctx, list, client.InNamespace(ns)); err != nil || len(list.Items) != 1 {
-			return errOr(err, "%d IPAddresses are left", len(list.Items))
+			return errOr(err, "%d IPAddresses remain", len(list.Items))
 		}
 		if _, err := get(pool); err != nil {
 			return err
@@ -156,8 +156,8 @@ func dieAt(t *testing.T, f *fuse) {
 	})
 }
 
-// wantMarkedFirst checks that every claim that an address was chosen for has the finalizer (IPAM-04c before IPAM-04d),
-// wherever the manager has died: without it, a claim that is deleted would take no address back.
+// wantMarkedFirst checks that every claim with an allocated address has the finalizer (IPAM-04c before IPAM-04d), at
+// whichever write the manager has died. Without the finalizer, the deletion of the claim would not release the address.
 func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiipamv1.IPAddressClaim) {
 	t.Helper()
 	chosen := map[string]bool{} // UIDs of claims
@@ -168,7 +168,7 @@ func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiip
 	}
 	_, err := get(pool)
 	must(t, err)
-	if record := pool.Status.Allocator; record != nil { // the manager may have died before it had one
+	if record := pool.Status.Allocator; record != nil { // The manager may have died before the record existed.
 		for _, pending := range record.Pending {
 			chosen[pending.UID] = true
 		}
@@ -184,19 +184,19 @@ func wantMarkedFirst(t *testing.T, pool *ipamv1.CapstanIPPool, claims ...*capiip
 
 func served(c *capiipamv1.IPAddressClaim) error {
 	if _, err := get(c); err != nil || c.Status.AddressRef.Name == "" {
-		return errOr(err, "it has none")
+		return errOr(err, "the claim has no address")
 	}
 	return nil
 }
 
 func missing(c *capiipamv1.IPAddressClaim) error {
 	if _, err := get(c); !apierrors.IsNotFound(err) {
-		return errOr(err, "it is there")
+		return errOr(err, "the object exists")
 	}
 	return nil
 }
 
-// orUntil waits until the manager is dead or what it does is done.
+// orUntil waits until the manager is dead or the check succeeds.
 func (f *fuse) orUntil(t *testing.T, what string, done func() error) {
 	t.Helper()
 	eventually(t, what, func() error {

@@ -17,12 +17,11 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// IPAM-06: a move as clusterctl does it, to a second API server: the Cluster is
-// paused; owners are made before what they own, without status and with new
-// UIDs; at the source everything is marked, deleted and stripped of its
-// finalizers in the reverse order; then the Cluster goes on. Managers run on
-// both sides all the time. A claim that names no Cluster comes along too, and
-// while addresses arrive no new claim is given one of them.
+// IPAM-06: the test moves objects to a second API server in the steps of clusterctl. It pauses the Cluster. It creates
+// owners before the objects that they own, without status and with new UIDs. At the source, it marks all objects,
+// deletes them and removes their finalizers in the reverse order. Then it unpauses the Cluster. Managers run on both
+// sides all the time. A claim without a Cluster is moved as well. New claims do not get an address that is still to
+// arrive.
 func TestMove(t *testing.T) {
 	target, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{ipamv1.AddToScheme}})
 	must(t, err)
@@ -55,14 +54,14 @@ func TestMove(t *testing.T) {
 			t.Errorf("claim %s is not labelled for move", c.Name)
 		}
 	}
-	// A hole below, which a new claim would get if it were served too early.
+	// A free address below the others. A new claim would get it if it were served too early.
 	must(t, env.Client.Delete(ctx, first))
 	wantGone(t, first)
 
 	update(t, cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 	m := &mover{t: t, to: target.Client, uids: map[types.UID]types.UID{}}
 	m.create(cluster, pool, global)
-	early := newClaim(ns, "early", pool) // of the target's own
+	early := newClaim(ns, "early", pool) // a new claim at the target
 	must(t, target.Client.Create(ctx, early))
 	for _, c := range claims {
 		m.create(c)
@@ -81,18 +80,18 @@ func TestMove(t *testing.T) {
 	for _, c := range claims {
 		m.wantAddress(c, before[c.Name].Address)
 	}
-	m.wantAddress(early, hole) // and nobody's address
+	m.wantAddress(early, hole) // The address is free.
 	for _, ip := range ips {
 		wantGone(t, ip)
 	}
-	// And the claims still work: they are given back at the target.
+	// The moved claims still work: the target releases them.
 	for _, c := range claims {
 		must(t, client.IgnoreNotFound(target.Client.Delete(ctx, newClaim(ns, c.Name, pool))))
 	}
-	eventually(t, "the moved claims to go", func() error {
+	eventually(t, "the moved claims to be removed", func() error {
 		list := &capiipamv1.IPAddressList{}
 		if err := target.Client.List(ctx, list, client.InNamespace(ns)); err != nil || len(list.Items) > 1 {
-			return errOr(err, "%d IPAddresses are left", len(list.Items))
+			return errOr(err, "%d IPAddresses remain", len(list.Items))
 		}
 		return nil
 	})
@@ -116,7 +115,7 @@ func newClaimOf(cluster *clusterv1.Cluster, name string, pool ipamv1.Pool) *capi
 	return c
 }
 
-// mover does to objects what clusterctl's mover.go does.
+// mover does the steps of clusterctl's mover.go.
 type mover struct {
 	t    *testing.T
 	to   client.Client
@@ -135,7 +134,7 @@ func (m *mover) create(objs ...client.Object) {
 			refs[i].UID = m.uids[refs[i].UID]
 		}
 		moved.SetOwnerReferences(refs)
-		must(m.t, m.to.Create(ctx, moved)) // drops the status, as kinds with a status subresource do
+		must(m.t, m.to.Create(ctx, moved)) // A create request drops the status of kinds with a status subresource.
 		m.uids[o.GetUID()] = moved.GetUID()
 	}
 }

@@ -22,8 +22,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// wantUntouched checks a claim that is not this manager's to serve. The claim
-// that came after it has been served already.
+// wantUntouched checks that this manager did not change a claim of another manager. It has served a later claim already.
 func wantUntouched(t *testing.T, claim *capiipamv1.IPAddressClaim) {
 	t.Helper()
 	_, err := get(claim)
@@ -33,7 +32,7 @@ func wantUntouched(t *testing.T, claim *capiipamv1.IPAddressClaim) {
 	}
 }
 
-// IPAM-03 with --namespace: claims of other namespaces are somebody else's.
+// IPAM-03 with --namespace: the manager ignores claims of other namespaces.
 func TestNamespaceOption(t *testing.T) {
 	ns, other := env.Namespace(t), env.Namespace(t)
 	opts := options()
@@ -50,9 +49,8 @@ func TestNamespaceOption(t *testing.T) {
 	}
 }
 
-// Never twice, and nothing lost: two managers with --namespace hand out from one
-// GlobalCapstanIPPool. What the one releases the other hears of, and lets the pool
-// go when all has gone.
+// Two managers with --namespace allocate from one GlobalCapstanIPPool. No address is allocated twice, and none is lost.
+// Each manager uses the addresses that the other one releases, and the last release lets the pool be removed.
 func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 	w := startWitness(t)
 	a, b := env.Namespace(t), env.Namespace(t)
@@ -66,7 +64,7 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 	before := newClaim(b, "first", pool)
 	create(t, before)
 	wantAddress(t, before, "10.6.5.10")
-	for i, ns := range []string{a, b, a} { // each waits for the other's
+	for i, ns := range []string{a, b, a} { // Each manager waits for the other manager's release.
 		next := newClaim(ns, fmt.Sprint("next-", i), pool)
 		create(t, next)
 		wantReason(t, next, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
@@ -75,7 +73,7 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 		wantAddress(t, next, "10.6.5.10")
 		before = next
 	}
-	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { // so that admission lets it pass
+	update(t, pool, func(p *ipamv1.GlobalCapstanIPPool) { // Admission can then accept the deletion.
 		p.Annotations[clusterctlv1.DeleteForMoveAnnotation] = ""
 	})
 	must(t, env.Client.Delete(ctx, pool))
@@ -84,40 +82,38 @@ func TestGlobalPoolOfTwoNamespaces(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range w.duplicates {
-		t.Errorf("handed out twice: %s", d)
+		t.Errorf("allocated twice: %s", d)
 	}
 }
 
-// wantSettled waits until no manager has anything left to do for a pool, so that
-// only events can tell them more.
+// wantSettled waits until no manager has work for a pool, so that only events lead to further work.
 func wantSettled(t *testing.T, pool ipamv1.Pool) {
 	t.Helper()
-	eventually(t, "a second in which nobody looks at the pool", func() error {
+	eventually(t, "a second without reconciliation of the pool", func() error {
 		if _, err := get(pool); err != nil || len(pool.PoolStatus().Allocator.Pending) > 0 {
 			return errOr(err, "the record is %+v", pool.PoolStatus().Allocator)
 		}
 		before := reconciles(t, pool.PoolKind())
-		time.Sleep(countWait) // what is measured
+		time.Sleep(countWait) // The idle period is the measurement.
 		if n := reconciles(t, pool.PoolKind()) - before; n > 0 {
-			return fmt.Errorf("pools were looked at %v times", n)
+			return fmt.Errorf("pools were reconciled %v times", n)
 		}
 		return nil
 	})
 }
 
-// countWait is longer than a manager waits before it looks at changed counts, and
-// than the quarantine of the tests.
+// countWait is longer than the delay before a manager updates the counts, and longer than the quarantine of the tests.
 const countWait = 3 * time.Second
 
-// ALL-18: a GlobalCapstanIPPool serves the namespaces that it allows, by name or by
-// label; what is out stays out.
+// ALL-18: a GlobalCapstanIPPool serves the namespaces of allowedNamespaces, by name or by label. Existing allocations
+// stay valid after the list changes.
 func TestAllowedNamespaces_ALL18(t *testing.T) {
 	startManager(t, env.Config, options())
 	a, b := env.Namespace(t), env.Namespace(t)
 	pool := newGlobal("tenants-"+a, subnet("10.6.6.0/24"))
 	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{}
 	if err := env.Client.Create(ctx, pool.DeepCopy()); !apierrors.IsInvalid(err) {
-		t.Errorf("a pool for nobody: %v", err)
+		t.Errorf("a pool that serves no namespace: %v", err)
 	}
 	pool.Spec.AllowedNamespaces = &ipamv1.AllowedNamespaces{Names: []string{a}}
 	create(t, pool)
@@ -138,13 +134,13 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 	update(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b}}, func(n *corev1.Namespace) { n.Labels = map[string]string{"team": "b"} })
 	wantAddress(t, theirs, "10.6.6.2")
 
-	// It is made again, although a new one would be refused.
+	// The IPAddress is created again, although the pool would refuse a new claim.
 	old := ip.UID
 	must(t, env.Client.Delete(ctx, ip))
 	strip(t, ip)
-	eventually(t, "the address to be made again", func() error {
+	eventually(t, "the IPAddress to be created again", func() error {
 		if again := wantAddress(t, mine, "10.6.6.1"); again.UID == old {
-			return errors.New("it is the old one still")
+			return errors.New("it is still the old one")
 		}
 		return nil
 	})
@@ -152,9 +148,8 @@ func TestAllowedNamespaces_ALL18(t *testing.T) {
 	wantAddress(t, late, "10.6.6.3")
 }
 
-// IPAM-03 with --watch-filter: only claims with the label's value are served,
-// also when they get it later. The address of another manager's claim is not
-// handed out again all the same.
+// IPAM-03 with --watch-filter: the manager serves only claims with the value of the label, also if the label is added
+// later. It does not allocate the address of another manager's claim.
 func TestWatchFilterOption(t *testing.T) {
 	ns := env.Namespace(t)
 	pool := newPool(ns, "p", subnet("10.6.2.0/24"))
@@ -175,7 +170,7 @@ func TestWatchFilterOption(t *testing.T) {
 	wantAddress(t, mine, "10.6.2.2")
 	wantUntouched(t, none)
 	wantUntouched(t, theirs)
-	// Nor does an event of something else lead to it.
+	// Events of other objects do not change this.
 	create(t, &capiipamv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "none"},
 		Spec: capiipamv1.IPAddressSpec{
@@ -188,7 +183,7 @@ func TestWatchFilterOption(t *testing.T) {
 }
 
 // ALL-07: managers with different filters divide the pools among them. Each can allocate from the pools of the others
-// for its own claims, and no address has two claims.
+// for its own claims. No address is allocated twice.
 func TestTwoWatchFilters(t *testing.T) {
 	ns := env.Namespace(t)
 	labelled := func(o client.Object, filter string) { o.SetLabels(map[string]string{clusterv1.WatchLabel: filter}) }
@@ -236,7 +231,7 @@ func TestTwoWatchFilters(t *testing.T) {
 		}
 		holders[ip.Spec.Address] = c.Name
 	}
-	// The pool is full. The release of an address reaches the claim of the other manager.
+	// The pool is full. The release of an address wakes the claim of the other manager.
 	last := claim("last", "blue", red)
 	wantReason(t, last, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
 	remove(t, claims[0])
@@ -245,7 +240,7 @@ func TestTwoWatchFilters(t *testing.T) {
 	update(t, nobodys, func(p *ipamv1.CapstanIPPool) { labelled(p, "blue") })
 	wantAddress(t, waiting, "10.6.9.1")
 
-	// Only the manager of the pool releases it, and only without addresses of any manager.
+	// Only the manager of the pool removes it, and only when no manager has an address of it.
 	stopRed()
 	withoutWebhooks(t, func() { must(t, env.Client.Delete(ctx, red)) })
 	for _, c := range append(claims[1:], last) {
@@ -266,8 +261,7 @@ func TestTwoWatchFilters(t *testing.T) {
 	wantGone(t, red)
 }
 
-// gauges returns the values of a metric of a pool by state, or by "" when the
-// metric has no state.
+// gauges returns the values of a pool's metric by state, or by "" if the metric has no state.
 func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()
@@ -290,7 +284,7 @@ func gauges(t *testing.T, metric string, pool ipamv1.Pool) map[string]float64 {
 	return got
 }
 
-// reconciles counts how often a controller has worked.
+// reconciles returns the number of reconciliations of a controller.
 func reconciles(t *testing.T, controller string) (n float64) {
 	t.Helper()
 	families, err := ctrlmetrics.Registry.Gather()
@@ -310,7 +304,7 @@ func reconciles(t *testing.T, controller string) (n float64) {
 	return n
 }
 
-// The gauges follow a pool and go with it; so do the counters.
+// The gauges follow a pool and are removed with it, and so are the counters.
 func TestMetrics(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -326,7 +320,7 @@ func TestMetrics(t *testing.T) {
 			return nil
 		})
 	}
-	want("of an empty pool", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
+	want("of an unused pool", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
 	var claims []*capiipamv1.IPAddressClaim
 	for i := range 5 {
 		c := newClaim(ns, fmt.Sprint("c", i), pool)
@@ -346,10 +340,10 @@ func TestMetrics(t *testing.T) {
 	for _, c := range claims {
 		wantGone(t, c)
 	}
-	want("of a pool that was emptied", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
+	want("of a pool after the release of all addresses", map[string]float64{"total": 3, "free": 3, "used": 0, "resting": 0, "out_of_range": 0}, 0)
 	remove(t, pool)
 	wantGone(t, pool)
-	eventually(t, "the metrics of a pool that has gone to go", func() error {
+	eventually(t, "the metrics of a deleted pool to be removed", func() error {
 		for _, m := range []string{"capstan_ipam_pool_addresses", "capstan_ipam_pool_waiting_claims", "capstan_ipam_allocations_total", "capstan_ipam_record_total"} {
 			if got := gauges(t, m, pool); len(got) > 0 {
 				return fmt.Errorf("%s is %v", m, got)
@@ -359,9 +353,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// Claims that came or were deleted while no manager ran are served and released by
-// the next one, and it writes nothing for those that are served. (TestUnservedFirst: before
-// it looks at those.)
+// A manager serves the claims that were created, and releases the claims that were deleted, while no manager ran. It
+// writes nothing for claims that are served already. TestUnservedFirst checks that it serves the other claims first.
 func TestRestart(t *testing.T) {
 	ns := env.Namespace(t)
 	pool := newPool(ns, "p", subnet("10.6.4.0/24"))
@@ -372,7 +365,7 @@ func TestRestart(t *testing.T) {
 	wantReason(t, going, ipamv1.ClaimAddressReadyReason)
 	wantReason(t, staying, ipamv1.ClaimAddressReadyReason)
 	stop()
-	_, err := get(staying) // with all that the first one has written
+	_, err := get(staying) // The cache contains all writes of the first manager.
 	must(t, err)
 	_, err = get(kept)
 	must(t, err)

@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
-// IPAM-01, IPAM-06: names and labels of the CRDs as they are installed.
+// IPAM-01, IPAM-06: names and labels of the installed CRDs.
 func TestCRDs(t *testing.T) {
 	must(t, apiextensionsv1.AddToScheme(env.Scheme))
 	for kind, move := range map[string]string{
@@ -52,8 +52,8 @@ func TestCRDs(t *testing.T) {
 	}
 }
 
-// IPAM-02, IPAM-03: an exhausted pool says so, its claims wait, and are served
-// first come first served as soon as an address is freed or the pool grows.
+// IPAM-02, IPAM-03: the conditions of an exhausted pool and of its claims show the reason. When an address is released
+// or the pool grows, the waiting claims are served in the order of their creation.
 func TestExhaustion(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -61,7 +61,7 @@ func TestExhaustion(t *testing.T) {
 	create(t, pool)
 	var claims []*capiipamv1.IPAddressClaim
 	for i := range 5 {
-		c := newClaim(ns, fmt.Sprintf("z%d", 9-i), pool) // names against the order of arrival
+		c := newClaim(ns, fmt.Sprintf("z%d", 9-i), pool) // The order of the names differs from the order of creation.
 		create(t, c)
 		claims = append(claims, c)
 		if i < 2 {
@@ -83,24 +83,24 @@ func TestExhaustion(t *testing.T) {
 	wantAddress(t, claims[2], "10.2.0.10")
 	for _, c := range claims[3:] {
 		if _, err := get(c); err != nil || c.Status.AddressRef.Name != "" {
-			t.Fatalf("claim %s overtook: %v", c.Name, err)
+			t.Fatalf("claim %s was served before an earlier claim: %v", c.Name, err)
 		}
 	}
 	update(t, pool, func(p *ipamv1.CapstanIPPool) { p.Spec.Subnets[0].Ranges[0] = "10.2.0.10-10.2.0.13" })
 	addressOf(t, claims[3])
 	addressOf(t, claims[4])
-	wantCondition(t, pool, ipamv1.AddressesAvailableCondition, ipamv1.ExhaustedReason) // full
-	wantCondition(t, pool, ipamv1.ReadyCondition, ipamv1.ReadyReason)                  // but nobody waits
+	wantCondition(t, pool, ipamv1.AddressesAvailableCondition, ipamv1.ExhaustedReason) // The pool is full.
+	wantCondition(t, pool, ipamv1.ReadyCondition, ipamv1.ReadyReason)                  // No claim waits.
 }
 
-// wantIdle: who waits costs nothing. In a second in which nothing happens no claim is looked at.
+// wantIdle checks that waiting claims cause no work: without events, no claim is reconciled within a second.
 func wantIdle(t *testing.T) {
 	t.Helper()
 	eventually(t, "a second without work", func() error {
 		before := reconciles(t, "ipaddressclaim")
-		time.Sleep(time.Second) // what is measured
+		time.Sleep(time.Second) // The idle period is the measurement.
 		if n := reconciles(t, "ipaddressclaim") - before; n > 0 {
-			return fmt.Errorf("%v claims were looked at", n)
+			return fmt.Errorf("%v claims were reconciled", n)
 		}
 		return nil
 	})
@@ -122,7 +122,7 @@ func wantEvent(t *testing.T, ns, name, reason string) {
 	})
 }
 
-// Shrinking under allocations and deleting a pool in use are refused.
+// The webhook refuses to remove used addresses from a pool and to delete a used pool.
 func TestPoolInUseIsProtected(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -131,7 +131,7 @@ func TestPoolInUseIsProtected(t *testing.T) {
 	claim := newClaim(ns, "a", pool)
 	create(t, claim)
 	wantAddress(t, claim, "10.2.1.10")
-	eventually(t, "the shrinking to be refused", func() error {
+	eventually(t, "the removal of used addresses to be refused", func() error {
 		if _, err := get(pool); err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func TestPoolInUseIsProtected(t *testing.T) {
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "delete their claims first") {
 		t.Errorf("deletion of a pool in use: %v", err)
 	}
-	// Drain: nothing new from it, what is out stays out.
+	// A drained subnet gets no new allocations. Existing allocations stay valid.
 	update(t, pool, func(p *ipamv1.CapstanIPPool) {
 		p.Spec.Subnets[0].Drain = ptr.To(true)
 		p.Spec.Subnets = append(p.Spec.Subnets, subnet("10.2.2.0/24"))
@@ -163,8 +163,8 @@ func TestPoolInUseIsProtected(t *testing.T) {
 	wantGone(t, pool)
 }
 
-// Without the webhook a shrunk pool shows what is out of range, and time mends
-// it; a spec that cannot be used is shown too.
+// Without the webhook, the status of a pool shows the used addresses that are no longer in the spec, and an invalid
+// spec.
 func TestOutOfRangeAndInvalidSpecWithoutWebhook(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -195,7 +195,7 @@ func TestOutOfRangeAndInvalidSpecWithoutWebhook(t *testing.T) {
 	})
 }
 
-// IPAM adoption: an IPAddress made beforehand in the claim's name is kept.
+// IPAM adoption: a claim adopts an existing IPAddress of its name.
 func TestAdoption(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -219,7 +219,8 @@ func TestAdoption(t *testing.T) {
 	if len(got.OwnerReferences) != 2 || !slices.Contains(got.Finalizers, ipamv1.AddressFinalizer) {
 		t.Errorf("it was not completed: %+v", got.ObjectMeta)
 	}
-	// A second one with the same address is refused, and served when it is mended.
+	// The provider refuses a second IPAddress with the same address. It serves the claim when the IPAddress is
+	// corrected.
 	twin := ip.DeepCopy()
 	twin.ObjectMeta = metav1.ObjectMeta{Namespace: ns, Name: "b"}
 	twin.Spec.ClaimRef.Name = "b"
@@ -233,9 +234,9 @@ func TestAdoption(t *testing.T) {
 	wantAddress(t, b, "10.2.4.1")
 }
 
-// An IPAddress of the claim's name that belongs to something else is no claim's,
-// and stays: the claim says so, holds up nobody, and goes on when it is mended.
-func TestAddressOfSomethingElse(t *testing.T) {
+// An IPAddress with the claim's name may belong to another object. The provider does not change it. The claim's
+// condition shows the reason, and the claim does not delay others. It is served after the IPAddress is removed.
+func TestAddressOfAnotherOwner(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
 	pool := newPool(ns, "p", subnet("10.2.7.0/24", "10.2.7.10-10.2.7.11"))
@@ -259,12 +260,12 @@ func TestAddressOfSomethingElse(t *testing.T) {
 	uid := ip.UID
 	update(t, ip, func(ip *capiipamv1.IPAddress) { ip.OwnerReferences = nil })
 	if got := wantAddress(t, claim, "10.2.7.10"); got.UID != uid {
-		t.Error("it was removed and made again")
+		t.Error("it was deleted and created again")
 	}
 }
 
-// In a pool of prefixes an IPAddress that is not one of its prefixes is not taken
-// over, and what it has is nobody's until it goes.
+// In a pool of prefixes, the provider does not adopt an IPAddress that is not one of the prefixes. Its addresses stay
+// used until it is deleted.
 func TestAdoptionOfAnOddPrefix(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -300,7 +301,7 @@ func TestAdoptionOfAnOddPrefix(t *testing.T) {
 	}
 }
 
-// Reservations by claim name, and one address by annotation.
+// Reservations by claim name, and requested addresses by annotation.
 func TestExactAddresses(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -333,21 +334,20 @@ func TestExactAddresses(t *testing.T) {
 	wantAddress(t, second, "10.2.5.50")
 }
 
-// movable fails the test if a version of a pool is stored that would lose a rest in a move, and that clusterctl does not
-// wait for (ALL-12, CTL-13).
+// movable fails the test if a move could lose the resting addresses of a stored version of a pool: the version has
+// neither a copy of them nor the annotation that makes clusterctl wait (ALL-12, CTL-13).
 func movable(t *testing.T) {
 	t.Helper()
 	follow(t, &ipamv1.CapstanIPPoolList{}, func(_ watch.EventType, obj runtime.Object) {
 		pool, ok := obj.(*ipamv1.CapstanIPPool)
 		if ok && !ledger.Saved(pool, time.Now()) && !ledger.BlocksMove(pool) {
-			t.Errorf("a move of %s would lose the rest of %+v; annotations %v", pool.Name, pool.Status.Allocator.Resting, pool.Annotations)
+			t.Errorf("a move of %s would lose the resting addresses %+v; annotations %v", pool.Name, pool.Status.Allocator.Resting, pool.Annotations)
 		}
 	})
 }
 
-// A released address rests, without holding up the claim's deletion, and also
-// after the manager has started again. No stored version of a pool lacks both a copy of its rests (ALL-12) and the
-// annotation block-move (CTL-13).
+// A released address rests. This does not delay the deletion of the claim, and a restart of the manager does not end it.
+// Every stored version of a pool has a copy of its resting addresses (ALL-12) or the annotation block-move (CTL-13).
 func TestRest(t *testing.T) {
 	movable(t)
 	stop := startManager(t, env.Config, options())
@@ -363,8 +363,8 @@ func TestRest(t *testing.T) {
 	must(t, env.Client.Delete(ctx, a))
 	must(t, env.Client.Delete(ctx, first))
 	wantGone(t, a)
-	wantGone(t, first) // long before its hour is over
-	eventually(t, "the copy, so that clusterctl need not wait", func() error {
+	wantGone(t, first) // long before the end of its hour
+	eventually(t, "the copy, so that clusterctl does not wait", func() error {
 		p, err := get(long)
 		if err == nil && (ledger.BlocksMove(p) || p.Annotations[ipamv1.RestingAnnotation] == "") {
 			err = errOr(nil, "annotations %v", p.Annotations)
@@ -378,11 +378,11 @@ func TestRest(t *testing.T) {
 	wantReason(t, second, capiipamv1.IPAddressClaimReadyPoolExhaustedReason)
 	wantAddress(t, b, "10.2.6.10")
 	if d := time.Since(released); d < 6*time.Second {
-		t.Errorf("it rested %v only", d)
+		t.Errorf("the address rested only %v", d)
 	}
 }
 
-// Prefix delegation and orders, in pools of both kinds.
+// Prefixes and allocation orders, in pools of both kinds.
 func TestPrefixesAndOrders(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -412,8 +412,8 @@ func TestPrefixesAndOrders(t *testing.T) {
 	}
 }
 
-// A pool that refuses overlaps stops no pool of another namespace and no global pool, and learns of neither: only the
-// namespaced pool is refused beside a global one.
+// A pool that refuses overlaps does not block pools of other namespaces or global pools, and its messages do not reveal
+// them. Only a namespaced pool that overlaps a global one is refused.
 func TestOverlapOfTenants(t *testing.T) {
 	startManager(t, env.Config, options())
 	attacker, victim := env.Namespace(t), env.Namespace(t)
@@ -428,16 +428,16 @@ func TestOverlapOfTenants(t *testing.T) {
 	wantCondition(t, global, ipamv1.ReadyCondition, ipamv1.ReadyReason)
 	wantCondition(t, broad, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
 	if c := wantCondition(t, broad, ipamv1.NotOverlappingCondition, ipamv1.OverlapRefusedReason); strings.Contains(c.Message, "secret-name") || !strings.Contains(c.Message, global.Name) {
-		t.Errorf("it says %q", c.Message)
+		t.Errorf("the message is %q", c.Message)
 	}
-	// At admission, too.
+	// Admission refuses it as well.
 	second := newPool(attacker, "second", subnet("10.2.40.0/24"))
 	second.Spec.Overlap = ipamv1.RefuseOverlap
 	if err := env.Client.Create(ctx, second); !apierrors.IsInvalid(err) || strings.Contains(err.Error(), "secret-name") {
 		t.Errorf("overlaps broad: got %v", err)
 	}
 	update(t, global, func(p *ipamv1.GlobalCapstanIPPool) { p.Spec.Overlap = ipamv1.RefuseOverlap })
-	// Who holds an address of a global pool is not for other namespaces.
+	// Messages do not reveal claims to other namespaces.
 	held := newClaim(victim, "secret-claim", global)
 	held.Annotations = map[string]string{ipamv1.AddressAnnotation: "10.2.41.7"}
 	create(t, held)
@@ -446,11 +446,11 @@ func TestOverlapOfTenants(t *testing.T) {
 	curious.Annotations = held.Annotations
 	create(t, curious)
 	if m := wantReason(t, curious, capiipamv1.IPAddressClaimReadyAllocationFailedReason); !strings.Contains(m, "in use by a claim of another namespace") {
-		t.Errorf("it says %q", m)
+		t.Errorf("the message is %q", m)
 	}
 }
 
-// Overlap between pools is reported, and refused where asked.
+// Overlaps between pools are reported. They are refused if one of the pools requests that.
 func TestOverlap(t *testing.T) {
 	startManager(t, env.Config, options())
 	ns := env.Namespace(t)
@@ -472,17 +472,17 @@ func TestOverlap(t *testing.T) {
 		}
 		return nil
 	})
-	// With the webhook off it is made all the same, and serves nobody.
+	// Without the webhook, the pool is created, but it serves no claim.
 	withoutWebhooks(t, func() { create(t, strict) })
 	wantCondition(t, strict, ipamv1.ReadyCondition, ipamv1.OverlapRefusedReason)
 	claim := newClaim(ns, "x", strict)
 	create(t, claim)
 	wantReason(t, claim, capiipamv1.IPAddressClaimReadyPoolNotReadyReason)
-	// The older one knows of it, and goes on.
+	// The older pool reports the overlap and continues to serve claims.
 	eventually(t, "the older pool to report the refused one", func() error {
 		c := wantCondition(t, b, ipamv1.NotOverlappingCondition, ipamv1.OverlappingReason)
 		if !strings.Contains(c.Message, "10.2.10.60-10.2.10.60 in common with CapstanIPPool/"+ns+"/c") {
-			return fmt.Errorf("it says %q", c.Message)
+			return fmt.Errorf("the message is %q", c.Message)
 		}
 		return nil
 	})

@@ -13,7 +13,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// withoutWebhooks runs f with the provider's admission switched off.
+// withoutWebhooks runs f while the provider's admission is disabled.
 func withoutWebhooks(t *testing.T, f func()) {
 	t.Helper()
 	list := &admissionregistrationv1.ValidatingWebhookConfigurationList{}
@@ -22,24 +22,23 @@ func withoutWebhooks(t *testing.T, f func()) {
 		must(t, env.Client.Delete(ctx, &list.Items[i]))
 	}
 	probe := newPool("default", "probe", subnet("10.0.0.0/24", "10.0.0.9-10.0.0.1"))
-	defer func() { // also when f fails: other tests want it
+	defer func() { // also when f fails, because other tests need it
 		for i := range list.Items {
 			list.Items[i].ResourceVersion = ""
 			create(t, &list.Items[i])
 		}
-		eventually(t, "admission to be on", func() error {
+		eventually(t, "admission to be enabled", func() error {
 			if err := env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
 				return fmt.Errorf("got %w", err)
 			}
 			return nil
 		})
 	}()
-	eventually(t, "admission to be off", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
+	eventually(t, "admission to be disabled", func() error { return env.Client.Create(ctx, probe.DeepCopy(), client.DryRunAll) })
 	f()
 }
 
-// Bad input gets a clear error at admission, from the schema's rules or from
-// the webhook.
+// Admission refuses invalid input with a clear error, from the schema's rules or from the webhook.
 func TestRefusals(t *testing.T) {
 	many := func(n int) []string {
 		out := make([]string, n)
@@ -100,5 +99,60 @@ func TestRefusals(t *testing.T) {
 	p.Spec.PrefixLength = nil
 	if err := env.Client.Update(ctx, p); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "immutable") {
 		t.Errorf("prefixLength was changed: %v", err)
+	}
+}
+
+// A list of the maximum length is accepted. One more entry is refused. The test covers both kinds of pools. No other
+// test uses addresses in 198.18.0.0/15: the provider would refuse a pool that overlaps another one.
+func TestLimitsOfLists(t *testing.T) {
+	type spec = ipamv1.CapstanIPPoolSpec
+	address := func(i int) string { return fmt.Sprintf("198.18.%d.%d", (i+1)/256, (i+1)%256) }
+	ranges := func(n int) (out []ipamv1.AddressRange) {
+		for i := range n {
+			out = append(out, ipamv1.AddressRange(address(i)))
+		}
+		return out
+	}
+	for field, c := range map[string]struct {
+		limit int
+		fill  func(s *spec, n int)
+	}{
+		"spec.subnets": {64, func(s *spec, n int) {
+			for i := 1; i < n; i++ {
+				s.Subnets = append(s.Subnets, subnet(fmt.Sprintf("198.19.%d.0/24", i)))
+			}
+		}},
+		"spec.subnets[0].ranges":  {256, func(s *spec, n int) { s.Subnets[0].Ranges = ranges(n) }},
+		"spec.subnets[0].exclude": {256, func(s *spec, n int) { s.Subnets[0].Exclude = ranges(n) }},
+		"spec.reservations": {1024, func(s *spec, n int) {
+			for i := range n {
+				s.Reservations = append(s.Reservations, ipamv1.Reservation{Address: address(i), Claim: fmt.Sprint("claim-", i)})
+			}
+		}},
+	} {
+		try := func(global bool, n int) error {
+			s := spec{Subnets: []ipamv1.Subnet{subnet("198.18.0.0/16")}}
+			c.fill(&s, n)
+			var p client.Object
+			if global {
+				p = &ipamv1.GlobalCapstanIPPool{Spec: ipamv1.GlobalCapstanIPPoolSpec{CapstanIPPoolSpec: s}}
+			} else {
+				p = &ipamv1.CapstanIPPool{Spec: s}
+				p.SetNamespace("default")
+			}
+			p.SetName("long")
+			return env.Client.Create(ctx, p, client.DryRunAll)
+		}
+		for _, global := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, global %t", field, global), func(t *testing.T) {
+				if err := try(global, c.limit); err != nil {
+					t.Errorf("%d entries: %v", c.limit, err)
+				}
+				want := fmt.Sprintf("%s: Too many: %d: must have at most %d items", field, c.limit+1, c.limit)
+				if err := try(global, c.limit+1); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+					t.Errorf("want an error with %q, got %v", want, err)
+				}
+			})
+		}
 	}
 }

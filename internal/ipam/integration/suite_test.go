@@ -35,8 +35,7 @@ var (
 	ctx = context.Background()
 )
 
-// The webhooks run in a manager of their own for all tests, as they would in a
-// replica that does not lead.
+// The webhooks run in one separate manager for all tests, like in a replica that does not lead.
 func TestMain(m *testing.M) {
 	if os.Getenv(chaosManagerEnv) != "" {
 		os.Exit(runChaosManager())
@@ -85,13 +84,13 @@ func startWebhooks(ctx context.Context) error {
 		select {
 		case err := <-ended:
 			return fmt.Errorf("the webhooks' manager ended: %w", err)
-		case <-time.After(10 * time.Millisecond): // the server tells nobody when it has started
+		case <-time.After(10 * time.Millisecond): // The server does not signal its start.
 		}
 	}
 	return nil
 }
 
-// options of a test's manager: short waits for what only time ends.
+// options returns the options of a test's manager, with short time limits.
 func options() ipam.Options {
 	return ipam.Options{Quarantine: 2 * time.Second, MoveSettle: 2 * time.Second, OrphanAge: 2 * time.Second}
 }
@@ -103,8 +102,7 @@ func managerOptions(scheme *runtime.Scheme) ctrl.Options {
 	return o
 }
 
-// managerUser has the role that the provider is installed with, and no other
-// rights: every test proves that it is enough.
+// managerUser has only the role that the provider is installed with, so every test proves that the role is sufficient.
 const managerUser = "ipam-manager"
 
 func bindRole(c client.Client) error {
@@ -127,15 +125,14 @@ func bindRole(c client.Client) error {
 	return c.Create(ctx, binding)
 }
 
-// startManager starts a manager and stops it at the end of the test, or when
-// the function that it returns is called.
+// startManager starts a manager. It stops at the end of the test, or when the returned function is called.
 func startManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (stop func()) {
 	t.Helper()
 	_, stop = runManager(t, cfg, opts)
 	return stop
 }
 
-// runManager is startManager for tests that look into the manager's cache.
+// runManager is startManager for tests that read the manager's cache.
 func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached client.Reader, stop func()) {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
@@ -151,8 +148,8 @@ func runManager(t testing.TB, cfg *rest.Config, opts ipam.Options) (cached clien
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// controller-runtime's queue can hang while it is shut down with work in it
-		// (kubernetes-sigs/controller-runtime#3538): no test is about that.
+		// controller-runtime's queue can hang if it is shut down with items (kubernetes-sigs/controller-runtime#3538).
+		// The tests do not cover this.
 		if err := mgr.Start(run); err != nil && run.Err() == nil {
 			t.Errorf("manager: %v", err)
 		}
@@ -276,7 +273,7 @@ func wantAddress(t testing.TB, claim *capiipamv1.IPAddressClaim, address string)
 func wantReason(t testing.TB, claim *capiipamv1.IPAddressClaim, reason string) string {
 	t.Helper()
 	message := ""
-	eventually(t, "claim "+claim.Name+" to say "+reason, func() error {
+	eventually(t, "claim "+claim.Name+" to have the reason "+reason, func() error {
 		if _, err := get(claim); err != nil {
 			return err
 		}
@@ -311,7 +308,7 @@ func wantCondition[P ipamv1.Pool](t testing.TB, p P, kind, reason string) metav1
 // wantGone waits until an object does not exist.
 func wantGone(t testing.TB, o client.Object) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%T %s to go", o, o.GetName()), func() error {
+	eventually(t, fmt.Sprintf("%T %s to be removed", o, o.GetName()), func() error {
 		err := env.Client.Get(ctx, client.ObjectKeyFromObject(o), o)
 		if client.IgnoreNotFound(err) != nil {
 			return err
@@ -323,8 +320,7 @@ func wantGone(t testing.TB, o client.Object) {
 	})
 }
 
-// update changes an object, again and again until no other write has come
-// between.
+// update changes an object. It repeats the change after a conflict.
 func update[T client.Object](t testing.TB, o T, change func(T)) {
 	t.Helper()
 	eventually(t, "to update "+o.GetName(), func() error {
@@ -336,7 +332,7 @@ func update[T client.Object](t testing.TB, o T, change func(T)) {
 	})
 }
 
-// remove deletes an object as soon as its webhook's cache shows that nothing needs it any more.
+// remove deletes an object as soon as the cache of its webhook shows that it is not in use.
 func remove(t testing.TB, o client.Object) {
 	t.Helper()
 	eventually(t, "to delete "+o.GetName(), func() error { return client.IgnoreNotFound(env.Client.Delete(ctx, o)) })

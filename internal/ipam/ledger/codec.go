@@ -14,22 +14,22 @@ import (
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
 
-// maxResting bounds the record: 100 000 addresses of the largest spread that
-// IPv4 allows take some 400 kB, well below what etcd stores. Beyond it those
-// that have rested longest are given up.
+// maxResting bounds the record: 100 000 addresses of the largest spread that IPv4 allows take some 400 kB, well below
+// etcd's limit. Above it, the addresses that have rested longest are freed.
 const maxResting = 100_000
 
-// restBuckets is into how many times of waking a resting period is divided, so
-// that the addresses of one bucket can be encoded together.
+// restBuckets is the number of different end times within a resting period. Addresses with the same end time are encoded
+// together.
 const restBuckets = 16
 
-// restUntil returns when an address that is released now is free again,
-// rounded up so that there are few different times.
+// restUntil returns the time at which an address that is released now becomes free. It is rounded up to an end time that
+// other addresses share.
 func restUntil(now time.Time, rest time.Duration) time.Time {
 	step := max(rest/restBuckets, time.Second)
 	return now.Add(rest).Add(step - 1).Truncate(step)
 }
 
+// encodeResting encodes the resting addresses. It omits the oldest ones above maxResting.
 func encodeResting(set *alloc.Set) []ipamv1.RestingAddresses {
 	byTime := map[time.Time][]alloc.U128{}
 	set.EachResting(func(a alloc.U128, until time.Time) {
@@ -53,8 +53,8 @@ func encodeResting(set *alloc.Set) []ipamv1.RestingAddresses {
 	return out
 }
 
-// encodeOffsets writes sorted addresses as distances, each as two varints, of
-// which the high one is nearly always the single byte 0.
+// encodeOffsets encodes the distances of sorted addresses, each as two varints. The high varint is nearly always the
+// single byte 0.
 func encodeOffsets(sorted []alloc.U128) string {
 	var raw []byte
 	var last alloc.U128
@@ -67,6 +67,7 @@ func encodeOffsets(sorted []alloc.U128) string {
 	return base64.RawStdEncoding.EncodeToString(raw)
 }
 
+// decodeOffsets is the inverse of encodeOffsets.
 func decodeOffsets(s string) ([]alloc.U128, error) {
 	raw, err := base64.RawStdEncoding.DecodeString(s)
 	if err != nil {
@@ -90,6 +91,7 @@ func decodeOffsets(s string) ([]alloc.U128, error) {
 	return out, nil
 }
 
+// encodePending encodes the pending allocations, sorted by the UID of their claims.
 func encodePending(plan *alloc.Plan, pending []*pendingEntry) []ipamv1.PendingAllocation {
 	out := make([]ipamv1.PendingAllocation, 0, len(pending))
 	for _, e := range pending {

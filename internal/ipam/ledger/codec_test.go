@@ -14,14 +14,14 @@ import (
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
 
-// The record stays small: 100 000 resting addresses, spread over all of IPv4.
+// The record of 100 000 resting addresses, spread over all of IPv4, is small.
 func TestRestingRecordIsBounded(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	addresses := make([]alloc.U128, maxResting)
 	for i := range addresses {
 		addresses[i] = alloc.U128{Lo: uint64(rng.Uint32())}
 	}
-	addresses[0] = alloc.U128{Hi: 1 << 63, Lo: 1} // and one of IPv6
+	addresses[0] = alloc.U128{Hi: 1 << 63, Lo: 1} // one IPv6 address
 	slices.SortFunc(addresses, alloc.U128.Cmp)
 	s := encodeOffsets(addresses)
 	if len(s) > 600_000 {
@@ -29,10 +29,10 @@ func TestRestingRecordIsBounded(t *testing.T) {
 	}
 	got, err := decodeOffsets(s)
 	if err != nil || !slices.Equal(got, addresses) {
-		t.Errorf("they do not survive: %v", err)
+		t.Errorf("decoded addresses differ: %v", err)
 	}
 	if _, err := decodeOffsets(s[:len(s)-3]); err == nil {
-		t.Error("a record that is cut off is believed")
+		t.Error("a truncated record is accepted")
 	}
 }
 
@@ -41,12 +41,12 @@ func TestRestUntil(t *testing.T) {
 	for _, rest := range []time.Duration{time.Second, time.Minute, time.Hour} {
 		until := restUntil(now, rest)
 		if d := until.Sub(now); d < rest || d > rest+max(rest/restBuckets, time.Second) {
-			t.Errorf("%v became %v", rest, d)
+			t.Errorf("a resting period of %v became %v", rest, d)
 		}
 	}
 }
 
-// First come, first served; who cannot be served does not hold up the others.
+// The queue serves claims in the order of their creation. Parked claims do not delay later claims.
 func TestQueue(t *testing.T) {
 	q := newQueue()
 	var entries []*entry
@@ -57,65 +57,66 @@ func TestQueue(t *testing.T) {
 		}))
 	}
 	two := alloc.U128{Lo: 2}
-	turns := func() (out []bool) {
+	servable := func() (out []bool) {
 		for _, e := range entries {
 			out = append(out, !e.parked && q.turn(e, two))
 		}
 		return out
 	}
-	if got := turns(); !slices.Equal(got, []bool{true, true, false, false, false}) {
-		t.Errorf("turns are %v", got)
+	if got := servable(); !slices.Equal(got, []bool{true, true, false, false, false}) {
+		t.Errorf("claims that can be served: %v", got)
 	}
 	q.park(entries[0])
-	if got := turns(); !slices.Equal(got, []bool{false, true, true, false, false}) {
-		t.Errorf("after one was parked turns are %v", got)
+	if got := servable(); !slices.Equal(got, []bool{false, true, true, false, false}) {
+		t.Errorf("claims that can be served after one was parked: %v", got)
 	}
 	q.unpark(entries[0])
 	for _, e := range entries {
 		q.setWaiting(e, true)
 	}
 	if got := q.wake(two); len(got) != 2 || got[0].Name != "9" || got[1].Name != "8" {
-		t.Errorf("woken are %v", got)
+		t.Errorf("woken claims: %v", got)
 	}
 	if got := q.wake(two); len(got) != 0 {
-		t.Errorf("woken twice: %v", got)
+		t.Errorf("claims woken twice: %v", got)
 	}
 	q.remove("0")
 	if got := q.wake(two); len(got) != 1 || got[0].Name != "7" {
-		t.Errorf("the next is %v", got)
+		t.Errorf("next claim: %v", got)
 	}
 }
 
-// What somebody chose who has died is settled with the next write: when its
-// time is over, and its claim has gone or its IPAddress is known.
+// The next write settles the pending allocations of a dead process, after their time is over and after their claim was
+// deleted or their IPAddress was seen.
 func TestSettleExpired(t *testing.T) {
 	now := time.Unix(1000, 0)
 	plan, errs := alloc.Compile(&ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/29"}}}, field.NewPath("spec"))
 	if len(errs) > 0 {
 		t.Fatal(errs.ToAggregate())
 	}
-	p := newPool(NewRegistry(nil, nil, Options{Now: func() time.Time { return now }}), Key{Kind: ipamv1.CapstanIPPoolKind, Name: "p"})
-	p.plan, p.set = plan, alloc.NewSet(plan)
+	r := NewRegistry(nil, nil, Options{Now: func() time.Time { return now }})
+	p := newState(&r.opts, Key{Kind: ipamv1.CapstanIPPoolKind, Name: "p"})
+	p.space.plan, p.space.set = plan, alloc.NewSet(plan)
 	first := plan.Pool[0].First
-	choose := func(name string, until time.Time) {
+	allocate := func(name string, until time.Time) {
 		span := alloc.Range{First: first, Last: first}
 		first = first.Add(alloc.One)
 		p.pending[types.UID(name)] = &pendingEntry{uid: types.UID(name), claim: types.NamespacedName{Name: name}, span: span, until: until, shared: true}
-		p.set.Use(span)
+		p.space.set.Use(span)
 	}
-	choose("dead", now)
-	choose("served", now)
-	choose("alive", now)
-	choose("dead but too early", now.Add(time.Second))
+	allocate("dead", now)
+	allocate("served", now)
+	allocate("alive", now)
+	allocate("dead but too early", now.Add(time.Second))
 	p.dead["dead"], p.dead["dead but too early"] = now, now
-	p.byClaim[types.NamespacedName{Name: "served"}] = &addressEntry{}
+	p.addresses.byClaim[types.NamespacedName{Name: "served"}] = &addressEntry{}
 	p.tick()
-	if len(p.pending) != 2 || p.pending["alive"] == nil || p.pending["dead but too early"] == nil || p.set.Free() != (alloc.U128{Lo: 4}) {
-		t.Errorf("left are %v, and %v are free", p.pending, p.set.Free())
+	if len(p.pending) != 2 || p.pending["alive"] == nil || p.pending["dead but too early"] == nil || p.space.set.Free() != (alloc.U128{Lo: 4}) {
+		t.Errorf("pending: %v, free: %v", p.pending, p.space.set.Free())
 	}
 	now = now.Add(time.Second)
 	p.tick()
-	if len(p.pending) != 1 || p.set.Free() != (alloc.U128{Lo: 5}) {
-		t.Errorf("later, left are %v, and %v are free", p.pending, p.set.Free())
+	if len(p.pending) != 1 || p.space.set.Free() != (alloc.U128{Lo: 5}) {
+		t.Errorf("later, pending: %v, free: %v", p.pending, p.space.set.Free())
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -14,11 +12,11 @@ import (
 	"capstan.dev/capstan/internal/selection"
 )
 
-// LongestArrival is how long what came from another management cluster waits for
-// the rest, where something else than its coming may keep it waiting.
+// LongestArrival is the longest time that objects from another management cluster wait for the rest of a move, if other
+// causes can delay them as well.
 const LongestArrival = 10 * time.Minute
 
-// Outcome says what became of a request for an address.
+// Outcome is the result of a request for an address.
 type Outcome int
 
 const (
@@ -28,21 +26,19 @@ const (
 	NotReady
 	// Exhausted means that no address is free for this claim. It waits until one is released.
 	Exhausted
-	// Failed means that the claim cannot get the address that it asks for. It waits until
-	// that may have changed.
+	// Failed means that the claim cannot get the requested address. It waits until that may have changed.
 	Failed
 )
 
-// Request asks for an address for a claim.
+// Request is a request for an address of a claim.
 type Request struct {
 	Ticket
-	// Ask is the address that the claim asks for, or empty.
+	// Ask is the requested address, or empty.
 	Ask string
-	// Copied: the claim came from another management cluster, so its address
-	// may be on its way.
+	// Copied is true if the claim came from another management cluster. Its IPAddress may still arrive.
 	Copied bool
-	// Out: the claim has its address already, or had it until just now, so
-	// that it does not matter whether the pool still serves its namespace.
+	// Out is true if the claim has its address already, or had it until just now. The pool then serves the claim even if
+	// it does not serve the namespace any more.
 	Out bool
 	// NamespaceLabels are the labels of the claim's namespace.
 	NamespaceLabels map[string]string
@@ -52,104 +48,125 @@ type Request struct {
 type Result struct {
 	Outcome
 	Message string
-	// Address, Prefix and Gateway are what the IPAddress is to say.
+	// Address, Prefix and Gateway are the fields of the new IPAddress.
 	Address string
 	Prefix  int32
 	Gateway string
-	// Before is until when the IPAddress may be created; later, ask again.
+	// Before is the time until which the IPAddress may be created. After it, send the request again.
 	Before time.Time
-	// RetryAfter is set when only time can change the answer.
+	// RetryAfter is set when the answer can change without an event.
 	RetryAfter time.Duration
 }
 
-// decide answers a request from what is known. Only what it marks as pending
-// has to be written before the answer is given away.
-func (p *Pool) decide(r *Request) (res Result, wrote bool) {
-	if e, ok := p.pending[r.UID]; ok && p.set != nil {
-		return p.decidePending(r, e)
+// decision is the answer to one request. It uses only the state in memory.
+type decision struct {
+	*state
+
+	request *Request
+	// line is the claim's entry in the queue.
+	line *entry
+}
+
+// decide answers a request. It reports whether the record must be written before the answer is returned: only new
+// pending allocations must.
+func (s *state) decide(r *Request) (res Result, write bool) {
+	d := decision{state: s, request: r}
+	if e, ok := s.pending[r.UID]; ok && s.space.set != nil {
+		return d.pendingAgain(e)
 	}
-	line := p.queue.add(r.Ticket)
-	p.queue.unpark(line)
-	if res, stop := p.notReady(r); stop {
-		return p.wait(line, res), false
+	d.line = s.queue.add(r.Ticket)
+	s.queue.unpark(d.line)
+	return d.decide()
+}
+
+func (d *decision) decide() (Result, bool) {
+	r := d.request
+	if why := d.notReady(); why != "" {
+		return d.wait(Result{Outcome: NotReady, Message: why})
 	}
-	if !r.Out && !admits(p.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
-		p.park(line)
-		return p.wait(line, Result{Outcome: Failed, Message: fmt.Sprintf(
-			"%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it", p.key, r.Namespace)}), false
+	if !r.Out && !admits(d.doc.PoolAllowedNamespaces(), r.Namespace, r.NamespaceLabels) {
+		return d.fail(fmt.Sprintf(
+			"%s does not serve claims of namespace %s: name another pool, or have spec.allowedNamespaces of this one allow it", d.key, r.Namespace))
 	}
-	if e, ok := p.byClaim[r.NamespacedName]; ok {
-		return p.decideExisting(r, line, e)
+	if e, ok := d.addresses.byClaim[r.NamespacedName]; ok {
+		return d.existing(e)
 	}
-	if hold, after := p.arriving(r); hold {
-		p.park(line)
-		return p.wait(line, Result{Outcome: NotReady, RetryAfter: after,
-			Message: fmt.Sprintf("%s has come from another management cluster: waiting for the addresses that belong to it to arrive", p.key)}), false
+	if hold, after := d.arriving(); hold {
+		d.park(d.line)
+		return d.wait(Result{Outcome: NotReady, RetryAfter: after,
+			Message: fmt.Sprintf("%s has come from another management cluster: waiting for the addresses that belong to it to arrive", d.key)})
 	}
-	exact, want, err := p.exact(r)
+	exact, want, err := d.requested()
 	if err != nil {
-		p.park(line)
-		return p.wait(line, Result{Outcome: Failed, Message: err.Error()}), false
+		return d.fail(err.Error())
 	}
 	if want {
-		return p.decideExact(r, line, exact)
+		return d.exactAddress(exact)
 	}
-	return p.decideAny(r, line)
+	return d.anyAddress()
 }
 
-// decidePending answers for a claim that an address is chosen for already.
-func (p *Pool) decidePending(r *Request, e *pendingEntry) (Result, bool) {
-	has, exists := p.byClaim[r.NamespacedName]
+// wait leaves the claim in the queue.
+func (d *decision) wait(res Result) (Result, bool) {
+	if !d.line.waiting {
+		d.queue.setWaiting(d.line, true)
+		d.opts.PoolChanged(d.key)
+	}
+	return res, false
+}
+
+// fail parks the claim, because it cannot get any address now.
+func (d *decision) fail(message string) (Result, bool) {
+	d.park(d.line)
+	return d.wait(Result{Outcome: Failed, Message: message})
+}
+
+// failUntilFree parks the claim until an event at one address.
+func (d *decision) failUntilFree(a alloc.U128, message string) (Result, bool) {
+	d.park(d.line)
+	d.queue.setWant(d.line, true, a)
+	return d.wait(Result{Outcome: Failed, Message: message})
+}
+
+// pendingAgain answers a claim that has a pending allocation.
+func (d *decision) pendingAgain(e *pendingEntry) (Result, bool) {
+	has, exists := d.addresses.byClaim[d.request.NamespacedName]
 	switch {
 	case !exists:
-		return p.again(r, e, p.grant(e.span.First))
+		return d.grantAgain(e, d.space.grant(e.span.First))
 	case has.counted && has.span == e.span:
-		return p.again(r, e, has.result())
+		return d.grantAgain(e, has.result())
 	default:
-		return Result{Outcome: Failed, RetryAfter: max(e.until.Sub(p.now()), time.Second), Message: fmt.Sprintf(
+		return Result{Outcome: Failed, RetryAfter: max(e.until.Sub(d.now()), time.Second), Message: fmt.Sprintf(
 			"an IPAddress of the claim's name was created with %s while %s was being allocated to it: waiting for the deadline of that request",
-			has.spec.Address, p.plan.Addr(e.span.First))}, false
+			has.spec.Address, d.space.plan.Addr(e.span.First))}, false
 	}
 }
 
-// again gives an address that is chosen already. If that was some time ago, or by
-// another process, it has to go on record again that an IPAddress may be created
-// now.
-func (p *Pool) again(r *Request, e *pendingEntry, res Result) (Result, bool) {
-	p.leave(r.UID)
-	now := p.now()
-	if !e.marked.IsZero() && now.Sub(e.marked) < p.reg.opts.grantLife() {
+// grantAgain returns a pending allocation. If the allocation is old, or comes from another process, the record must be
+// written again before the IPAddress may be created.
+func (d *decision) grantAgain(e *pendingEntry, res Result) (Result, bool) {
+	d.leave(d.request.UID)
+	now := d.now()
+	if !e.marked.IsZero() && now.Sub(e.marked) < d.opts.grantLife() {
 		return res, false
 	}
-	e.marked, e.until, e.done = now, now.Add(p.reg.opts.Quarantine), false
+	e.marked, e.until, e.done = now, now.Add(d.opts.Quarantine), false
 	return res, true
 }
 
-func (p *Pool) notReady(r *Request) (Result, bool) {
+// notReady returns the reason why the pool cannot serve the claim now, or nothing.
+func (d *decision) notReady() string {
 	switch {
-	case p.planErr != nil:
-		return Result{Outcome: NotReady, Message: fmt.Sprintf("%s has an invalid spec: %v", p.key, p.planErr.ToAggregate())}, true
-	case !p.doc.GetDeletionTimestamp().IsZero():
-		return Result{Outcome: NotReady, Message: fmt.Sprintf("%s is being deleted: use another pool", p.key)}, true
-	case p.last[r.UID].moved:
-		return Result{Outcome: NotReady, Message: "clusterctl is moving this claim to another management cluster"}, true
+	case d.space.invalid != nil:
+		return fmt.Sprintf("%s has an invalid spec: %v", d.key, d.space.invalid.ToAggregate())
+	case !d.doc.GetDeletionTimestamp().IsZero():
+		return fmt.Sprintf("%s is being deleted: use another pool", d.key)
+	case d.last[d.request.UID].moved:
+		return "clusterctl is moving this claim to another management cluster"
 	}
-	if why := p.unjudged(); why != "" {
-		return Result{Outcome: NotReady, Message: fmt.Sprintf("%s %s", p.key, why)}, true
-	}
-	return Result{}, false
-}
-
-// unjudged returns the reason why the pool may not hand out anything as far as other pools are
-// concerned, or nothing. A spec that has not been compared with theirs may overlap
-// one that refuses that.
-func (p *Pool) unjudged() string {
-	c := apimeta.FindStatusCondition(p.doc.GetConditions(), ipamv1.NotOverlappingCondition)
-	switch {
-	case c == nil, c.ObservedGeneration < p.doc.GetGeneration():
-		return "is not ready yet: it is being compared with other pools"
-	case c.Status == metav1.ConditionFalse && c.Reason == ipamv1.OverlapRefusedReason:
-		return "overlaps another pool, which is refused: see its NotOverlapping condition"
+	if why := d.overlapBlocks(); why != "" {
+		return fmt.Sprintf("%s %s", d.key, why)
 	}
 	return ""
 }
@@ -160,59 +177,37 @@ func admits(allowed *ipamv1.AllowedNamespaces, namespace string, namespaceLabels
 	return allowed == nil || selection.Namespace(allowed.Names, allowed.Selector, namespace, namespaceLabels)
 }
 
-func (p *Pool) wait(line *entry, res Result) Result {
-	if !line.waiting {
-		p.queue.setWaiting(line, true)
-		p.reg.opts.PoolChanged(p.key)
+// existing adopts an IPAddress that existed before the claim, or that a process created before it died. The
+// adoption is recorded as well, so that no other claim gets the address meanwhile.
+func (d *decision) existing(e *addressEntry) (Result, bool) {
+	if why := d.unfit(e); why != "" {
+		return d.failUntilFree(e.span.First, "the IPAddress of the claim's name has "+why)
 	}
-	return res
-}
-
-// park takes a claim out of line that would hold up those behind it.
-func (p *Pool) park(line *entry) {
-	p.queue.park(line)
-	p.wakeNext()
-}
-
-func (p *Pool) grant(a alloc.U128) Result {
-	place := p.plan.Place(a)
-	return Result{Address: p.plan.Addr(a).String(), Prefix: place.Prefix, Gateway: place.Gateway}
-}
-
-// decideExisting takes over an IPAddress that was made beforehand, or that a
-// process made which died before it said so. That goes through the record too,
-// so that nobody else is given the address meanwhile.
-func (p *Pool) decideExisting(r *Request, line *entry, e *addressEntry) (Result, bool) {
-	if why := p.unfit(r, e); why != "" {
-		p.park(line)
-		p.queue.setWant(line, true, e.span.First)
-		return p.wait(line, Result{Outcome: Failed, Message: "the IPAddress of the claim's name has " + why}), false
-	}
-	p.mark(r, e.span)
+	d.allocate(d.request, e.span)
 	return e.result(), true
 }
 
-// unfit returns the reason why an IPAddress that was made beforehand cannot be taken over, or
-// nothing.
-func (p *Pool) unfit(r *Request, e *addressEntry) string {
+// unfit returns the reason why the claim cannot adopt an existing IPAddress, or nothing.
+func (d *decision) unfit(e *addressEntry) string {
+	plan := d.space.plan
 	switch {
 	case !e.counted:
-		return fmt.Sprintf("%q, which is no address of the family of %s: delete it", e.spec.Address, p.key)
-	case !p.plan.IsBlock(e.span): // two of these could have addresses in common without being the same
+		return fmt.Sprintf("%q, which is no address of the family of %s: delete it", e.spec.Address, d.key)
+	case !plan.IsBlock(e.span): // Such spans can overlap without being equal, so the check below would miss conflicts.
 		return fmt.Sprintf("%s, which is not one prefix of the length %d that %s hands out: delete it, or create it again with that prefix",
-			spell(e), p.plan.Place(e.span.First).Prefix, p.key)
-	case p.set.InUse(e.span.First) > 1:
-		return fmt.Sprintf("%s, which %s has too: delete one of them", e.spec.Address, p.holder(e.span, r.NamespacedName))
+			spell(e), plan.Place(e.span.First).Prefix, d.key)
+	case d.space.set.InUse(e.span.First) > 1:
+		return fmt.Sprintf("%s, which %s has too: delete one of them", e.spec.Address, d.holder(e.span))
 	}
 	return ""
 }
 
-// result is what an IPAddress says.
+// result returns the address in an IPAddress.
 func (e *addressEntry) result() Result {
 	return Result{Address: e.spec.Address, Prefix: ptr.Deref(e.spec.Prefix, 0), Gateway: e.spec.Gateway}
 }
 
-// spell writes what an IPAddress has.
+// spell formats the address of an IPAddress.
 func spell(e *addressEntry) string {
 	if e.spec.Prefix == nil {
 		return e.spec.Address + " without a prefix"
@@ -222,132 +217,109 @@ func spell(e *addressEntry) string {
 
 // arriving reports whether new addresses must wait because older ones may still
 // arrive from another management cluster.
-func (p *Pool) arriving(r *Request) (bool, time.Duration) {
-	now := p.now()
-	left := p.reg.opts.MoveSettle - now.Sub(p.arrived)
-	if Copied(p.doc) {
+func (d *decision) arriving() (bool, time.Duration) {
+	now := d.now()
+	left := d.opts.MoveSettle - now.Sub(d.arrived)
+	if Copied(d.doc) {
 		return true, max(left, time.Second)
 	}
-	// The pool may have been here before the claim, and be busy for ever.
-	left = min(left, LongestArrival-now.Sub(r.Created))
-	return r.Copied && left > 0, left
+	// The pool may be older than the claim, and addresses may arrive for ever.
+	left = min(left, LongestArrival-now.Sub(d.request.Created))
+	return d.request.Copied && left > 0, left
 }
 
-// exact returns the one address that a claim is to get, if there is one.
-func (p *Pool) exact(r *Request) (alloc.U128, bool, error) {
-	kept, reserved := p.plan.Reservation(r.Namespace, r.Name)
+// requested returns the address that the claim requests or that the pool reserves for the claim, if there is one.
+func (d *decision) requested() (alloc.U128, bool, error) {
+	r, plan := d.request, d.space.plan
+	kept, reserved := plan.Reservation(r.Namespace, r.Name)
 	if r.Ask == "" {
 		return kept, reserved, nil
 	}
-	asked, err := p.plan.Ask(r.Ask)
+	asked, err := plan.Ask(r.Ask)
 	if err != nil {
 		return asked, false, fmt.Errorf("annotation %s: %w", ipamv1.AddressAnnotation, err)
 	}
 	if reserved && asked != kept {
-		return asked, false, fmt.Errorf("annotation %s asks for %s, but %s reserves %s for this claim: remove one of them",
-			ipamv1.AddressAnnotation, r.Ask, p.key, p.plan.Addr(kept))
+		return asked, false, fmt.Errorf("annotation %s requests %s, but %s reserves %s for this claim: remove one of them",
+			ipamv1.AddressAnnotation, r.Ask, d.key, plan.Addr(kept))
 	}
 	return asked, true, nil
 }
 
-func (p *Pool) decideExact(r *Request, line *entry, a alloc.U128) (Result, bool) {
-	if res, taken := p.exactTaken(r, a); taken {
-		p.park(line)
-		p.queue.setWant(line, true, a)
-		return p.wait(line, res), false
+// exactAddress allocates one certain address.
+func (d *decision) exactAddress(a alloc.U128) (Result, bool) {
+	if why := d.unavailable(a); why != "" {
+		return d.failUntilFree(a, why)
 	}
-	p.mark(r, p.block(a))
-	return p.grant(a), true
+	d.allocate(d.request, d.space.block(a))
+	return d.space.grant(a), true
 }
 
-func (p *Pool) exactTaken(r *Request, a alloc.U128) (Result, bool) {
-	addr := p.plan.Addr(a)
-	if res, ok := p.plan.ReservedFor(a); ok && (res.Claim != r.Name || res.Namespace != "" && res.Namespace != r.Namespace) {
-		whom := fmt.Sprintf("claim %q", res.Claim)
+// unavailable returns the reason why the claim cannot get a certain address, or nothing.
+func (d *decision) unavailable(a alloc.U128) string {
+	r, plan := d.request, d.space.plan
+	addr := plan.Addr(a)
+	if res, ok := plan.ReservedFor(a); ok && (res.Claim != r.Name || res.Namespace != "" && res.Namespace != r.Namespace) {
+		owner := fmt.Sprintf("claim %q", res.Claim)
 		if res.Namespace != "" && res.Namespace != r.Namespace {
-			whom = "another namespace"
+			owner = "another namespace"
 		}
-		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is reserved for %s: ask for another address", addr, p.key, whom)}, true
+		return fmt.Sprintf("%s of %s is reserved for %s: ask for another address", addr, d.key, owner)
 	}
-	if p.plan.Draining(a) {
-		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is in a subnet that is being drained: ask for another address", addr, p.key)}, true
+	if plan.Draining(a) {
+		return fmt.Sprintf("%s of %s is in a subnet that is being drained: ask for another address", addr, d.key)
 	}
-	if p.set.InUse(a) > 0 {
-		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s is in use by %s: waiting until it is released", addr, p.key, p.holder(p.block(a), r.NamespacedName))}, true
+	if d.space.set.InUse(a) > 0 {
+		return fmt.Sprintf("%s of %s is in use by %s: waiting until it is released", addr, d.key, d.holder(d.space.block(a)))
 	}
-	if until, rests := p.set.RestsUntil(a); rests {
-		return Result{Outcome: Failed, Message: fmt.Sprintf("%s of %s rests until %s", addr, p.key, until.UTC().Format(time.RFC3339))}, true
+	if until, rests := d.space.set.RestsUntil(a); rests {
+		return fmt.Sprintf("%s of %s rests until %s", addr, d.key, until.UTC().Format(time.RFC3339))
 	}
-	return Result{}, false
+	return ""
 }
 
-// decideAny serves first come, first served: a claim gets an address only when
-// there is one for everybody before it too.
-func (p *Pool) decideAny(r *Request, line *entry) (Result, bool) {
-	if !p.queue.turn(line, p.set.Free()) {
-		return p.wait(line, Result{Outcome: Exhausted, Message: p.exhaustedMessage()}), false
+// anyAddress allocates a free address. A claim gets one only if there is also one for each earlier claim in the queue. A claim
+// gets its previous address again if that address is free.
+func (d *decision) anyAddress() (Result, bool) {
+	set := d.space.set
+	if !d.queue.turn(d.line, set.Free()) {
+		return d.exhausted()
 	}
-	if before, ok := p.last[r.UID]; ok && p.plan.IsBlock(before.span) && p.set.IsFree(before.span.First) {
-		p.mark(r, before.span)
-		return p.grant(before.span.First), true
+	if before, ok := d.last[d.request.UID]; ok && d.space.plan.IsBlock(before.span) && set.IsFree(before.span.First) {
+		d.allocate(d.request, before.span)
+		return d.space.grant(before.span.First), true
 	}
-	a, ok := p.set.Pick()
+	a, ok := set.Pick()
 	if !ok {
-		return p.wait(line, Result{Outcome: Exhausted, Message: p.exhaustedMessage()}), false
+		return d.exhausted()
 	}
-	p.set.SetCursor(a)
-	p.mark(r, p.block(a))
-	return p.grant(a), true
+	set.SetCursor(a)
+	d.allocate(d.request, d.space.block(a))
+	return d.space.grant(a), true
 }
 
-func (p *Pool) exhaustedMessage() string {
-	return fmt.Sprintf("no address of %s is free: release one or add a range to the pool; this claim will then be served in its turn", p.key)
+func (d *decision) exhausted() (Result, bool) {
+	return d.wait(Result{Outcome: Exhausted, Message: fmt.Sprintf(
+		"no address of %s is free: release one or add a range to the pool; this claim will then be served in its turn", d.key)})
 }
 
-func (p *Pool) block(a alloc.U128) alloc.Range {
-	return alloc.Range{First: a, Last: a.Add(p.plan.Block().Sub(alloc.One))}
-}
-
-// mark chooses an address for a claim.
-func (p *Pool) mark(r *Request, span alloc.Range) {
-	now := p.now()
-	p.pending[r.UID] = &pendingEntry{uid: r.UID, claim: r.NamespacedName, span: span, marked: now, until: now.Add(p.reg.opts.Quarantine)}
-	p.set.Use(span)
-	p.leave(r.UID)
-}
-
-// unmark undoes mark when the record could not be written. What was on record
-// before stays so.
-func (p *Pool) unmark(r *Request, known bool) {
-	if e, ok := p.pending[r.UID]; ok {
-		if known {
-			e.marked = time.Time{}
-			return
-		}
-		delete(p.pending, r.UID)
-		if p.set != nil {
-			p.set.Unuse(e.span)
-		}
-		p.queue.add(r.Ticket)
-	}
-}
-
-// holder names the claim that has an address to another claim. It is for messages only: it looks at everything.
-func (p *Pool) holder(span alloc.Range, to types.NamespacedName) string {
-	for _, e := range p.addresses {
-		if e.counted && e.span.Overlaps(span) && e.claim != to {
-			return named(e.claim, to)
+// holder returns the name of another claim that has an address, for messages. It searches all addresses.
+func (d *decision) holder(span alloc.Range) string {
+	own := d.request.NamespacedName
+	for _, e := range d.addresses.byUID {
+		if e.counted && e.span.Overlaps(span) && e.claim != own {
+			return named(e.claim, own)
 		}
 	}
-	for _, e := range p.pending {
-		if e.span.Overlaps(span) && e.claim != to {
-			return named(e.claim, to)
+	for _, e := range d.pending {
+		if e.span.Overlaps(span) && e.claim != own {
+			return named(e.claim, own)
 		}
 	}
 	return "another claim"
 }
 
-// named is how a claim is called in a message to another one. The names in a namespace are not for other namespaces.
+// named returns the name of a claim for a message to another claim. Names are hidden from other namespaces.
 func named(claim, to types.NamespacedName) string {
 	if claim.Namespace != to.Namespace {
 		return "a claim of another namespace"

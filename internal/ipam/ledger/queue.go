@@ -16,8 +16,7 @@ type Ticket struct {
 	types.NamespacedName
 	UID     types.UID
 	Created time.Time
-	// Seen orders claims of the same second: the resourceVersion with which
-	// the claim was first seen.
+	// Seen is the resourceVersion with which the claim was first seen. It orders claims of the same second.
 	Seen uint64
 }
 
@@ -42,28 +41,30 @@ func (t Ticket) compare(o Ticket) int {
 	)
 }
 
-// queue has the claims of a pool that have no address yet, first come first.
-// It decides nothing while there are addresses for all.
+// queue contains the claims of a pool that have no address yet, in the order of their creation.
 type queue struct {
 	tickets map[types.UID]*entry
-	order   *alloc.Tree[Ticket]
+	// order contains all claims except the parked ones.
+	order *alloc.Tree[Ticket]
+	// waiting and wanting are the numbers of entries with these fields.
 	waiting int
 	wanting int
 }
 
+// entry is a claim in the queue.
 type entry struct {
 	Ticket
-	// waiting: it has been told to wait and nobody looks at it until woken.
+	// waiting is true if the claim is not reconciled before the ledger wakes it.
 	waiting bool
-	// parked: it cannot be served whatever is free, for example because its
-	// cluster is paused, and so must not hold up those behind it.
+	// parked is true if the claim cannot get any address, for example because its cluster is paused. It then does not
+	// delay later claims.
 	parked bool
-	// exact: it waits for one certain address.
-	exact alloc.U128
+	// want is true if the claim waits for the address exact.
 	want  bool
+	exact alloc.U128
 }
 
-// setWant notes that a claim waits for one certain address.
+// setWant records whether a claim waits for one certain address.
 func (q *queue) setWant(e *entry, want bool, exact alloc.U128) {
 	if e.want != want {
 		if want {
@@ -79,7 +80,7 @@ func newQueue() *queue {
 	return &queue{tickets: map[types.UID]*entry{}, order: alloc.NewTree(Ticket.compare)}
 }
 
-// add puts a claim in line. A claim that is in line keeps its place.
+// add adds a claim to the queue. A claim that is in the queue keeps its place.
 func (q *queue) add(t Ticket) *entry {
 	e, ok := q.tickets[t.UID]
 	if !ok {
@@ -90,7 +91,7 @@ func (q *queue) add(t Ticket) *entry {
 	return e
 }
 
-// remove takes a claim out of line.
+// remove removes a claim from the queue. It reports whether the claim was in it.
 func (q *queue) remove(uid types.UID) bool {
 	e, ok := q.tickets[uid]
 	if !ok {
@@ -103,13 +104,13 @@ func (q *queue) remove(uid types.UID) bool {
 	return true
 }
 
-// park takes a claim out of the order but remembers its place.
+// park removes a claim from the order and keeps its ticket.
 func (q *queue) park(e *entry) {
 	e.parked = true
 	q.order.Delete(e.Ticket)
 }
 
-// unpark puts it back in its place.
+// unpark returns a parked claim to its place in the order.
 func (q *queue) unpark(e *entry) {
 	if e.parked {
 		e.parked = false
@@ -129,13 +130,12 @@ func (q *queue) setWaiting(e *entry, waiting bool) {
 	}
 }
 
-// turn reports whether a claim is among the first n in line.
+// turn reports whether a claim is among the first n of the order.
 func (q *queue) turn(e *entry, n alloc.U128) bool {
 	return n.AtLeast(uint64(q.order.Len())) || n.AtLeast(uint64(q.order.Rank(e.Ticket))+1)
 }
 
-// wake returns the waiting claims among the first n in line, and clears their
-// waiting mark.
+// wake returns the waiting claims among the first n of the order. They do not wait any more.
 func (q *queue) wake(n alloc.U128) []types.NamespacedName {
 	if q.waiting == 0 || n.IsZero() {
 		return nil
@@ -156,7 +156,7 @@ func (q *queue) wake(n alloc.U128) []types.NamespacedName {
 	return woken
 }
 
-// wakeIf wakes the claims that f picks, in line or parked.
+// wakeIf returns the claims for which f is true, including parked ones. They do not wait any more.
 func (q *queue) wakeIf(f func(*entry) bool) []types.NamespacedName {
 	var woken []types.NamespacedName
 	for _, e := range q.tickets {

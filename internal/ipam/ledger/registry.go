@@ -1,24 +1,26 @@
-// Package ledger makes sure that no address of a pool is handed out twice.
+// Package ledger makes sure that no address of a pool is allocated twice.
 //
-// Every pool carries a small record in its status: which process wrote it last,
-// the addresses that are chosen and whose IPAddress may not exist yet, and the
-// addresses that rest. The IPAddresses themselves are the record of everything
-// else. Before an IPAddress is created, its address is written into the pool's
-// record with compare-and-swap on the pool's resourceVersion, one write for a
-// batch of claims. A process that did not write the record last has to take it
-// over first, with the same compare-and-swap, and after that reads all
-// IPAddresses from the API server and not from a cache. So at the moment of a
-// successful write, the writer knows of every address in use:
+// Each pool has a small record in its status. The record contains the process that wrote it last, the pending
+// allocations, and the resting addresses. A pending allocation is an address of a claim whose IPAddress may not exist
+// yet. The IPAddresses are the record of all other allocations.
 //
-//   - those it chose itself, which it remembers;
-//   - those that others chose before it took over: each is in the record, or its
-//     IPAddress existed before it left the record and the read has found it;
-//   - nobody chose any since, or the resourceVersion would have changed.
+// Before an IPAddress is created, its address is written into the record, with compare-and-swap on the pool's
+// resourceVersion. A batch of claims shares one write. A process that did not write the record last must take it over
+// first, with the same compare-and-swap. Then it reads all IPAddresses from the API server, past the cache. At the moment
+// of a successful write, the writer therefore has all used addresses in memory:
 //
-// What the writer knows can only be out of date in the safe direction: it may
-// take an address for used whose IPAddress has just gone.
+//   - its own allocations;
+//   - the allocations of other processes before the takeover: each is in the record, or its IPAddress existed before the
+//     allocation left the record, and the read contains it;
+//   - there are no allocations of other processes since the takeover: the resourceVersion would have changed.
 //
-// Layer: reconciler.
+// An outdated state is safe: it can only contain the address of an IPAddress that was deleted since.
+//
+// A Pool combines three parts. The state holds the ledger in memory: the space of addresses, the index of IPAddresses,
+// the pending allocations and the queue of claims. A decision answers one request from the state. The recordWriter takes
+// the record over and writes it.
+//
+// Layer: reconciler. Allowed imports: api, library, contract.
 package ledger
 
 import (
@@ -49,8 +51,8 @@ func (k Key) String() string {
 	return k.Kind + "/" + k.Namespace + "/" + k.Name
 }
 
-// KeyOf returns the key of the pool that a reference in a namespace names. The
-// answer is false when it is not one of ours (row IPAM-04a).
+// KeyOf returns the key of the pool of a reference in a namespace. It returns false for pools of other providers (row
+// IPAM-04a).
 func KeyOf(ref capiipamv1.IPPoolReference, namespace string) (Key, bool) {
 	if ref.APIGroup != ipamv1.GroupVersion.Group {
 		return Key{}, false
@@ -67,8 +69,7 @@ func KeyOf(ref capiipamv1.IPPoolReference, namespace string) (Key, bool) {
 // KeyOfPool returns the key of a pool.
 func KeyOfPool(p ipamv1.Pool) Key { return Key{p.PoolKind(), p.GetNamespace(), p.GetName()} }
 
-// Copied reports whether a claim or pool came from another management cluster, where
-// the provider had marked it.
+// Copied reports whether a claim or pool came from another management cluster. The provider there has annotated it.
 func Copied(obj metav1.Object) bool {
 	origin := obj.GetAnnotations()[ipamv1.OriginUIDAnnotation]
 	return origin != "" && origin != string(obj.GetUID())
@@ -79,24 +80,21 @@ type Options struct {
 	// Namespace restricts the IPAddresses that are read for namespaced pools.
 	// Empty means all.
 	Namespace string
-	// Quarantine is how long an address stays taken that a process chose which
-	// has gone, and may still create an IPAddress for. A process begins to
-	// create an IPAddress in the first quarter of it and gives up after the
-	// second; the rest is for the request to end at the API server and for
-	// clocks that differ. The default is 60 seconds.
+	// Quarantine is how long an address of a dead process stays taken, because its request to create the IPAddress may
+	// still be in progress. A process starts that request in the first quarter of this time and cancels it after the
+	// second. The rest is for the request to end at the API server, and for differences between clocks. The default is
+	// 60 seconds.
 	Quarantine time.Duration
-	// MoveSettle is how long a pool that came from another management cluster
-	// must have been quiet before it hands out new addresses. The default is
-	// 30 seconds.
+	// MoveSettle is the time without arrivals after which a pool from another management cluster allocates new addresses.
+	// The default is 30 seconds.
 	MoveSettle time.Duration
 	// MaxBatch is the number of claims that share one write. The default is
 	// 256.
 	MaxBatch int
-	// WakeClaim is called when a claim that waits should be looked at again.
-	// It must not block.
+	// WakeClaim is called when a waiting claim should be reconciled again. It must not block.
 	WakeClaim func(types.NamespacedName)
-	// FollowAll makes sure, before a GlobalCapstanIPPool is used, that the
-	// IPAddresses of all namespaces are followed. It may be nil when they are.
+	// FollowAll starts the watch of the IPAddresses of all namespaces, before a GlobalCapstanIPPool is used. It may be
+	// nil if this watch exists already.
 	FollowAll func(context.Context) error
 	// PoolChanged is called when the counts of a pool have changed. It must
 	// not block.
@@ -108,13 +106,13 @@ type Options struct {
 	Now func() time.Time
 }
 
-// grantLife is how long after a write of the record an IPAddress may be created.
+// grantLife is the time after a write of the record during which an IPAddress may be created.
 func (o Options) grantLife() time.Duration { return o.Quarantine / 4 }
 
 // RequestTimeout bounds the request that creates an IPAddress.
 func (r *Registry) RequestTimeout() time.Duration { return r.opts.Quarantine / 4 }
 
-// Registry has the ledgers of all pools.
+// Registry contains the ledgers of all pools.
 type Registry struct {
 	client client.Client
 	live   client.Reader
@@ -127,8 +125,7 @@ type Registry struct {
 	namespaced, global *lister
 }
 
-// NewRegistry returns a registry that writes with c and reads past the cache
-// with live.
+// NewRegistry returns a registry. It writes with c and reads past the cache with live.
 func NewRegistry(c client.Client, live client.Reader, opts Options) *Registry {
 	if opts.Quarantine == 0 {
 		opts.Quarantine = time.Minute
@@ -197,38 +194,32 @@ func (r *Registry) Pool(key Key) *Pool {
 	return p
 }
 
-// Drop forgets the pool object, but not the addresses that refer to it: a pool
-// of the same name may come back.
-func (r *Registry) Drop(key Key) {
-	p := r.Pool(key)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forgetDoc()
-}
+// Drop forgets a deleted pool object. It keeps the addresses that reference the pool, because a pool with the same name
+// may be created.
+func (r *Registry) Drop(key Key) { r.Pool(key).forgetDoc() }
 
-// Prune forgets what need not be kept in mind any more, and the ledgers in which
-// there is nothing: a claim can name whatever pool it likes. Call it now and then,
-// also in a process that does not lead and only follows.
+// Prune drops old entries and empty ledgers, because a claim can name any pool. Call it periodically, also in a process
+// that does not lead.
 func (r *Registry) Prune() {
 	now := r.opts.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, p := range r.pools {
-		// Whoever works with a ledger has asked for it a moment ago.
+		// Callers get a ledger from the registry for each use, so no caller holds one that was not used for so long.
 		if empty := p.prune(now); empty && now.Sub(p.used) > remember {
 			delete(r.pools, key)
 		}
 	}
 }
 
-// AddressSeen tells the ledger of an IPAddress that exists.
+// AddressSeen records an existing IPAddress.
 func (r *Registry) AddressSeen(ip *capiipamv1.IPAddress) {
 	if key, ok := KeyOf(ip.Spec.PoolRef, ip.Namespace); ok {
 		r.Pool(key).addressSeen(ip)
 	}
 }
 
-// AddressGone tells the ledger of an IPAddress that has gone.
+// AddressGone records the deletion of an IPAddress.
 func (r *Registry) AddressGone(ip *capiipamv1.IPAddress) {
 	if key, ok := KeyOf(ip.Spec.PoolRef, ip.Namespace); ok {
 		_, moved := ip.Annotations[clusterctlv1.DeleteForMoveAnnotation]
@@ -236,7 +227,7 @@ func (r *Registry) AddressGone(ip *capiipamv1.IPAddress) {
 	}
 }
 
-// ClaimSeen tells the ledger of a claim that exists.
+// ClaimSeen records an existing claim.
 func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
 	key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace)
 	if !ok {
@@ -249,16 +240,15 @@ func (r *Registry) ClaimSeen(claim *capiipamv1.IPAddressClaim) {
 	}
 }
 
-// ClaimGone tells the ledger of a claim that has gone.
+// ClaimGone records the deletion of a claim.
 func (r *Registry) ClaimGone(claim *capiipamv1.IPAddressClaim) {
 	if key, ok := KeyOf(claim.Spec.PoolRef, claim.Namespace); ok {
 		r.Pool(key).Abandon(claim.UID)
 	}
 }
 
-// lister reads all IPAddresses from the API server. Callers that come while a
-// read is under way share the next one, because the read that has begun may be
-// older than what they must see.
+// lister reads all IPAddresses from the API server. Callers during a read share the next read, because the current one
+// may be older than the state that they need.
 type lister struct {
 	live      client.Reader
 	namespace string

@@ -15,9 +15,10 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// Resting addresses are recorded in status, which clusterctl does not move (ALL-12). An annotation has a copy. It follows the
-// record after some time, so that a release costs no further write. Until then the pool has clusterctl's
-// annotation block-move, which is written before the record: a move waits for the copy, whatever process ends meanwhile.
+// Resting addresses are recorded in status, which clusterctl does not move (ALL-12). An annotation contains a copy. The
+// copy is written some time after the record, so that a release needs no additional write. Until then the pool has
+// clusterctl's annotation block-move, so that a move waits for the copy. The annotation is written before the record, so
+// that a crash between the two writes is safe.
 
 // maxAnnotation bounds the copy, in bytes. The API server accepts 256 KiB of annotations.
 const maxAnnotation = 200_000
@@ -25,7 +26,7 @@ const maxAnnotation = 200_000
 // SavePeriod is the time after which the copy follows the record, for a pool's resting period.
 func SavePeriod(rest time.Duration) time.Duration { return max(rest/restBuckets, time.Second) }
 
-// resting are the addresses that still rest, as the annotation has them.
+// resting returns the addresses of the record that still rest, at most as many as the annotation can contain.
 func resting(pool ipamv1.Pool, now time.Time) []ipamv1.RestingAddresses {
 	record := pool.PoolStatus().Allocator
 	if record == nil {
@@ -41,7 +42,7 @@ func resting(pool ipamv1.Pool, now time.Time) []ipamv1.RestingAddresses {
 	return out
 }
 
-// saved are the addresses of the annotation that still rest at a time; none if it cannot be read.
+// saved returns the addresses of the annotation that still rest. It returns none if the annotation is invalid.
 func saved(pool ipamv1.Pool, now time.Time) []ipamv1.RestingAddresses {
 	var out []ipamv1.RestingAddresses
 	if json.Unmarshal([]byte(pool.GetAnnotations()[ipamv1.RestingAnnotation]), &out) != nil {
@@ -50,19 +51,19 @@ func saved(pool ipamv1.Pool, now time.Time) []ipamv1.RestingAddresses {
 	return slices.DeleteFunc(out, func(r ipamv1.RestingAddresses) bool { return !r.Until.After(now) })
 }
 
-// Saved is true if a move of the pool at this time would lose no rest.
+// Saved reports whether the annotation contains all resting addresses of the record.
 func Saved(pool ipamv1.Pool, now time.Time) bool {
 	return slices.EqualFunc(resting(pool, now), saved(pool, now), func(a, b ipamv1.RestingAddresses) bool {
 		return a.Offsets == b.Offsets && a.Until.Equal(&b.Until)
 	})
 }
 
-// BlocksMove is true if the pool has our block-move annotation.
+// BlocksMove reports whether the pool has our block-move annotation.
 func BlocksMove(pool ipamv1.Pool) bool {
 	return pool.GetAnnotations()[clusterctlv1.BlockMoveAnnotation] == ipamv1.RestingBlocksMove
 }
 
-// SavedAnnotations are the changes of a pool's annotations that bring the copy up to date and let a move go on, for a merge patch.
+// SavedAnnotations returns the annotations of a merge patch that updates the copy and removes our block-move annotation.
 func SavedAnnotations(pool ipamv1.Pool, now time.Time) (map[string]any, error) {
 	out := map[string]any{ipamv1.RestingAnnotation: nil}
 	if rests := resting(pool, now); len(rests) > 0 {
@@ -78,10 +79,10 @@ func SavedAnnotations(pool ipamv1.Pool, now time.Time) (map[string]any, error) {
 	return out, nil
 }
 
-// blockMove makes clusterctl wait if the status that doc is about to get has rests that its annotation lacks. A block-move of
-// others has the same effect.
-func (p *Pool) blockMove(ctx context.Context, doc ipamv1.Pool) error {
-	if _, blocked := doc.GetAnnotations()[clusterctlv1.BlockMoveAnnotation]; blocked || Saved(doc, p.now()) {
+// blockMove adds the block-move annotation if the new status in doc has resting addresses that the copy lacks. A
+// block-move annotation of another component has the same effect.
+func (w *recordWriter) blockMove(ctx context.Context, doc ipamv1.Pool) error {
+	if _, blocked := doc.GetAnnotations()[clusterctlv1.BlockMoveAnnotation]; blocked || Saved(doc, w.state.now()) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -93,18 +94,19 @@ func (p *Pool) blockMove(ctx context.Context, doc ipamv1.Pool) error {
 	if err != nil {
 		return err
 	}
-	patched := NewObject(p.key.Kind)
+	patched := NewObject(w.key.Kind)
 	patched.SetNamespace(doc.GetNamespace())
 	patched.SetName(doc.GetName())
-	if err := p.reg.client.Patch(ctx, patched, client.RawPatch(types.MergePatchType, raw)); err != nil {
-		return fmt.Errorf("holding back clusterctl move of %s: %w", p.key, err)
+	if err := w.client.Patch(ctx, patched, client.RawPatch(types.MergePatchType, raw)); err != nil {
+		return fmt.Errorf("holding back clusterctl move of %s: %w", w.key, err)
 	}
 	doc.SetAnnotations(patched.GetAnnotations())
 	doc.SetResourceVersion(patched.GetResourceVersion())
 	return nil
 }
 
-// moved are the rests that a pool has brought along from another management cluster: none is longer than the pool's own period.
+// moved returns the resting addresses of a pool from another management cluster. Their periods are limited to that of the
+// pool.
 func moved(pool ipamv1.Pool, now time.Time) []ipamv1.RestingAddresses {
 	seconds := pool.PoolSpec().RestSeconds
 	if seconds == nil {

@@ -13,7 +13,7 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// ALL-12: what the annotation keeps of the record, and what is taken from it at the target of a move.
+// ALL-12: the annotation contains the resting addresses of the record, and the target of a move reads them from it.
 func TestMovedRests_ALL12(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	at := func(seconds int) metav1.Time { return metav1.NewTime(now.Add(time.Duration(seconds) * time.Second)) }
@@ -48,11 +48,11 @@ func TestMovedRests_ALL12(t *testing.T) {
 		rests []ipamv1.RestingAddresses
 		want  string
 	}{
-		"none":         {nil, ""},
-		"two times":    {[]ipamv1.RestingAddresses{{Until: at(10), Offsets: "AA"}, {Until: at(20), Offsets: "BB"}}, "10:2 20:2 "},
-		"one is over":  {[]ipamv1.RestingAddresses{{Until: at(0), Offsets: "AA"}, {Until: at(20), Offsets: "BB"}}, "20:2 "},
-		"too many":     {[]ipamv1.RestingAddresses{big(10), big(20), big(30)}, "20:80000 30:80000 "},
-		"unreasonable": {[]ipamv1.RestingAddresses{{Until: at(1_000_000), Offsets: "AA"}}, "160:2 "},
+		"no resting address":             {nil, ""},
+		"two end times":                  {[]ipamv1.RestingAddresses{{Until: at(10), Offsets: "AA"}, {Until: at(20), Offsets: "BB"}}, "10:2 20:2 "},
+		"one period is over":             {[]ipamv1.RestingAddresses{{Until: at(0), Offsets: "AA"}, {Until: at(20), Offsets: "BB"}}, "20:2 "},
+		"larger than the annotation":     {[]ipamv1.RestingAddresses{big(10), big(20), big(30)}, "20:80000 30:80000 "},
+		"longer than the resting period": {[]ipamv1.RestingAddresses{{Until: at(1_000_000), Offsets: "AA"}}, "160:2 "},
 	}
 	for name, tt := range tests {
 		source := pool(tt.rests...)
@@ -62,7 +62,7 @@ func TestMovedRests_ALL12(t *testing.T) {
 			got += fmt.Sprintf("%d:%d ", int(r.Until.Sub(now).Seconds()), len(r.Offsets))
 		}
 		if got != tt.want {
-			t.Errorf("%s: %q, want %q", name, got, tt.want)
+			t.Errorf("%s: got %q, want %q", name, got, tt.want)
 		}
 		source.Annotations = target.Annotations
 		if !Saved(source, now) {
@@ -72,18 +72,18 @@ func TestMovedRests_ALL12(t *testing.T) {
 	broken := pool()
 	broken.Annotations = map[string]string{ipamv1.RestingAnnotation: "{"}
 	if len(moved(broken, now)) != 0 {
-		t.Error("a broken annotation is read")
+		t.Error("an invalid annotation is read")
 	}
 }
 
-// CTL-13: only our own block-move goes when the copy is up to date.
+// CTL-13: an update of the copy removes only our own block-move annotation.
 func TestBlockMoveOfOthersStays_CTL13(t *testing.T) {
 	p := &ipamv1.CapstanIPPool{}
 	for value, ours := range map[string]bool{ipamv1.RestingBlocksMove: true, "theirs": false} {
 		p.Annotations = map[string]string{clusterctlv1.BlockMoveAnnotation: value}
 		changes, err := SavedAnnotations(p, time.Now())
 		if _, removes := changes[clusterctlv1.BlockMoveAnnotation]; err != nil || removes != ours {
-			t.Errorf("block-move=%s: %v, %v", value, changes, err)
+			t.Errorf("block-move=%s: got %v, %v", value, changes, err)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/alloc"
 )
 
-// View is what the ledger knows of a pool at one moment.
+// View is the state of a pool in the ledger at one moment.
 type View struct {
 	Total, Free alloc.U128
 	Used        int
@@ -17,38 +17,30 @@ type View struct {
 	Resting     int
 	Waiting     int
 	Pending     int
-	// Addresses is the number of IPAddresses that refer to the pool, of
-	// whatever kind.
+	// Addresses is the number of IPAddresses that reference the pool, of either kind.
 	Addresses int
 	Invalid   field.ErrorList
-	// Quiet is how long no address or claim has arrived.
+	// Quiet is the time since the last arrival of an address or claim.
 	Quiet time.Duration
-	// Pool is what the spec contains.
+	// Pool contains the addresses of the spec.
 	Pool alloc.Ranges
 	V6   bool
 }
 
-func (p *Pool) view() View {
+func (s *state) view() View {
 	v := View{
-		Waiting:   p.queue.waiting,
-		Pending:   len(p.pending),
-		Addresses: len(p.addresses),
-		Invalid:   p.planErr,
-		Quiet:     p.now().Sub(p.arrived),
+		Waiting:   s.queue.waiting,
+		Pending:   len(s.pending),
+		Addresses: len(s.addresses.byUID),
+		Invalid:   s.space.invalid,
+		Quiet:     s.now().Sub(s.arrived),
 	}
-	if p.set != nil {
-		v.Total, v.Free = p.plan.Total(), p.set.Free()
-		v.Used, v.OutOfRange, v.Resting = p.set.Used(), p.set.OutOfRange()+p.aliens, p.set.Resting()
-		v.Pool, v.V6 = p.plan.Pool, p.plan.V6
+	if set, plan := s.space.set, s.space.plan; set != nil {
+		v.Total, v.Free = plan.Total(), set.Free()
+		v.Used, v.OutOfRange, v.Resting = set.Used(), set.OutOfRange()+s.space.aliens, set.Resting()
+		v.Pool, v.V6 = plan.Pool, plan.V6
 	}
 	return v
-}
-
-// View returns what is known of the pool.
-func (p *Pool) View() View {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.view()
 }
 
 // Counts returns the view as it is shown in the pool's status.

@@ -1,7 +1,7 @@
-// Package metrics has the provider's Prometheus metrics. They are registered
-// with controller-runtime's registry, which the manager serves.
+// Package metrics contains the provider's Prometheus metrics. They are registered with controller-runtime's registry,
+// which the manager serves.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package metrics
 
 import (
@@ -58,7 +58,7 @@ func SetPool(key ledger.Key, v ledger.View) {
 	waiting.WithLabelValues(key.Kind, key.Namespace, key.Name).Set(float64(v.Waiting))
 }
 
-// DropPool removes the metrics of a pool that has gone.
+// DropPool removes the metrics of a deleted pool.
 func DropPool(key ledger.Key) {
 	labels := prometheus.Labels{"kind": key.Kind, "namespace": key.Namespace, "pool": key.Name}
 	for _, vec := range []*prometheus.GaugeVec{addresses, waiting} {

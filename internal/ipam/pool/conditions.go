@@ -13,7 +13,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
-// facts are what the conditions of a pool are decided from.
+// facts is the input of the decisions about conditions of a pool.
 type facts struct {
 	view     ledger.View
 	overlaps []overlap
@@ -21,8 +21,7 @@ type facts struct {
 	arriving bool
 }
 
-// conditionsOf decides the conditions of a pool (row IPAM-02). The last one is
-// Ready, which sums the others up.
+// conditionsOf decides the conditions of a pool (row IPAM-02). The last one is Ready, which summarizes the others.
 func conditionsOf(f facts) []metav1.Condition {
 	valid := validCondition(f)
 	available := availableCondition(f)
@@ -33,7 +32,7 @@ func conditionsOf(f facts) []metav1.Condition {
 	}
 }
 
-// pausedCondition of a pool that has the annotation, or has not (ALL-08).
+// pausedCondition returns the condition Paused of a pool with or without the annotation (ALL-08).
 func pausedCondition(is bool) metav1.Condition {
 	c := metav1.Condition{Type: clusterv1.PausedCondition, Status: metav1.ConditionFalse, Reason: clusterv1.NotPausedReason}
 	if is {
@@ -78,7 +77,7 @@ func overlapCondition(overlaps []overlap) metav1.Condition {
 	return c
 }
 
-// mostNamed is how many overlapping pools a message names.
+// mostNamed is the maximum number of overlapping pools in a message.
 const mostNamed = 5
 
 func describeOverlaps(overlaps []overlap) string {
@@ -93,8 +92,7 @@ func describeOverlaps(overlaps []overlap) string {
 	return strings.Join(parts, "; ")
 }
 
-// readyCondition is False when the pool cannot do what is asked of it. A full
-// pool that nobody waits for does all that is asked of it.
+// readyCondition is False if the pool cannot serve its claims. A full pool without waiting claims is ready.
 func readyCondition(f facts, valid, available, overlapping metav1.Condition) metav1.Condition {
 	c := metav1.Condition{Type: ipamv1.ReadyCondition, Status: metav1.ConditionFalse}
 	switch {
@@ -116,10 +114,9 @@ func readyCondition(f facts, valid, available, overlapping metav1.Condition) met
 	return c
 }
 
-// arrivalLeft returns how long a pool that came from another management cluster
-// must still wait before it may hand out new addresses. clusterctl makes the
-// pool first and its addresses last, and keeps every Cluster paused until the
-// end; but a Cluster may be paused for other reasons, for ever.
+// arrivalLeft returns the time until a pool from another management cluster may allocate new addresses. clusterctl
+// creates the pool first and its addresses last, and keeps every Cluster paused until the end. The wait is bounded,
+// because a Cluster may also be paused for other reasons.
 func arrivalLeft(settle, quiet, age time.Duration, clusterPaused bool) time.Duration {
 	if clusterPaused && age < ledger.LongestArrival {
 		return min(settle, ledger.LongestArrival-age)

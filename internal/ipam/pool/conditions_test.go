@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
-// IPAM-02: Ready sums the finer conditions up.
+// IPAM-02: Ready summarizes the other conditions.
 func TestReady(t *testing.T) {
 	free := ledger.View{Total: alloc.U128{Lo: 10}, Free: alloc.One}
 	full := ledger.View{Total: alloc.U128{Lo: 10}}
@@ -24,14 +24,14 @@ func TestReady(t *testing.T) {
 		facts facts
 		want  string
 	}{
-		"free":               {facts{view: free}, ipamv1.ReadyReason},
-		"full, nobody waits": {facts{view: full}, ipamv1.ReadyReason},
-		"full, claims wait":  {facts{view: waiting}, ipamv1.ExhaustedReason},
-		"invalid":            {facts{view: invalid}, ipamv1.InvalidSpecReason},
-		"overlap reported":   {facts{view: free, overlaps: []overlap{{}}}, ipamv1.ReadyReason},
-		"overlap refused":    {facts{view: free, overlaps: []overlap{{}, {refused: true}}}, ipamv1.OverlapRefusedReason},
-		"arriving":           {facts{view: free, arriving: true}, ipamv1.ArrivingFromMoveReason},
-		"deleting":           {facts{view: invalid, deleting: true}, ipamv1.DeletingReason},
+		"free":                 {facts{view: free}, ipamv1.ReadyReason},
+		"full, no claim waits": {facts{view: full}, ipamv1.ReadyReason},
+		"full, claims wait":    {facts{view: waiting}, ipamv1.ExhaustedReason},
+		"invalid":              {facts{view: invalid}, ipamv1.InvalidSpecReason},
+		"overlap reported":     {facts{view: free, overlaps: []overlap{{}}}, ipamv1.ReadyReason},
+		"overlap refused":      {facts{view: free, overlaps: []overlap{{}, {refused: true}}}, ipamv1.OverlapRefusedReason},
+		"arriving":             {facts{view: free, arriving: true}, ipamv1.ArrivingFromMoveReason},
+		"deleting":             {facts{view: invalid, deleting: true}, ipamv1.DeletingReason},
 	}
 	for name, tt := range tests {
 		conditions := conditionsOf(tt.facts)
@@ -42,7 +42,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// IPAM-06: when a moved pool may hand out new addresses.
+// IPAM-06: a moved pool allocates new addresses after a time without arrivals.
 func TestArrivalLeft(t *testing.T) {
 	const settle = 30 * time.Second
 	tests := map[string]struct {
@@ -50,12 +50,12 @@ func TestArrivalLeft(t *testing.T) {
 		paused     bool
 		want       time.Duration
 	}{
-		"just arrived":        {time.Hour, 0, false, settle},
-		"addresses come":      {5 * time.Second, time.Minute, false, 25 * time.Second},
-		"quiet":               {settle, time.Minute, false, 0},
-		"a Cluster is paused": {time.Minute, time.Minute, true, settle},
-		"nearly long enough":  {time.Minute, ledger.LongestArrival - time.Second, true, time.Second},
-		"paused for ever":     {time.Minute, ledger.LongestArrival, true, -30 * time.Second},
+		"just arrived":                 {time.Hour, 0, false, settle},
+		"addresses arrive":             {5 * time.Second, time.Minute, false, 25 * time.Second},
+		"quiet":                        {settle, time.Minute, false, 0},
+		"a Cluster is paused":          {time.Minute, time.Minute, true, settle},
+		"just before the limit":        {time.Minute, ledger.LongestArrival - time.Second, true, time.Second},
+		"paused longer than the limit": {time.Minute, ledger.LongestArrival, true, -30 * time.Second},
 	}
 	for name, tt := range tests {
 		if got := arrivalLeft(settle, tt.quiet, tt.age, tt.paused); got != tt.want {

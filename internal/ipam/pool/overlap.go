@@ -12,7 +12,7 @@ import (
 	"capstan.dev/capstan/internal/ipam/ledger"
 )
 
-// overlap is another pool that hands out some of the same addresses.
+// overlap is another pool with some of the same addresses.
 type overlap struct {
 	other   ledger.Key
 	first   alloc.Range
@@ -29,15 +29,14 @@ func (o overlap) String() string {
 	return s
 }
 
-// Sees reports whether a pool is compared with another one. A CapstanIPPool sees those
-// of its namespace and the global ones; a GlobalCapstanIPPool sees global ones only.
-// So a namespace can neither stop the pools of others nor learn of them.
+// Sees reports whether a pool is compared with another one. A CapstanIPPool is compared with the pools of its namespace
+// and the global ones. A GlobalCapstanIPPool is compared only with global ones. A namespace can therefore neither block
+// the pools of other namespaces nor read their names in messages.
 func Sees(p, other ipamv1.Pool) bool {
 	return other.GetNamespace() == "" || other.GetNamespace() == p.GetNamespace()
 }
 
-// overlapsOf finds the pools that have addresses in common with one, among those
-// that it sees.
+// overlapsOf finds the pools that have addresses in common with a pool, among those that it is compared with.
 func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap {
 	mine := plans(of)
 	if mine == nil {
@@ -60,7 +59,7 @@ func overlapsOf(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []overlap 
 	return found
 }
 
-// Refused returns why a pool that is about to be written may not overlap.
+// Refused returns the reason why a new or changed pool must not overlap another one, or nothing.
 func Refused(of ipamv1.Pool, others []ipamv1.Pool, plans PlanFunc) []string {
 	var out []string
 	for _, o := range overlapsOf(of, others, plans) {
@@ -83,9 +82,9 @@ func compareKeys(a, b ledger.Key) int {
 	return 0
 }
 
-// yields returns which of two pools that do not go together is refused: the
-// namespaced one before the global one, so that a namespace cannot stop a global
-// pool; of two of a kind the younger, so that a new pool cannot stop an old one.
+// yields reports which of two incompatible pools is refused. The namespaced one is refused rather than the global one,
+// so that a namespace cannot block a global pool. Of two pools of a kind, the younger one is refused, so that a new pool
+// cannot block an old one.
 func yields(p, other ipamv1.Pool) bool {
 	if namespaced := p.GetNamespace() != ""; namespaced != (other.GetNamespace() != "") {
 		return namespaced
@@ -93,8 +92,8 @@ func yields(p, other ipamv1.Pool) bool {
 	return younger(p, other)
 }
 
-// younger returns which of two pools was made later. A pool that is not stored
-// yet has no time and is the younger.
+// younger reports which of two pools was created later. A pool that is not stored yet has no creation time and is the
+// younger.
 func younger(a, b ipamv1.Pool) bool {
 	ta, tb := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	switch {
@@ -106,7 +105,7 @@ func younger(a, b ipamv1.Pool) bool {
 	return compareKeys(ledger.KeyOfPool(a), ledger.KeyOfPool(b)) > 0
 }
 
-// PlanFunc works out the spec of a pool. It returns nil for an invalid one.
+// PlanFunc compiles the spec of a pool. It returns nil for an invalid one.
 type PlanFunc func(ipamv1.Pool) *alloc.Plan
 
 // Compile is a PlanFunc.
@@ -118,11 +117,10 @@ func Compile(p ipamv1.Pool) *alloc.Plan {
 	return plan
 }
 
-// planCache remembers the plans of pools by UID and generation, because every
-// change of a pool compares it with all others.
+// planCache caches the plans of pools by UID and generation, because every change of a pool compares it with all others.
 type planCache map[types.UID]cachedPlan
 
-// mostPlans are remembered; then all are forgotten, and with them those of pools that have gone.
+// mostPlans is the size of the cache. A full cache is cleared, which also removes the plans of deleted pools.
 const mostPlans = 10_000
 
 type cachedPlan struct {

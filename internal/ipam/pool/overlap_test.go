@@ -10,7 +10,8 @@ import (
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
 )
 
-// made is a pool of namespace "n" that was made so many seconds after 1970; at 0 it is not stored yet.
+// made returns a pool of namespace "n" that was created the given number of seconds after 1970. A pool with 0 is not
+// stored yet.
 func made(name string, at int64, overlap ipamv1.OverlapPolicy, addresses ipamv1.AddressRange) *ipamv1.CapstanIPPool {
 	p := &ipamv1.CapstanIPPool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: name},
@@ -25,7 +26,7 @@ func made(name string, at int64, overlap ipamv1.OverlapPolicy, addresses ipamv1.
 	return p
 }
 
-// Of two pools that have addresses in common and do not go together, the younger is refused and only the younger.
+// Two pools have addresses in common and at least one of them refuses overlaps: only the younger one is refused.
 func TestOverlapsOf(t *testing.T) {
 	const report, refuse = ipamv1.ReportOverlap, ipamv1.RefuseOverlap
 	elsewhere := made("b", 2, refuse, "10.0.0.101-10.0.0.110")
@@ -39,19 +40,19 @@ func TestOverlapsOf(t *testing.T) {
 		"both report":         {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("b", 2, report, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
 		"the older refuses":   {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("b", 2, report, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
 		"the younger refuses": {made("a", 1, report, "10.0.0.1-10.0.0.9"), made("b", 2, refuse, "10.0.0.5-10.0.0.20"), []string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b"}},
-		"it is younger, and the older refuses": {
+		"the pool is younger, the older one refuses overlaps": {
 			made("a", 2, report, "10.0.0.1-10.0.0.9"), made("b", 1, refuse, "10.0.0.5-10.0.0.20"),
 			[]string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b, which is refused: change one of them"},
 		},
-		"it is younger and refuses": {
+		"the pool is younger and refuses overlaps": {
 			made("a", 2, refuse, "10.0.0.1-10.0.0.9"), made("b", 1, report, "10.0.0.5-10.0.0.20"),
 			[]string{"has 10.0.0.5-10.0.0.9 in common with CapstanIPPool/n/b, which is refused: change one of them"},
 		},
-		"nothing in common": {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), elsewhere, nil},
-		"the other family":  {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), v6, nil},
-		"invalid":           {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), invalid, nil},
-		"it is invalid":     {invalid, made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
-		"itself":            {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
+		"nothing in common":      {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), elsewhere, nil},
+		"another address family": {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), v6, nil},
+		"invalid":                {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), invalid, nil},
+		"the pool is invalid":    {invalid, made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
+		"itself":                 {made("a", 1, refuse, "10.0.0.1-10.0.0.9"), made("a", 1, refuse, "10.0.0.1-10.0.0.9"), nil},
 	}
 	for name, tt := range tests {
 		var got []string
@@ -64,8 +65,8 @@ func TestOverlapsOf(t *testing.T) {
 	}
 }
 
-// A namespace neither stops nor sees the pools of others, and a global pool wins over those of namespaces whenever it
-// was made.
+// Messages do not reveal pools of other namespaces, and such pools do not block each other. A global pool has precedence
+// over pools of namespaces, whenever it was created.
 func TestOverlapsAcrossNamespaces(t *testing.T) {
 	const report, refuse = ipamv1.ReportOverlap, ipamv1.RefuseOverlap
 	pool := func(at int64, policy ipamv1.OverlapPolicy) *ipamv1.CapstanIPPool {
@@ -81,13 +82,13 @@ func TestOverlapsAcrossNamespaces(t *testing.T) {
 		of, other ipamv1.Pool
 		want      []string
 	}{
-		"another namespace":                  {pool(2, refuse), other, nil},
-		"a global pool and a namespace":      {global("g", 2, refuse), pool(1, refuse), nil},
-		"a younger global pool that refuses": {pool(1, report), global("g", 2, refuse), []string{common + "g" + refused}},
-		"an older global pool that reports":  {pool(2, refuse), global("g", 1, report), []string{common + "g" + refused}},
-		"a global pool, and neither refuses": {pool(1, report), global("g", 2, report), []string{common + "g"}},
-		"two global pools, it is older":      {global("g", 1, refuse), global("h", 2, report), []string{common + "h"}},
-		"two global pools, it is younger":    {global("g", 2, report), global("h", 1, refuse), []string{common + "h" + refused}},
+		"pool of another namespace":                 {pool(2, refuse), other, nil},
+		"global pool and namespaced pool":           {global("g", 2, refuse), pool(1, refuse), nil},
+		"younger global pool that refuses overlaps": {pool(1, report), global("g", 2, refuse), []string{common + "g" + refused}},
+		"older global pool that reports overlaps":   {pool(2, refuse), global("g", 1, report), []string{common + "g" + refused}},
+		"global pool, neither refuses overlaps":     {pool(1, report), global("g", 2, report), []string{common + "g"}},
+		"two global pools, the pool is older":       {global("g", 1, refuse), global("h", 2, report), []string{common + "h"}},
+		"two global pools, the pool is younger":     {global("g", 2, report), global("h", 1, refuse), []string{common + "h" + refused}},
 	} {
 		var got []string
 		for _, o := range overlapsOf(tt.of, []ipamv1.Pool{tt.other}, Compile) {
@@ -99,16 +100,16 @@ func TestOverlapsAcrossNamespaces(t *testing.T) {
 	}
 }
 
-// Of any two pools exactly one is the younger, also when they were made in the same second.
+// Exactly one of two pools is the younger, also if they were created in the same second.
 func TestYounger(t *testing.T) {
 	tests := map[string]struct{ a, b *ipamv1.CapstanIPPool }{
-		"made later":                     {made("a", 2, "", ""), made("b", 1, "", "")},
-		"not stored yet":                 {made("a", 0, "", ""), made("b", 1, "", "")},
-		"in the same second: their keys": {made("b", 1, "", ""), made("a", 1, "", "")},
+		"created later":  {made("a", 2, "", ""), made("b", 1, "", "")},
+		"not stored yet": {made("a", 0, "", ""), made("b", 1, "", "")},
+		"created in the same second: the keys decide": {made("b", 1, "", ""), made("a", 1, "", "")},
 	}
 	for name, tt := range tests {
 		if !younger(tt.a, tt.b) || younger(tt.b, tt.a) {
-			t.Errorf("%s: got %v, and %v the other way round, want true and false", name, younger(tt.a, tt.b), younger(tt.b, tt.a))
+			t.Errorf("%s: got %v, and %v in the reverse order, want true and false", name, younger(tt.a, tt.b), younger(tt.b, tt.a))
 		}
 	}
 }

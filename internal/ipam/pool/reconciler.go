@@ -1,7 +1,6 @@
-// Package pool looks after the two kinds of pool: their finalizer, status,
-// metrics and events (rows IPAM-02 and IPAM-06).
+// Package pool reconciles both kinds of pool: their finalizer, status, metrics and events (rows IPAM-02 and IPAM-06).
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package pool
 
 import (
@@ -32,29 +31,29 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// Reconciler looks after the pools of one kind.
+// Reconciler reconciles the pools of one kind.
 type Reconciler struct {
 	Kind string
 	// Watches returns true if a pool passes the watch filter (ALL-07). Another manager writes the finalizer and the
 	// conditions of other pools; this one can allocate from them for its claims.
 	Watches func(client.Object) bool
 	Client  client.Client
-	// Live reads from the API server and not from the cache.
+	// Live reads from the API server, past the cache.
 	Live     client.Reader
 	Ledger   *ledger.Registry
 	Recorder events.EventRecorder
 	// Exists reports whether a claim still exists.
 	Exists func(context.Context, types.NamespacedName, types.UID) (bool, error)
-	// MoveSettle is how long a moved pool must have been quiet.
+	// MoveSettle is the time without arrivals after which a moved pool allocates addresses.
 	MoveSettle time.Duration
 
 	mu    sync.Mutex
 	plans planCache
-	// saves is when the resting addresses of each pool were last copied.
+	// saves contains the times of the last copies of each pool's resting addresses.
 	saves map[types.UID]time.Time
 }
 
-// Reconcile looks after one pool.
+// Reconcile reconciles one pool.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	key := ledger.Key{Kind: r.Kind, Namespace: req.Namespace, Name: req.Name}
 	pool := ledger.NewObject(r.Kind)
@@ -87,8 +86,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return res, err
 }
 
-// serveOnly keeps the ledger of a pool of another manager. While claims of this manager wait for an address of the pool,
-// it ends rests and quarantines in time.
+// serveOnly maintains the ledger of a pool of another manager. While claims of this manager wait for an address of the
+// pool, it ends resting periods and quarantines in time.
 func (r *Reconciler) serveOnly(ctx context.Context, book *ledger.Pool) (ctrl.Result, error) {
 	if book.View().Waiting == 0 {
 		return ctrl.Result{}, nil
@@ -127,12 +126,11 @@ func (r *Reconciler) reconcile(ctx context.Context, pool ipamv1.Pool, book *ledg
 			after = in
 		}
 	}
-	// Only the passing of time ends a rest, a quarantine or a move's arrival, and makes a copy due.
+	// Resting periods, quarantines, the arrival of a move and the delay of a copy end without an event.
 	return ctrl.Result{RequeueAfter: after}, nil
 }
 
-// mark gives the pool its finalizer and notes the UID by which a copy can be
-// told from the original.
+// mark adds the finalizer and records the UID, which distinguishes a copy from the original.
 func (r *Reconciler) mark(ctx context.Context, pool ipamv1.Pool) error {
 	if controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) && pool.GetAnnotations()[ipamv1.OriginUIDAnnotation] != "" {
 		return nil
@@ -166,8 +164,7 @@ func annotate(pool ipamv1.Pool, changes map[string]any) {
 	pool.SetAnnotations(all)
 }
 
-// arrival returns how long a moved pool must still wait, and ends the wait when
-// it is over (row IPAM-06).
+// arrival returns the remaining wait of a moved pool, and ends the wait when it is over (row IPAM-06).
 func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (time.Duration, error) {
 	if !ledger.Copied(pool) {
 		return 0, nil
@@ -187,8 +184,8 @@ func (r *Reconciler) arrival(ctx context.Context, pool ipamv1.Pool, book *ledger
 	return 0, err
 }
 
-// saveResting copies the resting addresses to where clusterctl move keeps them (ALL-12), and returns how long that must
-// wait. The pool may be older than what is stored: then the patch conflicts, and an event follows.
+// saveResting copies the resting addresses to an annotation, which clusterctl moves (ALL-12). It returns the time until
+// the next copy. If the pool in the cache is stale, the patch conflicts, and an event follows.
 func (r *Reconciler) saveResting(ctx context.Context, pool ipamv1.Pool) (time.Duration, error) {
 	now := time.Now()
 	if ledger.Saved(pool, now) && !ledger.BlocksMove(pool) || !pool.GetDeletionTimestamp().IsZero() {
@@ -237,7 +234,7 @@ func (r *Reconciler) anyClusterPaused(ctx context.Context, namespace string) (bo
 	return slices.ContainsFunc(list.Items, func(c clusterv1.Cluster) bool { return annotations.IsPaused(&c, &c) }), nil
 }
 
-// report writes the pool's status if it says something else than it should.
+// report writes the pool's status if it has changed.
 func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool, arriving bool) error {
 	overlaps, err := r.overlaps(ctx, pool)
 	if err != nil {
@@ -247,7 +244,7 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	err = book.Update(ctx, func(doc ipamv1.Pool, view ledger.View) bool {
 		metrics.SetPool(ledger.KeyOfPool(pool), view)
 		if doc.GetGeneration() != pool.GetGeneration() {
-			return false // the watch is about to bring the spec that this would be said of
+			return false // The watch will deliver the spec that belongs to this status.
 		}
 		wanted := conditionsOf(facts{view: view, overlaps: overlaps, deleting: !doc.GetDeletionTimestamp().IsZero(), arriving: arriving})
 		changed = setConditions(doc, wanted)
@@ -264,7 +261,7 @@ func (r *Reconciler) report(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	return nil
 }
 
-// setPaused reports whether the pool is paused, and nothing else: the rest is as it was. It returns whether that is new.
+// setPaused sets only the condition Paused. It reports whether the condition has changed.
 func setPaused(doc ipamv1.Pool) bool {
 	conditions := slices.Clone(doc.GetConditions())
 	c := pausedCondition(true)
@@ -289,8 +286,7 @@ func setConditions(doc ipamv1.Pool, wanted []metav1.Condition) []metav1.Conditio
 	return changed
 }
 
-// upToDate reports whether the pool as the watch shows it needs no write: another
-// manager may have written it already.
+// upToDate reports whether the pool in the watch needs no write, because another manager has written it already.
 func upToDate(seen, wanted ipamv1.Pool, view ledger.View) bool {
 	s, w := seen.PoolStatus(), wanted.PoolStatus()
 	if s.ObservedGeneration != w.ObservedGeneration || s.Addresses == nil || *s.Addresses != *view.Counts() {
@@ -332,8 +328,8 @@ func (r *Reconciler) overlaps(ctx context.Context, pool ipamv1.Pool) ([]overlap,
 	return overlapsOf(pool, others, r.plans.get), nil
 }
 
-// Beside returns the pools that a pool of a namespace sees; of the empty namespace, a global one. They must not be
-// changed.
+// Beside returns the pools that a pool of a namespace is compared with. For the empty namespace, these are global pools.
+// The result must not be changed.
 func Beside(ctx context.Context, c client.Reader, namespace string) ([]ipamv1.Pool, error) {
 	global, err := OfKind(ctx, c, ipamv1.GlobalCapstanIPPoolKind, "")
 	if err != nil || namespace == "" {
@@ -343,7 +339,8 @@ func Beside(ctx context.Context, c client.Reader, namespace string) ([]ipamv1.Po
 	return append(own, global...), err
 }
 
-// OfKind returns the pools of a kind; namespaced ones of a namespace, or of all. They must not be changed.
+// OfKind returns the pools of a kind: namespaced ones of a namespace, or of all namespaces. The result must not be
+// changed.
 func OfKind(ctx context.Context, c client.Reader, kind, namespace string) ([]ipamv1.Pool, error) {
 	var out []ipamv1.Pool
 	if kind == ipamv1.GlobalCapstanIPPoolKind {
@@ -366,18 +363,18 @@ func OfKind(ctx context.Context, c client.Reader, kind, namespace string) ([]ipa
 	return out, nil
 }
 
-// finish lets a pool go when nothing refers to it. The addresses' going brings
-// it back until then.
+// finish removes the finalizer of a pool when no address references it. Until then, the deletion of an address triggers
+// the next reconcile.
 func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.Pool) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(pool, ipamv1.PoolFinalizer) {
 		return ctrl.Result{}, nil
 	}
 	if chosen(pool, book.View()) {
-		// That the request to create an IPAddress cannot arrive any more is no event.
+		// A request to create an IPAddress can expire without an event.
 		return ctrl.Result{RequeueAfter: time.Second}, nil
 	}
-	// What the cache shows, its watch will take away. What it does not, because it is
-	// of another namespace or of this moment, only the API server can tell.
+	// The watch reports the deletion of objects in the cache. Objects of other namespaces and the newest objects are
+	// only in the API server.
 	for _, c := range []client.Reader{r.Client, r.Live} {
 		if used, err := Uses(ctx, c, pool); err != nil || len(used) > 0 {
 			return ctrl.Result{}, err
@@ -387,14 +384,14 @@ func (r *Reconciler) finish(ctx context.Context, pool ipamv1.Pool, book *ledger.
 	return ctrl.Result{}, reconciling.Change(ctx, r.Client, pool, func() { controllerutil.RemoveFinalizer(pool, ipamv1.PoolFinalizer) })
 }
 
-// chosen reports whether an IPAddress may still be made from a pool that is being
-// deleted, by this process or by one that has written the pool's record since.
+// chosen reports whether an IPAddress may still be created from a pool that is being deleted, by this process or by one
+// that has written the pool's record since.
 func chosen(pool ipamv1.Pool, v ledger.View) bool {
 	record := pool.PoolStatus().Allocator
 	return v.Pending > 0 || record != nil && len(record.Pending) > 0
 }
 
-// Uses returns the IPAddresses that refer to a pool.
+// Uses returns the IPAddresses that reference a pool.
 func Uses(ctx context.Context, c client.Reader, pool ipamv1.Pool) ([]*capiipamv1.IPAddress, error) {
 	list := &capiipamv1.IPAddressList{}
 	if err := c.List(ctx, list, client.InNamespace(pool.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {

@@ -1,7 +1,6 @@
-// Package webhook checks pools at admission, as far as the rules in their
-// schema cannot.
+// Package webhook checks the rules of pools at admission that their schema cannot express.
 //
-// Layer: reconciler.
+// Layer: reconciler. Allowed imports: api, library, contract.
 package webhook
 
 import (
@@ -25,9 +24,9 @@ import (
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-capstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=capstanippools,versions=v1beta2,name=validation.capstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 // +kubebuilder:webhook:verbs=create;update;delete,path=/validate-ipam-capstan-dev-v1beta2-globalcapstanippool,mutating=false,failurePolicy=fail,matchPolicy=Equivalent,groups=ipam.capstan.dev,resources=globalcapstanippools,versions=v1beta2,name=validation.globalcapstanippool.ipam.capstan.dev,sideEffects=None,admissionReviewVersions=v1
 
-// Setup adds the webhooks of both kinds of pool to a manager. They are asked for all namespaces, whichever the manager's
-// cache has, so what they read they read from the API server: the pools that a pool is compared with when its spec is new, and the
-// IPAddresses beside a pool when its spec changes or it is deleted.
+// Setup adds the webhooks of both kinds of pool to a manager. They serve all namespaces, although the manager's cache
+// may contain only one. They therefore read from the API server: the other pools if the spec is new, and the IPAddresses
+// of the pool if its spec changes or it is deleted.
 func Setup(mgr ctrl.Manager) error {
 	if err := ctrl.NewWebhookManagedBy(mgr, &ipamv1.CapstanIPPool{}).
 		WithValidator(&validator[*ipamv1.CapstanIPPool]{mgr.GetAPIReader()}).Complete(); err != nil {
@@ -39,10 +38,10 @@ func Setup(mgr ctrl.Manager) error {
 
 type validator[P ipamv1.Pool] struct{ client client.Reader }
 
-// mostNamed is how many objects a refusal names.
+// mostNamed is the maximum number of objects in a refusal.
 const mostNamed = 5
 
-// ValidateCreate refuses a spec that cannot be used.
+// ValidateCreate refuses an invalid spec.
 func (v *validator[P]) ValidateCreate(ctx context.Context, p P) (admission.Warnings, error) {
 	_, errs := compile(p)
 	if len(errs) == 0 {
@@ -54,9 +53,8 @@ func (v *validator[P]) ValidateCreate(ctx context.Context, p P) (admission.Warni
 	return nil, invalid(p, errs)
 }
 
-// ValidateUpdate refuses a spec that cannot be used or no longer contains what
-// is handed out. A pool that is being deleted, or whose spec stays as it is,
-// passes: whoever removes a finalizer must not be stopped by it.
+// ValidateUpdate refuses an invalid spec, and one that no longer contains the allocated addresses. It accepts a pool
+// that is being deleted or whose spec does not change, so that finalizers can always be removed.
 func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.Warnings, error) {
 	if !p.GetDeletionTimestamp().IsZero() || equality.Semantic.DeepEqual(old.PoolSpec(), p.PoolSpec()) {
 		return nil, nil
@@ -76,8 +74,7 @@ func (v *validator[P]) ValidateUpdate(ctx context.Context, old, p P) (admission.
 	return nil, invalid(p, append(errs, lost...))
 }
 
-// ValidateDelete refuses to delete a pool that is in use, unless clusterctl
-// does so after it has moved it.
+// ValidateDelete refuses to delete a pool that is in use, except by clusterctl after a move.
 func (v *validator[P]) ValidateDelete(ctx context.Context, p P) (admission.Warnings, error) {
 	if _, moved := p.GetAnnotations()[clusterctlv1.DeleteForMoveAnnotation]; moved {
 		return nil, nil
@@ -120,8 +117,8 @@ func (v *validator[P]) overlaps(ctx context.Context, p P) (field.ErrorList, erro
 	return errs, nil
 }
 
-// lost finds addresses that are handed out, that the old spec contained and
-// that the new one does not. What was out of range before may stay so.
+// lost returns the allocated addresses that the old spec contains and the new one does not. Addresses that were out of
+// range before are allowed.
 func (v *validator[P]) lost(ctx context.Context, p, old P, plan *alloc.Plan) (field.ErrorList, error) {
 	used, err := pool.Uses(ctx, v.client, p)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package replace lets `kubectl replace` work on live objects: a manifest has none of the fields that controllers write, and
-// a replacement removes them (docs/gitops.md).
+// Package replace lets `kubectl replace` work on live objects. A manifest has none of the fields that controllers write,
+// so a replacement would remove them (docs/gitops.md).
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package replace
 
 import (
@@ -17,13 +17,13 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// domain of the annotations that controllers of Capstan write.
+// domain is the domain of the annotations that Capstan's controllers write.
 const domain = "capstan.dev"
 
-// Restore gives an object that a manifest replaces its finalizers, owner references, and labels and annotations of controllers
-// back, and decodes the stored object into before, whose controller-written fields the caller restores. It returns false,
-// and changes nothing, for all other requests. A replacement is recognized by the lost finalizer of the provider: no
-// other update of an object that is not being deleted removes it. Mutating webhooks call it.
+// Restore restores the finalizers, the owner references, and the labels and annotations of controllers in an object that
+// a manifest replaces. It decodes the stored object into before. The caller restores the other fields that controllers
+// write. For all other requests it returns false and changes nothing. The lost finalizer of the provider identifies a
+// replacement: other updates keep it unless the object is being deleted. Mutating webhooks call Restore.
 func Restore(ctx context.Context, obj, before client.Object, finalizer string) (bool, error) {
 	req, err := admission.RequestFromContext(ctx)
 	if err != nil || req.Operation != admissionv1.Update || !obj.GetDeletionTimestamp().IsZero() {
@@ -59,7 +59,7 @@ func metadata(obj, before client.Object) {
 	}))
 }
 
-// missing adds the selected keys of before that has lacks.
+// missing adds the selected keys of before that are missing in has.
 func missing(has, before map[string]string, selected func(string) bool) map[string]string {
 	for key, value := range before {
 		if _, there := has[key]; there || !selected(key) {

@@ -2,7 +2,7 @@
 // files keep their owners whatever the machine's /etc/passwd contains. Machines share the ids of the host; these are in a
 // range that neither Debian nor systemd assigns.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package accounts
 
 import (

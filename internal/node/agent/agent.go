@@ -5,7 +5,7 @@
 // The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
 // which may read its own Node. Everything else uses the agent's own credential.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package agent
 
 import (
@@ -14,19 +14,23 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
 
 	"capstan.dev/capstan/internal/changes"
+	"capstan.dev/capstan/internal/node/endpoint"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/provision"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 // agent runs on one machine.
@@ -66,6 +70,9 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
 		group.Go(func() error { return a.publishDNS(ctx) })
 	}
+	if controlPlane {
+		group.Go(func() error { return a.electEndpoint(ctx) })
+	}
 	expires := make(chan time.Time, 1)
 	if controlPlane && config.ControlPlane.ExternalEtcd == nil {
 		group.Go(func() error { return a.careForEtcd(ctx) })
@@ -75,6 +82,21 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	group.Go(func() error { return a.followAuthorities(ctx) })
 	group.Go(func() error { return provision.RenewCertificates(ctx, config, a.name, latest(expires), log) })
 	return group.Wait()
+}
+
+// electEndpoint takes part in the election of the host that has the endpoint's virtual address, through the machine's own API
+// server: the endpoint may have no host.
+func (a *agent) electEndpoint(ctx context.Context) error {
+	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
+	if err != nil {
+		return err
+	}
+	elector := endpoint.Elector{
+		Name: a.name, Dir: filepath.Dir(machine.MetadataPath), Log: a.log,
+		Leases: client.Resource(kube.Leases).Namespace(metav1.NamespaceSystem),
+	}
+	elector.Run(ctx)
+	return nil
 }
 
 // latest returns a function that sends a time to the channel and replaces a time that was not received yet.
@@ -154,13 +176,12 @@ type node struct {
 // watchNodes calls see with all Nodes that match: first when all are known, then at each change. After an error it calls see
 // again at the next change, or a second later.
 func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector string, see func([]node) error) error {
-	wake := make(chan struct{}, 1)
-	notify := notifier(wake)
-	store, err := follow(ctx, client, kube.Nodes, fieldSelector, stripNode, notify)
+	wake := wakeup.New()
+	store, err := follow(ctx, client, kube.Nodes, fieldSelector, stripNode, wake.Send)
 	if err != nil {
 		return err
 	}
-	notify()
+	wake.Send()
 	for {
 		select {
 		case <-ctx.Done():
@@ -174,17 +195,7 @@ func watchNodes(ctx context.Context, client dynamic.Interface, fieldSelector str
 		if err := see(nodes); err != nil {
 			slog.Default().Error("Cannot process the Nodes; the agent tries again", "error", err)
 			// Routes can fail for reasons without an event, such as an interface that is still down.
-			time.AfterFunc(time.Second, notify)
-		}
-	}
-}
-
-// notifier returns a function that wakes the receiver of a channel with room for one, unless it is woken already.
-func notifier(wake chan<- struct{}) func() {
-	return func() {
-		select {
-		case wake <- struct{}{}:
-		default:
+			time.AfterFunc(time.Second, wake.Send)
 		}
 	}
 }

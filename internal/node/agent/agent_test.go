@@ -41,7 +41,7 @@ func TestWantedRoutes(t *testing.T) {
 func TestStaleRoutes(t *testing.T) {
 	a, b := route{prefix("10.244.1.0/24"), addr("10.0.0.2")}, route{prefix("10.244.2.0/24"), addr("10.0.0.3")}
 	moved := route{a.to, addr("10.0.0.9")}
-	// A route whose gateway changed was replaced and must not be removed.
+	// A route whose gateway changed was replaced. It must not be removed.
 	if diff := cmp.Diff([]route{b}, staleRoutes([]route{a, b}, []route{moved}), compare); diff != "" {
 		t.Error(diff)
 	}

@@ -36,9 +36,8 @@ func writeCNI(path string, podCIDRs []netip.Prefix) (changed bool, err error) {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return false, os.Chmod(path, 0o600) // An older version wrote the file with another mode.
 	}
-	// In the same folder, and under a name that is not loaded: containerd looks again when a file in
-	// it is written or renamed, but not when one is moved in from elsewhere.
-	// CIS 1.1.9: nobody but root needs it.
+	// The temporary file is in the same folder, with a name that is not loaded: containerd reads the folder again after
+	// a write or a rename in it, but not after a move into it. CIS 1.1.9: only root needs access.
 	if err := os.WriteFile(path+".tmp", data, 0o600); err != nil {
 		return false, err
 	}

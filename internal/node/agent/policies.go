@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/networkpolicy"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 // policyPause is the least time between two updates of the rules: in a large cluster pods change all the time, and each update
@@ -30,13 +31,12 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	wake := make(chan struct{}, 1)
-	notify := notifier(wake)
+	wake := wakeup.New()
 	stores := policyStores{}
-	if stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), notify); err != nil {
+	if stores.policies, err = follow(ctx, client, kube.NetworkPolicies, "", typed[networkingv1.NetworkPolicy](nil), wake.Send); err != nil {
 		return err
 	}
-	notify()
+	wake.Send()
 	var enforced []networkpolicy.Chain
 	for first := true; ; {
 		select {
@@ -44,7 +44,7 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 			return nil
 		case <-wake:
 		}
-		if err := stores.complete(ctx, client, notify); err != nil {
+		if err := stores.complete(ctx, client, wake.Send); err != nil {
 			return err
 		}
 		chains := networkpolicy.Chains(stores.cluster(), a.name)
@@ -53,7 +53,7 @@ func (a *agent) enforcePolicies(ctx context.Context) error {
 		}
 		if err := networkpolicy.Apply(ctx, chains); err != nil {
 			a.log.Error("NetworkPolicies are not up to date; trying again", "error", err)
-			time.AfterFunc(time.Second, notify)
+			time.AfterFunc(time.Second, wake.Send)
 			continue
 		}
 		if !first || len(chains) > 0 {
@@ -119,7 +119,7 @@ func typed[T any](strip func(*T) *T) cache.TransformFunc {
 	}
 }
 
-// stripPod keeps what selects a pod, its addresses and its ports.
+// stripPod keeps the fields that select a pod, its addresses and its ports.
 func stripPod(full *corev1.Pod) *corev1.Pod {
 	ports := func(containers []corev1.Container) (out []corev1.Container) {
 		for _, c := range containers {

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Manifest is what the .json file of a backup says.
+// Manifest is the content of the .json file of a backup.
 type Manifest struct {
 	Name              string    `json:"name"`
 	Folder            string    `json:"folder"`
@@ -31,7 +31,7 @@ type Manifest struct {
 	EtcdVersion       string    `json:"etcdVersion"`
 	KubernetesVersion string    `json:"kubernetesVersion,omitempty"`
 	SHA256            string    `json:"sha256"`
-	// Keys that what is in the backup needs, and that are not in it: name and fingerprint.
+	// Keys that the data of the backup needs and that the backup does not contain: name and fingerprint.
 	Keys map[string]string `json:"keys,omitempty"`
 }
 
@@ -39,18 +39,18 @@ func snapshotFile(name string) string { return name + ".db" }
 func manifestFile(name string) string { return name + ".json" }
 
 const (
-	// readTimeout of the one question before a snapshot.
+	// readTimeout of the linearizable read before a snapshot.
 	readTimeout = 10 * time.Second
 	dialTimeout = 5 * time.Second
 )
 
-// Member of etcd that a snapshot is taken from.
+// Member is the etcd member whose data is saved.
 type Member struct {
 	Endpoint string
 	TLS      *tls.Config
 }
 
-// Snapshot writes a snapshot of the member to a file that does not exist, and tells of it in the manifest.
+// Snapshot writes a snapshot of the member to a file that must not exist, and its description to the manifest.
 func (m Member) Snapshot(ctx context.Context, file string, manifest *Manifest) error {
 	config := clientv3.Config{Endpoints: []string{m.Endpoint}, TLS: m.TLS, DialTimeout: dialTimeout, Logger: zap.NewNop()}
 	revision, err := caughtUp(ctx, config)
@@ -66,8 +66,8 @@ func (m Member) Snapshot(ctx context.Context, file string, manifest *Manifest) e
 	return err
 }
 
-// caughtUp returns once the member has everything that was acknowledged until now: a linearizable read does not return
-// before. A snapshot of a follower may lag behind otherwise.
+// caughtUp returns once the member has every write that was acknowledged until now. A linearizable read waits for that.
+// Without it, the snapshot of a follower can lack acknowledged writes.
 func caughtUp(ctx context.Context, config clientv3.Config) (revision int64, err error) {
 	c, err := clientv3.New(config)
 	if err != nil {
@@ -83,8 +83,8 @@ func caughtUp(ctx context.Context, config clientv3.Config) (revision int64, err 
 	return answer.Header.Revision, nil
 }
 
-// check reads a snapshot, whose last bytes are the checksum of all before them, and returns the checksum and the size of
-// the whole file.
+// check reads a snapshot and returns the checksum and the size of the whole file. The last bytes of a snapshot are the
+// checksum of the bytes before them.
 func check(file string) (sum string, size int64, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -97,7 +97,7 @@ func check(file string) (sum string, size int64, err error) {
 	}
 	size = info.Size()
 	if size < 512+sha256.Size {
-		return "", 0, fmt.Errorf("the snapshot %s has %d bytes: it is not whole", filepath.Base(file), size)
+		return "", 0, fmt.Errorf("the snapshot %s is incomplete: it has %d bytes", filepath.Base(file), size)
 	}
 	content, whole := sha256.New(), sha256.New()
 	if _, err := io.CopyN(io.MultiWriter(content, whole), f, size-sha256.Size); err != nil {
@@ -108,12 +108,12 @@ func check(file string) (sum string, size int64, err error) {
 		return "", 0, err
 	}
 	if !bytes.Equal(trailer, content.Sum(nil)) {
-		return "", 0, fmt.Errorf("the snapshot %s is damaged: its checksum is wrong", filepath.Base(file))
+		return "", 0, fmt.Errorf("the snapshot %s is damaged: its checksum does not match", filepath.Base(file))
 	}
 	return hex.EncodeToString(whole.Sum(nil)), size, nil
 }
 
-// Save brings a snapshot and its manifest to the store.
+// Save copies a snapshot and its manifest to the store.
 func Save(ctx context.Context, store Store, file string, manifest Manifest) error {
 	data, err := json.MarshalIndent(manifest, "", "  ")
 	if err != nil {
@@ -138,8 +138,8 @@ func Remove(ctx context.Context, store Store, name string) error {
 	return store.Remove(ctx, snapshotFile(name))
 }
 
-// Load brings a backup from the store to the folder dir, checked, and returns where the snapshot is. sum is the checksum
-// that it must have; "" for the one in its manifest.
+// Load copies a backup from the store to the folder dir, verifies it, and returns the path of the snapshot. sum is the
+// expected checksum; "" means the one in the manifest.
 func Load(ctx context.Context, store Store, name, dir, sum string) (string, Manifest, error) {
 	manifest, err := loadManifest(ctx, store, name, dir)
 	if err != nil {
@@ -149,7 +149,7 @@ func Load(ctx context.Context, store Store, name, dir, sum string) (string, Mani
 	return file, manifest, err
 }
 
-// loadManifest comes first: it is small, and without it there is no backup.
+// loadManifest is the first step: the manifest is small, and a backup exists only with a manifest.
 func loadManifest(ctx context.Context, store Store, name, dir string) (manifest Manifest, err error) {
 	file, err := fetch(ctx, store, manifestFile(name), dir)
 	if err != nil {
@@ -160,7 +160,7 @@ func loadManifest(ctx context.Context, store Store, name, dir string) (manifest 
 		return manifest, err
 	}
 	if err := json.Unmarshal(data, &manifest); err != nil {
-		return manifest, fmt.Errorf("%s is not what a backup has: %w", store.Location(manifestFile(name)), err)
+		return manifest, fmt.Errorf("%s is not the manifest of a backup: %w", store.Location(manifestFile(name)), err)
 	}
 	return manifest, nil
 }
@@ -176,7 +176,7 @@ func loadSnapshot(ctx context.Context, store Store, manifest Manifest, name, dir
 		return "", err
 	}
 	if info.Size() != manifest.SizeBytes {
-		return "", fmt.Errorf("the snapshot at %s is not whole: it has %d bytes, wanted %d", location, info.Size(), manifest.SizeBytes)
+		return "", fmt.Errorf("the snapshot at %s is incomplete: expected %[3]d bytes, found %[2]d", location, info.Size(), manifest.SizeBytes)
 	}
 	found, _, err := check(file)
 	if err != nil {
@@ -186,12 +186,12 @@ func loadSnapshot(ctx context.Context, store Store, manifest Manifest, name, dir
 		sum = manifest.SHA256
 	}
 	if found != sum {
-		return "", fmt.Errorf("the snapshot at %s is another one: its SHA-256 is %s, wanted %s", location, found, sum)
+		return "", fmt.Errorf("the snapshot at %s is a different one: expected SHA-256 %[3]s, found %[2]s", location, found, sum)
 	}
 	return file, nil
 }
 
-// fetch brings a file of a backup from the store.
+// fetch copies a file of a backup from the store.
 func fetch(ctx context.Context, store Store, name, dir string) (string, error) {
 	to := filepath.Join(dir, name)
 	if err := os.RemoveAll(to); err != nil {

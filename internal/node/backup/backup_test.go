@@ -44,7 +44,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// start starts a program and ends it with the test.
+// start starts a program and kills it at the end of the test.
 func start(t *testing.T, log string, program string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(program, args...)
@@ -94,8 +94,8 @@ func authority(t *testing.T, dir string) string {
 	return string(data)
 }
 
-// TestStoreOfATenant: the store that a tenant names is neither on this machine nor at a link-local address, whether the
-// address is literal or what a name is resolved to, and a redirect is not followed.
+// TestStoreOfATenant: Open refuses a tenant's store on this machine or at a link-local address. This applies to literal and to
+// resolved addresses. The client does not follow redirects.
 func TestStoreOfATenant(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -116,26 +116,26 @@ func TestStoreOfATenant(t *testing.T) {
 		return err
 	}
 	for _, host := range []string{"127.0.0.1", "127.1.2.3", "localhost", "::ffff:127.0.0.1", "0.0.0.0", "169.254.169.254"} {
-		if err := list(host, Open); err == nil || !strings.Contains(err.Error(), "may not be at this address") {
+		if err := list(host, Open); err == nil || !strings.Contains(err.Error(), "must not be at this address") {
 			t.Errorf("%s: %v", host, err)
 		}
 	}
 	if n := asked.Load(); n > 0 {
-		t.Errorf("%d requests have arrived", n)
+		t.Errorf("the server received %d requests, want none", n)
 	}
 	if err := list("127.0.0.1", OpenAnywhere); err == nil || strings.Contains(err.Error(), "169.254.169.254:") || asked.Load() == 0 {
-		t.Errorf("the operator's own store: %v after %d requests", err, asked.Load())
+		t.Errorf("the store of the operator: got %v after %d requests", err, asked.Load())
 	}
 }
 
-// TestFolders: a cluster's store never leaves its folder, even if another cluster's name begins with its own.
+// TestFolders: a cluster has access to its own folder only, even if the name of another cluster begins with its name.
 func TestFolders(t *testing.T) {
 	s3, dir := s3Server(t, false), t.TempDir()
 	prefixed := s3
 	prefixed.Prefix = "production"
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, []byte("content"), 0o600))
-	for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir}, "s3": {S3: &s3}, "s3, a prefix": {S3: &prefixed}} {
+	for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir}, "s3": {S3: &s3}, "s3 with a prefix": {S3: &prefixed}} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			open := func(folder string) Store {
@@ -151,14 +151,14 @@ func TestFolders(t *testing.T) {
 				want  []string
 			}{"demo": {own, []string{"a.db"}}, "demo-2": {other, []string{"a.db", "b.db"}}, "default": {all, nil}} {
 				if names, err := test.store.List(ctx); err != nil || !slices.Equal(names, test.want) {
-					t.Errorf("%s has %v, %v, wanted %v", folder, names, err, test.want)
+					t.Errorf("%s has %v, %v, want %v", folder, names, err, test.want)
 				}
 			}
 			for _, bad := range []string{"../demo-2/a.db", "demo-2/a.db", "..", ".", "", "/a.db", `..\demo-2\a.db`} {
 				for what, err := range map[string]error{
 					"removed": own.Remove(ctx, bad), "read": own.Get(ctx, bad, filepath.Join(t.TempDir(), "x")), "written": own.Put(ctx, bad, file),
 				} {
-					if err == nil || !strings.Contains(err.Error(), "wanted the name of a backup") {
+					if err == nil || !strings.Contains(err.Error(), "expected the name of a backup") {
 						t.Errorf("%q was %s: %v", bad, what, err)
 					}
 				}
@@ -171,20 +171,20 @@ func TestFolders(t *testing.T) {
 	}
 	for _, bad := range []string{"", "../demo", "/demo", "default/../other", "default//demo"} {
 		for name, config := range map[string]nodeconfig.BackupStore{"directory": {Directory: dir, Folder: bad}, "s3": {S3: &s3, Folder: bad}} {
-			if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "wanted a folder") {
+			if _, err := Open(config); err == nil || !strings.Contains(err.Error(), "expected a folder") {
 				t.Errorf("%s, folder %q: %v", name, bad, err)
 			}
 		}
 	}
 	for _, bad := range []string{"..", "a/../b", "a//b", "../a"} {
 		prefixed.Prefix = bad
-		if _, err := Open(nodeconfig.BackupStore{S3: &prefixed, Folder: "a/b"}); err == nil || !strings.Contains(err.Error(), "wanted a prefix") {
+		if _, err := Open(nodeconfig.BackupStore{S3: &prefixed, Folder: "a/b"}); err == nil || !strings.Contains(err.Error(), "expected a prefix") {
 			t.Errorf("prefix %q: %v", bad, err)
 		}
 	}
 }
 
-// TestStores: a directory and a real S3 server, without and with TLS, keep what they are given.
+// TestStores: a directory and a real S3 server, with and without TLS, store and return backups.
 func TestStores(t *testing.T) {
 	folder := "default/demo"
 	plain, secure := s3Server(t, false), s3Server(t, true)
@@ -195,10 +195,10 @@ func TestStores(t *testing.T) {
 		config nodeconfig.BackupStore
 		where  string
 	}{
-		"directory":    {nodeconfig.BackupStore{Directory: dir, Folder: folder}, dir + "/default/demo/a.db"},
-		"s3":           {nodeconfig.BackupStore{S3: &plain, Folder: folder}, "/backups/default/demo/a.db"},
-		"s3, a prefix": {nodeconfig.BackupStore{S3: &prefixed, Folder: folder}, "/backups/some/where/default/demo/a.db"},
-		"s3, TLS":      {nodeconfig.BackupStore{S3: &secure, Folder: folder}, "/backups/default/demo/a.db"},
+		"directory":        {nodeconfig.BackupStore{Directory: dir, Folder: folder}, dir + "/default/demo/a.db"},
+		"s3":               {nodeconfig.BackupStore{S3: &plain, Folder: folder}, "/backups/default/demo/a.db"},
+		"s3 with a prefix": {nodeconfig.BackupStore{S3: &prefixed, Folder: folder}, "/backups/some/where/default/demo/a.db"},
+		"s3, TLS":          {nodeconfig.BackupStore{S3: &secure, Folder: folder}, "/backups/default/demo/a.db"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, err := Open(c.config)
@@ -207,7 +207,7 @@ func TestStores(t *testing.T) {
 			file := filepath.Join(scratch, "file")
 			content := make([]byte, 6<<20+1) // more than one part of an upload
 			_, _ = rand.Read(content)
-			for range 2 { // again over what is there
+			for range 2 { // The second upload replaces the first.
 				must(t, os.WriteFile(file, content, 0o600))
 				must(t, store.Put(ctx, "a.db", file))
 			}
@@ -224,18 +224,18 @@ func TestStores(t *testing.T) {
 				t.Errorf("%d bytes, mode %s", len(got), info.Mode())
 			}
 			if err := store.Get(ctx, "b.db", back+"2"); !errors.Is(err, errNotFound) {
-				t.Errorf("what is not there: %v", err)
+				t.Errorf("a backup that does not exist: %v", err)
 			}
 			must(t, store.Remove(ctx, "a.db"))
 			must(t, store.Remove(ctx, "a.db"))
 			if err := store.Get(ctx, "a.db", back+"3"); !errors.Is(err, errNotFound) {
-				t.Errorf("what was removed: %v", err)
+				t.Errorf("a backup that was removed: %v", err)
 			}
 		})
 	}
 }
 
-// TestStoreProblems: what is wrong with a store is told, and no secret.
+// TestStoreProblems: errors name the problem with a store and contain no secrets.
 func TestStoreProblems(t *testing.T) {
 	plain, secure := s3Server(t, false), s3Server(t, true)
 	closed := httptest.NewServer(http.NotFoundHandler())
@@ -248,16 +248,16 @@ func TestStoreProblems(t *testing.T) {
 		config nodeconfig.BackupStore
 		want   string
 	}{
-		"a directory that is not there": {nodeconfig.BackupStore{Directory: "/does/not/exist", Folder: "a/b"}, "does not exist on this machine"},
-		"a relative directory":          {nodeconfig.BackupStore{Directory: "here", Folder: "a/b"}, "absolute"},
-		"a folder elsewhere":            {nodeconfig.BackupStore{Directory: t.TempDir(), Folder: "../b"}, "a folder in the backup store"},
-		"nobody listens":                {change(plain, func(c *nodeconfig.S3) { c.Endpoint = closed.URL }), "refused"},
-		"no URL":                        {change(plain, func(c *nodeconfig.S3) { c.Endpoint = "somewhere" }), "not a URL"},
-		"no bucket":                     {change(plain, func(c *nodeconfig.S3) { c.Bucket = "nothing" }), "bucket does not exist"},
-		"a wrong key":                   {change(plain, func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }), "signature"},
-		"an unknown user":               {change(plain, func(c *nodeconfig.S3) { c.AccessKeyID = "nobody" }), "Access Key"},
-		"an authority that is unknown":  {change(secure, func(c *nodeconfig.S3) { c.CA = "" }), "certificate"},
-		"no authority":                  {change(secure, func(c *nodeconfig.S3) { c.CA = "none" }), "no PEM certificate"},
+		"missing directory":             {nodeconfig.BackupStore{Directory: "/does/not/exist", Folder: "a/b"}, "does not exist on this machine"},
+		"relative directory":            {nodeconfig.BackupStore{Directory: "here", Folder: "a/b"}, "absolute"},
+		"folder outside the store":      {nodeconfig.BackupStore{Directory: t.TempDir(), Folder: "../b"}, "a folder in the backup store"},
+		"connection refused":            {change(plain, func(c *nodeconfig.S3) { c.Endpoint = closed.URL }), "refused"},
+		"invalid URL":                   {change(plain, func(c *nodeconfig.S3) { c.Endpoint = "somewhere" }), "not a URL"},
+		"missing bucket":                {change(plain, func(c *nodeconfig.S3) { c.Bucket = "nothing" }), "bucket does not exist"},
+		"wrong key":                     {change(plain, func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }), "signature"},
+		"unknown user":                  {change(plain, func(c *nodeconfig.S3) { c.AccessKeyID = "nobody" }), "Access Key"},
+		"unknown certificate authority": {change(secure, func(c *nodeconfig.S3) { c.CA = "" }), "certificate"},
+		"invalid certificate authority": {change(secure, func(c *nodeconfig.S3) { c.CA = "none" }), "no PEM certificate"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "file")
@@ -270,7 +270,7 @@ func TestStoreProblems(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			if err != nil && (strings.Contains(err.Error(), "something-secret") || strings.Contains(err.Error(), plain.SecretAccessKey)) {
-				t.Errorf("a secret is told: %v", err)
+				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
 	}
@@ -282,7 +282,7 @@ func TestStoreProblems(t *testing.T) {
 	must(t, store.Put(t.Context(), "a.db", file))
 }
 
-// database is an etcd of one member.
+// database is an etcd cluster with one member.
 type database struct {
 	client *clientv3.Client
 	member Member
@@ -313,7 +313,7 @@ func (d *database) put(t *testing.T, key string) {
 	must(t, err)
 }
 
-// save makes a backup.
+// save creates a backup.
 func (d *database) save(t *testing.T, store Store, name string, keys map[string]string) Manifest {
 	t.Helper()
 	manifest := Manifest{Name: name, Keys: keys}
@@ -323,8 +323,8 @@ func (d *database) save(t *testing.T, store Store, name string, keys map[string]
 	return manifest
 }
 
-// TestSaveAndRestore: what was written before a backup is there after it was restored, and what was written later is not;
-// whoever watched learns of it. It is done once.
+// TestSaveAndRestore: a restore brings back the keys from before the backup and drops later keys. Watches from before the
+// restore fail. A second run changes nothing.
 func TestSaveAndRestore(t *testing.T) {
 	dir := t.TempDir()
 	old := startEtcd(t, filepath.Join(dir, "old"), "old", "http://"+freeAddress(t))
@@ -348,11 +348,11 @@ func TestSaveAndRestore(t *testing.T) {
 		Restore: nodeconfig.Restore{Name: "first", Store: config, SHA256: manifest.SHA256, Keys: keys},
 		Etcdutl: filepath.Join(assets, "etcdutl"), Member: "new", PeerURL: peer, Cluster: "demo", DataDir: filepath.Join(dir, "new"),
 	}
-	// What a run that was killed has left is of no meaning.
+	// The restore removes the files of a run that was killed.
 	must(t, os.MkdirAll(filepath.Join(r.DataDir+".restore", "data", "member"), 0o700))
 	must(t, r.Run(t.Context()))
 	if _, err := os.Stat(r.DataDir + ".restore"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the snapshot is left: %v", err)
+		t.Errorf("the restore left its snapshot: %v", err)
 	}
 	restored := startEtcd(t, r.DataDir, "new", peer)
 	answer, err := restored.client.Get(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithCountOnly())
@@ -361,28 +361,29 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Errorf("%d keys at revision %d", answer.Count, answer.Header.Revision)
 	}
 	if answer, err := restored.client.Get(t.Context(), "after"); err != nil || answer.Count != 0 {
-		t.Errorf("what was written after the backup: %v, %v", answer, err)
+		t.Errorf("a key from after the backup: %v, %v", answer, err)
 	}
 	if seen := <-restored.client.Watch(t.Context(), "before-", clientv3.WithPrefix(), clientv3.WithRev(manifest.Revision+1)); !errors.Is(seen.Err(), rpctypes.ErrCompacted) {
-		t.Errorf("a watcher of then: %v", seen.Err())
+		t.Errorf("a watch from before the restore: %v", seen.Err())
 	}
 	oldMembers, err := old.client.MemberList(t.Context())
 	must(t, err)
 	newMembers, err := restored.client.MemberList(t.Context())
 	must(t, err)
 	if oldMembers.Header.ClusterId == newMembers.Header.ClusterId || len(newMembers.Members) != 1 || newMembers.Members[0].Name != "new" {
-		t.Errorf("members of then are members now: %v", newMembers.Members)
+		t.Errorf("the restored cluster has the id or the members of the old one: %v", newMembers.Members)
 	}
-	// A second run has nothing to do, and does not even look for the backup.
+	// A second run changes nothing and does not read the backup.
 	restored.put(t, "newer")
 	must(t, Remove(t.Context(), store, "first"))
 	must(t, r.Run(t.Context()))
 	if answer, err := restored.client.Get(t.Context(), "newer"); err != nil || answer.Count != 1 {
-		t.Errorf("restored over newer data: %v, %v", answer, err)
+		t.Errorf("the second run replaced newer data: %v, %v", answer, err)
 	}
 }
 
-// TestRestoreRefused: a backup that is not whole, not the one that is meant, or of no use in this cluster, makes no data.
+// TestRestoreRefused: a restore refuses incomplete backups, other backups than the requested one, and backups for other keys.
+// It creates no data directory then.
 func TestRestoreRefused(t *testing.T) {
 	dir := t.TempDir()
 	source := startEtcd(t, filepath.Join(dir, "etcd"), "etcd", "http://"+freeAddress(t))
@@ -410,14 +411,14 @@ func TestRestoreRefused(t *testing.T) {
 		other     bool
 		want      string
 	}{
-		"not there":                       {name: "nothing", has: keys, want: "there is no backup"},
-		"half of it":                      {name: "half", has: keys, want: "there is no backup"},
-		"not whole":                       {name: "short", has: keys, want: "is not whole: it has 4096 bytes, wanted"},
-		"damaged":                         {name: "damaged", has: keys, want: "checksum"},
-		"another one":                     {name: "good", sum: "0000", has: keys, want: "another one"},
+		"missing backup":                  {name: "nothing", has: keys, want: "there is no backup"},
+		"missing manifest":                {name: "half", has: keys, want: "there is no backup"},
+		"incomplete snapshot":             {name: "short", has: keys, want: "is incomplete: expected"},
+		"damaged snapshot":                {name: "damaged", has: keys, want: "checksum"},
+		"another checksum":                {name: "good", sum: "0000", has: keys, want: "a different one"},
 		"another encryption key":          {name: "good", has: map[string]string{"encryption": "x", "ca": "two"}, want: "it needs the key encryption with the SHA-256 one, and found x"},
 		"another encryption key, allowed": {name: "good", has: map[string]string{"encryption": "x", "ca": "two"}, other: true, want: "it needs the key encryption"},
-		"no authority":                    {name: "good", has: map[string]string{"encryption": "one"}, want: "it needs the key ca with the SHA-256 two, and there is none"},
+		"missing authority":               {name: "good", has: map[string]string{"encryption": "one"}, want: "it needs the key ca with the SHA-256 two, and this cluster has none"},
 		"another authority, allowed":      {name: "good", has: map[string]string{"encryption": "one", "ca": "x"}, other: true},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -438,7 +439,7 @@ func TestRestoreRefused(t *testing.T) {
 	}
 }
 
-// TestManifest: people and other programs read what a backup is and needs.
+// TestManifest: the manifest describes a backup for people and other programs.
 func TestManifest(t *testing.T) {
 	data, err := json.Marshal(Manifest{Name: "etcd-1", Folder: "default/demo", SHA256: "abc", Keys: map[string]string{"ca": "x"}})
 	must(t, err)

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,8 +23,8 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestCheck: a machine that looks at a backup in a real S3 store tells what it needs, or what is wrong with it, and no secret;
-// nothing is left on it.
+// TestCheck: the check of a backup in a real S3 store reports the keys that the backup needs, or the problem. The report contains
+// no secret, and the check leaves no files on the machine.
 func TestCheck(t *testing.T) {
 	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
 	source.put(t, "something")
@@ -38,13 +39,13 @@ func TestCheck(t *testing.T) {
 		must(t, os.WriteFile(file, content, 0o600))
 		must(t, store.Put(t.Context(), name, file))
 	}
-	for _, name := range []string{"half", "short", "scrawl"} {
-		source.save(t, store, name, keys)
-	}
+	source.save(t, store, "half", keys)
+	source.save(t, store, "scrawl", keys)
+	short := source.save(t, store, "short", keys)
 	must(t, store.Remove(t.Context(), "half.db"))
 	put("short.db", make([]byte, 4096))
 	put("scrawl.json", []byte("not JSON"))
-	// All checksums are right, and it is no database.
+	// The checksums of this backup are correct, but the file is not an etcd database.
 	content := bytes.Repeat([]byte("capstan "), 1024)
 	trailer := sha256.Sum256(content)
 	content = append(content, trailer[:]...)
@@ -58,21 +59,21 @@ func TestCheck(t *testing.T) {
 	for what, o := range map[string]struct {
 		name, sum string
 		change    func(*nodeconfig.S3)
-		want      string // "" when it can be used
+		want      string // "" if the check succeeds
 	}{
-		"good":                  {name: "good"},
-		"the one that is meant": {name: "good", sum: good.SHA256},
-		"another one":           {name: "good", sum: strings.Repeat("0", 64), want: "is another one: its SHA-256 is"},
-		"not there":             {name: "nothing", want: "there is no backup at s3://"},
-		"no snapshot":           {name: "half", want: "there is no backup at s3://"},
-		"not whole":             {name: "short", want: "is not whole: it has 4096 bytes"},
-		"no description":        {name: "scrawl", want: "is not what a backup has"},
-		"no database":           {name: "forged", want: "is damaged: etcdutl snapshot status"},
-		"a wrong key":           {name: "good", change: func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }, want: "Access Denied"},
-		"an unknown authority":  {name: "good", change: func(c *nodeconfig.S3) { c.CA = "" }, want: "certificate"},
-		"nobody listens":        {name: "good", change: func(c *nodeconfig.S3) { c.Endpoint = "https://" + freeAddress(t) }, want: "refused"},
-		"no such bucket":        {name: "good", change: func(c *nodeconfig.S3) { c.Bucket = "nothing" }, want: "there is no backup at s3://"},
-		"no credentials at all": {name: "good", change: func(c *nodeconfig.S3) { c.AccessKeyID = "" }, want: "s3://"},
+		"good":                {name: "good"},
+		"matching checksum":   {name: "good", sum: good.SHA256},
+		"another checksum":    {name: "good", sum: strings.Repeat("0", 64), want: "is a different one: expected SHA-256"},
+		"missing backup":      {name: "nothing", want: "there is no backup at s3://"},
+		"missing snapshot":    {name: "half", want: "there is no backup at s3://"},
+		"incomplete snapshot": {name: "short", want: fmt.Sprintf("is incomplete: expected %d bytes, found 4096", short.SizeBytes)},
+		"invalid manifest":    {name: "scrawl", want: "is not the manifest of a backup"},
+		"invalid database":    {name: "forged", want: "is damaged: etcdutl snapshot status"},
+		"wrong key":           {name: "good", change: func(c *nodeconfig.S3) { c.SecretAccessKey = "something-secret" }, want: "Access Denied"},
+		"unknown authority":   {name: "good", change: func(c *nodeconfig.S3) { c.CA = "" }, want: "certificate"},
+		"connection refused":  {name: "good", change: func(c *nodeconfig.S3) { c.Endpoint = "https://" + freeAddress(t) }, want: "refused"},
+		"missing bucket":      {name: "good", change: func(c *nodeconfig.S3) { c.Bucket = "nothing" }, want: "there is no backup at s3://"},
+		"no credentials":      {name: "good", change: func(c *nodeconfig.S3) { c.AccessKeyID = "" }, want: "s3://"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := c
@@ -101,16 +102,16 @@ func TestCheck(t *testing.T) {
 				t.Errorf("got %+v, want %q", got, o.want)
 			}
 			if strings.Contains(got.Message, c.SecretAccessKey) {
-				t.Errorf("a secret is told: %s", got.Message)
+				t.Errorf("the message contains a secret: %s", got.Message)
 			}
 			if _, err := os.Stat(r.Dir + ".check"); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the backup is left on the machine: %v", err)
+				t.Errorf("the check left the backup on the machine: %v", err)
 			}
 		})
 	}
 }
 
-// TestRoom: a look at a backup never fills the disk that etcd writes to.
+// TestRoom: a check of a backup does not fill etcd's disk.
 func TestRoom(t *testing.T) {
 	must(t, Room(t.TempDir(), 1))
 	if err := Room(t.TempDir(), 1<<60); err == nil || !strings.Contains(err.Error(), "no room") {

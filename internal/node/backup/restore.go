@@ -14,16 +14,17 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// revisionBump is added to the revisions of a restored etcd, and everything before is marked as compacted: whoever watched
-// the lost data has seen lower ones, and begins again instead of waiting for revisions that mean something else now.
+// revisionBump is added to the revisions of a restored etcd, and all earlier revisions are marked as compacted. Clients
+// that watched the lost data have seen lower revisions. They start a new watch instead of waiting for revisions that
+// now have another content.
 const revisionBump = 1_000_000_000
 
-// Restoring is a machine whose etcd begins with a backup.
+// Restoring is a machine whose etcd starts from a backup.
 type Restoring struct {
 	nodeconfig.Restore
-	// Etcdutl is the program. The same version of etcd that will run reads the snapshot.
+	// Etcdutl is the path of the program. It has the version of the etcd that will run.
 	Etcdutl string
-	// Member is the name of the only member, PeerURL where others reach it.
+	// Member is the name of the only member. PeerURL is its address for other members.
 	Member, PeerURL string
 	// Cluster is the name of the cluster.
 	Cluster string
@@ -31,8 +32,8 @@ type Restoring struct {
 	DataDir string
 }
 
-// Run makes the data of etcd from the backup, if there are none yet. They appear at once, complete: a machine that dies at
-// any moment begins again, and never restores over what etcd has written.
+// Run creates the data of etcd from the backup, if etcd has none. The data appears at once and complete. A machine that
+// stops at any moment starts again, and never overwrites data that etcd has written.
 func (r Restoring) Run(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(r.DataDir, "member")); err == nil {
 		return nil
@@ -69,14 +70,15 @@ func (r Restoring) Run(ctx context.Context) error {
 	return atomicfile.Rename(filepath.Join(data, "member"), filepath.Join(r.DataDir, "member"))
 }
 
-// FirstMember is the only member of an etcd that begins with a snapshot.
+// FirstMember is the only member of an etcd that starts from a snapshot.
 type FirstMember struct {
 	Name, PeerURL string
-	// Token of the etcd cluster. Another token makes another cluster: members of the former one are not talked to.
+	// Token of the etcd cluster. A new token makes a new cluster, which does not communicate with members of the old
+	// one.
 	Token string
 }
 
-// Restore makes the data folder of the member from a snapshot, which it checks. The folder must not exist.
+// Restore creates the data folder of the member from a snapshot, and verifies the snapshot. The folder must not exist.
 func (m FirstMember) Restore(ctx context.Context, etcdutl, snapshot, dataDir string) error {
 	out, err := exec.CommandContext(ctx, etcdutl, "snapshot", "restore", snapshot, "--data-dir="+dataDir,
 		"--name="+m.Name, "--initial-cluster="+m.Name+"="+m.PeerURL, "--initial-advertise-peer-urls="+m.PeerURL,

@@ -24,26 +24,28 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/kube"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
 const (
 	manager = "capstan-etcd-backup"
-	// backupTimeout of one backup: gibibytes over a slow line.
+	// backupTimeout of one backup. It is enough for gibibytes over a slow connection.
 	backupTimeout = time.Hour
 	// storeTimeout of the removal of old backups.
 	storeTimeout = 2 * time.Minute
 	maxMessage   = 1024
 )
 
-// Runner makes the backups, and the checks of backups, that name this machine's member of etcd.
+// Runner creates and checks the backups whose objects name this machine's member of etcd.
 type Runner struct {
 	// Name of the member.
 	Name   string
 	Client dynamic.Interface
 	Member Member
-	// Etcdutl is the program.
+	// Etcdutl is the path of the program.
 	Etcdutl string
-	// Dir holds a snapshot on its way. One that is checked is in Dir.check: both may be there at once.
+	// Dir contains a snapshot during its transfer. A snapshot for a check is in Dir.check, because both can happen at
+	// once.
 	Dir string
 	Log *slog.Logger
 }
@@ -56,11 +58,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// done are the objects that were worked on, by UID: the watch may tell late of what was written.
+// done contains the UIDs of finished objects, because the watch may deliver their status late.
 type done map[types.UID]bool
 
-// follow calls work with all objects of a kind whenever one of them has changed. It waits for a kind that is not there: the
-// control plane provider brings it.
+// follow calls work with all objects of a kind after each change of one. It waits for a missing kind, because the
+// control plane provider installs it.
 func follow(ctx context.Context, client dynamic.Interface, kind schema.GroupVersionResource, work func(context.Context, []any, done)) error {
 	err := kube.Retry(ctx, "watching "+kind.Resource, func(ctx context.Context) error {
 		_, err := client.Resource(kind).List(ctx, metav1.ListOptions{Limit: 1})
@@ -69,19 +71,13 @@ func follow(ctx context.Context, client dynamic.Interface, kind schema.GroupVers
 	if err != nil {
 		return err
 	}
-	wake := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
+	wake := wakeup.New()
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: kube.ListWatch(ctx, client, kind, ""),
 		ObjectType:    &unstructured.Unstructured{},
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { notify() },
-			UpdateFunc: func(any, any) { notify() },
+			AddFunc:    func(any) { wake.Send() },
+			UpdateFunc: func(any, any) { wake.Send() },
 		},
 	})
 	go controller.RunWithContext(ctx)
@@ -99,20 +95,20 @@ func follow(ctx context.Context, client dynamic.Interface, kind schema.GroupVers
 	}
 }
 
-// makeMine makes the backups that this machine has to make.
+// makeMine creates the backups that name this machine.
 func (r *Runner) makeMine(ctx context.Context, objects []any, known done) {
 	for _, o := range mine(objects, r.Name) {
 		if known[o.UID] {
 			continue
 		}
-		if err := r.tell(ctx, kube.EtcdBackups, "EtcdBackup", o.Name, r.make(ctx, o)); err != nil {
-			r.Log.Error("telling of a backup", "backup", o.Name, "error", err)
+		if err := r.report(ctx, kube.EtcdBackups, "EtcdBackup", o.Name, r.make(ctx, o)); err != nil {
+			r.Log.Error("cannot report a backup", "backup", o.Name, "error", err)
 		}
 		known[o.UID] = true
 	}
 }
 
-// mine are the backups that a member has to make, in the order of their names.
+// mine returns the unfinished backups that name a member, sorted by name.
 func mine(objects []any, member string) []etcdv1.EtcdBackup {
 	out := slices.DeleteFunc(decode[etcdv1.EtcdBackup](objects), func(b etcdv1.EtcdBackup) bool {
 		return b.Spec.Member != member || b.Status.Phase != "" || !b.DeletionTimestamp.IsZero()
@@ -133,7 +129,7 @@ func decode[T any](objects []any) []T {
 	return out
 }
 
-// make makes a backup and says what has become of it. Done again, it makes it again, under the same name.
+// make creates a backup and returns its status. A repeated call replaces the backup of the same name.
 func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) *etcdv1.EtcdBackupStatus {
 	ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 	defer cancel()
@@ -150,7 +146,7 @@ func (r *Runner) make(ctx context.Context, o etcdv1.EtcdBackup) *etcdv1.EtcdBack
 	defer stop()
 	for _, name := range o.Spec.Remove {
 		if err := Remove(remove, store, name); err != nil {
-			status.Message = shorten(fmt.Sprintf("an old backup cannot be removed: %s", err))
+			status.Message = shorten(fmt.Sprintf("cannot remove an old backup: %s", err))
 			break
 		}
 		status.Removed = append(status.Removed, name)
@@ -187,7 +183,7 @@ func (r *Runner) save(ctx context.Context, o etcdv1.EtcdBackup) (etcdv1.EtcdBack
 	return status, store, nil
 }
 
-// empty makes an empty folder: a former run may have left something.
+// empty creates an empty folder, and removes files of an interrupted run.
 func empty(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -220,8 +216,8 @@ func (r *Runner) open(ctx context.Context, store etcdv1.BackupStore, folder, sec
 	return Open(nodeconfig.StoreOf(store, folder, content))
 }
 
-// tell writes the status of an object.
-func (r *Runner) tell(ctx context.Context, resource schema.GroupVersionResource, kind, name string, status any) error {
+// report writes the status of an object.
+func (r *Runner) report(ctx context.Context, resource schema.GroupVersionResource, kind, name string, status any) error {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
 	if err != nil {
 		return err
@@ -232,7 +228,7 @@ func (r *Runner) tell(ctx context.Context, resource schema.GroupVersionResource,
 	return kube.Retry(ctx, "status of "+kind+" "+name, func(ctx context.Context) error {
 		_, err := r.Client.Resource(resource).ApplyStatus(ctx, name, object, metav1.ApplyOptions{FieldManager: manager, Force: true})
 		switch {
-		case apierrors.IsNotFound(err): // nobody wants to know any more
+		case apierrors.IsNotFound(err): // the object was deleted
 			return nil
 		case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 			return &kube.FinalError{Err: err}

@@ -25,7 +25,7 @@ func object(t *testing.T, b etcdv1.EtcdBackup) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: fields}
 }
 
-// TestMine: a machine makes the backups that name it and are not made yet, the oldest first.
+// TestMine: a machine creates the pending backups that name it, oldest first.
 func TestMine(t *testing.T) {
 	b := func(name, member string, phase etcdv1.BackupPhase) *unstructured.Unstructured {
 		return object(t, etcdv1.EtcdBackup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdBackupSpec{Member: member}, Status: etcdv1.EtcdBackupStatus{Phase: phase}})
@@ -36,7 +36,7 @@ func TestMine(t *testing.T) {
 	}
 }
 
-// TestMyChecks: a machine makes the checks that name it, and those that it has begun.
+// TestMyChecks: a machine runs the pending checks that name it, and those that it has begun.
 func TestMyChecks(t *testing.T) {
 	c := func(name, member string, phase etcdv1.CheckPhase) *unstructured.Unstructured {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&etcdv1.EtcdBackupCheck{
@@ -51,8 +51,8 @@ func TestMyChecks(t *testing.T) {
 	}
 }
 
-// TestMake: a backup goes to the store with the credentials of the cluster's Secret, what is too much goes, and what fails is
-// told without them.
+// TestMake: the machine uploads a backup with the credentials of the cluster's Secret and removes surplus backups. A failure
+// message does not contain the credentials.
 func TestMake(t *testing.T) {
 	source := startEtcd(t, filepath.Join(t.TempDir(), "etcd"), "etcd", "http://"+freeAddress(t))
 	source.put(t, "something")
@@ -82,7 +82,7 @@ func TestMake(t *testing.T) {
 	store, err := Open(nodeconfig.BackupStore{S3: &c, Folder: "default/demo"})
 	must(t, err)
 	if _, _, err := Load(t.Context(), store, "first", t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "there is no backup") {
-		t.Errorf("what was to be removed: %v", err)
+		t.Errorf("the surplus backup is still in the store: %v", err)
 	}
 	_, manifest, err := Load(t.Context(), store, "second", t.TempDir(), second.SHA256)
 	must(t, err)
@@ -95,6 +95,6 @@ func TestMake(t *testing.T) {
 		t.Errorf("%+v", failed)
 	}
 	if _, err := os.Stat(r.Dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a snapshot is left on the machine: %v", err)
+		t.Errorf("the backup left a snapshot on the machine: %v", err)
 	}
 }

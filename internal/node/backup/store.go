@@ -1,8 +1,9 @@
-// Package backup takes snapshots of a cluster's etcd, keeps them in a directory or an S3-compatible store, and begins an
-// etcd with one of them. A backup is two files in the folder of its cluster: <name>.db is etcd's own snapshot, and
-// <name>.json tells what it is. The second is written last and removed first: what has none is no backup.
+// Package backup takes snapshots of a cluster's etcd, stores them in a directory or an S3-compatible store, and starts
+// an etcd from one of them. A backup is two files in the folder of its cluster: <name>.db is etcd's own snapshot, and
+// <name>.json describes it. The description is written last and removed first, so an incomplete backup has no
+// description.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package backup
 
 import (
@@ -34,44 +35,46 @@ import (
 )
 
 const (
-	// s3Retries of one request: who asked for a backup, or for a restore, asks again.
+	// s3Retries of one request. The backup or restore itself is retried as well.
 	s3Retries = 3
-	// s3Answer is how long the store may take to begin an answer.
+	// s3Answer is the limit for the start of the store's answer.
 	s3Answer = 30 * time.Second
 )
 
 // Store keeps files.
 type Store interface {
-	// Put a local file; it is there completely or not at all.
+	// Put stores a local file, completely or not at all.
 	Put(ctx context.Context, name, file string) error
-	// Get a file into a local one, which must not exist.
+	// Get copies a file to a local file, which must not exist.
 	Get(ctx context.Context, name, file string) error
-	// Remove a file, and what an interrupted Put has left of it. One that is not there is no error.
+	// Remove removes a file, and the parts of an interrupted Put. A missing file is no error.
 	Remove(ctx context.Context, name string) error
-	// List the names of all complete files, sorted. Files in folders below are not among them.
+	// List returns the names of all complete files, sorted, without those in subfolders.
 	List(ctx context.Context) ([]string, error)
-	// Location of a file, for people.
+	// Location describes the place of a file for messages.
 	Location(name string) string
 }
 
-// errNotFound: the store works, and has no such file.
-var errNotFound = errors.New("there is no such file")
+// errNotFound means that the store works and does not have the file.
+var errNotFound = errors.New("the file does not exist")
 
-// mayReach says where the store of a tenant may be. Tests have theirs on the loopback interface.
+// mayReach returns an error if a tenant's store must not be at an address. Tests replace it, because their store is on
+// the loopback interface.
 var mayReach = cidr.Remote
 
-// Open opens a store that a tenant has chosen: it is not on this machine, nor at a link-local address. Nothing is asked
-// of it yet. The store never leaves the folder, whatever names it is given: other clusters have theirs beside it.
+// Open opens a store that a tenant has configured. The store must not be on this machine or at a link-local address.
+// Open sends no request. The store never leaves its folder, whatever file names it gets, because folders of other
+// clusters are beside it.
 func Open(c nodeconfig.BackupStore) (Store, error) { return open(c, mayReach) }
 
-// OpenAnywhere is Open for a store that the operator of this machine has chosen.
+// OpenAnywhere is Open for a store that the operator of this machine has configured.
 func OpenAnywhere(c nodeconfig.BackupStore) (Store, error) {
 	return open(c, func(netip.Addr) error { return nil })
 }
 
 func open(c nodeconfig.BackupStore, mayReach func(netip.Addr) error) (Store, error) {
 	if !filepath.IsLocal(c.Folder) || path.Clean(c.Folder) != c.Folder {
-		return nil, fmt.Errorf("wanted a folder in the backup store, such as namespace/name, found %q", c.Folder)
+		return nil, fmt.Errorf("expected a folder in the backup store, such as namespace/name, found %q", c.Folder)
 	}
 	if c.S3 != nil {
 		store, err := openS3(*c.S3, c.Folder, mayReach)
@@ -81,17 +84,17 @@ func open(c nodeconfig.BackupStore, mayReach func(netip.Addr) error) (Store, err
 		return inFolder{store}, nil
 	}
 	if !filepath.IsAbs(c.Directory) {
-		return nil, fmt.Errorf("wanted an absolute directory for the backup store, found %q", c.Directory)
+		return nil, fmt.Errorf("expected an absolute directory for the backup store, found %q", c.Directory)
 	}
 	return inFolder{directory{root: c.Directory, folder: c.Folder}}, nil
 }
 
-// inFolder refuses names of files that are not in the folder of the store.
+// inFolder refuses file names that lead out of the folder of the store.
 type inFolder struct{ Store }
 
 func checkName(name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\\\x00") {
-		return fmt.Errorf("wanted the name of a backup, found %q: it leads out of the folder of the backups", name)
+		return fmt.Errorf("expected the name of a backup, found %q, which leads out of the folder of the backups", name)
 	}
 	return nil
 }
@@ -125,16 +128,16 @@ type directory struct{ root, folder string }
 
 func (d directory) path(name string) string { return filepath.Join(d.root, d.folder, name) }
 
-// part is where a file is until it is complete.
+// part is the name of a file until it is complete.
 func (d directory) part(name string) string { return d.path("." + name + ".part") }
 
 // Location implements Store.
 func (d directory) Location(name string) string { return d.path(name) }
 
-// exists: what nobody has mounted would be on the machine's own disk, and go with it.
+// exists refuses a missing directory: without a mount, backups would be on the machine's own disk and be lost with it.
 func (d directory) exists() error {
 	if info, err := os.Stat(d.root); err != nil || !info.IsDir() {
-		return fmt.Errorf("the backup directory %s does not exist on this machine: mount it there, or name another one (Capstan's machines have /var/lib/capstan/backups)", d.root)
+		return fmt.Errorf("the backup directory %s does not exist on this machine: mount it there, or set another one (Capstan's machines have /var/lib/capstan/backups)", d.root)
 	}
 	return nil
 }
@@ -204,7 +207,7 @@ func (d directory) List(context.Context) ([]string, error) {
 	return names, nil
 }
 
-// copyFile makes a copy, which is on the disk when it returns.
+// copyFile copies a file and syncs the copy to the disk.
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -230,7 +233,7 @@ type bucket struct {
 func openS3(c nodeconfig.S3, folder string, mayReach func(netip.Addr) error) (Store, error) {
 	prefix := strings.Trim(c.Prefix, "/")
 	if prefix != "" && (!filepath.IsLocal(prefix) || path.Clean(prefix) != prefix) {
-		return nil, fmt.Errorf("wanted a prefix for the backup store without empty parts, . and .., found %q", c.Prefix)
+		return nil, fmt.Errorf("expected a prefix for the backup store without empty parts, . and .., found %q", c.Prefix)
 	}
 	endpoint, err := url.Parse(c.Endpoint)
 	if err != nil || endpoint.Host == "" || endpoint.Scheme != "http" && endpoint.Scheme != "https" {
@@ -238,7 +241,7 @@ func openS3(c nodeconfig.S3, folder string, mayReach func(netip.Addr) error) (St
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is documented to be one
 	transport.ResponseHeaderTimeout = s3Answer
-	transport.Proxy = nil // It would resolve names after the check.
+	transport.Proxy = nil // A proxy would resolve names after the check.
 	transport.DialContext = (&net.Dialer{Timeout: s3Answer, Control: checked(mayReach)}).DialContext
 	transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: c.InsecureSkipTLSVerify} //nolint:gosec // the user's choice
 	if c.CA != "" {
@@ -258,8 +261,7 @@ func openS3(c nodeconfig.S3, folder string, mayReach func(netip.Addr) error) (St
 	return bucket{client: client, endpoint: endpoint.Host, name: c.Bucket, folder: path.Join(prefix, folder)}, nil
 }
 
-// checked refuses to connect to addresses that are not allowed. It sees what names were resolved to, and where redirects
-// lead.
+// checked refuses connections to forbidden addresses. It runs after the resolution of names, also for redirects.
 func checked(mayReach func(netip.Addr) error) func(network, address string, _ syscall.RawConn) error {
 	return func(_, address string, _ syscall.RawConn) error {
 		to, err := netip.ParseAddrPort(address)
@@ -267,7 +269,7 @@ func checked(mayReach func(netip.Addr) error) func(network, address string, _ sy
 			return err
 		}
 		if err := mayReach(to.Addr()); err != nil {
-			return fmt.Errorf("the backup store may not be at this address: %w", err)
+			return fmt.Errorf("the backup store must not be at this address: %w", err)
 		}
 		return nil
 	}
@@ -307,7 +309,7 @@ func (b bucket) Remove(ctx context.Context, name string) error {
 	return b.explain("removing", name, err)
 }
 
-// List implements Store. The prefix ends with a slash: the folder demo-2 is not in the folder demo.
+// List implements Store. The prefix ends with a slash, because the folder demo-2 is not in the folder demo.
 func (b bucket) List(ctx context.Context) ([]string, error) {
 	prefix := ""
 	if b.folder != "." {

@@ -1,10 +1,10 @@
 // Package bootstrap applies the bootstrap data of a machine, once (IM-08).
 //
-// What was done is recorded on the machine's disk step by step, so a machine that dies half-way
-// goes on where it was when it is given its data again: commands that succeeded are not repeated,
-// and writing a file twice does no harm. The record holds the names of steps and nothing of the data.
+// Each step is recorded on the machine's disk. A machine that stops before the end continues at the first missing step
+// when it gets its data again. Commands that succeeded are not repeated. Writing a file twice does no harm. The record
+// contains the names of steps and no content of the data.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package bootstrap
 
 import (
@@ -27,12 +27,12 @@ import (
 // RecordPath is on the machine's disk.
 const RecordPath = "/var/lib/capstan/bootstrap.json"
 
-// Runner applies bootstrap data. All paths are fields so that tests can have their own.
+// Runner applies bootstrap data. All paths are fields, so that tests can set them.
 type Runner struct {
 	Starter  process.Starter
 	Log      *slog.Logger
 	Metadata machine.Metadata
-	// Root is put before the paths of files; empty on a machine.
+	// Root is the prefix of the paths of files; empty on a machine.
 	Root       string
 	DataPath   string
 	RecordPath string
@@ -44,15 +44,15 @@ type Runner struct {
 	record record
 }
 
-// record is what RecordPath holds.
+// record is the content of RecordPath.
 type record struct {
 	// Machine is the id of the machine whose data was applied.
 	Machine string `json:"machine"`
-	// Done are the steps that need no repetition.
+	// Done are the finished steps.
 	Done []string `json:"done"`
-	// Appended says how long a file was before the step that appends to it, by step.
+	// Appended is the length of a file before the step that appends to it, by step.
 	Appended map[string]int64 `json:"appended,omitempty"`
-	// Sentinel says that the sentinel was there when a step was done: it does not outlive PID 1.
+	// Sentinel is true if the sentinel existed after a step. The file itself does not outlive PID 1.
 	Sentinel bool              `json:"sentinel,omitempty"`
 	Result   initapi.Bootstrap `json:"result"`
 	Message  string            `json:"message,omitempty"`
@@ -67,22 +67,21 @@ func New(starter process.Starter, log *slog.Logger, metadata machine.Metadata, s
 	}
 }
 
-// Run applies the data, once it is there, and reports each change. It returns when the bootstrap
-// has succeeded or failed, or when ctx ends. Data of a machine that was bootstrapped already is
-// erased unread.
+// Run waits for the data, applies it and reports each change. It returns when the bootstrap has succeeded or failed, or
+// when ctx ends. It erases data unread if the machine was bootstrapped before.
 func (r *Runner) Run(ctx context.Context, report func(initapi.Bootstrap, string)) {
 	if err := r.load(); err != nil {
 		report(initapi.Failed, err.Error())
 		return
 	}
 	if r.record.Result == initapi.Succeeded {
-		if err := erase(r.DataPath); err != nil {
+		if err := Erase(r.DataPath); err != nil {
 			r.Log.Error("cannot erase the bootstrap data", "error", err)
 		}
 		report(initapi.Succeeded, "")
 		return
 	}
-	// A machine that failed tells so until it is given its data again.
+	// A failed machine reports the failure until it gets its data again.
 	if _, err := os.Stat(r.DataPath); err != nil && r.record.Result == initapi.Failed {
 		report(initapi.Failed, r.record.Message)
 	} else {
@@ -104,7 +103,7 @@ func (r *Runner) Run(ctx context.Context, report func(initapi.Bootstrap, string)
 
 // finish erases the data, records the result and reports it, in this order.
 func (r *Runner) finish(err error, report func(initapi.Bootstrap, string)) {
-	err = errors.Join(err, erase(r.DataPath))
+	err = errors.Join(err, Erase(r.DataPath))
 	r.record.Result, r.record.Message = initapi.Succeeded, ""
 	if err != nil {
 		r.record.Result, r.record.Message = initapi.Failed, err.Error()
@@ -115,7 +114,7 @@ func (r *Runner) finish(err error, report func(initapi.Bootstrap, string)) {
 	report(r.record.Result, r.record.Message)
 }
 
-// apply does all steps that the record does not have.
+// apply does all steps that are not in the record.
 func (r *Runner) apply(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Dir(r.LogPath), 0o750); err != nil {
 		return err
@@ -140,14 +139,14 @@ func (r *Runner) apply(ctx context.Context) error {
 	return r.awaitSentinel(ctx, did)
 }
 
-// doSteps does those that the record does not have, and says whether there were any.
+// doSteps does the steps that are not in the record, and reports whether there were any.
 func (r *Runner) doSteps(ctx context.Context, steps []step) (did bool, err error) {
 	for _, step := range steps {
 		if slices.Contains(r.record.Done, step.name) {
 			continue
 		}
 		did = true
-		// To the log only: each report wakes up everybody who watches the machine.
+		// Only a log entry, because each report wakes all watchers of the machine.
 		r.Log.Info("bootstrap", "step", step.name)
 		if err := step.do(ctx); err != nil {
 			return did, fmt.Errorf("%s: %w", step.name, err)
@@ -159,15 +158,15 @@ func (r *Runner) doSteps(ctx context.Context, steps []step) (did bool, err error
 	return did, nil
 }
 
-// awaitSentinel waits for the sentinel, and records that it was there before the data is erased. When this PID 1
-// did nothing that could write it, one that was not seen before never comes.
+// awaitSentinel waits for the sentinel and records it before the data is erased. If this PID 1 started nothing that
+// could write the sentinel, and it was not seen before, it will never exist.
 func (r *Runner) awaitSentinel(ctx context.Context, did bool) error {
 	switch {
 	case r.record.Sentinel:
 		return nil
 	case !did && !r.sentinelThere():
-		return fmt.Errorf("all steps are done, but the machine was started again before %s was there, and whoever was to write it has ended: "+
-			"delete the machine, and have the last command in runcmd write the file itself", r.Sentinel)
+		return fmt.Errorf("all steps are done, but the machine restarted before %s existed, and the process that would have written it has ended: "+
+			"delete the machine, and write the file in the last command of runcmd", r.Sentinel)
 	}
 	r.Log.Info("bootstrap", "step", "waiting for "+r.Sentinel)
 	if err := waitForFile(ctx, r.Sentinel); err != nil {
@@ -187,8 +186,8 @@ type step struct {
 	do   func(context.Context) error
 }
 
-// steps in cloud-init's order: bootcmd, write_files, hostname, users, runcmd's script; files with
-// defer come last but one, because the scripts of runcmd are what they are deferred for.
+// steps returns the steps in cloud-init's order: bootcmd, write_files, hostname, users, files with defer, runcmd's
+// script. Files with defer precede runcmd, because its scripts use them.
 func (r *Runner) steps(c *cloudconfig.Config) []step {
 	var steps, deferred []step
 	if len(c.BootCommands) > 0 {
@@ -216,8 +215,9 @@ func (r *Runner) steps(c *cloudconfig.Config) []step {
 	return steps
 }
 
-// load reads the record. One that cannot be used is taken for none: capstand knows whether the bootstrap has ended, and
-// passes the data again if it has not, so all steps are done once more. The alternative is a machine that never comes up.
+// load reads the record. An unreadable record counts as an empty one, so all steps are done again. This happens only
+// before the bootstrap has ended, because capstand passes the data only until then. The alternative is a machine that
+// never starts.
 func (r *Runner) load() error {
 	r.record = record{}
 	err := atomicfile.ReadJSON(r.RecordPath, &r.record)
@@ -226,7 +226,7 @@ func (r *Runner) load() error {
 	case errors.As(err, &unreadable):
 		return err
 	case err != nil:
-		r.Log.Error("the record of the bootstrap cannot be used: all steps are to be done again", "error", err)
+		r.Log.Error("cannot use the record of the bootstrap: all steps are done again", "error", err)
 		r.record = record{}
 	}
 	if r.record.Machine != r.Metadata.ID {

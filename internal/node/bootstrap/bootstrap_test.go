@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
-	"capstan.dev/capstan/internal/node/process"
+	"capstan.dev/capstan/internal/node/process/processtest"
 )
 
 type fixture struct {
@@ -31,10 +31,10 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// again is the Runner of the next PID 1 of the same machine.
+// again returns the Runner of the next PID 1 of the same machine.
 func (f *fixture) again() *Runner {
 	f.Runner = &Runner{
-		Starter: process.Simple{}, Log: slog.New(slog.NewTextHandler(&f.log, nil)), Metadata: machine.Metadata{ID: "id", Hostname: "m"},
+		Starter: processtest.Starter{}, Log: slog.New(slog.NewTextHandler(&f.log, nil)), Metadata: machine.Metadata{ID: "id", Hostname: "m"},
 		Root: f.dir, DataPath: f.path("run/data"), RecordPath: f.path("var/record"), Sentinel: f.path("run/sentinel"), LogPath: f.path("log/bootstrap.log"),
 		SetHostname: func(name string) error { f.hostname = name; return nil },
 	}
@@ -58,7 +58,7 @@ func (f *fixture) read(name string) string {
 	return string(data)
 }
 
-// apply runs to the end and returns the last state and message, and all states.
+// apply runs the bootstrap to its end. It returns the last state, the last message and all states.
 func (f *fixture) apply() (initapi.Bootstrap, string, []initapi.Bootstrap) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
@@ -68,13 +68,13 @@ func (f *fixture) apply() (initapi.Bootstrap, string, []initapi.Bootstrap) {
 	f.Run(ctx, func(state initapi.Bootstrap, message string) {
 		if state == initapi.Succeeded || state == initapi.Failed {
 			if _, err := os.Stat(f.DataPath); err == nil && len(states) > 1 {
-				f.t.Errorf("%s is reported while the data is still there", state)
+				f.t.Errorf("the state is %s, but the data still exists", state)
 			}
 		}
 		states, last = append(states, state), message
 	})
 	if ctx.Err() != nil {
-		f.t.Fatalf("did not end: %v", states)
+		f.t.Fatalf("the bootstrap did not end: %v", states)
 	}
 	return states[len(states)-1], last, states
 }
@@ -83,7 +83,7 @@ const sentinel = "- echo success > $DIR/run/sentinel\n"
 
 func (f *fixture) expand(data string) string { return strings.ReplaceAll(data, "$DIR", f.dir) }
 
-// IM-08: everything is applied in cloud-init's order, then erased; a later start does nothing.
+// IM-08: the bootstrap applies everything in cloud-init's order, then erases the data. A later start changes nothing.
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	f.give(f.expand(`
@@ -112,14 +112,14 @@ runcmd:
 	}
 	for _, name := range []string{"var/record", "log/bootstrap.log"} {
 		if strings.Contains(f.read(name), "hunter2") {
-			t.Errorf("%s has the data", name)
+			t.Errorf("%s contains the data", name)
 		}
 	}
 	if strings.Contains(f.log.String(), "hunter2") {
-		t.Error("the log has the data")
+		t.Error("the log contains the data")
 	}
 
-	// The next PID 1 finds no data, or, if capstand was slow to notice, once more the old.
+	// The next PID 1 finds no data. If capstand has not noticed the end of the bootstrap yet, it finds the old data again.
 	for _, stray := range []bool{false, true} {
 		if stray {
 			f.give("runcmd: ['echo again >> " + f.path("order") + "']")
@@ -134,7 +134,7 @@ runcmd:
 	}
 }
 
-// A machine that dies half-way goes on after the last step that succeeded.
+// A machine that dies during the bootstrap continues after the last step that succeeded.
 func TestGoesOn(t *testing.T) {
 	f := newFixture(t)
 	data := f.expand(`
@@ -149,7 +149,7 @@ runcmd:
 	if state != initapi.Failed || !strings.Contains(message, "runcmd: [1]: exit code 7") || !strings.Contains(message, f.LogPath) {
 		t.Fatalf("%s: %s", state, message)
 	}
-	// Without data it says again what is wrong.
+	// Without data, it reports the same error again.
 	f.again()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.Run(ctx, func(state initapi.Bootstrap, again string) {
@@ -174,7 +174,7 @@ runcmd:
 	}
 }
 
-// A crash between the writing of an append and its record does not append twice.
+// A crash between an append and its record does not cause a second append.
 func TestAppendTwice(t *testing.T) {
 	f := newFixture(t)
 	if err := f.load(); err != nil {
@@ -216,13 +216,13 @@ func TestFailures(t *testing.T) {
 				t.Errorf("%s: %s", state, message)
 			}
 			if _, err := os.Stat(f.DataPath); err == nil {
-				t.Error("the data is still there")
+				t.Error("the data still exists")
 			}
 		})
 	}
 }
 
-// IM-08: data and sentinel may come late; both are waited for without polling, and nothing is done before they are there.
+// IM-08: data and sentinel can arrive late. The bootstrap waits for both without polling and does nothing before.
 func TestWaits_IM08(t *testing.T) {
 	f := newFixture(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
@@ -233,7 +233,7 @@ func TestWaits_IM08(t *testing.T) {
 			f.give("runcmd: ['(sleep 0.2; echo success > " + f.Sentinel + ") >/dev/null 2>&1 &']")
 		case initapi.Succeeded:
 			if _, err := os.Stat(f.Sentinel); err != nil {
-				t.Errorf("reported before the sentinel was there: %v", err)
+				t.Errorf("the end was reported before the sentinel existed: %v", err)
 			}
 		case initapi.Failed:
 			t.Error(message)
@@ -244,7 +244,7 @@ func TestWaits_IM08(t *testing.T) {
 	}
 }
 
-// restart is the next PID 1 of the same machine, which was given its data again: /run is a new one.
+// restart simulates the next PID 1 of the same machine: /run is empty, and the machine has its data again.
 func (f *fixture) restart(data string) {
 	f.t.Helper()
 	if err := os.RemoveAll(f.path("run")); err != nil {
@@ -254,7 +254,7 @@ func (f *fixture) restart(data string) {
 	f.again()
 }
 
-// dieAfterSteps does all steps, and dies before it looks for the sentinel.
+// dieAfterSteps runs all steps and stops before the check for the sentinel.
 func (f *fixture) dieAfterSteps(data string) {
 	f.t.Helper()
 	config, err := cloudconfig.Parse([]byte("#cloud-config\n"+data), f.Metadata.TemplateVariables())
@@ -269,17 +269,17 @@ func (f *fixture) dieAfterSteps(data string) {
 	}
 }
 
-// IM-08: the sentinel is on a tmpfs. A machine that dies after its last command, and before anybody has looked for
-// the sentinel, was bootstrapped all the same.
+// IM-08: the sentinel is on a tmpfs. A machine that dies between its last command and the check for the sentinel
+// counts as bootstrapped.
 func TestSentinelIsLost(t *testing.T) {
 	for name, c := range map[string]struct {
 		data    string
 		state   initapi.Bootstrap
 		message string
 	}{
-		"written by the last command": {"runcmd:\n- echo one >> $DIR/list\n" + sentinel, initapi.Succeeded, ""},
-		"written by one before it":    {"runcmd:\n" + sentinel + "- echo one >> $DIR/list\n", initapi.Succeeded, ""},
-		"written by nobody any more":  {"runcmd:\n- echo one >> $DIR/list\n", initapi.Failed, "was started again before"},
+		"written by the last command":   {"runcmd:\n- echo one >> $DIR/list\n" + sentinel, initapi.Succeeded, ""},
+		"written by an earlier command": {"runcmd:\n" + sentinel + "- echo one >> $DIR/list\n", initapi.Succeeded, ""},
+		"not written by a command":      {"runcmd:\n- echo one >> $DIR/list\n", initapi.Failed, "restarted before"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
@@ -291,7 +291,7 @@ func TestSentinelIsLost(t *testing.T) {
 				t.Errorf("%s: %s", state, message)
 			}
 			if _, err := os.Stat(f.DataPath); err == nil {
-				t.Error("the data is still there")
+				t.Error("the data still exists")
 			}
 			if got := f.read("list"); got != "one\n" {
 				t.Errorf("list %q", got)
@@ -300,7 +300,7 @@ func TestSentinelIsLost(t *testing.T) {
 	}
 }
 
-// A record that a power failure has left useless is one of nothing: who still has the data gives it again.
+// A record that a power failure damaged counts as empty. capstand writes the data again if it still has it.
 // Row IM-08.
 func TestUselessRecord(t *testing.T) {
 	for _, content := range []string{"", "{", "7", "\x00\x00"} {
@@ -315,13 +315,13 @@ func TestUselessRecord(t *testing.T) {
 		if state, message, _ := f.apply(); state != initapi.Succeeded {
 			t.Errorf("%q: %s: %s", content, state, message)
 		}
-		if !strings.Contains(f.log.String(), "cannot be used") {
-			t.Errorf("%q: nobody is told: %s", content, f.log.String())
+		if !strings.Contains(f.log.String(), "cannot use the record") {
+			t.Errorf("%q: the log does not report it: %s", content, f.log.String())
 		}
 	}
 }
 
-// A disk that was another machine's does not count as bootstrapped.
+// A disk of another machine does not count as bootstrapped.
 func TestOtherMachine(t *testing.T) {
 	f := newFixture(t)
 	f.give("runcmd:\n" + f.expand(sentinel))
@@ -339,13 +339,13 @@ func TestErase(t *testing.T) {
 	if err := os.WriteFile(path, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Whoever holds the file open sees zeros.
+	// A process that has the file open reads zeros.
 	open, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
-	if err := erase(path); err != nil {
+	if err := Erase(path); err != nil {
 		t.Fatal(err)
 	}
 	content := make([]byte, 6)
@@ -355,7 +355,7 @@ func TestErase(t *testing.T) {
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("%v, want %v", err, fs.ErrNotExist)
 	}
-	if err := erase(path); err != nil {
+	if err := Erase(path); err != nil {
 		t.Error(err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
-// writeFile writes a file whole or not at all. Appending twice is avoided by the recorded length
-// that the file had before.
+// writeFile writes a file completely or not at all. The recorded length of the file before the step prevents that
+// content is appended twice.
 func (r *Runner) writeFile(step string, f cloudconfig.File) error {
 	uid, gid, err := lookupOwner(f.Owner)
 	if err != nil {
@@ -46,8 +46,21 @@ func (r *Runner) writeFile(step string, f cloudconfig.File) error {
 	return replaceFile(path, content, f.Mode, uid, gid)
 }
 
-// replaceFile writes a file beside path and moves it there. Nobody but root can read it before it
-// has its owner and mode. It is on the disk before the step that wrote it is recorded.
+// WriteFile writes a file below root completely or not at all. It does not append.
+func WriteFile(root string, f cloudconfig.File) error {
+	uid, gid, err := lookupOwner(f.Owner)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(root, f.Path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return replaceFile(path, f.Content, f.Mode, uid, gid)
+}
+
+// replaceFile writes a file beside path and renames it to path. Only root can read it before it has its owner and mode.
+// It is synced to the disk before its step is recorded.
 func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) error {
 	file, err := os.OpenFile(path+".capstan-tmp", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -68,7 +81,7 @@ func replaceFile(path string, content []byte, mode os.FileMode, uid, gid int) er
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// lookupOwner reads "user", "user:group" or numbers in their place; root by default.
+// lookupOwner parses "user" or "user:group", as names or numbers. The default is root.
 func lookupOwner(owner string) (uid, gid int, err error) {
 	name, group, hasGroup := strings.Cut(owner, ":")
 	if name != "" && name != "root" {
@@ -93,8 +106,8 @@ func lookupOwner(owner string) (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
-// erase overwrites a file with zeros and removes it. A missing file is fine.
-func erase(path string) error {
+// Erase overwrites a file with zeros and removes it. A missing file is no error.
+func Erase(path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -112,7 +125,7 @@ func erase(path string) error {
 	return nil
 }
 
-// waitForFile returns when the file exists, or ctx has ended. The folder is made if need be.
+// waitForFile returns when the file exists or ctx has ended. It creates the folder if necessary.
 func waitForFile(ctx context.Context, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
-// script is the step that runs a list of commands. They run in one shell, as with cloud-init: one
-// may change folder or set variables for the next. Unlike there, the first that fails ends it.
+// script is the step that runs a list of commands. They run in one shell, as with cloud-init: one may change folder or
+// set variables for the next. Unlike with cloud-init, the first command that fails ends the script.
 //
-// The shell reads the commands from a pipe, so they are neither arguments nor a file, and it writes
-// the number of each one that succeeded to another, so they are not run again after a crash.
+// The shell reads the commands from a pipe, so they are neither arguments nor a file. It writes the number of each
+// successful command to another pipe, so no command runs again after a crash.
 func (r *Runner) script(name string, commands []cloudconfig.Command) step {
 	return step{name, func(ctx context.Context) error {
 		if r.firstMissing(name, commands) == len(commands) {
@@ -34,7 +34,7 @@ func (r *Runner) script(name string, commands []cloudconfig.Command) step {
 		case missing == len(commands):
 			return nil
 		case code == 0:
-			return fmt.Errorf("[%d]: ended the script with exit code 0 before the commands after it; see %s", missing, r.LogPath)
+			return fmt.Errorf("[%d]: ended the script with exit code 0 before the remaining commands; see %s", missing, r.LogPath)
 		}
 		return fmt.Errorf("[%d]: exit code %d; see %s on the machine", missing, code, r.LogPath)
 	}}
@@ -42,7 +42,7 @@ func (r *Runner) script(name string, commands []cloudconfig.Command) step {
 
 func commandStep(name string, i int) string { return fmt.Sprintf("%s[%d]", name, i) }
 
-// firstMissing is the first command that the record does not have.
+// firstMissing returns the index of the first command that is not in the record.
 func (r *Runner) firstMissing(name string, commands []cloudconfig.Command) int {
 	for i := range commands {
 		if !slices.Contains(r.record.Done, commandStep(name, i)) {
@@ -52,7 +52,7 @@ func (r *Runner) firstMissing(name string, commands []cloudconfig.Command) int {
 	return len(commands)
 }
 
-// runScript runs the commands that are missing and records each that succeeds.
+// runScript runs the missing commands and records each successful one.
 func (r *Runner) runScript(ctx context.Context, name string, commands []cloudconfig.Command) (int, error) {
 	if err := os.MkdirAll(filepath.Dir(r.LogPath), 0o750); err != nil {
 		return 0, err
@@ -96,8 +96,8 @@ func (r *Runner) runScript(ctx context.Context, name string, commands []cloudcon
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 		return 0, ctx.Err()
 	case e := <-exit:
-		// Daemons that commands left behind may hold the pipe open, so its end is written by us: all that
-		// the script has written comes before.
+		// Daemons that commands started may keep the pipe open. The runner therefore writes an end mark, which follows
+		// all output of the script.
 		_, err := progressIn.WriteString(endOfProgress + "\n")
 		return e.Code, errors.Join(closeErr, err, <-progress)
 	}
@@ -115,8 +115,8 @@ func (r *Runner) recordProgress(name string, lines *bufio.Scanner) error {
 	return nil
 }
 
-// scriptText is the shell's input. It closes the script's own descriptor for the commands; each
-// command's success is written to descriptor 4, its failure ends the script.
+// scriptText returns the shell's input. It closes the descriptor of the script for the commands. Each success is
+// written to descriptor 4, and a failure ends the script.
 func scriptText(commands []cloudconfig.Command, first int) string {
 	var b strings.Builder
 	b.WriteString("exec 3<&-\n")

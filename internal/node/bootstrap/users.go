@@ -13,8 +13,8 @@ import (
 	"capstan.dev/capstan/internal/node/cloudconfig"
 )
 
-// makeUser makes a user account with the system's own tools. An account that exists is kept and
-// given the password, keys and sudo rules.
+// makeUser creates a user account with the system's tools. An existing account is kept and gets the password, keys and
+// sudo rules.
 func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
 	if _, err := user.Lookup(u.Name); err != nil {
 		if err := r.run(ctx, "", append([]string{"useradd"}, useraddArgs(u)...)...); err != nil {
@@ -22,7 +22,7 @@ func (r *Runner) makeUser(ctx context.Context, u cloudconfig.User) error {
 		}
 	}
 	if u.Passwd != "" {
-		// The hash goes through a pipe: arguments can be read by everybody.
+		// The hash goes through a pipe, because all users can read arguments.
 		if err := r.run(ctx, u.Name+":"+u.Passwd+"\n", "chpasswd", "-e"); err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ func (r *Runner) run(ctx context.Context, input string, args ...string) error {
 		return err
 	}
 	defer out.Close()
-	// Short enough for the pipe's buffer.
+	// The input fits into the pipe's buffer.
 	_, err = in.WriteString(input)
 	_ = in.Close()
 	if err != nil {

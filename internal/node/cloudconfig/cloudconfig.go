@@ -1,11 +1,10 @@
-// Package cloudconfig reads the cloud-config that bootstrap providers emit (IM-08).
+// Package cloudconfig parses the cloud-config of bootstrap providers (IM-08).
 //
-// It is strict: whatever it does not support is refused by name, all of it in one error, so that
-// nothing of a machine is changed by data that cannot be applied whole. It supports what Cluster
-// API's bootstrap providers write; modules that configure hardware or a clock have no meaning in a
-// machine that shares its host's.
+// It is strict: one error names everything that is not supported, so that no part of such data is applied. It supports
+// the modules that Cluster API's bootstrap providers write. Modules for hardware or a clock have no meaning in a
+// machine, which shares those of its host.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package cloudconfig
 
 import (
@@ -36,13 +35,13 @@ type Config struct {
 	Mounts           []yaml.Node `yaml:"mounts"`
 }
 
-// Command is a line for sh, or a program with its arguments.
+// Command is a shell command line, or a program with its arguments.
 type Command struct {
 	Shell string
 	Args  []string
 }
 
-// String is the command as a line for sh.
+// String returns the command as a shell command line.
 func (c Command) String() string {
 	if c.Args == nil {
 		return c.Shell
@@ -59,13 +58,13 @@ func (c *Command) UnmarshalYAML(node *yaml.Node) error {
 	switch node.Kind {
 	case yaml.ScalarNode:
 		if node.Tag == "!!null" {
-			return fmt.Errorf("line %d: an empty command", node.Line)
+			return fmt.Errorf("line %d: the command is empty", node.Line)
 		}
 		c.Shell = node.Value
 		return nil
 	case yaml.SequenceNode:
 		if len(node.Content) == 0 {
-			return fmt.Errorf("line %d: an empty command", node.Line)
+			return fmt.Errorf("line %d: the command is empty", node.Line)
 		}
 		c.Args = []string{}
 		for _, arg := range node.Content {
@@ -79,7 +78,7 @@ func (c *Command) UnmarshalYAML(node *yaml.Node) error {
 	return fmt.Errorf("line %d: a command is a string or a list of strings", node.Line)
 }
 
-// User is a user account to be made.
+// User is a user account to create.
 type User struct {
 	Name              string     `yaml:"name"`
 	Passwd            string     `yaml:"passwd"`
@@ -92,7 +91,7 @@ type User struct {
 	PrimaryGroup      string     `yaml:"primary_group"`
 	Sudo              stringList `yaml:"sudo"`
 	SSHAuthorizedKeys []string   `yaml:"ssh_authorized_keys"`
-	// Default stands for cloud-init's "default" user, which a machine does not have.
+	// Default is true for cloud-init's "default" user, which a machine does not have.
 	Default bool `yaml:"-"`
 }
 
@@ -106,7 +105,7 @@ func (u *User) UnmarshalYAML(node *yaml.Node) error {
 	return decode(node, (*plain)(u))
 }
 
-// stringList is a list, or a string with commas, or false for none.
+// stringList is a list, a string with commas, or false for an empty list.
 type stringList []string
 
 // UnmarshalYAML implements yaml.Unmarshaler.
@@ -118,7 +117,7 @@ func (l *stringList) UnmarshalYAML(node *yaml.Node) error {
 		return nil
 	}
 	if node.Kind != yaml.ScalarNode {
-		return fmt.Errorf("line %d: want a string or a list of strings", node.Line)
+		return fmt.Errorf("line %d: expected a string or a list of strings", node.Line)
 	}
 	*l = []string{node.Value}
 	return nil
@@ -136,9 +135,9 @@ const (
 	templateHeader = "## template:"
 )
 
-// Parse reads a cloud-config. metadata fills the variables of data that begins with
-// "## template: jinja": names without "ds.meta_data.", such as local_hostname, instance_id and
-// provider_id. Errors name what is wrong and never quote the data.
+// Parse reads a cloud-config. metadata fills the variables of data that begins with "## template: jinja": names without
+// "ds.meta_data.", such as local_hostname, instance_id and provider_id. Errors name the invalid field and never quote
+// the data.
 func Parse(data []byte, metadata map[string]string) (*Config, error) {
 	data, err := render(data, metadata)
 	if err != nil {
@@ -157,7 +156,7 @@ func Parse(data []byte, metadata map[string]string) (*Config, error) {
 		return nil, yamlError(err)
 	}
 	if err := decoder.Decode(new(yaml.Node)); err == nil {
-		return nil, errors.New("the data has several YAML documents, want one")
+		return nil, errors.New("the data has several YAML documents, expected one")
 	}
 	config := &Config{}
 	if len(document.Content) == 0 || document.Content[0].Tag == "!!null" {
@@ -173,7 +172,7 @@ func Parse(data []byte, metadata map[string]string) (*Config, error) {
 	return config, err
 }
 
-// keys that are understood, with those of their items.
+// keys are the supported keys, with those of their items.
 var (
 	topKeys = []string{
 		"hostname", "fqdn", "preserve_hostname", "bootcmd", "runcmd", "write_files", "users", "ntp",
@@ -189,7 +188,7 @@ var (
 	}
 )
 
-// unsupported names every key that nobody would act upon.
+// unsupported returns an error for each key that is not supported.
 func unsupported(root *yaml.Node) []error {
 	if root.Kind != yaml.MappingNode {
 		return []error{errors.New("the data is not a YAML mapping")}
@@ -204,7 +203,7 @@ func unsupported(root *yaml.Node) []error {
 		for i := 0; i+1 < len(node.Content); i += 2 {
 			key := node.Content[i]
 			if seen[key.Value] {
-				errs = append(errs, fmt.Errorf("line %d: %s%s is there twice", key.Line, where, name(key.Value)))
+				errs = append(errs, fmt.Errorf("line %d: %s%s occurs twice", key.Line, where, name(key.Value)))
 			}
 			seen[key.Value] = true
 			if !slices.Contains(known, key.Value) {
@@ -239,15 +238,15 @@ func resolve(node *yaml.Node) *yaml.Node {
 
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
-// name is a key as an error may quote it: a mangled document can have anything for a key.
+// name returns a key for an error. In a damaged document any text can be a key, so only plain keys are quoted.
 func name(key string) string {
 	if namePattern.MatchString(key) {
 		return key
 	}
-	return "a key that is no name"
+	return "a key that is not a name"
 }
 
-// validate refuses what can be read but not done.
+// validate refuses values that are well-formed but not supported.
 func (c *Config) validate() error {
 	var errs []error
 	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -264,7 +263,7 @@ func (c *Config) validate() error {
 		refuse("mounts is not supported: a machine has no disks of its own")
 	}
 	if (c.Hostname != "" || c.FQDN != "") && !c.PreserveHostname && !hostnamePattern.MatchString(c.HostnameToSet()) {
-		refuse("hostname: want letters, digits, '-' and '.', at most 63 characters")
+		refuse("hostname: expected letters, digits, '-' and '.', at most 63 characters")
 	}
 	for i := range c.Files {
 		if err := c.Files[i].validate(); err != nil {
@@ -284,7 +283,7 @@ var (
 	userPattern     = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 )
 
-// HostnameToSet is the host name that the data asks for, or "" to leave it as it is.
+// HostnameToSet returns the host name in the data, or "" to keep the current one.
 func (c *Config) HostnameToSet() string {
 	if c.PreserveHostname {
 		return ""
@@ -301,7 +300,7 @@ func (u User) validate() error {
 		return errors.New(`"default" is not supported: a machine has no default user`)
 	}
 	if !userPattern.MatchString(u.Name) {
-		return errors.New("name: want lower case letters, digits, '_' and '-', at most 32 characters")
+		return errors.New("name: expected lower case letters, digits, '_' and '-', at most 32 characters")
 	}
 	for field, value := range map[string]string{
 		"passwd": u.Passwd, "gecos": u.Gecos, "homedir": u.HomeDir, "shell": u.Shell, "primary_group": u.PrimaryGroup,
@@ -311,7 +310,7 @@ func (u User) validate() error {
 		}
 	}
 	if u.HomeDir != "" && !filepath.IsAbs(u.HomeDir) {
-		return errors.New("homedir: want an absolute path")
+		return errors.New("homedir: expected an absolute path")
 	}
 	for _, text := range slices.Concat(u.Sudo, u.SSHAuthorizedKeys, u.Groups) {
 		if strings.Contains(text, "\n") {
@@ -326,15 +325,14 @@ func decode(node *yaml.Node, into any) error { return node.Decode(into) }
 
 var quoted = regexp.MustCompile("(?s)`.*`|\"[^\"]*\"|'[^']*'")
 
-// yamlError keeps the place and kind of an error and drops what it quotes of the data.
+// yamlError returns the place and kind of an error without quoted data.
 func yamlError(err error) error {
 	return errors.New(quoted.ReplaceAllString(err.Error(), "(data)"))
 }
 
 var variable = regexp.MustCompile(`\{\{-?\s*([A-Za-z0-9_.]+)\s*-?\}\}`)
 
-// render fills in the variables of a jinja template. Expressions other than a plain variable are
-// refused.
+// render replaces the variables of a jinja template. It refuses all other expressions.
 func render(data []byte, metadata map[string]string) ([]byte, error) {
 	first, rest, _ := bytes.Cut(data, []byte("\n"))
 	line := string(bytes.TrimSpace(first))
@@ -342,7 +340,7 @@ func render(data []byte, metadata map[string]string) ([]byte, error) {
 		return data, nil
 	}
 	if engine := strings.TrimSpace(strings.TrimPrefix(line, templateHeader)); engine != "jinja" {
-		return nil, errors.New("the data is a template, but not one of jinja's")
+		return nil, errors.New("the data is a template, but not a jinja template")
 	}
 	var errs []error
 	unknown := map[string]bool{}
@@ -365,7 +363,7 @@ func render(data []byte, metadata map[string]string) ([]byte, error) {
 	}
 	for _, mark := range []string{"{{", "{%", "{#"} {
 		if n := bytes.Index(variable.ReplaceAll(rest, nil), []byte(mark)); n >= 0 {
-			errs = append(errs, fmt.Errorf("the template uses %s for more than a plain variable, which is not supported", mark))
+			errs = append(errs, fmt.Errorf("the template contains %s, and only plain variables are supported", mark))
 		}
 	}
 	return out, errors.Join(errs...)

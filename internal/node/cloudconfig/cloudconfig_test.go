@@ -26,13 +26,13 @@ func zipped(text string) []byte {
 
 func b64(data []byte) string { return base64.StdEncoding.EncodeToString(data) }
 
-// IM-08: what is supported is read as cloud-init reads it.
+// IM-08: supported settings have the same meaning as in cloud-init.
 func TestParse(t *testing.T) {
 	tests := map[string]struct {
 		data string
 		want Config
 	}{
-		"nothing":          {"#cloud-config\n", Config{}},
+		"no settings":      {"#cloud-config\n", Config{}},
 		"null":             {"#cloud-config\n~\n", Config{}},
 		"carriage returns": {"#cloud-config\r\nhostname: a\r\n", Config{Hostname: "a"}},
 		"commands": {
@@ -70,7 +70,7 @@ func TestParse(t *testing.T) {
 		"no template":    {"#cloud-config\nruncmd: ['echo {{ x }} {% y']\n", Config{RunCommands: []Command{{Shell: "echo {{ x }} {% y"}}}},
 		"anchors":        {"#cloud-config\nruncmd: &c [a]\nbootcmd: *c\n", Config{RunCommands: []Command{{Shell: "a"}}, BootCommands: []Command{{Shell: "a"}}}},
 		"ntp off":        {"#cloud-config\nntp: {enabled: false}\n", Config{NTP: &NTP{Enabled: new(bool)}}},
-		"nothing to do":  {"#cloud-config\nmounts: []\ndisk_setup: {}\nfs_setup: []\n", Config{}},
+		"empty lists":    {"#cloud-config\nmounts: []\ndisk_setup: {}\nfs_setup: []\n", Config{}},
 		"document start": {"#cloud-config\n---\nhostname: a\n", Config{Hostname: "a"}},
 	}
 	for name, tt := range tests {
@@ -111,7 +111,7 @@ func TestEncodings(t *testing.T) {
 	}
 }
 
-// What cannot be done is refused by name, and the data is never quoted.
+// Errors name the unsupported key and do not quote the data.
 func TestRefused(t *testing.T) {
 	const secret = "hunter2hunter2"
 	tests := map[string]struct {
@@ -124,8 +124,8 @@ func TestRefused(t *testing.T) {
 		"list":              {"#cloud-config\n- a\n", []string{"not a YAML mapping"}},
 		"documents":         {"#cloud-config\nhostname: a\n---\nhostname: b\n", []string{"several YAML documents"}},
 		"unknown keys":      {"#cloud-config\npackages: [" + secret + "]\nswap: {}\n", []string{"packages is not supported", "swap is not supported"}},
-		"key that is data":  {"#cloud-config\n\"" + secret + " x\": 1\n", []string{"a key that is no name is not supported"}},
-		"twice":             {"#cloud-config\nruncmd: [a]\nruncmd: [b]\n", []string{"runcmd is there twice"}},
+		"data as a key":     {"#cloud-config\n\"" + secret + " x\": 1\n", []string{"a key that is not a name is not supported"}},
+		"duplicate key":     {"#cloud-config\nruncmd: [a]\nruncmd: [b]\n", []string{"runcmd occurs twice"}},
 		"unknown file key":  {"#cloud-config\nwrite_files: [{path: /a, source: {uri: x}}]\n", []string{"write_files[0].source is not supported"}},
 		"file key by alias": {"#cloud-config\nusers: []\nwrite_files: [&f {path: /a, secret: x}, *f]\n", []string{"write_files[1].secret"}},
 		"unknown user key":  {"#cloud-config\nusers: [{name: a, uid: 7}]\n", []string{"users[0].uid is not supported"}},
@@ -137,7 +137,7 @@ func TestRefused(t *testing.T) {
 		"clock":           {"#cloud-config\nntp: {enabled: true, servers: [a]}\n", []string{"ntp is not supported: a machine has its host's clock"}},
 		"disks":           {"#cloud-config\ndisk_setup: {a: {}}\nfs_setup: [{label: x}]\nmounts: [[a, b]]\n", []string{"disk_setup", "fs_setup", "mounts"}},
 		"hostname":        {"#cloud-config\nhostname: 'a b'\n", []string{"hostname"}},
-		"empty command":   {"#cloud-config\nruncmd: [[]]\n", []string{"empty command"}},
+		"empty command":   {"#cloud-config\nruncmd: [[]]\n", []string{"the command is empty"}},
 		"nested command":  {"#cloud-config\nruncmd: [[a, [b]]]\n", []string{"not a string"}},
 		"mapping command": {"#cloud-config\nruncmd: [{a: " + secret + "}]\n", []string{"a command is"}},
 		"wrong type":      {"#cloud-config\nruncmd: " + secret + "\n", []string{"line 2"}},
@@ -155,7 +155,7 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(tt.data), metadata)
 			if err == nil {
-				t.Fatal("was accepted")
+				t.Fatal("Parse accepted the data")
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(err.Error(), want) {
@@ -176,7 +176,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// What KubeadmConfig emits is read whole, made by its own templates.
+// Parse accepts everything that KubeadmConfig generates. The test uses the templates of Cluster API.
 func TestKubeadmConfig(t *testing.T) {
 	data, err := cloudinit.NewNode(&cloudinit.NodeInput{
 		BaseUserData: cloudinit.BaseUserData{

@@ -15,10 +15,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxFileBytes bounds what a compressed file may unpack to: Secrets, where the data comes from, hold 1 MiB.
+// maxFileBytes bounds the uncompressed size of a file. The data comes from Secrets, which contain at most 1 MiB.
 const maxFileBytes = 64 << 20
 
-// File is a file to be written. Its content is decoded already.
+// File is a file to write, with decoded content.
 type File struct {
 	Path    string
 	Content []byte
@@ -26,9 +26,9 @@ type File struct {
 	Owner string
 	// Mode; 0644 by default.
 	Mode os.FileMode
-	// Append to what is there.
+	// Append to the existing content.
 	Append bool
-	// Defer until users and the commands before runcmd were made.
+	// Defer the file until the users exist and bootcmd has ended.
 	Defer bool
 
 	err error
@@ -44,8 +44,8 @@ type rawFile struct {
 	Defer       bool      `yaml:"defer"`
 }
 
-// UnmarshalYAML implements yaml.Unmarshaler. What is wrong with the values is kept for validate,
-// so that one error tells of all files.
+// UnmarshalYAML implements yaml.Unmarshaler. Invalid values are kept for validate, so that one error names the problems
+// of all files.
 func (f *File) UnmarshalYAML(node *yaml.Node) error {
 	var raw rawFile
 	if err := node.Decode(&raw); err != nil {
@@ -62,19 +62,19 @@ func (f *File) UnmarshalYAML(node *yaml.Node) error {
 func (f *File) validate() error {
 	var errs []error
 	if !filepath.IsAbs(f.Path) || filepath.Clean(f.Path) != f.Path {
-		errs = append(errs, errors.New("path: want an absolute path, without '..'"))
+		errs = append(errs, errors.New("path: expected an absolute path without '..'"))
 	}
 	if strings.ContainsAny(f.Path, "\x00\n") {
 		errs = append(errs, errors.New("path: has a line break or a zero byte"))
 	}
 	if user, group, _ := strings.Cut(f.Owner, ":"); strings.ContainsAny(user+group, ": \t\n") {
-		errs = append(errs, errors.New("owner: want user or user:group"))
+		errs = append(errs, errors.New("owner: expected user or user:group"))
 	}
 	return errors.Join(append(errs, f.err)...)
 }
 
-// parseMode reads permissions as cloud-init does: a string is octal, a number is what YAML made of it
-// (so 0644 and 420 are the same).
+// parseMode parses permissions as cloud-init does: a string is octal, and a number has the value that YAML defines
+// (0644 and 420 are the same).
 func parseMode(node yaml.Node) (os.FileMode, error) {
 	if node.IsZero() || node.Tag == "!!null" || node.Value == "" {
 		return 0o644, nil
@@ -89,7 +89,7 @@ func parseMode(node yaml.Node) (os.FileMode, error) {
 		mode, err = strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
 	}
 	if err != nil || mode > 0o7777 {
-		return 0, errors.New("permissions: want an octal mode such as '0640'")
+		return 0, errors.New("permissions: expected an octal mode such as '0640'")
 	}
 	out := os.FileMode(mode & 0o777)
 	for bit, flag := range map[uint64]os.FileMode{0o4000: os.ModeSetuid, 0o2000: os.ModeSetgid, 0o1000: os.ModeSticky} {
@@ -100,7 +100,7 @@ func parseMode(node yaml.Node) (os.FileMode, error) {
 	return out, nil
 }
 
-// decodeContent undoes an encoding, in any of cloud-init's spellings.
+// decodeContent decodes content. It accepts all of cloud-init's names of encodings.
 func decodeContent(content, encoding string) ([]byte, error) {
 	data := []byte(content)
 	var isBase64, isGzip bool
@@ -113,7 +113,7 @@ func decodeContent(content, encoding string) ([]byte, error) {
 	case "gz+b64", "gz+base64", "gzip+b64", "gzip+base64":
 		isBase64, isGzip = true, true
 	default:
-		return nil, fmt.Errorf("encoding: %s is not supported; want b64, gzip or gzip+b64", name(encoding))
+		return nil, fmt.Errorf("encoding: %s is not supported; use b64, gzip or gzip+b64", name(encoding))
 	}
 	if isBase64 {
 		decoded, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(content), ""))
@@ -129,10 +129,10 @@ func decodeContent(content, encoding string) ([]byte, error) {
 		}
 		unpacked, err := io.ReadAll(io.LimitReader(reader, maxFileBytes+1))
 		if err != nil {
-			return nil, errors.New("content: is broken gzip")
+			return nil, errors.New("content: is damaged gzip")
 		}
 		if len(unpacked) > maxFileBytes {
-			return nil, fmt.Errorf("content: unpacks to more than %d MiB", maxFileBytes>>20)
+			return nil, fmt.Errorf("content: has more than %d MiB uncompressed", maxFileBytes>>20)
 		}
 		data = unpacked
 	}

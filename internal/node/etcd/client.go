@@ -1,10 +1,9 @@
-// Package etcd looks after the etcd that a cluster's control plane machines run themselves: a machine
-// joins through Join, and the agent on the machine of etcd's leader runs Care, which keeps the
-// EtcdMembers, promotes learners, removes members that are to leave or never came, defragments, and
-// clears alarms. What is to be done is decided by pure functions (decide.go, join.go); etcd's own
-// membership API, which is linearizable and refuses what would break its quorum, is the arbiter.
+// Package etcd manages the etcd that runs on the control plane machines of a cluster. A machine joins through Join. The
+// agent on the machine of etcd's leader runs Care, which maintains the EtcdMembers, promotes learners, removes members
+// that must leave or never started, defragments, and clears alarms. Pure functions decide on the next step (decide.go,
+// join.go). etcd's own membership API is linearizable and refuses changes that would break its quorum.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package etcd
 
 import (
@@ -27,23 +26,23 @@ import (
 const (
 	dialTimeout = 2 * time.Second
 	callTimeout = 3 * time.Second
-	// statusTimeout of a question for a member's state: one that is gone does not answer at all, and all
-	// others wait for it.
+	// statusTimeout of a status request. All members are checked together, so a member that does not answer delays the
+	// others.
 	statusTimeout = 2 * time.Second
-	// changeTimeout of a change of the membership. etcd drops one without a word when another is under way,
-	// and would let its caller wait for seven seconds; whether it was made is seen in the list.
+	// changeTimeout of a change of the membership. etcd drops a change silently while another one is in progress, and
+	// the caller would wait for seven seconds. The list of members shows whether the change was made.
 	changeTimeout = 1500 * time.Millisecond
-	// defragTimeout of one member: gibibytes on a slow disk.
+	// defragTimeout of one member. It is enough for gibibytes on a slow disk.
 	defragTimeout = 5 * time.Minute
-	// keepAlive finds out that a machine is gone when no one says so.
+	// keepAlive detects machines that disappeared without closing their connections.
 	keepAlive = 5 * time.Second
 )
 
-// LocalEndpoint is where a machine's own etcd is reached.
+// LocalEndpoint is the client URL of a machine's own etcd.
 const LocalEndpoint = "https://127.0.0.1:2379"
 
-// TLS is mutual TLS with the machine's client certificate of etcd, read anew at each connection because
-// it is renewed in place. The folder is nodeconfig.PKIDir on a machine.
+// TLS returns a mutual TLS configuration with the machine's client certificate of etcd. Each connection reads the
+// certificate again, because it is renewed in place. On a machine, the folder is nodeconfig.PKIDir.
 func TLS(pkiDir string) (*tls.Config, error) {
 	pem, err := os.ReadFile(filepath.Join(pkiDir, "etcd", "ca.crt"))
 	if err != nil {
@@ -51,7 +50,7 @@ func TLS(pkiDir string) (*tls.Config, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", filepath.Join(pkiDir, "etcd", "ca.crt"))
+		return nil, fmt.Errorf("%s contains no certificate", filepath.Join(pkiDir, "etcd", "ca.crt"))
 	}
 	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		base := filepath.Join(pkiDir, "etcd", "healthcheck-client")
@@ -61,7 +60,7 @@ func TLS(pkiDir string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, GetClientCertificate: load}, nil
 }
 
-// client of some members.
+// client returns a client of the given members.
 type client struct{ *clientv3.Client }
 
 func dial(config *tls.Config, endpoints ...string) (*client, error) {
@@ -75,7 +74,7 @@ func dial(config *tls.Config, endpoints ...string) (*client, error) {
 	return &client{c}, nil
 }
 
-// Member of etcd, as its linearizable list says, and as it answered when it was asked.
+// Member of etcd: its entry in the linearizable list, and its answer to a status request.
 type Member struct {
 	ID                   uint64
 	Name                 string // empty for a member that never started
@@ -85,9 +84,9 @@ type Member struct {
 	Probe
 }
 
-// Probe is what a member said of itself.
+// Probe is the answer of a member to a status request.
 type Probe struct {
-	// Err is why it did not answer; errNotProbed when it was not asked.
+	// Err is the reason for a missing answer; errNotProbed without a request.
 	Err                error
 	Leader             uint64
 	Version            string
@@ -95,10 +94,10 @@ type Probe struct {
 	Revision           int64
 }
 
-// Started says whether the member has ever run.
+// Started reports whether the member has ever run.
 func (m Member) Started() bool { return m.Name != "" }
 
-// members is the linearizable list, in the order of ids.
+// members returns the linearizable list, sorted by id.
 func (c *client) members(ctx context.Context) ([]Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -123,7 +122,7 @@ func membersOf(list []*etcdserverpb.Member) []Member {
 	return out
 }
 
-// probe asks one member of itself.
+// probe requests the status of one member.
 func (c *client) probe(ctx context.Context, endpoint string) Probe {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -145,7 +144,7 @@ func alarmsOf(list []*etcdserverpb.AlarmMember, id uint64) []string {
 	return out
 }
 
-// clientURLs of the members that take linearizable requests.
+// clientURLs returns the URLs of the members that serve linearizable requests.
 func clientURLs(members []Member) []string {
 	var out []string
 	for _, m := range members {
@@ -156,5 +155,5 @@ func clientURLs(members []Member) []string {
 	return out
 }
 
-// hexID is a member's id as etcd's own tools print it.
+// hexID returns a member's id in the notation of etcd's tools.
 func hexID(id uint64) string { return strconv.FormatUint(id, 16) }

@@ -194,14 +194,14 @@ func (v view) departure(m Member) departure {
 	if m.ID == v.self {
 		heir, found := v.heir()
 		if !found {
-			return departure{reason: etcdv1.QuorumAtRiskReason, message: "The member leads, and no healthy member stays that could lead"}
+			return departure{reason: etcdv1.QuorumAtRiskReason, message: "The member leads, and no healthy member remains that could lead"}
 		}
-		return departure{reason: etcdv1.MovingLeadershipReason, message: "The member leads: " + heir.Name + " is to lead first", heir: heir}
+		return departure{reason: etcdv1.MovingLeadershipReason, message: "The member leads: " + heir.Name + " must lead first", heir: heir}
 	}
 	since, told := v.approved[m.Name]
 	stopped := apimeta.IsStatusConditionFalse(v.objects[m.Name].Status.Conditions, etcdv1.ServingCondition)
 	return departure{
-		reason: etcdv1.ApprovedReason, message: "The others have a quorum without the member",
+		reason: etcdv1.ApprovedReason, message: "The other members have a quorum without this member",
 		now: stopped || !v.healthy(m) || told && v.now.Sub(since) >= stopTimeout,
 	}
 }
@@ -235,7 +235,7 @@ func removeUnstarted(v view) action {
 			continue
 		}
 		if v.leaving(m) {
-			return action{actRemove, m, "it is to leave, and never started"}
+			return action{actRemove, m, "it must leave and never started"}
 		}
 		if _, announced := v.object(m); !announced && v.now.Sub(v.unstarted[m.ID]) >= unstartedTimeout {
 			return action{actRemove, m, "it never started, and no EtcdMember announces it"}
@@ -248,7 +248,7 @@ func removeUnstarted(v view) action {
 func removeLeaver(v view) action {
 	for _, m := range v.members {
 		if m.Started() && m.Learner && v.leaving(m) {
-			return action{actRemove, m, "it is to leave"}
+			return action{actRemove, m, "it must leave"}
 		}
 	}
 	leavers := v.leavers()
@@ -257,9 +257,9 @@ func removeLeaver(v view) action {
 	}
 	switch d := v.departure(leavers[0]); {
 	case d.now:
-		return action{actRemove, leavers[0], "it is to leave"}
+		return action{actRemove, leavers[0], "it must leave"}
 	case d.heir.ID != 0:
-		return action{actMoveLeader, d.heir, "the leader is to leave"}
+		return action{actMoveLeader, d.heir, "the leader must leave"}
 	}
 	return action{}
 }
@@ -270,7 +270,7 @@ func promote(v view) action {
 	for _, m := range v.members {
 		since, learning := v.learning[m.ID]
 		if learning && v.now.Sub(since) >= promoteAfter && !v.leaving(m) {
-			return action{actPromote, m, "its machine does not ask for its vote"}
+			return action{actPromote, m, "its machine does not request its vote"}
 		}
 	}
 	return action{}
@@ -285,11 +285,11 @@ func mendSpace(v view) action {
 		limit := int64(spaceRegained * float64(m.Quota))
 		switch {
 		case v.now.Sub(v.compacted) >= compactEvery:
-			return action{actCompact, m, "it is out of space"}
+			return action{actCompact, m, "it has no space"}
 		case m.Size-m.InUse >= defragWasteFull && m.InUse <= limit:
-			return action{actDefragment, m, "it is out of space"}
+			return action{actDefragment, m, "it has no space"}
 		case m.Size <= limit:
-			return action{actDisarm, m, "there is space again"}
+			return action{actDisarm, m, "it has space again"}
 		}
 	}
 	return action{}

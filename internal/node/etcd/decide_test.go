@@ -38,7 +38,7 @@ func unstarted(m Member) Member {
 	return with(m, func(m *Member) { m.Name, m.ClientURLs, m.Learner, m.Err = "", nil, true, errNotProbed })
 }
 
-// object of a member, which may be told to leave.
+// object is the EtcdMember of a member; leave sets spec.leave.
 func object(m Member, name string, leave bool, conditions ...string) etcdv1.EtcdMember {
 	o := etcdv1.EtcdMember{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: etcdv1.EtcdMemberSpec{PeerURL: m.PeerURLs[0], Leave: leave}}
 	for _, c := range conditions {
@@ -75,60 +75,60 @@ func TestDecide(t *testing.T) {
 		change func(*view)
 		want   string
 	}{
-		{"all is well", viewOf([]Member{a, b, c}, object(a, "a", false), object(b, "b", false), object(c, "c", false)), nil, ""},
+		{"all members are healthy", viewOf([]Member{a, b, c}, object(a, "a", false), object(b, "b", false), object(c, "c", false)), nil, ""},
 
 		// Joining.
-		{"a learner asks for its vote itself", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon }, ""},
-		{"one that does not is helped", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon.Add(-promoteAfter) }, "promote learner b"},
-		{"a learner that is silent waits", viewOf([]Member{a, dead(learner(b))}, object(b, "b", false)), nil, ""},
-		{"a learner that is to leave gets no vote", viewOf([]Member{a, learner(b)}, object(b, "b", true)), nil, "remove member b"},
+		{"a new learner promotes itself", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon }, ""},
+		{"the leader promotes a learner after a while", viewOf([]Member{a, learner(b)}, object(b, "b", false)), func(v *view) { v.learning[2] = noon.Add(-promoteAfter) }, "promote learner b"},
+		{"an unreachable learner is not promoted", viewOf([]Member{a, dead(learner(b))}, object(b, "b", false)), nil, ""},
+		{"a leaving learner is removed", viewOf([]Member{a, learner(b)}, object(b, "b", true)), nil, "remove member b"},
 
 		// Never started.
-		{"announced and not started yet", viewOf([]Member{a, unstarted(b)}, object(b, "b", false)), func(v *view) { v.unstarted[2] = noon.Add(-time.Hour) }, ""},
-		{"not started and not wanted", viewOf([]Member{a, unstarted(b)}, object(b, "b", true)), func(v *view) { v.unstarted[2] = noon }, "remove member 2"},
-		{"nobody's, and new", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout + time.Second) }, ""},
-		{"nobody's, and old", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout) }, "remove member 2"},
+		{"an unstarted member with an object stays", viewOf([]Member{a, unstarted(b)}, object(b, "b", false)), func(v *view) { v.unstarted[2] = noon.Add(-time.Hour) }, ""},
+		{"a leaving unstarted member is removed", viewOf([]Member{a, unstarted(b)}, object(b, "b", true)), func(v *view) { v.unstarted[2] = noon }, "remove member 2"},
+		{"a new unstarted member without an object stays", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout + time.Second) }, ""},
+		{"an old unstarted member without an object is removed", viewOf([]Member{a, unstarted(b)}), func(v *view) { v.unstarted[2] = noon.Add(-unstartedTimeout) }, "remove member 2"},
 		{
 			"an address that a machine has which left before", viewOf([]Member{a, unstarted(b)}, object(b, "b-old", true), object(b, "b-new", false)),
 			func(v *view) { v.unstarted[2] = noon.Add(-time.Hour) }, "",
 		},
 
 		// Leaving.
-		{"the machine is told first", viewOf([]Member{a, b, c}, object(b, "b", true)), nil, ""},
-		{"and stops its API server", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-time.Second) }, ""},
-		{"which has stopped", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave, stopped)), nil, "remove member b"},
-		{"or does not in time", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-stopTimeout) }, "remove member b"},
-		{"the leader hands over", viewOf([]Member{a, b, c}, object(a, "a", true), object(b, "b", false)), nil, "move leadership b"},
-		{"but not to one that leaves too", viewOf([]Member{a, b, c}, object(a, "a", true, mayLeave), object(b, "b", true)), nil, "move leadership c"},
-		{"nor to one that is sick", viewOf([]Member{a, dead(b), c, voter(4, "d")}, object(a, "a", true)), nil, "move leadership c"},
-		{"a dead one goes at once", viewOf([]Member{a, dead(b), c}, object(b, "b", true)), nil, "remove member b"},
-		{"the dead first", viewOf([]Member{a, b, dead(c)}, object(b, "b", true, mayLeave, stopped), object(c, "c", true)), nil, "remove member c"},
-		{"a dead one that nobody gave up stays", viewOf([]Member{a, dead(b), c}, object(b, "b", false)), nil, ""},
-		{"two at a time go in turn", viewOf([]Member{a, b, c}, object(b, "b", true), object(c, "c", true, mayLeave, stopped)), nil, "remove member c"},
-		{"not when the others have no quorum", viewOf([]Member{a, dead(b), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
-		{"not one of two when the other is sick", viewOf([]Member{a, dead(b)}, object(a, "a", true)), nil, ""},
-		{"the last one never", viewOf([]Member{a}, object(a, "a", true, mayLeave, stopped)), nil, ""},
-		{"the last voter beside a learner neither", viewOf([]Member{a, dead(learner(b))}, object(a, "a", true)), nil, ""},
-		{"one that follows another leader is not healthy", viewOf([]Member{a, with(b, func(m *Member) { m.Leader = 9 }), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
+		{"a leaving member is first approved", viewOf([]Member{a, b, c}, object(b, "b", true)), nil, ""},
+		{"an approved member has time to stop its API server", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-time.Second) }, ""},
+		{"a member whose API server stopped is removed", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave, stopped)), nil, "remove member b"},
+		{"a member is removed after the stop timeout", viewOf([]Member{a, b, c}, object(b, "b", true, mayLeave)), func(v *view) { v.approved["b"] = noon.Add(-stopTimeout) }, "remove member b"},
+		{"a leaving leader moves the leadership", viewOf([]Member{a, b, c}, object(a, "a", true), object(b, "b", false)), nil, "move leadership b"},
+		{"the leadership does not move to a leaving member", viewOf([]Member{a, b, c}, object(a, "a", true, mayLeave), object(b, "b", true)), nil, "move leadership c"},
+		{"the leadership does not move to an unhealthy member", viewOf([]Member{a, dead(b), c, voter(4, "d")}, object(a, "a", true)), nil, "move leadership c"},
+		{"a dead leaving member is removed at once", viewOf([]Member{a, dead(b), c}, object(b, "b", true)), nil, "remove member b"},
+		{"dead leaving members are removed first", viewOf([]Member{a, b, dead(c)}, object(b, "b", true, mayLeave, stopped), object(c, "c", true)), nil, "remove member c"},
+		{"a dead member stays without spec.leave", viewOf([]Member{a, dead(b), c}, object(b, "b", false)), nil, ""},
+		{"two leaving members are removed in turn", viewOf([]Member{a, b, c}, object(b, "b", true), object(c, "c", true, mayLeave, stopped)), nil, "remove member c"},
+		{"no removal if the others have no quorum", viewOf([]Member{a, dead(b), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
+		{"no removal of one of two if the other is unhealthy", viewOf([]Member{a, dead(b)}, object(a, "a", true)), nil, ""},
+		{"the last member stays", viewOf([]Member{a}, object(a, "a", true, mayLeave, stopped)), nil, ""},
+		{"the last voter stays beside a learner", viewOf([]Member{a, dead(learner(b))}, object(a, "a", true)), nil, ""},
+		{"a member with another leader is not healthy", viewOf([]Member{a, with(b, func(m *Member) { m.Leader = 9 }), c}, object(c, "c", true, mayLeave, stopped)), nil, ""},
 
 		// Care.
-		{"little waste", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 100<<20, 10<<20 })}), nil, ""},
-		{"much in use", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 1000<<20, 600<<20 })}), nil, ""},
-		{"waste", viewOf([]Member{wasteful(a)}), nil, "defragment a"},
-		{"the leader last", viewOf([]Member{wasteful(a), b, wasteful(c)}), nil, "defragment c"},
-		{"then the leader", viewOf([]Member{wasteful(a), b, wasteful(c)}), func(v *view) { v.defragments[3] = noon.Add(-time.Minute) }, "defragment a"},
-		{"not beside a learner", viewOf([]Member{wasteful(a), dead(learner(b))}), nil, ""},
-		{"not beside a sick member", viewOf([]Member{wasteful(a), b, dead(c)}), nil, ""},
-		{"out of space: history first", viewOf([]Member{full(a), b, c}), nil, "compact history a"},
-		{"out of space: then what is free", viewOf([]Member{full(a), b, c}), func(v *view) { v.compacted = noon.Add(-time.Second) }, "defragment a"},
+		{"little free space in a small file", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 100<<20, 10<<20 })}), nil, ""},
+		{"little free space in a large file", viewOf([]Member{with(a, func(m *Member) { m.Size, m.InUse = 1000<<20, 600<<20 })}), nil, ""},
+		{"much free space", viewOf([]Member{wasteful(a)}), nil, "defragment a"},
+		{"the leader is defragmented last", viewOf([]Member{wasteful(a), b, wasteful(c)}), nil, "defragment c"},
+		{"the leader is defragmented after the others", viewOf([]Member{wasteful(a), b, wasteful(c)}), func(v *view) { v.defragments[3] = noon.Add(-time.Minute) }, "defragment a"},
+		{"no defragmentation beside a learner", viewOf([]Member{wasteful(a), dead(learner(b))}), nil, ""},
+		{"no defragmentation beside an unhealthy member", viewOf([]Member{wasteful(a), b, dead(c)}), nil, ""},
+		{"out of space: compact the history first", viewOf([]Member{full(a), b, c}), nil, "compact history a"},
+		{"out of space: defragment after the compaction", viewOf([]Member{full(a), b, c}), func(v *view) { v.compacted = noon.Add(-time.Second) }, "defragment a"},
 		{
-			"space again", viewOf([]Member{full(a), b, c}),
+			"space is free again: disarm the alarm", viewOf([]Member{full(a), b, c}),
 			func(v *view) {
 				v.compacted, v.members[0].InUse, v.members[0].Quota = noon, v.members[0].Size, 2*v.members[0].Size
 			}, "disarm alarm a",
 		},
 		{
-			"nothing helps", viewOf([]Member{full(a), b, c}),
+			"out of space: nothing can be freed", viewOf([]Member{full(a), b, c}),
 			func(v *view) { v.members[0].InUse, v.compacted = v.members[0].Size, noon.Add(-time.Second) }, "",
 		},
 	} {
@@ -148,7 +148,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Whoever may leave next does not depend on who else asks, once the machine was told.
+// An approved member stays the next one to leave, even if other members ask later.
 func TestLeaversInTurn(t *testing.T) {
 	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
 	v := viewOf([]Member{a, b, c}, object(a, "a", true), object(b, "b", true), object(c, "c", true, mayLeave))
@@ -211,7 +211,7 @@ func TestStatus(t *testing.T) {
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Error(diff)
 			}
-			// What was written is not written again.
+			// An unchanged status is not written again.
 			o.Status = status
 			if again := test.v.status(o); differs(o.Status, again) {
 				t.Error(cmp.Diff(status, again))
@@ -220,7 +220,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// A member that misses one question is still called healthy, and one that stays silent is not.
+// A member stays Healthy after one failed probe. It becomes unhealthy when probes fail for a while.
 func TestUnreachableForAWhile(t *testing.T) {
 	a, b := voter(1, "a"), voter(2, "b")
 	v := viewOf([]Member{a, b}, object(b, "b", false))
@@ -229,14 +229,14 @@ func TestUnreachableForAWhile(t *testing.T) {
 	silent := viewOf([]Member{a, dead(b)}, o)
 	silent.failing[2] = noon.Add(-time.Second)
 	if differs(o.Status, silent.status(o)) {
-		t.Error("said at once")
+		t.Error("the status changed after one failed probe")
 	}
 	if silent.healthy(silent.members[1]) {
-		t.Error("but it counts for a quorum")
+		t.Error("a member with a failed probe counts for the quorum")
 	}
 	silent.failing[2] = noon.Add(-unreachableAfter)
 	if !differs(o.Status, silent.status(o)) {
-		t.Error("never said")
+		t.Error("the status did not change although probes failed for a while")
 	}
 }
 
@@ -260,8 +260,8 @@ func TestNextStep(t *testing.T) {
 		hasData bool
 		want    stepKind
 	}{
-		{"not a member", []Member{a}, false, stepAdd},
-		{"removed while it was away", []Member{a}, true, stepErase},
+		{"new member", []Member{a}, false, stepAdd},
+		{"removed while its machine was down", []Member{a}, true, stepErase},
 		{"added, killed before etcd started", []Member{a, unstarted(b)}, false, stepStart},
 		{"added, killed when etcd had just started", []Member{a, unstarted(b)}, true, stepStart},
 		{"learner", []Member{a, learner(b)}, true, stepPromote},
@@ -269,7 +269,7 @@ func TestNextStep(t *testing.T) {
 		{"voter that lost its disk", []Member{a, b}, false, stepRemove},
 		{"learner that lost its disk", []Member{a, learner(b)}, false, stepRemove},
 		{"the member of a machine that had the address before", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, false, stepRemove},
-		{"the same with data", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, true, stepRemove},
+		{"the member of a machine that had the address before, with data", []Member{a, with(b, func(m *Member) { m.Name = "x" })}, true, stepRemove},
 	} {
 		if got := nextStep(test.members, "b", b.PeerURLs[0], test.hasData); got.kind != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got.kind, test.want)
@@ -277,7 +277,7 @@ func TestNextStep(t *testing.T) {
 	}
 }
 
-// Of machines that join at the same time one starts after the other.
+// Machines that join at the same time start one after the other.
 func TestFirstToStart(t *testing.T) {
 	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
 	for _, test := range []struct {

@@ -114,7 +114,7 @@ func (m *process) start(initialCluster, state string) error {
 	return nil
 }
 
-// kill ends etcd at once.
+// kill sends SIGKILL to etcd.
 func (m *process) kill() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +145,7 @@ func (p *pool) connect(members ...*process) *client {
 	return c
 }
 
-// care runs the care of the member's machine, and what its agent does when the member is to leave.
+// care runs the member's Care and, when the member leaves, stops the API server as the machine's agent does.
 func (m *process) care() {
 	config, err := TLS(m.dir)
 	must(m.t, err)
@@ -163,7 +163,7 @@ func (m *process) care() {
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// joining is the machine's part of `node up`.
+// joining returns the Joining that `node up` uses on the member's machine.
 func (m *process) joining(others ...*process) Joining {
 	config, err := TLS(m.dir)
 	must(m.t, err)
@@ -251,7 +251,7 @@ func (p *pool) leader() string {
 	return ""
 }
 
-// TestMembership goes through the life of members of a real etcd.
+// TestMembership adds, kills and removes members of a real etcd cluster.
 func TestMembership(t *testing.T) {
 	p := newPool(t)
 	a := p.first("a")
@@ -271,7 +271,7 @@ func TestMembership(t *testing.T) {
 	t.Logf("two joined after %s", time.Since(start).Round(time.Millisecond))
 	p.untilHealthy("a", "b", "c")
 	if p.members["b"].starts > 6 || p.members["c"].starts > 6 {
-		t.Errorf("etcd was started %d and %d times", p.members["b"].starts, p.members["c"].starts)
+		t.Errorf("etcd started %d and %d times, want once each", p.members["b"].starts, p.members["c"].starts)
 	}
 
 	// The leader leaves; its machine stops its API server in between.
@@ -290,7 +290,7 @@ func TestMembership(t *testing.T) {
 	}
 	p.untilHealthy(rest...)
 
-	// A machine that is as dead as can be does not take the other along.
+	// The removal of a dead machine does not stop the other one.
 	dead := p.members[rest[0]]
 	d := p.member("d")
 	d.care()
@@ -299,13 +299,13 @@ func TestMembership(t *testing.T) {
 	dead.kill()
 	p.untilCondition(dead.name, etcdv1.HealthyCondition, "False Unreachable")
 	if joined := apimeta.IsStatusConditionTrue(p.objects.all()[dead.name].Status.Conditions, etcdv1.JoinedCondition); !joined {
-		t.Error("nobody asked it to leave")
+		t.Error("spec.leave is not set")
 	}
 	p.objects.leave(dead.name)
 	p.untilCondition(dead.name, etcdv1.JoinedCondition, "False Left")
 	p.untilHealthy(rest[1], "d")
 
-	// One of two dies: the other cannot decide anything, and above all removes nobody.
+	// One of two members dies: the other has no quorum and must not remove a member.
 	p.members[rest[1]].kill()
 	p.objects.leave(rest[1])
 	must(t, p.members[rest[1]].again())
@@ -315,11 +315,11 @@ func TestMembership(t *testing.T) {
 	p.untilHealthy("d")
 	start = time.Now()
 	if _, err := p.connect(d).Put(t.Context(), "alone", "yes"); err != nil {
-		t.Errorf("a write on the last one: %v", err)
+		t.Errorf("a write to the last member: %v", err)
 	}
-	t.Logf("a write on the last one took %s", time.Since(start).Round(time.Millisecond))
+	t.Logf("a write to the last member took %s", time.Since(start).Round(time.Millisecond))
 
-	// The last one stays, whatever it is told.
+	// The last member stays, even with spec.leave.
 	p.objects.leave("d")
 	p.untilCondition("d", etcdv1.LeavingCondition, "False QuorumAtRisk")
 	members, err := p.connect(d).members(t.Context())
@@ -331,7 +331,7 @@ func TestMembership(t *testing.T) {
 	}
 }
 
-// TestJoinAfterCrash: a machine that died anywhere in its joining goes on.
+// TestJoinAfterCrash: a machine that crashed during a join continues it.
 func TestJoinAfterCrash(t *testing.T) {
 	p := newPool(t)
 	a := p.first("a")
@@ -343,7 +343,7 @@ func TestJoinAfterCrash(t *testing.T) {
 		must(t, b.join(a))
 		p.untilHealthy("a", "b")
 	})
-	t.Run("again, when it is a member", func(t *testing.T) {
+	t.Run("when it is a member already", func(t *testing.T) {
 		b := p.members["b"]
 		pid := b.cmd.Process.Pid
 		must(t, b.join(a))
@@ -361,7 +361,7 @@ func TestJoinAfterCrash(t *testing.T) {
 			t.Errorf("member %s, added were %+v", p.objects.all()["x"].Status.MemberID, added)
 		}
 	})
-	t.Run("its disk is lost", func(t *testing.T) {
+	t.Run("after it lost its disk", func(t *testing.T) {
 		x := p.members["x"]
 		before := idOf(t, c, "x")
 		x.kill()
@@ -370,10 +370,10 @@ func TestJoinAfterCrash(t *testing.T) {
 		must(t, x.join(a, p.members["b"]))
 		p.untilHealthy("a", "b", "x")
 		if after := idOf(t, c, "x"); after == before {
-			t.Error("it came back as the same member, with less than it had acknowledged")
+			t.Error("it came back as the same member, without the entries that it had acknowledged")
 		}
 	})
-	t.Run("it was removed meanwhile", func(t *testing.T) {
+	t.Run("after it was removed", func(t *testing.T) {
 		x := p.members["x"]
 		x.kill()
 		x.initialCluster = ""
@@ -391,7 +391,7 @@ func TestJoinAfterCrash(t *testing.T) {
 		must(t, x.join(a, p.members["b"]))
 		p.untilHealthy("a", "b", "x")
 	})
-	t.Run("never started, and not wanted any more", func(t *testing.T) {
+	t.Run("an unstarted member is removed", func(t *testing.T) {
 		y := p.member("y")
 		must(t, y.announce())
 		add(t, c, y)
@@ -402,7 +402,7 @@ func TestJoinAfterCrash(t *testing.T) {
 			t.Errorf("%d members", n)
 		}
 	})
-	t.Run("a learner whose machine died before it asked for its vote", func(t *testing.T) {
+	t.Run("a learner whose machine died before its promotion", func(t *testing.T) {
 		z := p.member("z")
 		must(t, z.announce())
 		must(t, z.start(initialCluster(add(t, c, z), "z", z.peer), "existing"))
@@ -410,7 +410,7 @@ func TestJoinAfterCrash(t *testing.T) {
 	})
 }
 
-// TestSpace: a member that has run out of space gets it back, and a wasteful file is made smaller.
+// TestSpace: Care frees space on a member that has none left, and shrinks a database file with much free space.
 func TestSpace(t *testing.T) {
 	const quota = 24 << 20
 	p := newPool(t, fmt.Sprintf("--quota-backend-bytes=%d", quota), "--auto-compaction-retention=0")
@@ -424,7 +424,7 @@ func TestSpace(t *testing.T) {
 		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
-		t.Fatalf("the space was not used up: %v", err)
+		t.Fatalf("the writes did not fill the space: %v", err)
 	}
 	eventually(t, func() error {
 		_, err := c.Put(t.Context(), "key", "small")
@@ -438,11 +438,11 @@ func TestSpace(t *testing.T) {
 		return nil
 	})
 	if !slices.Contains(p.objects.history("a"), "False Alarm") {
-		t.Error("the alarm was never shown")
+		t.Error("no status had the alarm")
 	}
 }
 
-// add a member as its machine would. etcd wants voters to be connected for five seconds before.
+// add adds a member as its machine does. etcd requires that voters were connected for five seconds.
 func add(t *testing.T, c *client, m *process) (all []Member) {
 	t.Helper()
 	eventually(t, func() error {
@@ -580,7 +580,7 @@ func (o *memoryObjects) leave(name string) {
 	o.change(name, func(m *etcdv1.EtcdMember) { m.Spec.Leave = true })
 }
 
-// stopServing is what the machine's own agent does when its member may leave.
+// stopServing stops the API server as the machine's agent does when its member may leave.
 func (o *memoryObjects) stopServing(name string) {
 	o.change(name, func(m *etcdv1.EtcdMember) {
 		apimeta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: etcdv1.ServingCondition, Status: metav1.ConditionFalse, Reason: etcdv1.StoppedReason})

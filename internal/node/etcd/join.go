@@ -21,49 +21,51 @@ import (
 const (
 	joinMinPause = 50 * time.Millisecond
 	joinMaxPause = 500 * time.Millisecond
-	// probeTimeout of one question whether the machine's etcd serves.
+	// probeTimeout of one check whether the machine's etcd serves.
 	probeTimeout = 300 * time.Millisecond
-	// serveTimeout is how long a learner that the others know by name may take to serve.
+	// serveTimeout is the time in which a learner with a name must start to serve.
 	serveTimeout = 500 * time.Millisecond
-	// restartTime is what a restart is given on top of it.
+	// restartTime is the additional time for a restart.
 	restartTime = 5 * time.Second
 )
 
-// promoteHold is how long a learner waits with its vote for machines that are about to be added. etcd adds
-// nobody as long as a voter was not connected for five seconds, but any number of learners before.
+// promoteHold is the longest time that a learner waits with its vote for machines that are about to be added. etcd
+// refuses new members until all voters have been connected for five seconds. Before a promotion it accepts any number
+// of learners.
 const promoteHold = 2 * time.Second
 
 var errHold = errors.New("another machine is about to be added first")
 
-// startHold is how long a machine waits for another one that starts first. Two that start at the same time
-// ask each other who is there, at ports that are open and serve nobody yet: ten seconds and then seven.
+// startHold is the longest time that a machine waits for another one that starts first. Two machines that start at the
+// same time request the member list from each other, at ports that are open and do not serve yet. That takes ten
+// seconds and then seven.
 const startHold = 3 * time.Second
 
 var errTurn = errors.New("another machine starts first")
 
 var errNotServing = errors.New("etcd does not serve yet")
 
-// Joining is a machine whose etcd is to become a member.
+// Joining is a machine whose etcd must become a member.
 type Joining struct {
-	// Name of the member: that of the Node.
+	// Name of the member, which is the name of the Node.
 	Name string
-	// PeerURL is what the machine knows its membership by: no other machine has its address.
+	// PeerURL identifies the machine's membership, because no other machine has its address.
 	PeerURL string
 	// DataDir of etcd.
 	DataDir string
-	// Endpoints are client URLs of members, Local is that of the machine's own.
+	// Endpoints are client URLs of members. Local is that of the machine's own etcd.
 	Endpoints []string
 	Local     string
 	TLS       *tls.Config
-	// Start starts etcd with the initial cluster, or starts it again when that has changed. It is called
-	// again and again.
+	// Start starts etcd with the initial cluster, and restarts it if the initial cluster has changed. It can be called
+	// repeatedly.
 	Start func(ctx context.Context, initialCluster string) error
 	// Restart restarts etcd.
 	Restart func(ctx context.Context) error
-	// Others returns the peer URLs of machines that have announced themselves a moment ago.
+	// Others returns the peer URLs of machines that were announced within the last moments.
 	Others func(ctx context.Context) ([]string, error)
-	// Wanted is asked before the membership: an error says that nobody wants the machine any more, and
-	// ends the joining when it is a *kube.FinalError.
+	// Wanted is called before the machine requests membership. An error means that the machine must not join now. A
+	// *kube.FinalError ends Join.
 	Wanted func(ctx context.Context) error
 	Log    *slog.Logger
 }
@@ -72,10 +74,10 @@ type stepKind string
 
 const (
 	stepErase   stepKind = "erase data of a former membership"
-	stepAdd     stepKind = "ask for membership"
+	stepAdd     stepKind = "request membership"
 	stepRemove  stepKind = "remove the former membership"
 	stepStart   stepKind = "start etcd"
-	stepPromote stepKind = "ask for the vote"
+	stepPromote stepKind = "request the vote"
 	stepJoined  stepKind = "joined"
 )
 
@@ -84,13 +86,13 @@ type step struct {
 	member Member
 }
 
-// nextStep of a machine that joins, from etcd's members of now. It remembers nothing, so a machine that
-// died anywhere goes on where it was.
+// nextStep returns the next step of a machine that joins, from the current members of etcd. It has no state, so a
+// restarted machine continues at any step.
 func nextStep(members []Member, name, peerURL string, hasData bool) step {
 	i := slices.IndexFunc(members, func(m Member) bool { return slices.Contains(m.PeerURLs, peerURL) })
 	switch {
 	case i < 0 && hasData:
-		// It was a member, and was removed: that data can never be used again.
+		// The member was removed. Its data can never be used again.
 		return step{kind: stepErase}
 	case i < 0:
 		return step{kind: stepAdd}
@@ -100,8 +102,8 @@ func nextStep(members []Member, name, peerURL string, hasData bool) step {
 	case !m.Started():
 		return step{stepStart, m}
 	case m.Name != name, !hasData:
-		// Another machine that had the address before, or this one before it lost its disk. Its data is
-		// gone, and a member must not come back with less than it has acknowledged.
+		// The membership belongs to a former machine with this address, or to this machine before it lost its disk. Its
+		// data is lost, and a member must not return with less data than it has acknowledged.
 		return step{stepRemove, m}
 	case m.Learner:
 		return step{stepPromote, m}
@@ -109,8 +111,8 @@ func nextStep(members []Member, name, peerURL string, hasData bool) step {
 	return step{stepJoined, m}
 }
 
-// initialCluster is what a new member is told of all of them. etcd compares the peer URLs only; a
-// member that never started has no name yet.
+// initialCluster returns the list of members for the start of a new member. etcd compares only the peer URLs. A member
+// that never started has no name yet.
 func initialCluster(members []Member, name, peerURL string) string {
 	var pairs []string
 	for _, m := range members {
@@ -128,8 +130,8 @@ func initialCluster(members []Member, name, peerURL string) string {
 	return strings.Join(pairs, ",")
 }
 
-// Join makes the machine's etcd a voting member and returns when it is one, or when ctx ends. Whatever
-// etcd refuses for now is tried again: other machines join and leave at the same time.
+// Join makes the machine's etcd a voting member and returns when it is one, or when ctx ends. It retries refused
+// requests, because other machines join and leave at the same time.
 func Join(ctx context.Context, j Joining) error {
 	c, err := dial(j.TLS, j.Endpoints...)
 	if err != nil {
@@ -145,11 +147,11 @@ func Join(ctx context.Context, j Joining) error {
 			if promoting.IsZero() {
 				promoting = time.Now()
 			}
-			// A new member may get the entry with its name as part of a snapshot. Then it waits for that entry
-			// for seven seconds before it serves anybody; started again, it serves at once. It has no vote yet,
-			// so nobody misses it.
+			// A new member may receive the entry with its name in a snapshot. Then it waits for that entry for seven
+			// seconds before it serves. After a restart it serves at once. The restart affects no other member, because
+			// a learner has no vote.
 			if time.Since(promoting) > serveTimeout {
-				j.Log.Info("etcd does not serve: it is started again")
+				j.Log.Info("etcd does not serve and is restarted")
 				promoting = time.Now().Add(restartTime)
 				err = errors.Join(err, j.Restart(ctx))
 			}
@@ -166,7 +168,7 @@ func Join(ctx context.Context, j Joining) error {
 		if errors.As(err, &final) {
 			return err
 		}
-		// No event tells one machine that another is in sync, or was promoted.
+		// There is no event when another machine is in sync or was promoted.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("joining etcd: %s: %w; last: %w", s.kind, ctx.Err(), err)
@@ -176,10 +178,10 @@ func Join(ctx context.Context, j Joining) error {
 	}
 }
 
-// patience says since when the machine waits for others: for their start, and for their announcement.
+// patience contains the times since when the machine waits for the start and for the announcement of others.
 type patience struct{ start, vote time.Time }
 
-// more says whether there is time left to wait.
+// more reports whether the limit of a wait is not reached yet.
 func more(since *time.Time, limit time.Duration) bool {
 	if since.IsZero() {
 		*since = time.Now()
@@ -187,7 +189,7 @@ func more(since *time.Time, limit time.Duration) bool {
 	return time.Since(*since) < limit
 }
 
-// advance does the next step.
+// advance performs the next step.
 func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *patience) (step, error) {
 	members, err := c.members(ctx)
 	if err != nil {
@@ -222,7 +224,7 @@ func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *
 		}
 		_, err = c.MemberPromote(call, s.member.ID)
 		if errors.Is(err, rpctypes.ErrMemberNotLearner) {
-			err = nil // by the agent that looks after etcd
+			err = nil // by the agent that manages etcd
 		}
 		if err == nil {
 			return step{stepJoined, s.member}, nil
@@ -231,8 +233,8 @@ func (j Joining) advance(ctx context.Context, c *client, local *http.Client, w *
 	return s, err
 }
 
-// start starts etcd when it is its turn, and again when members came or went since: it refuses a list that
-// is not that of now.
+// start starts etcd if no other machine must start first. It restarts etcd after each change of the members, because
+// etcd refuses an outdated list.
 func (j Joining) start(ctx context.Context, members []Member, w *patience) error {
 	if !firstToStart(members, j.PeerURL) && more(&w.start, startHold) {
 		return errTurn
@@ -240,7 +242,7 @@ func (j Joining) start(ctx context.Context, members []Member, w *patience) error
 	return j.Start(ctx, initialCluster(members, j.Name, j.PeerURL))
 }
 
-// firstToStart says whether a member has the lowest id of those that have not started.
+// firstToStart reports whether a member has the lowest id of those that have not started.
 func firstToStart(members []Member, peerURL string) bool {
 	for _, m := range members { // in the order of ids
 		if !m.Started() {
@@ -260,7 +262,7 @@ func (j Joining) othersAreToBeAdded(ctx context.Context, members []Member) bool 
 	})
 }
 
-// serves says whether the machine's etcd serves clients. etcd's own client would pause between tries.
+// serves reports whether the machine's etcd serves clients. etcd's own client would pause between attempts.
 func (j Joining) serves(ctx context.Context, local *http.Client) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, j.Local+"/version", nil)
 	if err != nil {
@@ -273,7 +275,7 @@ func (j Joining) serves(ctx context.Context, local *http.Client) error {
 	return resp.Body.Close()
 }
 
-// hasData says whether etcd has run here: it makes the folder before it says its name to the others.
+// hasData reports whether etcd has run on this machine. etcd creates the folder before it publishes its name.
 func (j Joining) hasData() bool {
 	_, err := os.Stat(filepath.Join(j.DataDir, "member"))
 	return err == nil

@@ -13,23 +13,24 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/wakeup"
 )
 
-// Field managers of an EtcdMember's status: the leader's agent, and the machine's own.
+// Field managers of an EtcdMember's status: the leader's agent and the machine's own agent.
 const (
 	careManager = "capstan-etcd-care"
 	selfManager = "capstan-etcd-member"
 )
 
-// kubeObjects are the EtcdMembers in the cluster's API, watched.
+// kubeObjects reads the EtcdMembers from a watch and writes them to the cluster's API.
 type kubeObjects struct {
 	client  dynamic.Interface
 	store   cache.Store
-	changed chan struct{}
+	changed wakeup.Signal
 }
 
-// WatchObjects watches the cluster's EtcdMembers until ctx ends, one only if it is named. It returns once
-// all are known; until the first machine has made their kind, or while the API does not answer, it waits.
+// WatchObjects watches the cluster's EtcdMembers, or only the named one, until ctx ends. It returns when the cache is
+// complete. It waits until the first machine has created the CRD and the API server answers.
 func WatchObjects(ctx context.Context, client dynamic.Interface, name string) (Objects, error) {
 	selector := ""
 	if name != "" {
@@ -42,20 +43,14 @@ func WatchObjects(ctx context.Context, client dynamic.Interface, name string) (O
 	if err != nil {
 		return nil, err
 	}
-	o := &kubeObjects{client: client, changed: make(chan struct{}, 1)}
-	notify := func() {
-		select {
-		case o.changed <- struct{}{}:
-		default:
-		}
-	}
+	o := &kubeObjects{client: client, changed: wakeup.New()}
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: kube.ListWatch(ctx, client, kube.EtcdMembers, selector),
 		ObjectType:    &unstructured.Unstructured{},
 		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { notify() },
-			UpdateFunc: func(any, any) { notify() },
-			DeleteFunc: func(any) { notify() },
+			AddFunc:    func(any) { o.changed.Send() },
+			UpdateFunc: func(any, any) { o.changed.Send() },
+			DeleteFunc: func(any) { o.changed.Send() },
 		},
 	})
 	o.store = store
@@ -63,7 +58,7 @@ func WatchObjects(ctx context.Context, client dynamic.Interface, name string) (O
 	if !cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
 		return nil, ctx.Err()
 	}
-	notify()
+	o.changed.Send()
 	return o, nil
 }
 
@@ -81,7 +76,7 @@ func (o *kubeObjects) List() map[string]etcdv1.EtcdMember {
 	return out
 }
 
-// FromUnstructured reads an EtcdMember.
+// FromUnstructured converts an EtcdMember.
 func FromUnstructured(o *unstructured.Unstructured) (etcdv1.EtcdMember, error) {
 	var m etcdv1.EtcdMember
 	err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &m)
@@ -94,12 +89,12 @@ func (o *kubeObjects) Create(ctx context.Context, name string, spec etcdv1.EtcdM
 	object.Object["spec"] = map[string]any{"peerURL": spec.PeerURL, "clientURL": spec.ClientURL}
 	_, err := o.client.Resource(kube.EtcdMembers).Create(ctx, object, metav1.CreateOptions{FieldManager: kube.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
-		return nil // the watch is about to tell
+		return nil // the watch delivers the object
 	}
 	return err
 }
 
-// ApplyStatus implements Objects. An object that was deleted in between is no error.
+// ApplyStatus implements Objects. A deleted object is no error.
 func (o *kubeObjects) ApplyStatus(ctx context.Context, name string, status etcdv1.EtcdMemberStatus) error {
 	return applyStatus(ctx, o.client, careManager, name, status)
 }

@@ -21,7 +21,7 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestObjects goes through what agents do with EtcdMembers, on a real API server.
+// TestObjects covers the requests of agents for EtcdMembers, on a real API server.
 func TestObjects(t *testing.T) {
 	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{etcdv1.AddToScheme}})
 	must(t, err)
@@ -31,7 +31,7 @@ func TestObjects(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 
-	// The kind is made while the agent waits for it.
+	// The CRD is created while the agent waits for it.
 	type result struct {
 		objects Objects
 		err     error
@@ -52,10 +52,10 @@ func TestObjects(t *testing.T) {
 
 	spec := etcdv1.EtcdMemberSpec{PeerURL: "https://10.0.0.1:2380", ClientURL: "https://10.0.0.1:2379"}
 	must(t, objects.Create(ctx, "a", spec))
-	must(t, objects.Create(ctx, "a", spec)) // again, as after a crash
+	must(t, objects.Create(ctx, "a", spec)) // A second call succeeds, as after a crash.
 	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Spec == spec }) })
 
-	// The leader's agent and the machine's own do not take each other's fields away.
+	// The leader's agent and the machine's agent keep each other's fields.
 	a := voter(leaderID, "a")
 	v := viewOf([]Member{a}, objects.List()["a"])
 	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
@@ -68,25 +68,25 @@ func TestObjects(t *testing.T) {
 		})
 	})
 
-	// Nothing changed, so nothing is written; a bit later neither.
+	// An unchanged status is not written again, now or a bit later.
 	o := objects.List()["a"]
 	v = viewOf([]Member{a}, o)
 	v.now = noon.Add(time.Minute)
 	if want := v.status(o); differs(o.Status, want) {
-		t.Errorf("would be written again: %+v, have %+v", want, o.Status)
+		t.Errorf("an unchanged status would be written again: %+v, have %+v", want, o.Status)
 	}
 
-	// Leave cannot be taken back, neither by false nor by leaving it out.
+	// The API server refuses to unset leave, with the value false and without the field.
 	member := &etcdv1.EtcdMember{}
 	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
 	member.Spec.Leave = true
 	must(t, env.Client.Update(ctx, member))
 	member.Spec.Leave = false
 	if err := env.Client.Update(ctx, member); err == nil || !strings.Contains(err.Error(), "cannot be unset") {
-		t.Errorf("leave was taken back: %v", err)
+		t.Errorf("leave was unset: %v", err)
 	}
 
-	// The machine stops what it serves, tells it, and the leader's agent keeps that.
+	// The machine stops its API server and sets a condition. The leader's agent keeps the condition.
 	var stopped []string
 	self.Stop = func(_ context.Context, name string) error { stopped = append(stopped, name); return nil }
 	must(t, env.Client.Get(ctx, ctrlclient.ObjectKey{Name: "a"}, member))
@@ -126,7 +126,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("stopped %s", got)
 	}
 
-	// A status of something that is gone is no error, and does not bring it back.
+	// A status for a deleted object returns no error and does not create the object again.
 	must(t, env.Client.Delete(ctx, member))
 	must(t, objects.ApplyStatus(ctx, "a", v.status(*member)))
 	eventually(t, func() error { return seen(objects, func(m etcdv1.EtcdMember) bool { return m.Name == "" }) })

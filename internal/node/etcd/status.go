@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	// unreachableAfter is how long a member that answered may be silent before its condition says so. It
-	// counts for nothing from the first question on that it does not answer.
+	// unreachableAfter is the delay after which the condition of a silent member changes. A quorum counts the member as
+	// unhealthy from the first missing answer.
 	unreachableAfter = 4 * time.Second
-	// Sizes are told when they have changed by this much, and by this part.
+	// The status contains a new size only after a change by this amount and by this fraction.
 	sizeStep = 1 << 20
 	sizePart = 20
 )
 
 var errNotProbed = errors.New("it has not started")
 
-// status is what the leader's agent tells of an object's member: the fields and conditions that are its
-// own. Those of the machine's own agent are not in it.
+// status returns the fields and conditions of an EtcdMember that the leader's agent owns. It does not contain those of
+// the machine's own agent.
 func (v view) status(o etcdv1.EtcdMember) etcdv1.EtcdMemberStatus {
 	old := o.Status
 	m, found := v.member(o)
@@ -54,21 +54,21 @@ func (v view) status(o etcdv1.EtcdMember) etcdv1.EtcdMemberStatus {
 	return status
 }
 
-// statusWithout is the status of an object that has no member.
+// statusWithout returns the status of an object without a member.
 func (v view) statusWithout(o etcdv1.EtcdMember) etcdv1.EtcdMemberStatus {
 	status := etcdv1.EtcdMemberStatus{MemberID: o.Status.MemberID}
 	c := metav1.Condition{Type: etcdv1.JoinedCondition, Status: metav1.ConditionFalse}
 	switch {
 	case o.Spec.Leave:
-		c.Reason, c.Message = etcdv1.LeftReason, "The member was removed and does not come back"
+		c.Reason, c.Message = etcdv1.LeftReason, "The member was removed and does not return"
 	case o.Status.MemberID != "":
 		c.Reason = etcdv1.NotStartedReason
-		c.Message = "etcd has no such member any more, and nobody asked it to leave; its machine has to be replaced, unless it joins again right now"
+		c.Message = "The member was removed from etcd, but spec.leave is not set: its machine must be replaced, unless it is joining again"
 	default:
-		c.Reason, c.Message = etcdv1.NotStartedReason, "The machine has not asked for membership yet"
+		c.Reason, c.Message = etcdv1.NotStartedReason, "The machine has not requested membership yet"
 	}
 	health := metav1.Condition{
-		Type: etcdv1.HealthyCondition, Status: metav1.ConditionUnknown, Reason: etcdv1.NotProbedReason, Message: "etcd has no such member",
+		Type: etcdv1.HealthyCondition, Status: metav1.ConditionUnknown, Reason: etcdv1.NotProbedReason, Message: "etcd does not have this member",
 	}
 	status.Conditions = v.conditions(o.Status.Conditions, c, health)
 	return status
@@ -80,7 +80,7 @@ func joined(m Member) metav1.Condition {
 	case !m.Started():
 		c.Reason, c.Message = etcdv1.NotStartedReason, "The member was added and has not started yet"
 	case m.Learner:
-		c.Reason, c.Message = etcdv1.LearnerReason, "The member gets the data, and has no vote yet"
+		c.Reason, c.Message = etcdv1.LearnerReason, "The member receives the data and has no vote yet"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, etcdv1.VotingReason
 	}
@@ -95,20 +95,20 @@ func (v view) health(m Member, old etcdv1.EtcdMemberStatus) metav1.Condition {
 	case m.Err != nil:
 		before := apimeta.FindStatusCondition(old.Conditions, etcdv1.HealthyCondition)
 		if before != nil && (v.now.Sub(v.failing[m.ID]) < unreachableAfter || before.Reason == etcdv1.UnreachableReason) {
-			return *before // also its message: the same silence has many errors
+			return *before // The message is kept as well, because the errors of a silent member differ at each attempt.
 		}
 		c.Reason, c.Message = etcdv1.UnreachableReason, "The member does not answer: "+m.Err.Error()
 	case len(m.Alarms) > 0:
 		c.Reason, c.Message = etcdv1.AlarmReason, "The member has raised "+strings.Join(m.Alarms, ", ")
 	case m.Leader != v.self:
-		c.Reason, c.Message = etcdv1.NoLeaderReason, "The member answers, and does not follow the leader"
+		c.Reason, c.Message = etcdv1.NoLeaderReason, "The member answers, but does not follow the leader"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, etcdv1.HealthyReason
 	}
 	return c
 }
 
-// conditions gives each the time since when it is so.
+// conditions sets the transition time of each condition.
 func (v view) conditions(old []metav1.Condition, conditions ...metav1.Condition) []metav1.Condition {
 	for i := range conditions {
 		c := &conditions[i]
@@ -120,7 +120,7 @@ func (v view) conditions(old []metav1.Condition, conditions ...metav1.Condition)
 	return conditions
 }
 
-// rounded size up to a mebibyte; the old one as long as it is about right.
+// rounded returns the size rounded up to a mebibyte, or the old size if the difference is small.
 func rounded(old *int64, size int64) *int64 {
 	if old != nil && max(size-*old, *old-size) < max(sizeStep, *old/sizePart) {
 		return old
@@ -128,7 +128,7 @@ func rounded(old *int64, size int64) *int64 {
 	return ptr.To((size + sizeStep - 1) / sizeStep * sizeStep)
 }
 
-// differs says whether the fields of the leader's agent are to be written.
+// differs reports whether the fields of the leader's agent have changed.
 func differs(have, want etcdv1.EtcdMemberStatus) bool {
 	own := etcdv1.EtcdMemberStatus{
 		MemberID: have.MemberID, Learner: have.Learner, Leader: have.Leader, Version: have.Version,

@@ -3,7 +3,7 @@
 // It runs inside the machine. A tenant controls the machine's containerd, so capstand neither connects to it nor contains
 // the client. capstand starts `capstan-init images import` in the machine and reads its short answer.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package images
 
 import (

@@ -1,7 +1,7 @@
 // Package initapi is the client of PID 1's unix socket for `capstan-init node up` and `capstan-init service`. Package
 // machineapi defines the documents.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package initapi
 
 import (
@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-// Socket is where PID 1 listens, a folder that the machine shares with capstand.
+// Socket is the socket of PID 1, in a folder that the machine shares with capstand.
 const Socket = "/run/capstan/init.sock"
 
 // The state of a machine is defined in package machineapi, because capstand reads it too.
@@ -86,7 +86,7 @@ func (c *Client) Watch(ctx context.Context, see func(Status) bool) error {
 	return errors.Join(ctx.Err(), lines.Err(), errors.New("the connection to init was closed"))
 }
 
-// Status returns the status of now.
+// Status returns the current status.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var status Status
 	body, err := c.do(ctx, http.MethodGet, "/v1/status")
@@ -98,8 +98,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return status, err
 }
 
-// Reload makes PID 1 read the service files again: new services are started, changed ones restarted,
-// those that are gone stopped.
+// Reload makes PID 1 read the service files again. It starts new services, restarts changed ones, and stops services without a
+// file.
 func (c *Client) Reload(ctx context.Context) error { return c.post(ctx, "/v1/reload") }
 
 // Service starts, stops or restarts a service, or sends it SIGHUP (reload).

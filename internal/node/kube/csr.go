@@ -23,9 +23,10 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// Request is a certificate that a machine asks the cluster for: a client's, unless it says otherwise.
+// Request describes a certificate that a machine requests from the cluster: a client certificate, or a serving
+// certificate if it has names.
 type Request struct {
-	// Name begins the name of the CertificateSigningRequest.
+	// Name is the prefix of the CertificateSigningRequest's name.
 	Name string
 	// Signer, for example kubernetes.io/kube-apiserver-client.
 	Signer       string
@@ -34,15 +35,15 @@ type Request struct {
 	// DNSNames and IPs make it the certificate of a server.
 	DNSNames []string
 	IPs      []net.IP
-	// KeyFile is made when it is not there. It is kept, so the same request is found again after a crash.
+	// KeyFile is created if it does not exist. It is kept, so that a retry after a crash finds the same request.
 	KeyFile string
-	// replaces is the serial number of the certificate that is renewed: a renewal is another request than the one
-	// before, which the cluster may still have. Empty for the first certificate.
+	// replaces is the serial number of the certificate that is renewed, or empty for the first certificate. It makes
+	// the name of a renewal differ from that of the previous request, which the cluster may still have.
 	replaces string
 }
 
-// RequestCertificate asks for the certificate and waits until it was approved and signed. Until the
-// API answers and accepts the credential it tries again; a denial is final.
+// RequestCertificate requests the certificate and waits until it is approved and signed. It retries until the API
+// server answers and accepts the credential. A denial is final.
 func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request) ([]byte, error) {
 	key, err := certfiles.EnsureKey(r.KeyFile)
 	if err != nil {
@@ -75,7 +76,7 @@ func RequestCertificate(ctx context.Context, client dynamic.Interface, r Request
 	return issued, err
 }
 
-// requestName is the same for the same key, subject and certificate that is renewed.
+// requestName returns a name that depends only on the key, the subject and the renewed certificate.
 func requestName(r Request, public []byte) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%q %q %q", r.Signer, r.CommonName, r.Organization)
@@ -101,7 +102,7 @@ func requestObject(name string, r Request, der []byte) (*unstructured.Unstructur
 	return &unstructured.Unstructured{Object: object}, err
 }
 
-// issuedCertificate is nil as long as the request is open.
+// issuedCertificate returns the certificate, or nil as long as the request is open.
 func issuedCertificate(o *unstructured.Unstructured) ([]byte, error) {
 	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, c := range conditions {
@@ -118,7 +119,7 @@ func issuedCertificate(o *unstructured.Unstructured) ([]byte, error) {
 	return base64.StdEncoding.DecodeString(encoded)
 }
 
-// EnsureCertificate requests a certificate and writes it once it is there.
+// EnsureCertificate requests a certificate and writes it when it is issued.
 func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request, certFile string) error {
 	if former, err := pki.ReadCert(certFile); err == nil {
 		r.replaces = former.SerialNumber.String()
@@ -132,14 +133,14 @@ func EnsureCertificate(ctx context.Context, client dynamic.Interface, r Request,
 		return err
 	}
 	if err := matches(certificate, key); err != nil {
-		return fmt.Errorf("the certificate that was issued for %s: %w", r.CommonName, err)
+		return fmt.Errorf("the issued certificate for %s: %w", r.CommonName, err)
 	}
 	return certfiles.WriteFile(certFile, certificate)
 }
 
 func matches(certificate, key []byte) error {
 	if _, err := tls.X509KeyPair(certificate, key); err != nil {
-		return errors.New("does not fit its key")
+		return errors.New("does not match its key")
 	}
 	return nil
 }

@@ -28,19 +28,19 @@ func newFake() *fake.FakeDynamicClient {
 	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{CSRs: "CertificateSigningRequestList"})
 }
 
-// TestAsksAgain: kube-controller-manager deletes a request that nobody has answered for a day. It is made again,
-// whether its end is seen or it is gone before anybody looks.
+// TestAsksAgain: kube-controller-manager deletes a request that has had no answer for a day. The client creates it again,
+// whether its watch reports the deletion or the request was gone before the watch began.
 func TestAsksAgain(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, client *fake.FakeDynamicClient){
-		"seen to go": func(t *testing.T, client *fake.FakeDynamicClient) {
+		"deleted during the watch": func(t *testing.T, client *fake.FakeDynamicClient) {
 			var once sync.Once
 			client.PrependWatchReactor("*", func(k8stesting.Action) (bool, watch.Interface, error) {
 				events, err := client.Tracker().Watch(CSRs, "")
-				once.Do(func() { go deleteAll(t, client) }) // The fake is locked meanwhile.
+				once.Do(func() { go deleteAll(t, client) }) // The fake client holds its lock here.
 				return true, events, err
 			})
 		},
-		"gone at once": func(_ *testing.T, client *fake.FakeDynamicClient) {
+		"deleted before the watch": func(_ *testing.T, client *fake.FakeDynamicClient) {
 			lost := false
 			client.PrependReactor("create", "*", func(action k8stesting.Action) (bool, runtime.Object, error) {
 				if lost {
@@ -72,8 +72,8 @@ func TestAsksAgain(t *testing.T) {
 	}
 }
 
-// TestRenewalIsAnotherRequest: the cluster keeps a request for an hour after it was answered. A renewal must not be
-// answered with the certificate that it is to replace.
+// TestRenewalIsAnotherRequest: the cluster keeps an answered request for an hour. A renewal must not get the certificate
+// that it replaces.
 func TestRenewalIsAnotherRequest(t *testing.T) {
 	client, dir := newFake(), t.TempDir()
 	r := Request{Name: "r", CommonName: "cn", KeyFile: filepath.Join(dir, "key")}
@@ -103,7 +103,7 @@ func TestRenewalIsAnotherRequest(t *testing.T) {
 		if len(names) != want {
 			t.Errorf("%d certificates, by the requests %v", want, names)
 		}
-		deleteAll(t, client) // The fake finds objects of other names, too.
+		deleteAll(t, client) // The fake client also returns objects with other names.
 	}
 }
 

@@ -1,7 +1,7 @@
-// Package kube talks to the cluster's API with the dynamic client: typed clients would bring every
-// API there is into a process that lives on every machine.
+// Package kube uses the cluster's API with the dynamic client. Typed clients would add the code of every API to a
+// process that runs on every machine.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package kube
 
 import (
@@ -32,10 +32,10 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// FieldManager of everything that is applied.
+// FieldManager of all applied objects.
 const FieldManager = "capstan-init"
 
-// Resources that are used.
+// Resources that machines use.
 var (
 	Nodes            = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	CSRs             = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
@@ -50,13 +50,13 @@ var (
 	Leases           = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 
-// Credential is how a client proves who it is: certificate files or a token.
+// Credential authenticates a client: certificate files or a token.
 type Credential struct {
 	CertFile, KeyFile string
 	Token             string
 }
 
-// WriteKubeconfig writes a kubeconfig that names certificate files, so renewed ones are picked up.
+// WriteKubeconfig writes a kubeconfig with the paths of certificate files, so that clients read renewed files.
 func WriteKubeconfig(path, cluster, server, caFile, user string, c Credential) error {
 	data, err := pki.Kubeconfig{
 		ClusterName: cluster, UserName: user, ContextName: user + "@" + cluster,
@@ -69,7 +69,7 @@ func WriteKubeconfig(path, cluster, server, caFile, user string, c Credential) e
 	return certfiles.WriteFile(path, data)
 }
 
-// RESTConfig reads a kubeconfig. Requests are not throttled here: there are few.
+// RESTConfig reads a kubeconfig. It sets no rate limit, because there are few requests.
 func RESTConfig(kubeconfig string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -89,8 +89,8 @@ func NewClient(kubeconfig string) (dynamic.Interface, error) {
 	return dynamic.NewForConfig(config)
 }
 
-// NewEndpointClient returns a client with the credential of a kubeconfig that talks to another server than
-// the kubeconfig's: the cluster's endpoint, while the machine's own API server is not there.
+// NewEndpointClient returns a client with the credential of a kubeconfig and another server: the cluster's endpoint,
+// used as long as the machine's own API server is not available.
 func NewEndpointClient(kubeconfig, server string) (dynamic.Interface, error) {
 	config, err := RESTConfig(kubeconfig)
 	if err != nil {
@@ -110,7 +110,7 @@ func NewTokenClient(server, caFile, token string) (dynamic.Interface, error) {
 	})
 }
 
-// WaitFor watches one object until done says so. An object that is not there is waited for.
+// WaitFor watches one object until done returns true. It also waits for an object that does not exist yet.
 func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
 	return wait(ctx, client, resource, name, nil, func(event watch.Event) (bool, error) {
 		object, ok := event.Object.(*unstructured.Unstructured)
@@ -121,10 +121,9 @@ func WaitFor(ctx context.Context, client dynamic.Interface, resource schema.Grou
 	})
 }
 
-// WaitWhileThere is WaitFor for an object that nobody else makes again: when it is not there any more, that is
-// an error.
+// WaitWhileThere is WaitFor for an object that is never created again: its deletion is an error.
 func WaitWhileThere(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string, done func(*unstructured.Unstructured) (bool, error)) error {
-	gone := fmt.Errorf("%s %s is gone", resource.Resource, name)
+	gone := fmt.Errorf("%s %s was deleted", resource.Resource, name)
 	there := func(store cache.Store) (bool, error) {
 		if len(store.ListKeys()) == 0 {
 			return false, gone
@@ -152,7 +151,7 @@ func wait(ctx context.Context, client dynamic.Interface, resource schema.GroupVe
 	return err
 }
 
-// ListWatch of a cluster-scoped resource.
+// ListWatch returns the list and watch functions of a cluster-scoped resource.
 func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, fieldSelector string) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListFunc: func(o metav1.ListOptions) (runtime.Object, error) {
@@ -166,8 +165,8 @@ func ListWatch(ctx context.Context, client dynamic.Interface, resource schema.Gr
 	}, client)
 }
 
-// Retry calls do until it succeeds, with pauses of 100 ms doubling to 500 ms: a machine and its
-// cluster come up together, and no event tells one machine that another one answers.
+// Retry calls do until it succeeds, with pauses from 100 ms, doubled up to 500 ms. Machine and cluster start at the
+// same time, and no event reports that another machine answers.
 func Retry(ctx context.Context, what string, do func(context.Context) error) error {
 	pauses := backoff.Doubling(100*time.Millisecond, 500*time.Millisecond)
 	for {
@@ -187,7 +186,7 @@ func Retry(ctx context.Context, what string, do func(context.Context) error) err
 	}
 }
 
-// FinalError is not worth another try.
+// FinalError is an error that ends retries.
 type FinalError struct{ Err error }
 
 func (e *FinalError) Error() string { return e.Err.Error() }
@@ -195,8 +194,8 @@ func (e *FinalError) Error() string { return e.Err.Error() }
 // Unwrap implements errors.Unwrap.
 func (e *FinalError) Unwrap() error { return e.Err }
 
-// LinkCurrent writes a certificate with its key where the kubelet keeps its own and rotates it:
-// a file, and the link <dir>/<name>-current.pem to it.
+// LinkCurrent writes a certificate with its key in the layout in which the kubelet rotates its certificates: a file,
+// and the link <dir>/<name>-current.pem to it.
 func LinkCurrent(dir, name string, pair []byte) error {
 	file := filepath.Join(dir, name+"-initial.pem")
 	if err := certfiles.WriteFile(file, pair); err != nil {

@@ -1,6 +1,6 @@
 // Package machine reads the metadata that capstand writes for a machine, and names the paths that both use.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package machine
 
 import (
@@ -17,6 +17,9 @@ import (
 const (
 	MetadataPath      = "/run/capstan/metadata.json"
 	BootstrapDataPath = "/run/capstan/bootstrap-data"
+	// UpdateRequestPath names the update that capstand wants, and UpdateDataPath contains its cloud-config.
+	UpdateRequestPath = "/run/capstan/update.json"
+	UpdateDataPath    = "/run/capstan/update-data"
 	// ResolvConfPath is the host's resolver configuration, if capstand provides one.
 	ResolvConfPath = "/run/capstan/resolv.conf"
 	// SentinelPath is written by the bootstrap data when it succeeded (BC-05).

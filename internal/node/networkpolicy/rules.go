@@ -2,10 +2,10 @@
 //
 // Every packet from or to a pod of the node passes the forward hook, since each pod has a link of its own (ptp). Two base chains
 // there, one for each direction, send the packets of isolated pods through the chains of their policies. A packet must pass both:
-// "accept" ends only the base chain in which it is said. Traffic of the node itself, such as the kubelet's probes, is not forwarded
+// "accept" ends only its own base chain. Traffic of the node itself, such as the kubelet's probes, is not forwarded
 // and therefore always allowed, as NetworkPolicy requires.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package networkpolicy
 
 import (

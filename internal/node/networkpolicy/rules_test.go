@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"capstan.dev/capstan/internal/host/network/ownnet"
+	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
 // Two namespaces; the pods web and db of "shop" and one pod of "other" run on node n, client of "shop" on another node.
@@ -71,10 +71,10 @@ func TestChains(t *testing.T) {
 		// ingress and egress are the rules of the policies in this direction; nil if no pod is isolated.
 		ingress, egress []string
 	}{
-		"no policy":           {},
-		"no pod of this node": {specs: []string{"podSelector: {matchLabels: {app: client}}"}},
-		"nothing is allowed":  {specs: []string{web}, ingress: []string{}},
-		"everything is allowed": {
+		"no policy":             {},
+		"no pod of this node":   {specs: []string{"podSelector: {matchLabels: {app: client}}"}},
+		"no traffic is allowed": {specs: []string{web}, ingress: []string{}},
+		"all traffic is allowed": {
 			specs:   []string{web + "ingress: [{}]"},
 			ingress: []string{"accept"},
 		},
@@ -90,7 +90,7 @@ func TestChains(t *testing.T) {
 			specs:   []string{web + "ingress: [{from: [{namespaceSelector: {matchLabels: {team: b}}, podSelector: {matchLabels: {app: db}}}]}]"},
 			ingress: []string{},
 		},
-		"a peer that selects nothing is not an empty list of peers": {
+		"a selector without matches is not an empty list of peers": {
 			specs:   []string{web + "ingress: [{from: [{podSelector: {matchLabels: {app: none}}}]}]"},
 			ingress: []string{},
 		},
@@ -102,11 +102,11 @@ func TestChains(t *testing.T) {
 			specs:   []string{web + "ingress: [{ports: [{port: 80}, {port: 53, protocol: UDP}, {port: 100, endPort: 200}, {protocol: SCTP}]}]"},
 			ingress: []string{"meta l4proto sctp accept", "tcp dport 100-200 accept", "tcp dport 80 accept", "udp dport 53 accept"},
 		},
-		"a named port is the selected pod's": {
+		"a named port of the selected pod": {
 			specs:   []string{web + "ingress: [{ports: [{port: main}]}]"},
 			ingress: []string{"ip daddr . tcp dport { 10.0.0.1 . 8080 } accept", "ip6 daddr . tcp dport { fd00::1 . 8080 } accept"},
 		},
-		"a named port that the pod does not have": {
+		"a named port that the pod lacks": {
 			specs:   []string{web + "ingress: [{ports: [{port: absent}]}]"},
 			ingress: []string{},
 		},
@@ -158,7 +158,7 @@ func accepted(chains []Chain, direction string) (rules []string) {
 	return rules
 }
 
-// TestIsolatedPods looks at the way of a packet: from the base chain to the policies of its pod, and no further.
+// TestIsolatedPods checks the path of a packet: it goes from the base chain to the policies of its pod and ends there.
 func TestIsolatedPods(t *testing.T) {
 	chains := Chains(Cluster{Policies: policies(t, "podSelector: {}"), Pods: podObjects, Namespaces: namespaces}, "n")
 	if len(chains) != 3 {
@@ -185,9 +185,9 @@ func TestIsolatedPods(t *testing.T) {
 	}
 }
 
-// TestApply: the kernel accepts every kind of rule, and the table goes with the last policy.
+// TestApply: the kernel accepts every kind of rule. The table is removed with the last policy.
 func TestApply(t *testing.T) {
-	if !ownnet.Run(t) {
+	if !testnetns.Run(t) {
 		return
 	}
 	all := policies(t, `
@@ -214,6 +214,6 @@ egress: [{to: [{namespaceSelector: {}}], ports: [{port: main}, {port: 53, protoc
 		t.Fatal(err)
 	}
 	if got := ruleset(); strings.TrimSpace(got) != "" {
-		t.Errorf("left behind: %s", got)
+		t.Errorf("the table remains: %s", got)
 	}
 }

@@ -16,36 +16,36 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// The certificate authorities of a cluster reach a machine with its bootstrap data, and later, when they are
-// rotated, through annotations of its Node: that is all that every kubelet may read and write. Others may write
-// Nodes too, so a machine takes over nothing but what an authority that it trusts has signed for it
+// The certificate authorities of a cluster reach a machine with its bootstrap data. After a rotation they reach it
+// through annotations of its Node, because every kubelet can read and write its Node. Other clients can write Nodes as
+// well. A machine therefore accepts only authorities that a trusted authority has signed for this machine
 // (docs/certificates.md).
 const (
-	// AuthoritiesAnnotation holds the certificate authorities that the machine is to trust, as PEM. The
-	// first one signs. The control plane provider writes it.
+	// AuthoritiesAnnotation contains the certificate authorities that the machine must trust, as PEM. The first one
+	// signs. The control plane provider writes it.
 	AuthoritiesAnnotation = "node.capstan.dev/certificate-authorities"
-	// ChallengeAnnotation holds a random text of the machine's, which its agent replaces before it follows
-	// a signature over it. So nothing that was signed before is followed again.
+	// ChallengeAnnotation contains a random text of the machine. The agent replaces it before it applies a signature
+	// over it, so no signature is applied twice.
 	ChallengeAnnotation = "node.capstan.dev/certificate-authorities-challenge"
-	// SignatureAnnotation holds a signature over AuthoritiesAnnotation and ChallengeAnnotation with the key of the
-	// authority that signs. The control plane provider writes it.
+	// SignatureAnnotation contains a signature over AuthoritiesAnnotation and ChallengeAnnotation with the key of the
+	// signing authority. The control plane provider writes it.
 	SignatureAnnotation = "node.capstan.dev/certificate-authorities-signature"
-	// TrustedAuthoritiesAnnotation holds the fingerprints of those that the machine trusts, with commas between
-	// them. The machine's agent writes it once everything on the machine does.
+	// TrustedAuthoritiesAnnotation contains the fingerprints of the authorities that the machine trusts, separated by
+	// commas. The agent writes it when all components of the machine trust them.
 	TrustedAuthoritiesAnnotation = "node.capstan.dev/trusted-authorities"
-	// KubeletAuthorityAnnotation holds the fingerprint of the one that has signed the kubelet's certificates.
+	// KubeletAuthorityAnnotation contains the fingerprint of the authority that signed the kubelet's certificates.
 	KubeletAuthorityAnnotation = "node.capstan.dev/kubelet-authority"
 )
 
 const (
-	// SigningCAPath is the first certificate of ca.crt alone: what signs takes no more than one.
+	// SigningCAPath contains only the first certificate of ca.crt, because signers accept a single certificate.
 	SigningCAPath = PKIDir + "/signing-ca.crt"
-	// CrossCAPath is the certificate authority that signs, signed by the one before it: who only trusts that one
-	// trusts what has this in its chain. It is there from the first rotation on.
+	// CrossCAPath is the certificate of the signing authority, signed by the previous authority. Clients that trust
+	// only the previous authority accept chains that contain it. It exists from the first rotation on.
 	CrossCAPath = PKIDir + "/cross-ca.crt"
 )
 
-// Fingerprints of the certificates in a PEM document, in their order.
+// Fingerprints returns the fingerprints of the certificates in a PEM document, in their order.
 func Fingerprints(pem []byte) ([]string, error) {
 	certs, err := cert.ParseCertsPEM(pem)
 	if err != nil {
@@ -58,7 +58,7 @@ func Fingerprints(pem []byte) ([]string, error) {
 	return out, nil
 }
 
-// Fingerprint of a certificate: enough to tell those of one cluster apart.
+// Fingerprint returns a short hash of a certificate, unique within a cluster.
 func Fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:8])
@@ -88,17 +88,18 @@ func VerifyAuthorities(trusted []*x509.Certificate, bundle []byte, challenge, si
 	}) {
 		return nil
 	}
-	return errors.New("no certificate authority that is trusted now has signed it for this challenge")
+	return errors.New("no trusted certificate authority has signed it for this challenge")
 }
 
-// signedText is what the key signs. It is no certificate: those begin with another byte. The parts are hashed,
-// because whoever may write the Node chooses the challenge, and must not be able to move the line between the two.
+// signedText returns the text to sign. It cannot be a certificate, because certificates start with another byte. Both
+// parts are hashed, because a client that can write the Node chooses the challenge, and must not be able to shift the
+// boundary between the parts.
 func signedText(bundle []byte, challenge string) []byte {
 	ofBundle, ofChallenge := sha256.Sum256(bundle), sha256.Sum256([]byte(challenge))
 	return slices.Concat([]byte("capstan.dev/certificate-authorities/v1\n"), ofChallenge[:], ofBundle[:])
 }
 
-// algorithm of signatures with a key.
+// algorithm returns the signature algorithm of a key.
 func algorithm(public crypto.PublicKey) (x509.SignatureAlgorithm, crypto.Hash) {
 	switch public.(type) {
 	case *rsa.PublicKey:

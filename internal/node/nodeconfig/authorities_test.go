@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// authority makes a certificate authority with a key.
+// authority creates a certificate authority with a key.
 func authority(t *testing.T, key crypto.Signer) *x509.Certificate {
 	t.Helper()
 	made, err := cert.NewSelfSignedCACert(cert.Config{CommonName: "ca"}, key)
@@ -32,7 +32,7 @@ func ecdsaKey(t *testing.T) crypto.Signer {
 	return key
 }
 
-// TestVerifyAuthorities: only what a trusted authority has signed, for this challenge, is accepted.
+// TestVerifyAuthorities: a bundle is accepted only with a trusted authority's signature for this challenge.
 func TestVerifyAuthorities(t *testing.T) {
 	key, stranger := ecdsaKey(t), ecdsaKey(t)
 	trusted := []*x509.Certificate{authority(t, ecdsaKey(t)), authority(t, key)}
@@ -48,14 +48,14 @@ func TestVerifyAuthorities(t *testing.T) {
 		bundle, challenge, signature string
 		accepted                     bool
 	}{
-		"signed":                         {"bundle", "challenge", good, true},
-		"unsigned":                       {"bundle", "challenge", "", false},
-		"signed by a stranger":           {"bundle", "challenge", sign(stranger, "bundle", "challenge"), false},
-		"another bundle":                 {"bundle and more", "challenge", good, false},
-		"another challenge":              {"bundle", "another", good, false},
-		"nonsense":                       {"bundle", "challenge", "%", false},
-		"a challenge that has a bundle":  {"evil\nbundle", "challenge", sign(key, "bundle", "challenge\nevil"), false},
-		"a challenge that has no bundle": {"lenge\nbundle", "chal", good, false},
+		"signed":                              {"bundle", "challenge", good, true},
+		"unsigned":                            {"bundle", "challenge", "", false},
+		"signed by a stranger":                {"bundle", "challenge", sign(stranger, "bundle", "challenge"), false},
+		"another bundle":                      {"bundle and more", "challenge", good, false},
+		"another challenge":                   {"bundle", "another", good, false},
+		"nonsense":                            {"bundle", "challenge", "%", false},
+		"part of the bundle in the challenge": {"evil\nbundle", "challenge", sign(key, "bundle", "challenge\nevil"), false},
+		"part of the challenge in the bundle": {"lenge\nbundle", "chal", good, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := VerifyAuthorities(trusted, []byte(c.bundle), c.challenge, c.signature); (err == nil) != c.accepted {
@@ -65,7 +65,7 @@ func TestVerifyAuthorities(t *testing.T) {
 	}
 }
 
-// TestSignAuthorities: whatever key a user's authority has.
+// TestSignAuthorities: the user's authority can have any type of key.
 func TestSignAuthorities(t *testing.T) {
 	ofRSA, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

@@ -8,24 +8,24 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 )
 
-// RestorePath is where the bootstrap data of a machine that begins with a backup puts a Restore, as YAML, mode 0600. The
-// machine erases it once it was used.
+// RestorePath is the file with the Restore in the bootstrap data of a machine that starts from a backup, as YAML, mode
+// 0600. The machine erases it after use.
 const RestorePath = "/etc/capstan/restore.yaml"
 
-// Restore is a backup of etcd that a machine begins with.
+// Restore is a backup of etcd from which a machine starts.
 type Restore struct {
 	// Name of the backup.
 	Name  string      `json:"name"`
 	Store BackupStore `json:"store"`
-	// SHA256 of the snapshot, when it is known.
+	// SHA256 of the snapshot, if known.
 	SHA256 string `json:"sha256,omitempty"`
-	// Keys of this cluster: name and fingerprint. Those of the backup must be the same.
+	// Keys of this cluster: name and fingerprint. The backup must have the same keys.
 	Keys map[string]string `json:"keys,omitempty"`
-	// OtherAuthorities allows all but the encryption key to be other ones.
+	// OtherAuthorities allows a backup whose keys differ, except for the encryption key.
 	OtherAuthorities bool `json:"otherAuthorities,omitempty"`
 }
 
-// BackupStore is where backups are: a directory or an S3-compatible store.
+// BackupStore is the place of backups: a directory or an S3-compatible store.
 type BackupStore struct {
 	Directory string `json:"directory,omitempty"`
 	S3        *S3    `json:"s3,omitempty"`
@@ -43,12 +43,12 @@ type S3 struct {
 	AccessKeyID     string `json:"accessKeyID"`
 	SecretAccessKey string `json:"secretAccessKey"`
 
-	// CA are the certificate authorities of the store, as PEM; the machine's own when empty.
+	// CA contains the certificate authorities of the store, as PEM. Empty means those of the machine.
 	CA                    string `json:"ca,omitempty"`
 	InsecureSkipTLSVerify bool   `json:"insecureSkipTLSVerify,omitempty"`
 }
 
-// StoreOf puts together a store and what its Secrets hold.
+// StoreOf combines the spec of a store with the values of its Secrets.
 func StoreOf(store etcdv1.BackupStore, folder string, secret map[string]string) BackupStore {
 	out := BackupStore{Directory: store.Directory.Path, Folder: folder}
 	if s := store.S3; s.Bucket != "" {
@@ -62,14 +62,15 @@ func StoreOf(store etcdv1.BackupStore, folder string, secret map[string]string) 
 	return out
 }
 
-// DifferentKeys says which keys a backup needs that are other ones here, or not there. The encryption key is always needed.
+// DifferentKeys returns the keys of a backup that differ here or do not exist here. The encryption key must always
+// match.
 func DifferentKeys(needs, has map[string]string, otherAuthorities bool) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(needs)) {
 		if needs[name] == has[name] || otherAuthorities && name != etcdv1.KeyEncryption {
 			continue
 		}
-		found := "there is none"
+		found := "this cluster has none"
 		if has[name] != "" {
 			found = "found " + has[name]
 		}

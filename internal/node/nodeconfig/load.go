@@ -33,7 +33,7 @@ func Load(path string) (*NodeConfiguration, error) {
 	return c, nil
 }
 
-// Parse is Load for data at hand. Errors name fields and never quote the token.
+// Parse is Load for data in memory. Errors name fields and never quote the token.
 func Parse(data []byte) (*NodeConfiguration, error) {
 	c := &NodeConfiguration{}
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
@@ -44,7 +44,7 @@ func Parse(data []byte) (*NodeConfiguration, error) {
 	return c, err
 }
 
-// Default fills in what the fields' comments promise.
+// Default sets the defaults that the comments of the fields state.
 func (c *NodeConfiguration) Default() {
 	set := func(field *string, value string) {
 		if *field == "" {
@@ -66,37 +66,60 @@ func (c *NodeConfiguration) Default() {
 	}
 }
 
-// Validate says all that is wrong.
+// Validate returns all problems of the configuration.
 func (c *NodeConfiguration) Validate() error {
 	var errs []error
 	refuse := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.APIVersion != APIVersion || c.Kind != Kind {
-		refuse("apiVersion and kind: want %s %s, found %q %q", APIVersion, Kind, c.APIVersion, c.Kind)
+		refuse("apiVersion and kind: expected %s %s, found %q %q", APIVersion, Kind, c.APIVersion, c.Kind)
 	}
 	if c.KubernetesVersion == "" || c.KubernetesVersion[0] != 'v' {
-		refuse("kubernetesVersion: want a version with a leading v, found %q", c.KubernetesVersion)
+		refuse("kubernetesVersion: expected a version with a leading v, found %q", c.KubernetesVersion)
 	}
 	if host, port, err := net.SplitHostPort(c.Endpoint); err != nil || host == "" || port == "" {
-		refuse("endpoint: want host:port, found %q", c.Endpoint)
+		refuse("endpoint: expected host:port, found %q", c.Endpoint)
 	}
 	switch c.Role {
 	case RoleInit, RoleControlPlane:
 		if c.ControlPlane == nil {
-			refuse("controlPlane: is needed with role %s", c.Role)
+			refuse("controlPlane: required with role %s", c.Role)
 		}
 	case RoleWorker:
 	default:
-		refuse("role: want init, control-plane or worker, found %q", c.Role)
+		refuse("role: expected init, control-plane or worker, found %q", c.Role)
 	}
 	errs = append(errs, c.Network.validate()...)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.CheckSettings()...)...)
+}
+
+// CheckSettings returns the problems of the user's settings of components.
+func (c *NodeConfiguration) CheckSettings() []error {
+	var errs []error
+	check := func(field string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field, err))
+		}
+	}
+	check("kubelet.configuration", CheckKubelet(c.Kubelet.Configuration))
+	check("kubelet.configuration", CheckClusterDNS(c.Kubelet.Configuration, c.Network.DNS))
+	check("proxy", c.Proxy.Check())
+	if c.KubeProxy != nil {
+		check("kubeProxy.configuration", CheckKubeProxy(c.KubeProxy.Configuration))
+		if c.Network.KubeProxy == None {
+			errs = append(errs, errors.New("kubeProxy.configuration: the cluster has kubeProxy None, and the machine runs no kube-proxy; remove it"))
+		}
+	}
+	if c.ControlPlane != nil {
+		check("cluster.coreDNS", c.ControlPlane.CoreDNS.Check(c.Network))
+	}
+	return errs
 }
 
 func (n Network) validate() []error {
 	var errs []error
 	check := func(field string, cidrs []string) {
 		if len(cidrs) == 0 || len(cidrs) > 2 {
-			errs = append(errs, fmt.Errorf("network.%s: want one network, or one for each IP family", field))
+			errs = append(errs, fmt.Errorf("network.%s: expected one network, or one for each IP family", field))
 		}
 		for _, cidr := range cidrs {
 			if _, err := netip.ParsePrefix(cidr); err != nil {
@@ -117,7 +140,7 @@ func (n Network) validate() []error {
 				return
 			}
 		}
-		errs = append(errs, fmt.Errorf("network.%s: want one of %v, found %q", field, allowed, value))
+		errs = append(errs, fmt.Errorf("network.%s: expected one of %v, found %q", field, allowed, value))
 	}
 	oneOf("podNetwork", n.PodNetwork, PodNetworkRoutes, None)
 	oneOf("kubeProxy", n.KubeProxy, KubeProxyNFTables, None)
@@ -125,7 +148,7 @@ func (n Network) validate() []error {
 	return errs
 }
 
-// NodeName is the name under which a machine with the given host name registers.
+// NodeName returns the node name of a machine with the given host name.
 func (c *NodeConfiguration) NodeName(hostname string) string {
 	if c.Node.Name != "" {
 		return c.Node.Name
@@ -133,8 +156,8 @@ func (c *NodeConfiguration) NodeName(hostname string) string {
 	return strings.ToLower(hostname)
 }
 
-// KubeletLabels are the labels that a kubelet may give to its own Node. Those that only an
-// administrator may set are left to Cluster API, which takes them from the Machine.
+// KubeletLabels returns the labels that a kubelet can set on its own Node. Cluster API sets the labels that only an
+// administrator can set, from those of the Machine.
 func (n Node) KubeletLabels() (labels map[string]string, refused []string) {
 	labels = map[string]string{}
 	for key, value := range n.Labels {
@@ -148,7 +171,7 @@ func (n Node) KubeletLabels() (labels map[string]string, refused []string) {
 	return labels, refused
 }
 
-// kubeletMaySet is the rule of the kubelet's --node-labels and of the NodeRestriction admission.
+// kubeletMaySet implements the rule of the kubelet's --node-labels and of the NodeRestriction admission.
 func kubeletMaySet(key string) bool {
 	prefix, _, qualified := strings.Cut(key, "/")
 	if !qualified {
@@ -171,7 +194,7 @@ var kubeletLabels = []string{
 	"beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type",
 }
 
-// Kubeconfigs that the node agent uses too.
+// Kubeconfigs that the node agent uses as well.
 const (
 	AgentKubeconfig   = "/etc/kubernetes/node-agent.conf"
 	KubeletKubeconfig = "/etc/kubernetes/kubelet.conf"

@@ -59,7 +59,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("want %q in: %v", tt.want, err)
 			}
 			if err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the error has the token: %v", err)
+				t.Errorf("the error contains the token: %v", err)
 			}
 		})
 	}

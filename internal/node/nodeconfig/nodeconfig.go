@@ -1,10 +1,10 @@
-// Package nodeconfig holds the types that the bootstrap provider writes into bootstrap data and that
-// capstan-init reads on the machine. They are the only thing that the two share.
+// Package nodeconfig holds the types that the bootstrap provider writes into bootstrap data and that capstan-init reads
+// on the machine. Only these types are shared by the two.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package nodeconfig
 
-// Path is where the bootstrap data puts the NodeConfiguration, as YAML, mode 0600.
+// Path is the file of the NodeConfiguration in the bootstrap data, as YAML, mode 0600.
 const Path = "/etc/capstan/node.yaml"
 
 const (
@@ -14,8 +14,8 @@ const (
 	Kind = "NodeConfiguration"
 )
 
-// Paths on the machine. The bootstrap data writes the CA files; everything that is derived from
-// them (leaf certificates, kubeconfigs, component configuration) is written by `capstan-init node up`.
+// Paths on the machine. The bootstrap data writes the CA files. `capstan-init node up` writes the derived files: leaf
+// certificates, kubeconfigs and component configuration.
 const (
 	PKIDir               = "/etc/kubernetes/pki"
 	EncryptionConfigPath = "/etc/kubernetes/encryption.yaml"
@@ -23,11 +23,11 @@ const (
 	AuthenticationPath   = "/etc/kubernetes/authentication.yaml"
 )
 
-// Role is what a machine does in its cluster.
+// Role is the role of a machine in its cluster.
 type Role string
 
 const (
-	// RoleInit is the first control plane machine: it makes a new etcd cluster.
+	// RoleInit is the first control plane machine, which creates a new etcd cluster.
 	RoleInit Role = "init"
 	// RoleControlPlane joins an existing control plane.
 	RoleControlPlane Role = "control-plane"
@@ -35,7 +35,7 @@ const (
 	RoleWorker Role = "worker"
 )
 
-// NodeConfiguration is all that a machine needs to become a node of its cluster.
+// NodeConfiguration contains everything that a machine needs to become a node of its cluster.
 type NodeConfiguration struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -47,8 +47,8 @@ type NodeConfiguration struct {
 	Role              Role   `json:"role"`
 	// Endpoint of the control plane, host:port, without scheme.
 	Endpoint string `json:"endpoint"`
-	// BootstrapToken (id.secret) for TLS bootstrap. Workers only: control plane machines have the
-	// CA's key and sign for themselves.
+	// BootstrapToken (id.secret) for TLS bootstrap. Workers only: control plane machines have the CA's key and sign
+	// their certificates themselves.
 	BootstrapToken string `json:"bootstrapToken,omitempty"`
 
 	Network      Network       `json:"network"`
@@ -56,9 +56,11 @@ type NodeConfiguration struct {
 	Kubelet      Kubelet       `json:"kubelet"`
 	ControlPlane *ControlPlane `json:"controlPlane,omitempty"`
 	Registries   []Registry    `json:"registries,omitempty"`
+	Proxy        *Proxy        `json:"proxy,omitempty"`
+	KubeProxy    *KubeProxy    `json:"kubeProxy,omitempty"`
 }
 
-// Network is what a node needs to know of its cluster's networks.
+// Network contains the networks of the cluster, as far as a node needs them.
 type Network struct {
 	PodCIDRs      []string `json:"podCIDRs"`
 	ServiceCIDRs  []string `json:"serviceCIDRs"`
@@ -73,36 +75,44 @@ type Network struct {
 	DNS string `json:"dns"`
 }
 
-// Node is how the node registers.
+// Node contains the properties with which the node registers.
 type Node struct {
-	// Name of the node; the machine's hostname when empty.
+	// Name of the node. Empty means the machine's hostname.
 	Name   string            `json:"name,omitempty"`
 	Labels map[string]string `json:"labels,omitempty"`
 	// Taints as key=value:Effect or key:Effect.
 	Taints []string `json:"taints,omitempty"`
-	// ProviderID; that of /run/capstan/metadata.json when empty.
+	// ProviderID of the node. Empty means that of /run/capstan/metadata.json.
 	ProviderID string `json:"providerID,omitempty"`
 }
 
-// Arg is an argument of a component, without the leading dashes. Later ones win.
+// Arg is an argument of a component, without the leading dashes. The last of several arguments of one name applies.
 type Arg struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// Kubelet holds what the user adds to the kubelet.
+// Kubelet contains the user's additions to the kubelet.
 type Kubelet struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+	// Configuration is a JSON merge patch of the KubeletConfiguration.
+	Configuration map[string]any `json:"configuration,omitempty"`
 }
 
-// Component holds what the user adds to a control plane component.
+// KubeProxy contains the user's additions to kube-proxy.
+type KubeProxy struct {
+	// Configuration is a JSON merge patch of the KubeProxyConfiguration.
+	Configuration map[string]any `json:"configuration,omitempty"`
+}
+
+// Component contains the user's additions to a control plane component.
 type Component struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 }
 
-// ControlPlane holds what only control plane machines need.
+// ControlPlane contains the configuration that only control plane machines need.
 type ControlPlane struct {
-	// APIServerPort is where the machine's API server listens; 6443.
+	// APIServerPort is the port of the machine's API server; default 6443.
 	APIServerPort int32 `json:"apiServerPort"`
 	// CertSANs are additional names of the API server's certificate.
 	CertSANs []string `json:"certSANs,omitempty"`
@@ -111,34 +121,35 @@ type ControlPlane struct {
 	ControllerManager Component `json:"controllerManager"`
 	Scheduler         Component `json:"scheduler"`
 	Etcd              Component `json:"etcd"`
-	// ExternalEtcd uses an etcd of the user's. The client certificate is in PKIDir as
+	// ExternalEtcd is set if the user provides etcd. The client certificate is in PKIDir as
 	// apiserver-etcd-client.{crt,key}, the CA as etcd/ca.crt.
 	ExternalEtcd *ExternalEtcd `json:"externalEtcd,omitempty"`
+	// CoreDNS contains the user's settings of CoreDNS.
+	CoreDNS *CoreDNS `json:"coreDNS,omitempty"`
 
-	// AuditPolicy, Authentication and Encryption say that the file of that name was written.
+	// AuditPolicy, Authentication and Encryption are true if the file of that name exists.
 	AuditPolicy    bool `json:"auditPolicy,omitempty"`
 	Authentication bool `json:"authentication,omitempty"`
 	Encryption     bool `json:"encryption,omitempty"`
 
-	// CertificateValidityDays of the leaf certificates; 365.
+	// CertificateValidityDays of the leaf certificates; default 365.
 	CertificateValidityDays int32 `json:"certificateValidityDays,omitempty"`
 }
 
-// ExternalEtcd names an etcd of the user's.
+// ExternalEtcd is an etcd that the user provides.
 type ExternalEtcd struct {
 	Endpoints []string `json:"endpoints"`
 }
 
 // Registry configures how containerd reaches a registry.
 type Registry struct {
-	// Host of the registry as it stands in image names, for example docker.io; `_default` for all.
+	// Host of the registry in image names, for example docker.io; `_default` for all.
 	Host string `json:"host"`
-	// Mirrors are tried in order before the registry itself; URLs.
+	// Mirrors are the URLs that containerd tries, in order, before the registry itself.
 	Mirrors []string `json:"mirrors,omitempty"`
-	// CAFile on the machine, written by the bootstrap data.
+	// CAFile is a path on the machine, written by the bootstrap data.
 	CAFile string `json:"caFile,omitempty"`
 	// Username and Password for the registry and its mirrors.
-	Username           string `json:"username,omitempty"`
-	Password           string `json:"password,omitempty"`
-	InsecureSkipVerify bool   `json:"insecureSkipVerify,omitempty"`
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
 }

@@ -14,7 +14,8 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// TestCertificates: the status has the leaves of services and the present ones of the kubelet, and changes when one is renewed.
+// TestCertificates: the status contains the leaf certificates of the services and the current ones of the kubelet. It changes
+// when a certificate is renewed.
 func TestCertificates(t *testing.T) {
 	root, now := t.TempDir(), time.Now()
 	dir, kubelet := filepath.Join(root, nodeconfig.PKIDir), filepath.Join(root, "/var/lib/kubelet/pki")
@@ -65,7 +66,7 @@ func TestCertificates(t *testing.T) {
 	}
 	m.setBootstrap(initapi.Succeeded, "")
 	if len(m.bootstrap.Certificates) != 3 {
-		t.Error("a change of the bootstrap's state removed the certificates")
+		t.Error("a change of the bootstrap state removed the certificates")
 	}
 }
 

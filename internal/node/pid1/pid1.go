@@ -1,7 +1,7 @@
 // Package pid1 is the first process of a machine. It prepares the machine, applies the bootstrap data, supervises the
 // services, reaps orphaned processes, and reports the state of the machine to capstand. It ends only on request.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package pid1
 
 import (
@@ -22,11 +22,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/bootstrap"
 	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/process"
 	"capstan.dev/capstan/internal/node/supervisor"
+	"capstan.dev/capstan/internal/node/update"
 )
 
 const (
@@ -58,7 +60,7 @@ func Run(log *slog.Logger) {
 	m := &manager{
 		log:        log,
 		supervisor: supervisor.New(reaper, machine.LogDir, log),
-		bootstrap:  initapi.Status{Bootstrap: initapi.Waiting},
+		bootstrap:  initapi.Status{Bootstrap: initapi.Waiting, Updates: true},
 		changed:    make(chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -66,6 +68,7 @@ func Run(log *slog.Logger) {
 	complain(log, "services", m.reload())
 	go supervisor.RotateLogs(ctx, machine.LogDir)
 	go m.followCertificates(ctx)
+	go update.NewFollower(reaper, log).Run(ctx, m.setUpdate)
 	go bootstrap.New(reaper, log, metadata, setHostname).Run(ctx, m.setBootstrap)
 
 	log.Info("Machine stops", "signal", (<-stop).String())
@@ -91,7 +94,15 @@ type manager struct {
 
 	mu        sync.Mutex
 	bootstrap initapi.Status // without services
-	changed   chan struct{}  // closed at the next change of bootstrap or certificates
+	changed   chan struct{}  // closed at the next change of bootstrap, certificates or update
+}
+
+func (m *manager) setUpdate(u *machineapi.Update) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bootstrap.Update = u
+	close(m.changed)
+	m.changed = make(chan struct{})
 }
 
 func (m *manager) setBootstrap(state initapi.Bootstrap, message string) {

@@ -24,20 +24,20 @@ func TestHostsFile(t *testing.T) {
 	}
 }
 
-// At each start a machine has the host's servers of that day, but what its user wrote.
+// At each start, the machine gets the host's current name servers and keeps the user's lines.
 func TestCopyResolvConf(t *testing.T) {
 	host := "# host\nnameserver 127.0.0.53\nnameserver ::1\nnameserver 10.1.1.1\nsearch example.org"
 	part := partBegin + "# host\nnameserver 10.1.1.1\nsearch example.org\n" + partEnd
 	before := partBegin + "nameserver 10.9.9.9\n" + partEnd
 	const none = "-"
 	for name, tt := range map[string]struct{ host, old, want string }{
-		"the first start":                  {host, none, part},
-		"an empty file":                    {host, "\n", "\n" + part},
-		"the host has other servers now":   {host, before, part},
-		"with the user's options":          {host, before + "options ndots:2\n", part + "options ndots:2\n"},
-		"the user's own":                   {host, "nameserver 10.2.2.2\n", "nameserver 10.2.2.2\n"},
-		"capstand gives none":              {none, before, before},
-		"capstand gives none and had none": {none, none, ""},
+		"the first start":                    {host, none, part},
+		"an empty file":                      {host, "\n", "\n" + part},
+		"changed servers of the host":        {host, before, part},
+		"options of the user":                {host, before + "options ndots:2\n", part + "options ndots:2\n"},
+		"servers of the user":                {host, "nameserver 10.2.2.2\n", "nameserver 10.2.2.2\n"},
+		"no file from capstand":              {none, before, before},
+		"no file from capstand at any start": {none, none, ""},
 	} {
 		from, to := filepath.Join(t.TempDir(), "from"), filepath.Join(t.TempDir(), "to")
 		for path, content := range map[string]string{from: tt.host, to: tt.old} {
@@ -55,15 +55,15 @@ func TestCopyResolvConf(t *testing.T) {
 	}
 }
 
-// On cgroup v2 the machine's processes leave the root and every controller is enabled below it; on v1
-// nothing is touched. Folders stand for the hierarchy: this only shows what is written where.
+// On cgroup v2, the machine's processes leave the root, and every controller is enabled below it. On v1, nothing changes.
+// Folders replace the hierarchy: the test checks the content of the files.
 func TestLeaveRootCgroup(t *testing.T) {
 	root := t.TempDir()
 	if err := leaveRootCgroup(root); err != nil {
 		t.Fatal(err)
 	}
 	if entries, _ := os.ReadDir(root); len(entries) != 0 {
-		t.Errorf("v1 was touched: %v", entries)
+		t.Errorf("files changed on v1: %v", entries)
 	}
 	for name, content := range map[string]string{
 		"cgroup.controllers": "cpu memory\n", "cgroup.procs": "1\n", "cgroup.subtree_control": "", "capstan/cgroup.procs": "",

@@ -14,9 +14,9 @@ import (
 const (
 	// initScore exempts a process, like PID 1 of a host.
 	initScore = -1000
-	// aboveInit is the smallest distance between PID 1 and other processes: a tenth of the memory, more than PID 1 ever
-	// uses.
-	aboveInit = 100
+	// aboveInit is the smallest distance between PID 1 and other processes: a fifth of the memory, 102 MiB of the smallest
+	// machine. PID 1 uses about 34 MiB, of which 27 MiB are pages of its program.
+	aboveInit = 200
 )
 
 // ProtectInit makes the calling process, PID 1 of a machine, the last one that the kernel kills. Lowering a score needs

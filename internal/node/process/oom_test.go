@@ -9,12 +9,12 @@ import (
 
 func TestAllowedOOMScore(t *testing.T) {
 	for name, test := range map[string]struct{ own, want, score int }{
-		"PID 1 is exempt, a service is spared":     {-1000, -900, -900},
-		"no child is exempt":                       {-1000, -1000, -900},
+		"PID 1 is exempt, a service is spared":     {-1000, -800, -800},
+		"no child is exempt":                       {-1000, -1000, -800},
 		"an ordinary child":                        {-1000, 0, 0},
-		"PID 1 has no capability":                  {0, -999, 100},
+		"PID 1 has no capability":                  {0, -999, 200},
 		"it has none, and a pod's score is higher": {0, 900, 900},
-		"it inherited a low score":                 {-900, -999, -800},
+		"it inherited a low score":                 {-900, -999, -700},
 		"there is no higher score":                 {1000, 0, 1000},
 	} {
 		if got := allowedOOMScore(test.own, test.want); got != test.score {
@@ -23,8 +23,8 @@ func TestAllowedOOMScore(t *testing.T) {
 	}
 }
 
-// childrenDieFirst checks the scores that the kernel has. With CAP_SYS_RESOURCE PID 1 is exempt, without it its children are
-// above it; the difference is the same.
+// childrenDieFirst checks the scores in the kernel. With CAP_SYS_RESOURCE, PID 1 is exempt. Without it, the children have a
+// higher score. The difference is the same.
 func childrenDieFirst(r *Reaper) error {
 	if err := ProtectInit(); err != nil {
 		return err

@@ -3,7 +3,7 @@
 // PID 1 must wait for every process of its machine: its children and orphaned processes. A second waiter for the same child
 // would race with it, so capstan-init starts all processes through a Starter.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package process
 
 import (
@@ -38,22 +38,6 @@ func (e Exit) Err() error {
 // be files or nil, because nobody calls cmd.Wait.
 type Starter interface {
 	Start(cmd *exec.Cmd) (<-chan Exit, error)
-}
-
-// Simple is the Starter of a process that is not PID 1. It waits only for its own children.
-type Simple struct{}
-
-// Start implements Starter.
-func (Simple) Start(cmd *exec.Cmd) (<-chan Exit, error) {
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	done := make(chan Exit, 1)
-	go func() {
-		_ = cmd.Wait()
-		done <- exitOf(cmd.ProcessState.Sys().(syscall.WaitStatus))
-	}()
-	return done, nil
 }
 
 // Reaper is the Starter of PID 1. It waits for all processes.
@@ -106,12 +90,13 @@ func (r *Reaper) reap() {
 		}
 		if done, ours := r.children[pid]; ours {
 			delete(r.children, pid)
-			done <- exitOf(status)
+			done <- ExitOf(status)
 		}
 	}
 }
 
-func exitOf(status syscall.WaitStatus) Exit {
+// ExitOf returns the end of a process from its wait status.
+func ExitOf(status syscall.WaitStatus) Exit {
 	if status.Signaled() {
 		return Exit{Code: 128 + int(status.Signal()), Signal: status.Signal()}
 	}

@@ -4,16 +4,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// TestMain runs TestReaper's inner process: a reaper waits for all children of its process, those of
-// other tests among them, so it has one of its own.
+// TestMain runs TestReaper's inner process. A reaper waits for all children of its process, including those of
+// other tests, so it needs its own process.
 func TestMain(m *testing.M) {
 	if os.Getenv("TEST_REAPER") == "" {
 		os.Exit(m.Run())
@@ -40,7 +38,7 @@ func reapEverything() error {
 	if err := childrenDieFirst(r); err != nil {
 		return err
 	}
-	// Many at once, some of which end before Start returns: no Exit is lost or mixed up.
+	// Many processes run at once, and some end before Start returns. Each process gets its own Exit.
 	var done []<-chan Exit
 	for i := range 100 {
 		exit, err := r.Start(exec.Command("/bin/sh", "-c", fmt.Sprintf("exit %d", i)))
@@ -54,7 +52,7 @@ func reapEverything() error {
 			return fmt.Errorf("process %d ended with %+v", i, got)
 		}
 	}
-	// An orphan whose parent has ended is reaped too.
+	// The reaper also reaps an orphan whose parent has ended.
 	exit, err := r.Start(exec.Command("/bin/sh", "-c", "(exec sleep 0.05) & exit 0"))
 	if err != nil {
 		return err
@@ -73,27 +71,4 @@ func reapEverything() error {
 		return fmt.Errorf("a program that does not exist was started")
 	}
 	return nil
-}
-
-func TestExit(t *testing.T) {
-	for script, want := range map[string]Exit{
-		"exit 0":     {},
-		"exit 3":     {Code: 3},
-		"kill -9 $$": {Code: 137, Signal: syscall.SIGKILL},
-	} {
-		exit, err := Simple{}.Start(exec.Command("/bin/sh", "-c", script))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := <-exit
-		if got != want {
-			t.Errorf("%s: %+v, want %+v", script, got, want)
-		}
-		if (got.Err() == nil) != (want.Code == 0) {
-			t.Errorf("%s: error %v", script, got.Err())
-		}
-	}
-	if err := (Exit{Code: 137, Signal: syscall.SIGKILL}).Err(); !strings.Contains(err.Error(), "killed by signal 9") {
-		t.Error(err)
-	}
 }

@@ -26,8 +26,8 @@ type args []nodeconfig.Arg
 
 func arg(name, value string) nodeconfig.Arg { return nodeconfig.Arg{Name: name, Value: value} }
 
-// with returns the command line: the defaults that the user did not name, then the user's in order,
-// so that a list can be given by naming its argument several times.
+// with returns the command line: the defaults that the user does not override, then the user's arguments in order. An
+// argument with a list of values can occur several times.
 func (defaults args) with(program string, extra []nodeconfig.Arg) []string {
 	command := []string{program}
 	for _, a := range defaults {
@@ -41,7 +41,7 @@ func (defaults args) with(program string, extra []nodeconfig.Arg) []string {
 	return command
 }
 
-// valueOf returns the value of an argument in a command line: the last one wins.
+// valueOf returns the value of the last occurrence of an argument in a command line.
 func valueOf(command []string, name string) string {
 	value := ""
 	for _, a := range command {
@@ -52,15 +52,15 @@ func valueOf(command []string, name string) string {
 	return value
 }
 
-// ownEtcdArgs are what a member is known by, and what would take it away from the others.
+// ownEtcdArgs are the arguments that identify a member or connect it with the other members.
 var ownEtcdArgs = []string{"name", "initial-cluster", "initial-cluster-state", "initial-advertise-peer-urls", "advertise-client-urls",
 	"force-new-cluster"}
 
-// checkArguments refuses what cannot work together with what a node is made of.
+// checkArguments refuses arguments that conflict with those that Capstan sets.
 func (n *node) checkArguments() error {
 	var errs []error
 	if _, refused := n.Node.KubeletLabels(); len(refused) > 0 {
-		errs = append(errs, fmt.Errorf("node labels %s: a kubelet may not set these on its own Node; "+
+		errs = append(errs, fmt.Errorf("node labels %s: a kubelet must not set these on its own Node; "+
 			"put them on the Machine, where Cluster API allows them", strings.Join(refused, ", ")))
 	}
 	for _, taint := range n.Node.Taints {
@@ -68,26 +68,41 @@ func (n *node) checkArguments() error {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, n.checkCloudArguments()...)
 	if n.ControlPlane == nil {
 		return errors.Join(errs...)
 	}
 	for _, a := range n.ControlPlane.APIServer.ExtraArgs {
 		switch {
 		case strings.HasPrefix(a.Name, "oidc-"), a.Name == "anonymous-auth", a.Name == "authentication-config":
-			errs = append(errs, fmt.Errorf("API server argument %s: the API server is configured with structured "+
-				"authentication; use the control plane's authentication field", a.Name))
+			errs = append(errs, fmt.Errorf("API server argument %s: the API server uses structured "+
+				"authentication; set the control plane's field authentication instead", a.Name))
 		}
 	}
 	for _, a := range n.ControlPlane.Etcd.ExtraArgs {
 		if slices.Contains(ownEtcdArgs, a.Name) {
-			errs = append(errs, fmt.Errorf("etcd argument %s: Capstan makes etcd's members known to each other itself; leave it out", a.Name))
+			errs = append(errs, fmt.Errorf("etcd argument %s: Capstan sets it to connect the members of etcd; remove it", a.Name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// maxLearners lets all machines of a control plane join at the same time. With etcd's own default of one
-// each waits for the one before it, and then for five seconds that etcd wants voters to be connected.
+// checkCloudArguments refuses kubelet arguments with which the Node would never be initialized, or never be found by Cluster API.
+func (n *node) checkCloudArguments() (errs []error) {
+	for _, a := range n.Kubelet.ExtraArgs {
+		switch {
+		case a.Name == "cloud-provider" && a.Value != "" && a.Value != "external":
+			errs = append(errs, fmt.Errorf("kubelet argument cloud-provider: expected external or no value, found %q", a.Value))
+		case a.Name == "provider-id" && n.Node.ProviderID != "" && a.Value != n.Node.ProviderID:
+			errs = append(errs, fmt.Errorf("kubelet argument provider-id: expected %s, which is the provider id of the machine, found %q; "+
+				"leave it out", n.Node.ProviderID, a.Value))
+		}
+	}
+	return errs
+}
+
+// maxLearners lets all machines of a control plane join at the same time. With etcd's default of one learner, each
+// machine waits for the previous one, and then for the five seconds during which etcd requires connected voters.
 const maxLearners = 4
 
 func (n *node) etcdArgs() args {
@@ -133,7 +148,7 @@ func (n *node) apiServerArgs() args {
 		arg("authentication-config", authenticationFile),
 		arg("authorization-mode", "Node,RBAC"),
 		arg("client-ca-file", caFile),
-		// A Service that claims addresses outside of the cluster takes over its neighbours' traffic (CVE-2020-8554).
+		// A Service with external IPs can intercept the traffic of other workloads (CVE-2020-8554).
 		arg("enable-admission-plugins", "NodeRestriction,DenyServiceExternalIPs"),
 		arg("enable-bootstrap-token-auth", "true"),
 		arg("etcd-servers", n.etcdServers()),
@@ -152,7 +167,7 @@ func (n *node) apiServerArgs() args {
 		arg("requestheader-extra-headers-prefix", "X-Remote-Extra-"),
 		arg("requestheader-group-headers", "X-Remote-Group"),
 		arg("requestheader-username-headers", "X-Remote-User"),
-		// A token is good for the hour that a pod asked for, and not for a year: clients read it anew.
+		// A token is valid for the hour that a pod requested, not for a year, because clients read renewed tokens.
 		arg("service-account-extend-token-expiration", "false"),
 		arg("service-account-issuer", "https://kubernetes.default.svc."+n.Network.ServiceDomain),
 		arg("service-account-key-file", pkiFile("sa.pub")),
@@ -180,7 +195,7 @@ func (n *node) apiServerArgs() args {
 	return out
 }
 
-// auditPolicyFile is the user's policy, or the default one.
+// auditPolicyFile returns the path of the user's policy, or of the default one.
 func (n *node) auditPolicyFile() string {
 	if n.ControlPlane.AuditPolicy {
 		return nodeconfig.AuditPolicyPath
@@ -208,8 +223,8 @@ func (n *node) controllerManagerArgs() args {
 		arg("cluster-signing-key-file", nodeconfig.PKIDir+"/ca.key"),
 		arg("controllers", "*,bootstrapsigner,tokencleaner"),
 		arg("flex-volume-plugin-dir", volumePluginDir),
-		// With the default of 20 a second its controllers need five seconds to start, and until then no
-		// node has a pod network. The API server has limits of its own.
+		// With the default of 20 requests per second its controllers need five seconds to start. Until then no node has
+		// a pod network. The API server has its own limits.
 		arg("kube-api-qps", "200"),
 		arg("kube-api-burst", "400"),
 		arg("leader-elect", "true"),
@@ -218,7 +233,7 @@ func (n *node) controllerManagerArgs() args {
 		arg("root-ca-file", caFile),
 		arg("service-account-private-key-file", controllerManagerSAKey),
 		arg("service-cluster-ip-range", strings.Join(n.Network.ServiceCIDRs, ",")),
-		// Beyond a thousand finished pods the oldest are removed; Kubernetes' own 12500 are 100 MiB in etcd.
+		// Above 1000 finished pods, the oldest are removed. Kubernetes' default of 12500 pods takes 100 MiB in etcd.
 		arg("terminated-pod-gc-threshold", "1000"),
 		arg("tls-cert-file", nodeconfig.PKIDir+"/components.crt"),
 		arg("tls-private-key-file", nodeconfig.PKIDir+"/components.key"),
@@ -269,7 +284,7 @@ func (n *node) kubeletArgs() args {
 	return out
 }
 
-// hostURLs joins URLs of the hosts with a port.
+// hostURLs returns the URLs of the hosts with a port, separated by commas.
 func hostURLs(port int, hosts ...string) string {
 	var urls []string
 	for _, host := range unique(hosts) {

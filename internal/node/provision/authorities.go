@@ -26,9 +26,10 @@ const (
 	appliedAuthorities = "/etc/capstan/authorities.pem"
 )
 
-// Authorities makes a machine trust the certificate authorities in the annotations of its Node (docs/certificates.md). A
-// worker replaces what it trusts. The files of a control plane machine come with its bootstrap data, and for other
-// authorities the machine is replaced; only its kubelet's certificates, which others may have signed, are renewed here.
+// Authorities makes a machine trust the certificate authorities in the annotations of its Node (docs/certificates.md).
+// A worker replaces the authorities that it trusts. A control plane machine gets its files with the bootstrap data and
+// is replaced when the authorities change. Here, only the certificates of its kubelet are renewed, because another
+// machine's controller manager may have signed them.
 type Authorities struct {
 	Config   *nodeconfig.NodeConfiguration
 	NodeName string
@@ -44,18 +45,18 @@ type AuthoritiesReport struct {
 }
 
 // errElsewhere reports that the control plane machine has other authorities and is being replaced.
-var errElsewhere = errors.New("this control plane machine has other certificate authorities and is to be replaced")
+var errElsewhere = errors.New("this control plane machine has outdated certificate authorities and must be replaced")
 
 // Challenge returns the challenge that the control plane provider must sign for this machine.
 func (a *Authorities) Challenge() (string, error) { return machineTrust.challenge() }
 
-// Follow applies the bundle if an authority that the machine trusts has signed it. It can be repeated at any time and leaves
-// completed steps alone.
+// Follow applies the bundle if an authority that the machine trusts has signed it. It can be repeated at any time and
+// skips completed steps.
 func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature string) (AuthoritiesReport, error) {
 	if err := a.takeOver(bundle, signature); err != nil {
 		return AuthoritiesReport{}, err
 	}
-	trusted, err := os.ReadFile(caFile) // The same, but nobody else has written it.
+	trusted, err := os.ReadFile(caFile) // The content is the same, but written by this machine.
 	if err != nil {
 		return AuthoritiesReport{}, err
 	}
@@ -83,7 +84,7 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature strin
 	return report, nil
 }
 
-// takeOver makes a worker trust the bundle.
+// takeOver writes the bundle as the trusted authorities of a worker.
 func (a *Authorities) takeOver(bundle []byte, signature string) error {
 	if has, err := machineTrust.has(bundle); err != nil || has {
 		return err
@@ -128,8 +129,8 @@ func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.C
 	return a.renewKubelet(ctx, authority, "kubelet-server", kube.Request{Signer: servingSigner, DNSNames: certs[0].DNSNames, IPs: certs[0].IPAddresses})
 }
 
-// renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and stores it where the kubelet reads
-// it at its start. The kubelet itself would wait until the old one is about to expire.
+// renewKubelet renews a certificate of the kubelet with the kubelet's own credential, and stores it where the kubelet
+// reads it at its start. The kubelet itself would wait until shortly before the old one expires.
 func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certificate, name string, r kube.Request) (bool, error) {
 	if signedBy(filepath.Join(kubeletPKIDir, name+"-current.pem"), authority) {
 		return false, nil
@@ -145,7 +146,7 @@ func (a *Authorities) renewKubelet(ctx context.Context, authority *x509.Certific
 		return false, err
 	}
 	if issued, err := cert.ParseCertsPEM(certificate); err != nil || issued[0].CheckSignatureFrom(authority) != nil {
-		return false, fmt.Errorf("the cluster signs with another certificate authority than the annotation %s of this Node says", nodeconfig.AuthoritiesAnnotation)
+		return false, fmt.Errorf("the certificate authority that signed differs from the one in the annotation %s of this Node", nodeconfig.AuthoritiesAnnotation)
 	}
 	key, err := os.ReadFile(r.KeyFile)
 	if err != nil {

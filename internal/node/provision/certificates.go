@@ -47,7 +47,7 @@ const (
 	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 )
 
-// Leaves are all certificates that a control plane machine signs for itself. `node agent` renews them.
+// Leaves returns all certificates that a control plane machine signs for itself. `node agent` renews them.
 func (n *node) leaves() []certfiles.Leaf {
 	client := func(name, user string, groups ...string) certfiles.Leaf {
 		return certfiles.Leaf{Name: clientDir + "/" + name, CA: "ca", Leaf: pki.Leaf{CommonName: user, Organization: groups, Usages: pki.Client}}
@@ -97,7 +97,8 @@ func (n *node) apiServerNames() []string {
 	return unique(names)
 }
 
-// apiServerIPs are the machine's, the first of each Service network, and those that were asked for.
+// apiServerIPs returns the IP addresses in the API server's certificate: those of the machine, the first of each
+// Service network, and those in certSANs.
 func (n *node) apiServerIPs() []net.IP {
 	texts := append([]string{"127.0.0.1", "::1"}, n.ipStrings()...)
 	for _, cidr := range n.Network.ServiceCIDRs {
@@ -117,7 +118,7 @@ func (n *node) extraSANs() []string {
 	return append([]string{host}, n.ControlPlane.CertSANs...)
 }
 
-// firstIP of a network after the network's own: that of the Service `kubernetes`.
+// firstIP returns the first usable address of a network, which is that of the Service `kubernetes`.
 func firstIP(cidr string) netip.Addr {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {
@@ -142,8 +143,8 @@ func (n *node) validity() time.Duration {
 	return time.Duration(n.ControlPlane.CertificateValidityDays) * 24 * time.Hour
 }
 
-// writeCertificates makes or renews all leaves. The kubelet's first client certificate is signed
-// here too: it holds the CA's key anyway. The kubelet renews it by itself.
+// writeCertificates creates or renews all leaves. It also signs the kubelet's first client certificate, because the
+// machine has the CA's key. The kubelet renews that certificate itself.
 func (n *node) writeCertificates() error {
 	if err := errors.Join(writeSigningCA(), copyServiceAccountKey()); err != nil {
 		return err
@@ -164,7 +165,7 @@ func (n *node) writeCertificates() error {
 	return kube.LinkCurrent(kubeletPKIDir, "kubelet-client", pair)
 }
 
-// writeSigningCA writes the first certificate of ca.crt, which signs, without those that are only trusted.
+// writeSigningCA writes only the signing certificate, the first one of ca.crt.
 func writeSigningCA() error {
 	authority, err := pki.ReadCert(caFile)
 	if err != nil {
@@ -181,7 +182,7 @@ func copyServiceAccountKey() error {
 	return certfiles.WriteFile(controllerManagerSAKey, key)
 }
 
-// publish lets everybody read certificates that the bootstrap data may have written for root alone.
+// publish makes certificates readable for all users, because bootstrap data may write them readable for root only.
 func publish(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -196,7 +197,7 @@ func publish(dir string) error {
 	})
 }
 
-// kubeletCertificateValid says whether the kubelet has a certificate that is valid now.
+// kubeletCertificateValid reports whether the kubelet has a valid certificate.
 func kubeletCertificateValid() bool { return validNow(kubeletCurrent) }
 
 func validNow(path string) bool {
@@ -237,8 +238,8 @@ func (n *node) writeKubeletKubeconfig() error {
 	return kube.WriteKubeconfig(nodeconfig.KubeletKubeconfig, n.ClusterName, n.server(), caFile, "kubelet", pair)
 }
 
-// joinKubelet has the kubelet's client certificate signed by the cluster (TLS bootstrap). Doing it
-// here and not in the kubelet lets it happen while containerd starts.
+// joinKubelet requests the kubelet's client certificate from the cluster (TLS bootstrap). The kubelet could do that
+// itself, but here it happens while containerd starts.
 func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error {
 	if !kubeletCertificateValid() {
 		request := kube.Request{
@@ -263,8 +264,7 @@ func (n *node) joinKubelet(ctx context.Context, client dynamic.Interface) error 
 	return n.writeKubeletKubeconfig()
 }
 
-// joinClients has the certificates of kube-proxy and the node agent signed; the control plane
-// provider approves them.
+// joinClients requests the certificates of kube-proxy and the node agent. The control plane provider approves them.
 func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, request := range ClientRequests(n.NodeConfiguration, n.name) {
@@ -282,15 +282,15 @@ func (n *node) joinClients(ctx context.Context, client dynamic.Interface) error 
 	return group.Wait()
 }
 
-// ClientRequest is a certificate that a worker has signed.
+// ClientRequest is a client certificate that a worker requests.
 type ClientRequest struct {
-	// Name of the file below clientDir.
+	// Name is the name of the file in clientDir.
 	Name string
 	kube.Request
 	CertFile, Kubeconfig string
 }
 
-// ClientRequests are the certificates that a worker has signed and renewed beside the kubelet's.
+// ClientRequests are the certificates that a worker requests and renews in addition to the kubelet's.
 func ClientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []ClientRequest {
 	request := func(name, user string, groups ...string) ClientRequest {
 		return ClientRequest{name, kube.Request{
@@ -307,7 +307,7 @@ func ClientRequests(config *nodeconfig.NodeConfiguration, nodeName string) []Cli
 	return requests
 }
 
-// forgetToken takes the bootstrap token out of the node's configuration: it has done its work.
+// forgetToken removes the used bootstrap token from the node's configuration.
 func (n *node) forgetToken() error {
 	if n.BootstrapToken == "" {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// The user's own arguments and policy replace the defaults that the CIS benchmark asks for.
+// The user's arguments and policy replace the defaults from the CIS benchmark.
 func TestUserOverridesHardening(t *testing.T) {
 	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
 		c.ControlPlane.AuditPolicy = true
@@ -38,7 +38,7 @@ func TestUserOverridesHardening(t *testing.T) {
 	}
 }
 
-// A level above Metadata would put the bodies of requests, and so Secrets, into the log.
+// A level above Metadata would log request bodies, which contain Secrets.
 func TestAuditPolicy(t *testing.T) {
 	var policy struct {
 		Kind  string
@@ -60,7 +60,7 @@ func TestAuditPolicy(t *testing.T) {
 			secrets = secrets || rule.Level == "Metadata" && slices.Contains(r.Resources, "secrets")
 		}
 		if rule.Level == "None" && !secrets && rule.Resources != nil {
-			t.Errorf("rule %d leaves out resources before Secrets are logged", i)
+			t.Errorf("rule %d excludes resources before the rule that logs Secrets", i)
 		}
 	}
 	if policy.Kind != "Policy" || !secrets || policy.Rules[len(policy.Rules)-1].Level != "Metadata" {
@@ -68,7 +68,7 @@ func TestAuditPolicy(t *testing.T) {
 	}
 }
 
-// A kubelet is only told its name when that is not the machine's.
+// The kubelet gets --hostname-override only if its name differs from the machine's host name.
 func TestHostnameOverride(t *testing.T) {
 	n := testNode(nodeconfig.RoleWorker, nil)
 	for hostname, want := range map[string]string{"m": "", "elsewhere": "m"} {

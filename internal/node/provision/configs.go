@@ -6,12 +6,8 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
-	"text/template"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,22 +24,19 @@ import (
 )
 
 const (
-	configDir            = kubernetesDir + "/config"
-	authenticationFile   = configDir + "/authentication.yaml"
-	kubeProxyConfigFile  = configDir + "/kube-proxy.yaml"
-	auditPolicyFile      = configDir + "/audit-policy.yaml"
-	auditLog             = "/var/log/kubernetes/audit.log"
-	corefile             = configDir + "/Corefile"
-	kubeletConfigFile    = "/var/lib/kubelet/config.yaml"
-	containerdConfigFile = "/etc/containerd/config.toml"
-	registryDir          = "/etc/containerd/certs.d"
-	// volumePluginDir is not where it is by default: /usr is read-only.
+	configDir           = kubernetesDir + "/config"
+	authenticationFile  = configDir + "/authentication.yaml"
+	kubeProxyConfigFile = configDir + "/kube-proxy.yaml"
+	auditPolicyFile     = configDir + "/audit-policy.yaml"
+	auditLog            = "/var/log/kubernetes/audit.log"
+	corefile            = configDir + "/Corefile"
+	kubeletConfigFile   = "/var/lib/kubelet/config.yaml"
+	// volumePluginDir differs from the default, because /usr is read-only.
 	volumePluginDir = "/var/lib/kubelet/volumeplugins"
-	pauseImage      = "registry.capstan.dev/pause:v1"
 )
 
-// auditPolicy is the default one: who did what, without the content of requests, and without what the components
-// of the cluster do all the time.
+// auditPolicy is the default policy. It records the user and the verb of each request, without its content and without
+// the periodic requests of the cluster's components.
 //
 //go:embed audit-policy.yaml
 var auditPolicy []byte
@@ -51,10 +44,12 @@ var auditPolicy []byte
 // writeConfigs writes the configuration of all components that this machine runs.
 func (n *node) writeConfigs() error {
 	files := map[string][]byte{containerdConfigFile: n.containerdConfig()}
+	hosts := map[string]bool{}
 	for _, registry := range n.Registries {
-		files[filepath.Join(registryDir, registry.Host, "hosts.toml")] = hostsTOML(registry)
+		hosts[registry.Host] = true
+		files[hostsFile(registry.Host)] = hostsTOML(registry)
 	}
-	var errs []error
+	errs := []error{removeRegistries(hosts)}
 	add := func(path string, config any, err error) {
 		data, yamlErr := yaml.Marshal(config)
 		errs = append(errs, err, yamlErr)
@@ -63,7 +58,8 @@ func (n *node) writeConfigs() error {
 	kubelet, err := n.kubeletConfig()
 	add(kubeletConfigFile, kubelet, err)
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
-		add(kubeProxyConfigFile, n.kubeProxyConfig(), nil)
+		kubeProxy, err := n.kubeProxyConfig()
+		add(kubeProxyConfigFile, kubeProxy, err)
 	}
 	if n.Role != nodeconfig.RoleWorker {
 		authentication, err := n.authenticationConfig()
@@ -91,7 +87,7 @@ func (n *node) makeComponentFolders() error {
 		os.MkdirAll("/etc/cni/net.d", 0o755), os.MkdirAll("/opt/cni/bin", 0o755), os.MkdirAll("/etc/kubernetes/manifests", 0o755))...)
 }
 
-// healthPaths are all that anonymous requests may ask for.
+// healthPaths are the only paths of anonymous requests.
 var healthPaths = []string{"/livez", "/readyz", "/healthz"}
 
 // authenticationConfig adds the anonymous health checks to the user's structured authentication.
@@ -111,7 +107,7 @@ func (n *node) authenticationConfig() (map[string]any, error) {
 
 func withHealthChecks(config map[string]any) (map[string]any, error) {
 	if _, set := config["anonymous"]; set {
-		return nil, errors.New("authentication: anonymous cannot be set; it is on for " + strings.Join(healthPaths, ", ") + " and off for all else")
+		return nil, errors.New("authentication: anonymous must not be set; it is on for " + strings.Join(healthPaths, ", ") + " and off for all other paths")
 	}
 	var conditions []any
 	for _, path := range healthPaths {
@@ -130,7 +126,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		}
 		taints = append(taints, taint)
 	}
-	return &kubeletv1beta1.KubeletConfiguration{
+	defaults := &kubeletv1beta1.KubeletConfiguration{
 		TypeMeta: metav1.TypeMeta{APIVersion: kubeletv1beta1.SchemeGroupVersion.String(), Kind: "KubeletConfiguration"},
 		Authentication: kubeletv1beta1.KubeletAuthentication{
 			Anonymous: kubeletv1beta1.KubeletAnonymousAuthentication{Enabled: ptr.To(false)},
@@ -161,7 +157,12 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		},
 		ImageGCHighThresholdPercent: ptr.To(imageGCThreshold(n.machine.DiskBytes)),
 		ImageGCLowThresholdPercent:  ptr.To(imageGCThreshold(n.machine.DiskBytes) - 5),
-	}, nil
+	}
+	config, err := nodeconfig.MergeKubelet(defaults, n.Kubelet.Configuration)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet.configuration: %w", err)
+	}
+	return config, nil
 }
 
 // imageGCThreshold is the use of the disk, in percent, above which the kubelet removes unused images. On a disk of its own it
@@ -183,8 +184,8 @@ func evictionSpace(diskBytes int64) string {
 	return resource.NewQuantity(most, resource.BinarySI).String()
 }
 
-// podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. A capstand from
-// before limits names none.
+// podPidsLimit is a quarter of the machine's limit: one pod must not use up the processes of the services. An old
+// capstand reports no limit.
 func podPidsLimit(machine int64) int64 { return cmp.Or(machine, 16384) / 4 }
 
 // parseTaint reads key=value:Effect or key:Effect.
@@ -197,10 +198,10 @@ func parseTaint(text string) (corev1.Taint, error) {
 			return corev1.Taint{Key: key, Value: value, Effect: e}, nil
 		}
 	}
-	return corev1.Taint{}, fmt.Errorf("node taint %q: want key=value:Effect or key:Effect", text)
+	return corev1.Taint{}, fmt.Errorf("node taint %q: expected key=value:Effect or key:Effect", text)
 }
 
-func (n *node) kubeProxyConfig() *kubeproxyv1alpha1.KubeProxyConfiguration {
+func (n *node) kubeProxyConfig() (*kubeproxyv1alpha1.KubeProxyConfiguration, error) {
 	config := &kubeproxyv1alpha1.KubeProxyConfiguration{
 		TypeMeta:           metav1.TypeMeta{APIVersion: kubeproxyv1alpha1.SchemeGroupVersion.String(), Kind: "KubeProxyConfiguration"},
 		Mode:               "nftables",
@@ -209,156 +210,17 @@ func (n *node) kubeProxyConfig() *kubeproxyv1alpha1.KubeProxyConfiguration {
 		ClusterCIDR:        strings.Join(n.Network.PodCIDRs, ","),
 	}
 	config.ClientConnection.Kubeconfig = kubeconfigs["kube-proxy"]
-	// The limits of connection tracking are the host's: they cannot be written in a machine.
+	// The limits of connection tracking belong to the host and cannot be written in a machine.
 	config.Conntrack.MaxPerCore, config.Conntrack.Min = ptr.To[int32](0), ptr.To[int32](0)
 	config.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: 0}
 	config.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: 0}
 	config.NFTables.MinSyncPeriod = metav1.Duration{Duration: 100 * time.Millisecond}
-	return config
-}
-
-var corefileTemplate = template.Must(template.New("Corefile").Parse(`.:53 {
-    bind {{ .Bind }}
-    errors
-    ready {{ .Ready }}
-    kubernetes {{ .Domain }} in-addr.arpa ip6.arpa {
-        kubeconfig {{ .Kubeconfig }}
-        pods insecure
-        fallthrough in-addr.arpa ip6.arpa
-        ttl 30
-    }
-    prometheus {{ .Metrics }}
-{{- if .Forward }}
-    forward . /etc/resolv.conf {
-        max_concurrent 1000
-    }
-{{- end }}
-    cache 30 {
-        disable success {{ .Domain }}
-        disable denial {{ .Domain }}
-    }
-    loadbalance
-}
-`))
-
-// corefile answers on the machine's own address. Without a resolver of the host's there is nobody
-// to forward other names to.
-func (n *node) corefile(forward bool) []byte {
-	var b bytes.Buffer
-	err := corefileTemplate.Execute(&b, map[string]any{
-		"Bind": strings.Join(n.ipStrings(), " "), "Ready": coreDNSReady, "Domain": n.Network.ServiceDomain,
-		"Kubeconfig": kubeconfigs["coredns"], "Metrics": net.JoinHostPort(n.ip(), "9153"), "Forward": forward,
-	})
+	if n.KubeProxy == nil {
+		return config, nil
+	}
+	merged, err := nodeconfig.MergeKubeProxy(config, n.KubeProxy.Configuration)
 	if err != nil {
-		panic(err) // the template and its values are ours
+		return nil, fmt.Errorf("kubeProxy.configuration: %w", err)
 	}
-	return b.Bytes()
-}
-
-var containerdTemplate = template.Must(template.New("config.toml").Parse(`version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-
-[grpc]
-  address = "{{ .Socket }}"
-
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "{{ .Pause }}"
-[plugins."io.containerd.cri.v1.images".registry]
-  config_path = "{{ .RegistryDir }}"
-{{- range .Credentials }}
-[plugins."io.containerd.cri.v1.images".registry.configs.{{ printf "%q" .Host }}.auth]
-  username = {{ printf "%q" .Username }}
-  password = {{ printf "%q" .Password }}
-{{- end }}
-
-[plugins."io.containerd.cri.v1.runtime"]
-  # A machine may not have CAP_SYS_RESOURCE.
-  restrict_oom_score_adj = true
-[plugins."io.containerd.cri.v1.runtime".cni]
-  bin_dirs = ["{{ .Assets }}/node/cni", "/opt/cni/bin"]
-  conf_dir = "/etc/cni/net.d"
-[plugins."io.containerd.cri.v1.runtime".containerd]
-  default_runtime_name = "runc"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-  runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-  BinaryName = "{{ .Assets }}/node/bin/runc"
-  SystemdCgroup = false
-`))
-
-type credential struct{ Host, Username, Password string }
-
-func (n *node) containerdConfig() []byte {
-	var credentials []credential
-	seen := map[string]bool{}
-	for _, r := range n.Registries {
-		if r.Username == "" {
-			continue
-		}
-		for _, host := range append([]string{registryServer(r.Host)}, mirrorHosts(r)...) {
-			if host != "" && !seen[host] {
-				seen[host] = true
-				credentials = append(credentials, credential{host, r.Username, r.Password})
-			}
-		}
-	}
-	var b bytes.Buffer
-	err := containerdTemplate.Execute(&b, map[string]any{
-		"Socket": images.Socket, "Pause": pauseImage, "RegistryDir": registryDir, "Credentials": credentials,
-		"Assets": "/opt/capstan",
-	})
-	if err != nil {
-		panic(err) // the template and its values are ours
-	}
-	return b.Bytes()
-}
-
-func mirrorHosts(r nodeconfig.Registry) []string {
-	var hosts []string
-	for _, mirror := range r.Mirrors {
-		if u, err := url.Parse(mirror); err == nil {
-			hosts = append(hosts, u.Host)
-		}
-	}
-	return hosts
-}
-
-// registryServer is where a registry is reached, or "" for `_default`.
-func registryServer(host string) string {
-	switch host {
-	case "_default":
-		return ""
-	case "docker.io":
-		return "registry-1.docker.io"
-	}
-	return host
-}
-
-// hostsTOML tells containerd how to reach one registry.
-func hostsTOML(r nodeconfig.Registry) []byte {
-	var b strings.Builder
-	settings := func() {
-		if r.CAFile != "" {
-			fmt.Fprintf(&b, "  ca = %q\n", r.CAFile)
-		}
-		if r.InsecureSkipVerify {
-			b.WriteString("  skip_verify = true\n")
-		}
-	}
-	server := registryServer(r.Host)
-	if server != "" {
-		fmt.Fprintf(&b, "server = %q\n", "https://"+server)
-		if r.CAFile != "" {
-			fmt.Fprintf(&b, "ca = %q\n", r.CAFile)
-		}
-		if r.InsecureSkipVerify {
-			b.WriteString("skip_verify = true\n")
-		}
-	}
-	for _, mirror := range r.Mirrors {
-		fmt.Fprintf(&b, "\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", mirror)
-		settings()
-	}
-	return []byte(b.String())
+	return merged, nil
 }

@@ -36,7 +36,7 @@ func (n *node) joinEtcd(ctx context.Context) error {
 		var err error
 		members, err = listEtcdMembers(ctx, client)
 		if err == nil && len(etcdEndpoints(members)) == 0 {
-			err = errors.New("no EtcdMember says that it has joined: the first machine's agent has not seen its etcd yet")
+			err = errors.New("no EtcdMember has joined: the agent of the first machine has not reported its etcd yet")
 		}
 		return err
 	})
@@ -72,7 +72,7 @@ func (n *node) announceEtcd(ctx context.Context, client dynamic.Interface) error
 		return err
 	}
 	if leave, _, _ := unstructured.NestedBool(applied.Object, "spec", "leave"); leave {
-		return &kube.FinalError{Err: fmt.Errorf("EtcdMember %s is to leave: this machine is not to join; delete its Machine", n.name)}
+		return &kube.FinalError{Err: fmt.Errorf("EtcdMember %s must leave, so this machine cannot join: delete its Machine", n.name)}
 	}
 	return nil
 }
@@ -105,7 +105,8 @@ func announcedLately(ctx context.Context, client dynamic.Interface) ([]string, e
 	return urls, err
 }
 
-// lately is the largest age of the announcement of a machine that is about to join, because machines join right after it.
+// lately is the maximum age of the announcement of a machine that is about to join, because machines join directly
+// after it.
 const lately = 20 * time.Second
 
 // etcdEndpoints returns the client URLs of all members that have joined.

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// A joining etcd is told of the others; the first one makes a new cluster.
+// A joining etcd gets the list of the other members. The first etcd creates a new cluster.
 func TestEtcdArguments(t *testing.T) {
 	joining := testNode(nodeconfig.RoleControlPlane, nil)
 	joining.initialCluster = "a=https://10.0.0.9:2380,m=https://10.0.0.2:2380"
@@ -49,7 +49,7 @@ func TestMembersOwnArgumentsAreRefused(t *testing.T) {
 	if err := n.checkArguments(); err != nil {
 		t.Error(err)
 	}
-	// Whether a member has lost its disk is seen where its data really is.
+	// The data-dir argument names the directory that is checked for a lost disk.
 	if dir := valueOf(n.etcdService().Command, "data-dir"); dir != "/var/lib/other" {
 		t.Errorf("data-dir %s", dir)
 	}
@@ -71,7 +71,7 @@ func TestEtcdEndpoints(t *testing.T) {
 	}
 }
 
-// CP-15: the first certificate that expires is told, and renewal takes it away.
+// CP-15: expires returns the earliest expiry of all certificates. A renewal moves it.
 func TestRenewalAndFirstExpiry(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"ca", "etcd/ca", "front-proxy-ca"} {
@@ -86,7 +86,7 @@ func TestRenewalAndFirstExpiry(t *testing.T) {
 	}
 	short := leaves[len(leaves)-1]
 	if _, err := short.Ensure(t.TempDir(), time.Hour, now); err == nil {
-		t.Error("signed without a CA")
+		t.Error("a certificate was signed without a CA")
 	}
 	expires := func() time.Time {
 		at, err := firstExpiry(dir, leaves)
@@ -98,7 +98,7 @@ func TestRenewalAndFirstExpiry(t *testing.T) {
 	if at := expires(); !at.Equal(now.Add(90 * 24 * time.Hour).UTC()) {
 		t.Errorf("expires %s", at)
 	}
-	// Two thirds of their life later all are renewed, and not a day before.
+	// All certificates are renewed after two thirds of their lifetime, and not a day earlier.
 	next, err := ensureLeaves(dir, leaves, 90*24*time.Hour, now.Add(59*24*time.Hour))
 	if err != nil || !expires().Equal(now.Add(90*24*time.Hour).UTC()) || next.After(now.Add(61*24*time.Hour)) {
 		t.Errorf("next %s, expires %s, %v", next, expires(), err)

@@ -17,10 +17,10 @@ import (
 	"capstan.dev/capstan/internal/node/provision/manifests"
 )
 
-// applyConcurrency of the manifests: each is a round trip to an API server that has just begun.
+// applyConcurrency limits parallel requests. Each manifest is one request to an API server that has just started.
 const applyConcurrency = 6
 
-// manifests are the basic objects of the cluster.
+// manifests returns the basic objects of the cluster.
 func (n *node) manifests() ([]*unstructured.Unstructured, error) {
 	names := manifests.ForAgents(n.ControlPlane.ExternalEtcd == nil)
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
@@ -32,8 +32,8 @@ func (n *node) manifests() ([]*unstructured.Unstructured, error) {
 	return manifests.Parse(n.Network, names...)
 }
 
-// applyManifests applies the basic objects. The namespace of some appears a moment after the API
-// server is ready, so what is refused is tried again for a while.
+// applyManifests applies the basic objects. The namespace of some appears a moment after the API server is ready, so
+// refused objects are retried for a while.
 func (n *node) applyManifests(ctx context.Context) error {
 	client, err := kube.NewClient(kubeconfigs["admin"])
 	if err != nil {
@@ -59,7 +59,7 @@ func (n *node) applyManifests(ctx context.Context) error {
 
 func apply(ctx context.Context, client dynamic.Interface, object *unstructured.Unstructured) error {
 	kind := object.GroupVersionKind()
-	// All kinds that the manifests have are regular.
+	// The plural of each kind in the manifests is regular.
 	resource := schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: strings.ToLower(kind.Kind) + "s"}
 	var api dynamic.ResourceInterface = client.Resource(resource)
 	if object.GetNamespace() != "" {
@@ -72,7 +72,7 @@ func apply(ctx context.Context, client dynamic.Interface, object *unstructured.U
 	return err
 }
 
-// labelControlPlane marks the Node as a control plane's, which a kubelet may not do itself.
+// labelControlPlane sets the control plane label of the Node, which a kubelet must not set itself.
 func (n *node) labelControlPlane(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -82,7 +82,7 @@ func (n *node) labelControlPlane(ctx context.Context) error {
 	}
 	err = kube.WaitFor(ctx, client, kube.Nodes, n.name, func(*unstructured.Unstructured) (bool, error) { return true, nil })
 	if err != nil {
-		return fmt.Errorf("the kubelet does not register, see /var/log/capstan/kubelet.log: %w", err)
+		return fmt.Errorf("the kubelet does not register its Node; see /var/log/capstan/kubelet.log: %w", err)
 	}
 	return kube.Retry(ctx, "labelling the node", func(ctx context.Context) error {
 		return apply(ctx, client, &unstructured.Unstructured{Object: map[string]any{

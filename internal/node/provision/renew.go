@@ -24,13 +24,13 @@ const (
 	renewMax = time.Hour
 )
 
-// RenewCertificates renews the leaf certificates of this machine when two thirds of their validity are over, until ctx ends.
-// It restarts no service, because all components read certificate files again. The kubelet renews its own certificates. On
-// control plane machines, RenewCertificates calls tell with the time when the first certificate expires, whenever that time
-// may have changed.
-func RenewCertificates(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, tell func(time.Time), log *slog.Logger) error {
+// RenewCertificates renews the leaf certificates of this machine when two thirds of their validity are over, until ctx
+// ends. It restarts no service, because all components read certificate files again. The kubelet renews its own
+// certificates. On control plane machines, RenewCertificates sends the time when the first certificate expires to
+// report, whenever that time may have changed.
+func RenewCertificates(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, report func(time.Time), log *slog.Logger) error {
 	for {
-		next, err := renew(ctx, config, nodeName, tell, log)
+		next, err := renew(ctx, config, nodeName, report, log)
 		wait := min(time.Until(next), renewMax)
 		if err != nil {
 			log.Error("Cannot renew certificates", "error", err, "retryIn", renewRetry)
@@ -45,7 +45,7 @@ func RenewCertificates(ctx context.Context, config *nodeconfig.NodeConfiguration
 }
 
 // renew renews the certificates that are due and returns the time of the next renewal.
-func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, tell func(time.Time), log *slog.Logger) (time.Time, error) {
+func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName string, report func(time.Time), log *slog.Logger) (time.Time, error) {
 	if config.Role == nodeconfig.RoleWorker {
 		return renewClients(ctx, config, nodeName, log)
 	}
@@ -77,7 +77,7 @@ func renew(ctx context.Context, config *nodeconfig.NodeConfiguration, nodeName s
 	if err != nil {
 		return time.Time{}, err
 	}
-	tell(expires)
+	report(expires)
 	return next, nil
 }
 

@@ -12,8 +12,8 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// TestRenewalCredential: a certificate renews itself as long as it is valid. After that the kubelet's credential is
-// used: with its own, kube-proxy and the node agent would be refused for ever.
+// TestRenewalCredential: a valid certificate authenticates its own renewal. After its expiry, the renewal uses the kubelet's
+// credential. The API server would refuse expired certificates of kube-proxy and the node agent.
 func TestRenewalCredential(t *testing.T) {
 	dir := t.TempDir()
 	key, err := certfiles.EnsureKey(filepath.Join(dir, "key"))
@@ -35,10 +35,10 @@ func TestRenewalCredential(t *testing.T) {
 		kubeconfig string
 		until      time.Time
 	}{
-		"valid":                     {r, made.NotAfter.Add(-time.Second), "own", made.NotAfter},
-		"expired":                   {r, made.NotAfter, nodeconfig.KubeletKubeconfig, time.Time{}},
-		"of a clock that was ahead": {r, made.NotBefore.Add(-time.Second), nodeconfig.KubeletKubeconfig, time.Time{}},
-		"unreadable":                {none, time.Now(), nodeconfig.KubeletKubeconfig, time.Time{}},
+		"valid":         {r, made.NotAfter.Add(-time.Second), "own", made.NotAfter},
+		"expired":       {r, made.NotAfter, nodeconfig.KubeletKubeconfig, time.Time{}},
+		"not valid yet": {r, made.NotBefore.Add(-time.Second), nodeconfig.KubeletKubeconfig, time.Time{}},
+		"unreadable":    {none, time.Now(), nodeconfig.KubeletKubeconfig, time.Time{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if kubeconfig, until := c.request.credential(c.at); kubeconfig != c.kubeconfig || !until.Equal(c.until) {

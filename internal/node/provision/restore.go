@@ -63,7 +63,7 @@ func loadRestore(path string) (nodeconfig.Restore, error) {
 		return r, err
 	}
 	if err := yaml.UnmarshalStrict(data, &r); err != nil {
-		return r, fmt.Errorf("%s is not a Restore", path) // not %w: it may quote a credential
+		return r, fmt.Errorf("%s is not a Restore", path) // not %w, because the error may quote a credential
 	}
 	return r, nil
 }

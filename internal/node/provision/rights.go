@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// rights are what a service needs in addition to files that every user can read.
+// rights are the rights of a service in addition to files that every user can read.
 type rights struct {
 	// user is empty for root.
 	user         string

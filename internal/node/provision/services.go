@@ -3,6 +3,7 @@ package provision
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"os"
 
@@ -16,11 +17,11 @@ import (
 
 const (
 	etcdMetrics = "http://127.0.0.1:2381"
-	// coreDNSReady is where CoreDNS says that it has seen the cluster's Services.
+	// coreDNSReady is the URL that reports whether CoreDNS has read the cluster's Services.
 	coreDNSReady = "127.0.0.1:8181"
 )
 
-// controlPlaneServices in the order in which they start.
+// controlPlaneServices returns the services in the order of their start.
 func (n *node) controlPlaneServices() []supervisor.Service {
 	c := n.ControlPlane
 	var services []supervisor.Service
@@ -34,16 +35,23 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 			OOMScoreAdj: ptr.To(-997), StopTimeoutSeconds: 5,
 		}
 	}
+	var requires []string
+	if c.ExternalEtcd == nil {
+		requires = []string{"etcd"}
+	}
 	services = append(services, supervisor.Service{
-		// Not after etcd: the API server needs a second of its own before it needs etcd.
-		Name:    "kube-apiserver",
-		Command: n.apiServerArgs().with(n.program("kube-apiserver"), c.APIServer.ExtraArgs),
+		// It does not wait for etcd, because the API server prepares itself for a second before it needs etcd. It stops
+		// before etcd restarts, so that clients change to another machine instead of waiting for this machine's etcd.
+		Name:     "kube-apiserver",
+		Requires: requires,
+		Command:  n.apiServerArgs().with(n.program("kube-apiserver"), c.APIServer.ExtraArgs),
 		Ready: &supervisor.Probe{
 			URL: fmt.Sprintf("https://127.0.0.1:%d/readyz", c.APIServerPort), CAFile: caFile,
 		},
 		OOMScoreAdj: ptr.To(-997),
-		// It takes no new requests at once, and would wait a minute for watches to end.
+		// The API server refuses new requests at once, but would wait a minute for the end of watches.
 		StopTimeoutSeconds: 3,
+		Env:                n.apiServerEnvironment(),
 		Revision:           revision(authenticationFile, n.auditPolicyFile()),
 	},
 		component("kube-controller-manager",
@@ -57,7 +65,7 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 			After:    []string{"kube-apiserver"},
 			Ready:    &supervisor.Probe{URL: "http://" + coreDNSReady + "/ready"},
 			Revision: revision(corefile),
-			// CoreDNS waits a few seconds for the last questions.
+			// CoreDNS waits a few seconds for the last queries.
 			StopTimeoutSeconds: 2,
 		})
 	}
@@ -78,9 +86,9 @@ func (n *node) etcdService() supervisor.Service {
 	return service
 }
 
-// nodeServices are those of every machine.
+// nodeServices returns the services of every machine.
 func (n *node) nodeServices() []supervisor.Service {
-	// On a control plane machine they would only take time from the API server.
+	// On a control plane machine they would only slow down the API server.
 	var first []string
 	if n.Role != nodeconfig.RoleWorker {
 		first = []string{"kube-apiserver"}
@@ -90,23 +98,26 @@ func (n *node) nodeServices() []supervisor.Service {
 		Command: []string{runtimeProgram("containerd"), "--config", containerdConfigFile},
 		After:   first,
 		Ready:   &supervisor.Probe{Unix: images.Socket},
-		// Its shims, and so the pods, outlive it.
+		// The shims, and therefore the pods, outlive containerd.
 		KillProcessGroup: ptr.To(false),
 		OOMScoreAdj:      ptr.To(-999),
-		Revision:         revision(containerdConfigFile),
+		Env:              n.proxyEnvironment(),
+		Revision:         revision(containerdFiles()...),
 	}, {
 		Name:        "kubelet",
 		Command:     n.kubeletArgs().with(n.program("kubelet"), n.Kubelet.ExtraArgs),
 		After:       append([]string{"containerd"}, first...),
 		Ready:       &supervisor.Probe{URL: "http://127.0.0.1:10248/healthz"},
 		OOMScoreAdj: ptr.To(-999),
-		// What it started in a pod's name belongs to the pod.
+		// Processes that the kubelet started for a pod belong to the pod.
 		KillProcessGroup: ptr.To(false),
-		Revision:         revision(kubeletConfigFile),
+		Env:              n.proxyEnvironment(),
+		Revision:         revision(kubeletConfigFile) + n.size(),
 	}, {
-		Name:    "node-agent",
-		Command: []string{machine.AssetsDir + "/capstan-init", "node", "agent"},
-		After:   first,
+		Name:     "node-agent",
+		Command:  []string{machine.AssetsDir + "/capstan-init", "node", "agent"},
+		After:    first,
+		Revision: n.agentRevision(),
 	}}
 	if n.Network.KubeProxy == nodeconfig.KubeProxyNFTables {
 		services = append(services, supervisor.Service{
@@ -125,7 +136,36 @@ func (n *node) nodeServices() []supervisor.Service {
 	return services
 }
 
-// revision changes with the content of the files: a service is restarted when its configuration changes.
+// size returns the size of the machine, which the kubelet reads at its start. It is empty if capstand reports none.
+func (n *node) size() string {
+	if n.machine.MemoryBytes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("-%d-%d", n.machine.CPUs, n.machine.MemoryBytes)
+}
+
+// agentRevision returns a hash of the configuration that the node agent reads at its start. Versions and arguments of other
+// services do not belong to it.
+func (n *node) agentRevision() string {
+	config := *n.NodeConfiguration
+	config.KubernetesVersion, config.BootstrapToken, config.Kubelet, config.Registries = "", "", nodeconfig.Kubelet{}, nil
+	config.Node.Labels, config.Node.Taints = nil, nil
+	config.Proxy, config.KubeProxy = nil, nil
+	if config.ControlPlane != nil {
+		c := *config.ControlPlane
+		c.CoreDNS = nil
+		c.APIServer, c.ControllerManager, c.Scheduler = nodeconfig.Component{}, nodeconfig.Component{}, nodeconfig.Component{}
+		config.ControlPlane = &c
+	}
+	data, err := json.Marshal(config)
+	if err != nil {
+		panic(err) // cannot fail: the type has only strings, numbers, lists and maps
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}
+
+// revision returns a hash of the files, so that a changed configuration restarts the service.
 func revision(paths ...string) string {
 	sum := sha256.New()
 	for _, path := range paths {

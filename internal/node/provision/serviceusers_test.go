@@ -22,8 +22,8 @@ func servicesByName(n *node) map[string]supervisor.Service {
 	return all
 }
 
-// Every service but those that make containers is confined, each has a user of its own, and no private file belongs
-// to two of them.
+// All services are confined except those that create containers. Each confined service has its own user. Each private file
+// belongs to one service.
 // Row CP-23.
 func TestRights(t *testing.T) {
 	services := servicesByName(testNode(nodeconfig.RoleInit, nil))
@@ -52,7 +52,7 @@ func TestRights(t *testing.T) {
 			t.Errorf("%s belongs to %q, want %q", path, owner[path], want)
 		}
 	}
-	// Each file that a command line names is the service's, or can be read by everybody.
+	// Each file on a command line belongs to the service or is readable by all users.
 	for name, s := range services {
 		for _, a := range s.Command[1:] {
 			if _, path, _ := strings.Cut(a, "="); s.User != "" && strings.HasPrefix(path, "/etc/kubernetes") && !strings.HasSuffix(path, ".crt") && owner[path] != name {
@@ -69,8 +69,8 @@ func TestPrivilegedPort(t *testing.T) {
 	}
 }
 
-// The user's arguments go on to work: the files that they name, and those that these name, can be read; folders can be
-// written to; and one that names a socket keeps the API server root.
+// The user's arguments work with a confined API server. It can read the files in the arguments and the files that these
+// reference. It can write to folders. With a socket in the arguments, the API server runs as root.
 func TestUserArgumentsKeepTheirFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, content := range map[string]string{

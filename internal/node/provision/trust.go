@@ -65,7 +65,7 @@ func (t trust) change(bundle []byte, signature string) error {
 		return err
 	}
 	if err := nodeconfig.VerifyAuthorities(own, bundle, challenge, signature); err != nil {
-		return fmt.Errorf("the annotation %s of this Node is not followed: wanted %s to be the control plane provider's answer to %s (which takes it seconds, if it is of this version of Capstan): %w",
+		return fmt.Errorf("the annotation %s of this Node is not applied: expected %s to be the control plane provider's signature over %s (it takes seconds and needs this version of Capstan): %w",
 			nodeconfig.AuthoritiesAnnotation, nodeconfig.SignatureAnnotation, nodeconfig.ChallengeAnnotation, err)
 	}
 	if _, err := t.newChallenge(); err != nil {

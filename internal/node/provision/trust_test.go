@@ -39,7 +39,7 @@ func bundleOf(authorities ...testCA) []byte {
 	return out
 }
 
-// trusting is a machine that trusts some authorities.
+// trusting returns a machine that trusts the authorities of a bundle.
 func trusting(t *testing.T, bundle []byte) trust {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ func trusting(t *testing.T, bundle []byte) trust {
 	return out
 }
 
-// answer is what a provider with a key would sign now for the machine.
+// answer returns the signature of a provider with this key for the machine's current challenge.
 func (t trust) answer(test *testing.T, key crypto.Signer, bundle []byte) string {
 	test.Helper()
 	challenge, err := t.challenge()
@@ -67,11 +67,11 @@ func (t trust) answer(test *testing.T, key crypto.Signer, bundle []byte) string 
 func (t trust) is(test *testing.T, want []byte) {
 	test.Helper()
 	if got, err := os.ReadFile(t.caFile); err != nil || !bytes.Equal(got, want) {
-		test.Errorf("it trusts something else than it should (%v)", err)
+		test.Errorf("the machine does not trust the expected authorities (%v)", err)
 	}
 }
 
-// TestTrustChanges_CP15: through a rotation each phase is signed by what the machine trusts in the one before.
+// TestTrustChanges_CP15: an authority that the machine trusts in one phase of a rotation signs the bundle of the next phase.
 func TestTrustChanges_CP15(t *testing.T) {
 	old, next := newTestCA(t, "old"), newTestCA(t, "next")
 	machine := trusting(t, bundleOf(old))
@@ -81,19 +81,19 @@ func TestTrustChanges_CP15(t *testing.T) {
 		signer testCA
 	}{{"TrustingNew", bundleOf(old, next), old}, {"SigningNew", bundleOf(next, old), next}, {"DroppingOld", bundleOf(next), next}} {
 		if has, err := machine.has(phase.bundle); has || err != nil {
-			t.Fatalf("%s: there already: %v", phase.name, err)
+			t.Fatalf("%s: the machine trusts the bundle already: %v", phase.name, err)
 		}
 		if err := machine.change(phase.bundle, machine.answer(t, phase.signer.key, phase.bundle)); err != nil {
 			t.Fatalf("%s: %v", phase.name, err)
 		}
 		machine.is(t, phase.bundle)
 		if has, err := machine.has(phase.bundle); !has || err != nil {
-			t.Errorf("%s: not there: %v", phase.name, err)
+			t.Errorf("%s: the machine does not trust the bundle: %v", phase.name, err)
 		}
 	}
 }
 
-// TestTrustRefuses_CP15: whoever may write Nodes cannot have a machine trust an authority, not even a former one.
+// TestTrustRefuses_CP15: write access to Nodes is not enough to add an authority to a machine, even a former one.
 func TestTrustRefuses_CP15(t *testing.T) {
 	old, next, evil := newTestCA(t, "old"), newTestCA(t, "next"), newTestCA(t, "evil")
 	both, forged := bundleOf(next, old), bundleOf(next, evil)
@@ -106,23 +106,23 @@ func TestTrustRefuses_CP15(t *testing.T) {
 		bundle    []byte
 		signature string
 	}{
-		"unsigned":             {forged, ""},
-		"signed by a stranger": {forged, machine.answer(t, evil.key, forged)},
-		"signed for less":      {forged, machine.answer(t, next.key, bundleOf(next))},
-		"signed by the former": {both, machine.answer(t, old.key, both)},
-		"replayed":             {both, replayed},
-		"of another machine":   {both, trusting(t, both).answer(t, next.key, both)},
+		"unsigned":                      {forged, ""},
+		"signed by a stranger":          {forged, machine.answer(t, evil.key, forged)},
+		"signature for another bundle":  {forged, machine.answer(t, next.key, bundleOf(next))},
+		"signed by a former authority":  {both, machine.answer(t, old.key, both)},
+		"replayed":                      {both, replayed},
+		"signature for another machine": {both, trusting(t, both).answer(t, next.key, both)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := machine.change(c.bundle, c.signature); err == nil {
-				t.Error("was taken over")
+				t.Error("the machine accepted the bundle")
 			}
 			machine.is(t, bundleOf(next))
 		})
 	}
 }
 
-// TestTrustAfterCrash: when the machine dies after the challenge is used up, the next answer brings it there.
+// TestTrustAfterCrash: the machine dies after it used its challenge. The next answer completes the change.
 func TestTrustAfterCrash(t *testing.T) {
 	old, next := newTestCA(t, "old"), newTestCA(t, "next")
 	machine, both := trusting(t, bundleOf(old)), bundleOf(old, next)

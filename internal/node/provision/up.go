@@ -1,7 +1,7 @@
 // Package provision is `capstan-init node up`: it makes a machine a node of its cluster, like kubeadm. Certificates and
 // kubeconfigs have kubeadm's paths. Every step can be repeated: a second run changes only what is missing or different.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package provision
 
 import (
@@ -27,10 +27,11 @@ import (
 )
 
 const (
-	// readyTimeout for services. An API server on a busy host needs several minutes.
-	readyTimeout = 5 * time.Minute
+	// readyTimeout for services. An API server on a very slow host, such as an emulated one, needs more than five
+	// minutes. A failed bootstrap is final, so the limit is generous: a MachineHealthCheck replaces the machine earlier.
+	readyTimeout = 20 * time.Minute
 	// joinTimeout for machines that join, whose control plane may still be starting.
-	joinTimeout = 15 * time.Minute
+	joinTimeout = 40 * time.Minute
 )
 
 // node is the machine that becomes a node.
@@ -83,7 +84,7 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 	}
 	kube := n.program("kube-apiserver")
 	if _, err := os.Stat(filepath.Dir(kube)); err != nil {
-		return nil, fmt.Errorf("this host has no Kubernetes %s: %w; build it, or choose one of those in %s",
+		return nil, fmt.Errorf("this host has no Kubernetes %s: %w; build it, or use one of the versions in %s",
 			n.KubernetesVersion, err, filepath.Join(machine.AssetsDir, "kubernetes"))
 	}
 	err = n.checkArguments()

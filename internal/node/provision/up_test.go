@@ -41,8 +41,8 @@ func TestUserArgumentsWin(t *testing.T) {
 	}
 }
 
-// No secret is an argument, which everybody on the machine can read (CP-23), and nothing but the
-// health checks is anonymous.
+// Arguments contain no secrets, because all users of the machine can read them (CP-23). Anonymous access is limited to
+// health checks.
 func TestServices(t *testing.T) {
 	for _, role := range []nodeconfig.Role{nodeconfig.RoleInit, nodeconfig.RoleWorker} {
 		n := testNode(role, nil)
@@ -81,7 +81,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// CP-24: what can be turned off is not there, and external etcd replaces the machine's own.
+// CP-24: disabled services are absent, and external etcd replaces the machine's etcd.
 func TestOptionalServices(t *testing.T) {
 	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
 		c.Network.KubeProxy, c.Network.DNS = nodeconfig.None, nodeconfig.None
@@ -89,7 +89,7 @@ func TestOptionalServices(t *testing.T) {
 	})
 	for _, s := range append(n.controlPlaneServices(), n.nodeServices()...) {
 		if slices.Contains([]string{"etcd", "coredns", "kube-proxy"}, s.Name) {
-			t.Errorf("%s is there", s.Name)
+			t.Errorf("%s is not absent", s.Name)
 		}
 	}
 	if command := n.apiServerArgs().with("x", nil); !slices.Contains(command, "--etcd-servers=https://a:2379,https://b:2379") {
@@ -97,7 +97,7 @@ func TestOptionalServices(t *testing.T) {
 	}
 	for _, leaf := range n.leaves() {
 		if strings.Contains(leaf.Name, "etcd") {
-			t.Errorf("%s would be made with external etcd", leaf.Name)
+			t.Errorf("%s would be created with external etcd", leaf.Name)
 		}
 	}
 	objects, err := n.manifests()
@@ -132,6 +132,7 @@ func TestManifests(t *testing.T) {
 		"ClusterRole capstan:etcd-care", "ClusterRoleBinding capstan:etcd-care", "Role capstan:etcd-care", "RoleBinding capstan:etcd-care",
 		"ClusterRoleBinding capstan:node-bootstrappers",
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
+		"Role capstan:endpoint", "RoleBinding capstan:endpoint",
 		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent", "ClusterRoleBinding capstan:kube-proxy",
 		"Service kube-dns", "ClusterRole capstan:coredns", "ClusterRoleBinding capstan:coredns",
 		"Role capstan:dns-endpoints", "RoleBinding capstan:dns-endpoints",
@@ -178,6 +179,39 @@ func TestRefusedArguments(t *testing.T) {
 	}
 	if err := testNode(nodeconfig.RoleInit, nil).checkArguments(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestCloudArguments_CP24: kubelets can leave Nodes to an external cloud controller manager. Their provider id is that of the machine;
+// without one, the cloud controller manager sets it.
+func TestCloudArguments_CP24(t *testing.T) {
+	type args = []nodeconfig.Arg
+	for name, test := range map[string]struct {
+		machine string
+		args    args
+		want    string
+	}{
+		"external":                         {"capstan:///c/m", args{arg("cloud-provider", "external")}, ""},
+		"none":                             {"capstan:///c/m", args{arg("cloud-provider", "")}, ""},
+		"a removed in-tree cloud provider": {"capstan:///c/m", args{arg("cloud-provider", "aws")}, `expected external or no value, found "aws"`},
+		"the provider id of the machine":   {"capstan:///c/m", args{arg("provider-id", "capstan:///c/m")}, ""},
+		"another provider id":              {"capstan:///c/m", args{arg("provider-id", "other://m")}, "expected capstan:///c/m"},
+		"a machine without a provider id":  {"", args{arg("cloud-provider", "external"), arg("provider-id", "other://m")}, ""},
+	} {
+		n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+			c.Kubelet.ExtraArgs, c.Node.ProviderID = test.args, test.machine
+		})
+		if err := n.checkArguments(); (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: want %q, got %v", name, test.want, err)
+		}
+		for _, a := range test.args {
+			if want := "--" + a.Name + "=" + a.Value; !slices.Contains(servicesByName(n)["kubelet"].Command, want) {
+				t.Errorf("%s: the kubelet has no argument %s", name, want)
+			}
+		}
+		if config, err := n.kubeletConfig(); err != nil || config.ProviderID != test.machine {
+			t.Errorf("%s: the configuration of the kubelet has the provider id %q, %v", name, config.ProviderID, err)
+		}
 	}
 }
 
@@ -236,7 +270,7 @@ func TestKubeletConfig(t *testing.T) {
 	}
 }
 
-// The kubelet evicts by the size of the machine's own disk.
+// The kubelet's eviction threshold follows the size of the machine's disk.
 func TestEvictionSpace(t *testing.T) {
 	for disk, want := range map[int64]string{0: "1Gi", 2 << 30: "204Mi", 10 << 30: "1Gi", 64 << 40: "1Gi"} {
 		if got := evictionSpace(disk); got != want {
@@ -256,11 +290,113 @@ func TestCorefile(t *testing.T) {
 	}
 }
 
+// The user's upstreams replace the resolvers of the machine. A stub domain has a block of its own.
+func TestCorefileOptions(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+		c.ControlPlane.CoreDNS = &nodeconfig.CoreDNS{
+			Upstreams:   []string{"10.0.0.53", "[fd00::53]:5353"},
+			StubDomains: []nodeconfig.StubDomain{{Domain: "corp.example.com", Servers: []string{"10.0.0.54", "10.0.0.55:5353"}}},
+		}
+	})
+	for _, resolver := range []bool{true, false} {
+		text := string(n.corefile(resolver))
+		for _, want := range []string{
+			"    forward . 10.0.0.53 [fd00::53]:5353 {\n",
+			"\n}\ncorp.example.com:53 {\n    bind 10.0.0.2\n", "    forward . 10.0.0.54 10.0.0.55:5353 {\n",
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("want %q in:\n%s", want, text)
+			}
+		}
+		if strings.Contains(text, "resolv.conf") || strings.Count(text, "{") != strings.Count(text, "}") {
+			t.Errorf("resolver %v:\n%s", resolver, text)
+		}
+	}
+}
+
+// A patch changes single fields and keeps the others.
+func TestComponentPatches(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+		c.Kubelet.Configuration = map[string]any{"maxPods": 60.0, "evictionHard": map[string]any{"nodefs.available": "2Gi", "imagefs.available": nil}}
+		c.KubeProxy = &nodeconfig.KubeProxy{Configuration: map[string]any{"nftables": map[string]any{"minSyncPeriod": "1s"}, "clientConnection": map[string]any{"qps": 7.0}}}
+	})
+	kubelet, err := n.kubeletConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, set := kubelet.EvictionHard["imagefs.available"]; kubelet.MaxPods != 60 || kubelet.EvictionHard["nodefs.available"] != "2Gi" || set ||
+		kubelet.EvictionHard["memory.available"] != "100Mi" || !kubelet.RotateCertificates || kubelet.Authorization.Mode != "Webhook" {
+		t.Errorf("%+v", kubelet)
+	}
+	proxy, err := n.kubeProxyConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if proxy.NFTables.MinSyncPeriod.Duration != time.Second || proxy.ClientConnection.QPS != 7 || proxy.ClientConnection.Kubeconfig == "" || proxy.Mode != "nftables" {
+		t.Errorf("%+v", proxy)
+	}
+	n.Kubelet.Configuration = map[string]any{"Authorization": map[string]any{"mode": "AlwaysAllow"}}
+	if _, err := n.kubeletConfig(); err == nil {
+		t.Error("a patch changed the authorization")
+	}
+}
+
+// The services that call out have the proxy, and reach the cluster itself without it.
+func TestProxy(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+		c.Proxy = &nodeconfig.Proxy{HTTP: "http://proxy:3128", HTTPS: "http://proxy:3129", NoProxy: []string{".example.com", "10.0.0.1"}}
+		c.ControlPlane.ExternalEtcd = &nodeconfig.ExternalEtcd{Endpoints: []string{"https://etcd-1.example.org:2379"}}
+	})
+	n.machine.Addresses = []machine.Address{{Address: "10.0.0.2", Prefix: 24}, {Address: "fd00::2", Prefix: 64}}
+	noProxy := "localhost,127.0.0.0/8,::1,10.0.0.2,10.0.0.0/24,fd00::2,fd00::/64,10.244.0.0/16,10.96.0.0/16,.svc,.cluster.local,10.0.0.1,etcd-1.example.org,.example.com"
+	want := []string{
+		"HTTP_PROXY=http://proxy:3128", "http_proxy=http://proxy:3128", "HTTPS_PROXY=http://proxy:3129", "https_proxy=http://proxy:3129",
+		"NO_PROXY=" + noProxy, "no_proxy=" + noProxy,
+	}
+	for _, controlPlane := range []bool{false, true} {
+		n.Proxy.ControlPlane = controlPlane
+		for name, s := range servicesByName(n) {
+			uses := name == "containerd" || name == "kubelet" || name == "kube-apiserver" && controlPlane
+			if uses != slices.Equal(s.Env, want) || !uses && len(s.Env) > 0 {
+				t.Errorf("control plane %v: %s has the environment %q", controlPlane, name, s.Env)
+			}
+		}
+	}
+	n.Proxy = nil
+	for name, s := range servicesByName(n) {
+		if len(s.Env) > 0 {
+			t.Errorf("without a proxy, %s has the environment %q", name, s.Env)
+		}
+	}
+}
+
+// The node agent does not restart for settings of other services.
+func TestAgentRevisionOfSettings(t *testing.T) {
+	n := testNode(nodeconfig.RoleInit, nil)
+	before := n.agentRevision()
+	n.Proxy, n.KubeProxy = &nodeconfig.Proxy{HTTP: "http://proxy:1"}, &nodeconfig.KubeProxy{}
+	n.ControlPlane.CoreDNS = &nodeconfig.CoreDNS{Upstreams: []string{"10.0.0.53"}}
+	n.Kubelet.Configuration = map[string]any{"maxPods": 60.0}
+	if n.agentRevision() != before {
+		t.Error("a setting of another service restarts the agent")
+	}
+}
+
+func TestTOMLString(t *testing.T) {
+	for text, want := range map[string]string{
+		`pa"ss\`: `"pa\"ss\\"`, "a\x00\x1f\x7f": `"a\u0000\u001f\u007f"`, "line\nline": `"line\nline"`, "<ü>": `"\u003cü\u003e"`,
+	} {
+		if got := tomlString(text); got != want {
+			t.Errorf("%q: got %s, want %s", text, got, want)
+		}
+	}
+}
+
 func TestRegistries(t *testing.T) {
 	n := testNode(nodeconfig.RoleWorker, func(c *nodeconfig.NodeConfiguration) {
 		c.Registries = []nodeconfig.Registry{
 			{Host: "docker.io", Mirrors: []string{"https://mirror.example.org:5000"}, CAFile: "/etc/ca.crt", Username: "ann", Password: `pa"ss`},
-			{Host: "_default", Mirrors: []string{"http://10.0.0.9"}, InsecureSkipVerify: true},
+			{Host: "_default", Mirrors: []string{"http://10.0.0.9"}},
 		}
 	})
 	config := string(n.containerdConfig())
@@ -271,7 +407,7 @@ func TestRegistries(t *testing.T) {
 			t.Errorf("want %s in:\n%s", want, config)
 		}
 	}
-	want := `server = "https://registry-1.docker.io"
+	want := registryHeader + `server = "https://registry-1.docker.io"
 ca = "/etc/ca.crt"
 
 [host."https://mirror.example.org:5000"]
@@ -281,7 +417,7 @@ ca = "/etc/ca.crt"
 	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[0]))); diff != "" {
 		t.Error(diff)
 	}
-	want = "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n  skip_verify = true\n"
+	want = registryHeader + "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
 	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[1]))); diff != "" {
 		t.Error(diff)
 	}

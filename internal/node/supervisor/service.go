@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,13 +33,16 @@ type Service struct {
 	Dir string `json:"dir,omitempty"`
 	// After names services that must be ready before the first start of this service.
 	After []string `json:"after,omitempty"`
+	// Requires names services without which this service cannot work. At a reload it stops before one of them stops, and it
+	// starts again with them. It does not wait for them at its start, and it continues when one of them crashes.
+	Requires []string `json:"requires,omitempty"`
 	// Ready defines when the service is ready. Without it, the service is ready as soon as it runs.
 	Ready *Probe `json:"ready,omitempty"`
 	// StopSignal by name; SIGTERM by default.
 	StopSignal string `json:"stopSignal,omitempty"`
 	// StopTimeoutSeconds until SIGKILL; 10 by default.
 	StopTimeoutSeconds int `json:"stopTimeoutSeconds,omitempty"`
-	// OOMScoreAdj of the process, from -1000 to 1000; -900 by default. A score that is not well above that of PID 1 is
+	// OOMScoreAdj of the process, from -1000 to 1000; -800 by default. A score that is not well above that of PID 1 is
 	// raised, because PID 1 must be the last process that is killed. Lowering needs CAP_SYS_RESOURCE.
 	OOMScoreAdj *int `json:"oomScoreAdj,omitempty"`
 	// KillProcessGroup is whether the rest of the process group is killed when the main process has ended; true by default.
@@ -82,6 +86,9 @@ func (s Service) Validate() error {
 	}
 	if slices.Contains(s.After, s.Name) {
 		errs = append(errs, errors.New("after: names the service itself"))
+	}
+	if slices.Contains(s.Requires, s.Name) {
+		errs = append(errs, errors.New("requires: names the service itself"))
 	}
 	if s.Ready != nil {
 		errs = append(errs, s.Ready.validate())
@@ -134,7 +141,27 @@ func load(path string) (Service, error) {
 	return service, err
 }
 
-// stopOrder sorts the names so that each service comes before those that it starts after.
+// dependencies are the services that stop after this one.
+func (s Service) dependencies() []string { return slices.Concat(s.After, s.Requires) }
+
+// stopsAtReload returns the services that stop when wanted replaces current: those that change or disappear, and those that
+// require one of them. Each comes before its dependencies.
+func stopsAtReload(current, wanted map[string]Service) []string {
+	stops := map[string]bool{}
+	for name, service := range current {
+		if want, keep := wanted[name]; !keep || !reflect.DeepEqual(want, service) {
+			stops[name] = true
+		}
+	}
+	order := stopOrder(current)
+	// The services that a service requires come later in the order, so this loop starts at the end.
+	for _, name := range slices.Backward(order) {
+		stops[name] = stops[name] || slices.ContainsFunc(current[name].Requires, func(other string) bool { return stops[other] })
+	}
+	return slices.DeleteFunc(order, func(name string) bool { return !stops[name] })
+}
+
+// stopOrder sorts the names so that each service comes before its dependencies.
 func stopOrder(services map[string]Service) []string {
 	var order []string
 	seen := map[string]bool{}
@@ -145,7 +172,7 @@ func stopOrder(services map[string]Service) []string {
 			return
 		}
 		seen[name] = true
-		for _, dep := range service.After {
+		for _, dep := range service.dependencies() {
 			visit(dep)
 		}
 		order = append(order, name)
@@ -162,7 +189,7 @@ func stopOrder(services map[string]Service) []string {
 	return order
 }
 
-// cycle returns the services of a cycle of After, or nil.
+// cycle returns the services of a cycle of dependencies, or nil.
 func cycle(services map[string]Service) []string {
 	const visiting, done = 1, 2
 	state := map[string]int{}
@@ -172,7 +199,7 @@ func cycle(services map[string]Service) []string {
 		path = append(path, name)
 		defer func() { path = path[:len(path)-1] }()
 		state[name] = visiting
-		for _, dep := range services[name].After {
+		for _, dep := range services[name].dependencies() {
 			if state[dep] == visiting {
 				return append(slices.Clone(path[slices.Index(path, dep):]), dep)
 			}
@@ -210,7 +237,7 @@ func (s Service) stopTimeout() time.Duration {
 }
 
 // defaultOOMScore makes the kernel kill pods before services.
-const defaultOOMScore = -900
+const defaultOOMScore = -800
 
 func (s Service) oomScore() int {
 	if s.OOMScoreAdj == nil {

@@ -12,14 +12,14 @@ import (
 	"capstan.dev/capstan/internal/node/initapi"
 )
 
-// A service has its user, its capabilities and nothing else, and can use its files but not those of others.
+// A service has only its user and its capabilities. It can use its own files, but not those of other services.
 // Row CP-23.
 func TestConfined(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("needs root: services change their user")
 	}
 	f := newFixture(t)
-	for dir := f.dir; dir != "/"; dir = filepath.Dir(dir) { // t.TempDir is for its owner only
+	for dir := f.dir; dir != "/"; dir = filepath.Dir(dir) { // Only the owner has access to t.TempDir.
 		if info, err := os.Stat(dir); err == nil && info.Mode().Perm()&0o001 == 0 {
 			must(t, os.Chmod(dir, info.Mode()|0o011))
 		}
@@ -60,7 +60,7 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// Root with a list of capabilities has those only, and services without either are left as they are.
+// A root service with a list of capabilities has only these. A service without a user and a list is not confined.
 func TestConfinedRoot(t *testing.T) {
 	f := newFixture(t)
 	for name, want := range map[string]string{"limited": "CapBnd:\t0000000000001000", "full": "NoNewPrivs:\t0"} {
@@ -101,7 +101,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// Files that a running service removes while its folder is handed over are no error.
+// A running service can remove files while its folder changes owner. This is not an error.
 func TestHandOverOfRunning(t *testing.T) {
 	dir := t.TempDir()
 	stop, done := make(chan struct{}), make(chan struct{})

@@ -4,7 +4,7 @@
 // pause is 100 ms at first and doubles to 10 s; it is reset after the process has run for 10 s. Services start in the order
 // of their After lists. A restart does not wait for other services.
 //
-// Layer: node.
+// Layer: node. Allowed imports: api, library, contract.
 package supervisor
 
 import (
@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -64,7 +63,8 @@ func New(starter process.Starter, logs string, log *slog.Logger) *Supervisor {
 	return &Supervisor{starter: starter, logs: logs, log: log, units: map[string]*unit{}, changed: make(chan struct{})}
 }
 
-// Apply replaces the set of services: it starts new ones, restarts changed ones, and stops removed ones.
+// Apply replaces the set of services: it starts new ones, restarts changed ones and those that require them, and stops removed
+// ones.
 func (s *Supervisor) Apply(services []Service) error {
 	wanted := map[string]Service{}
 	for _, service := range services {
@@ -74,12 +74,7 @@ func (s *Supervisor) Apply(services []Service) error {
 		return fmt.Errorf("services wait for each other in a cycle: %s", strings.Join(names, " after "))
 	}
 	s.mu.Lock()
-	var stop []string
-	for name, u := range s.units {
-		if service, keep := wanted[name]; !keep || !reflect.DeepEqual(service, u.Service) {
-			stop = append(stop, name)
-		}
-	}
+	stop := stopsAtReload(s.services(), wanted)
 	s.mu.Unlock()
 	for _, name := range stop {
 		if err := s.Stop(name); err != nil {
@@ -155,10 +150,7 @@ func (s *Supervisor) Reload(name string) error {
 func (s *Supervisor) Shutdown(ctx context.Context) {
 	s.mu.Lock()
 	s.closed = true
-	services := map[string]Service{}
-	for name, u := range s.units {
-		services[name] = u.Service
-	}
+	services := s.services()
 	s.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
@@ -183,6 +175,15 @@ func (s *Supervisor) Services() ([]initapi.Service, <-chan struct{}) {
 	}
 	slices.SortFunc(states, func(a, b initapi.Service) int { return strings.Compare(a.Name, b.Name) })
 	return states, s.changed
+}
+
+// services returns the services by name. mu is held.
+func (s *Supervisor) services() map[string]Service {
+	services := map[string]Service{}
+	for name, u := range s.units {
+		services[name] = u.Service
+	}
+	return services
 }
 
 func (s *Supervisor) unit(name string) (*unit, error) {

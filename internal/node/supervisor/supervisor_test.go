@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/node/initapi"
-	"capstan.dev/capstan/internal/node/process"
+	"capstan.dev/capstan/internal/node/process/processtest"
 )
 
-// patience is how long a test waits for something. It is spent by tests that fail, and by no others.
+// patience limits each wait of a test. Only failing tests wait that long.
 const patience = 2 * time.Minute
 
 type fixture struct {
@@ -33,7 +33,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	dir := t.TempDir()
-	f := &fixture{t, New(process.Simple{}, filepath.Join(dir, "logs"), slog.New(slog.NewTextHandler(io.Discard, nil))), dir}
+	f := &fixture{t, New(processtest.Starter{}, filepath.Join(dir, "logs"), slog.New(slog.NewTextHandler(io.Discard, nil))), dir}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -44,7 +44,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
 
-// shell is a service of a script.
+// shell returns a service that runs a script.
 func shell(name, script string) Service {
 	return Service{Name: name, Command: []string{"/bin/sh", "-c", script}, StopTimeoutSeconds: 60}
 }
@@ -56,7 +56,7 @@ func (f *fixture) apply(services ...Service) {
 	}
 }
 
-// until waits for a state of a service.
+// until waits until ok accepts the state of a service.
 func (f *fixture) until(name string, ok func(initapi.Service) bool) initapi.Service {
 	f.Helper()
 	timeout := time.After(patience)
@@ -69,7 +69,7 @@ func (f *fixture) until(name string, ok func(initapi.Service) bool) initapi.Serv
 		select {
 		case <-changed:
 		case <-timeout:
-			f.Fatalf("%s did not come: %+v", name, states)
+			f.Fatalf("%s did not reach the state: %+v", name, states)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.untilState("b", initapi.StateReady)
-	// A restart waits for nobody.
+	// A restart does not wait for other services.
 	if err := f.Stop("a"); err != nil {
 		t.Fatal(err)
 	}
@@ -160,10 +160,81 @@ func TestApplyChangesOnlyWhatDiffers(t *testing.T) {
 	f.apply(a)
 	states, _ := f.Services()
 	if len(states) != 1 {
-		t.Errorf("left: %+v", states)
+		t.Errorf("services after the change: %+v", states)
 	}
 	if syscall.Kill(int(oldB.PID), 0) == nil {
 		t.Error("b still runs")
+	}
+}
+
+// A service that requires another one stops before it, and starts with it. A crash of the other service does not affect it.
+func TestRequires(t *testing.T) {
+	f := newFixture(t)
+	logged := func(name, revision string) Service {
+		ready := f.path("ready-" + name + revision)
+		script := fmt.Sprintf("trap 'echo stop %s >> %s; exit' TERM; touch %s; while :; do sleep 0.05; done", name, f.path("log"), ready)
+		service := shell(name, script)
+		service.Revision = revision
+		service.Ready = &Probe{File: ready}
+		return service
+	}
+	server := func(revision string) Service {
+		s := logged("server", revision)
+		s.Requires = []string{"database"}
+		return s
+	}
+	f.apply(logged("database", "1"), server("1"), logged("other", "1"))
+	pids := map[string]int32{}
+	for _, name := range []string{"database", "server", "other"} {
+		pids[name] = f.untilState(name, initapi.StateReady).PID
+	}
+
+	if err := syscall.Kill(int(pids["database"]), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	f.until("database", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != pids["database"] })
+	if s := f.untilState("server", initapi.StateReady); s.PID != pids["server"] {
+		t.Error("a crash of the required service restarted the server")
+	}
+
+	f.apply(logged("database", "2"), server("1"), logged("other", "1"))
+	f.until("server", func(s initapi.Service) bool { return s.State == initapi.StateReady && s.PID != pids["server"] })
+	if s := f.untilState("other", initapi.StateReady); s.PID != pids["other"] {
+		t.Error("an unrelated service restarted")
+	}
+	log := f.read("log")
+	if stop := strings.Index(log, "stop server"); stop < 0 || stop > strings.Index(log, "stop database") {
+		t.Errorf("want the server to stop before the database, got:\n%s", log)
+	}
+}
+
+func TestStopsAtReload(t *testing.T) {
+	service := func(name, revision string, requires ...string) Service {
+		return Service{Name: name, Revision: revision, Requires: requires}
+	}
+	of := func(services ...Service) map[string]Service {
+		out := map[string]Service{}
+		for _, s := range services {
+			out[s.Name] = s
+		}
+		return out
+	}
+	current := of(service("a", "1"), service("b", "1", "a"), service("c", "1", "b"), service("d", "1"))
+	for name, test := range map[string]struct {
+		wanted map[string]Service
+		want   []string
+	}{
+		"nothing changes":               {current, nil},
+		"a chain of requirements":       {of(service("a", "2"), service("b", "1", "a"), service("c", "1", "b"), service("d", "1")), []string{"c", "b", "a"}},
+		"only the last one changes":     {of(service("a", "1"), service("b", "1", "a"), service("c", "2", "b"), service("d", "1")), []string{"c"}},
+		"a required service is removed": {of(service("c", "1", "b"), service("b", "1", "a"), service("d", "1")), []string{"c", "b", "a"}},
+		"another service is added":      {of(service("a", "1"), service("b", "1", "a"), service("c", "1", "b"), service("d", "1"), service("e", "1")), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := stopsAtReload(current, test.wanted); !slices.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
 	}
 }
 
@@ -204,7 +275,7 @@ func TestProcessGroup(t *testing.T) {
 	}
 }
 
-// running is false for a zombie, which waits for somebody else.
+// running returns false for a zombie, which waits for its parent.
 func running(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(data), ") Z ")
@@ -228,7 +299,7 @@ func TestStop(t *testing.T) {
 		}
 	}
 	if f.read("bye") != "bye\n" {
-		t.Error("polite did not get its signal")
+		t.Error("the service polite did not get its signal")
 	}
 	if err := f.Start("polite"); err != nil {
 		t.Fatal(err)
@@ -281,26 +352,26 @@ func TestProbes(t *testing.T) {
 		probe Probe
 		ready bool
 	}{
-		"https":              {Probe{URL: ok.URL + "/ok", CAFile: ca}, true},
-		"https answers 500":  {Probe{URL: ok.URL + "/", CAFile: ca}, false},
-		"https, unknown CA":  {Probe{URL: ok.URL + "/ok"}, false},
-		"https, no CA file":  {Probe{URL: ok.URL + "/ok", CAFile: ca + "x"}, false},
-		"tcp":                {Probe{TCP: ok.Listener.Addr().String()}, true},
-		"tcp, nobody":        {Probe{TCP: "127.0.0.1:1"}, false},
-		"unix":               {Probe{Unix: socket}, true},
-		"unix, nobody":       {Probe{Unix: socket + "x"}, false},
-		"file":               {Probe{File: ca}, true},
-		"file, none":         {Probe{File: ca + "x"}, false},
-		"exec":               {Probe{Exec: []string{"/bin/true"}}, true},
-		"exec fails":         {Probe{Exec: []string{"/bin/false"}}, false},
-		"exec takes forever": {Probe{Exec: []string{"/bin/sleep", "1000"}, TimeoutSeconds: 1}, false},
+		"https":             {Probe{URL: ok.URL + "/ok", CAFile: ca}, true},
+		"https answers 500": {Probe{URL: ok.URL + "/", CAFile: ca}, false},
+		"https, unknown CA": {Probe{URL: ok.URL + "/ok"}, false},
+		"https, no CA file": {Probe{URL: ok.URL + "/ok", CAFile: ca + "x"}, false},
+		"tcp":               {Probe{TCP: ok.Listener.Addr().String()}, true},
+		"tcp, refused":      {Probe{TCP: "127.0.0.1:1"}, false},
+		"unix":              {Probe{Unix: socket}, true},
+		"unix, no socket":   {Probe{Unix: socket + "x"}, false},
+		"file":              {Probe{File: ca}, true},
+		"file, none":        {Probe{File: ca + "x"}, false},
+		"exec":              {Probe{Exec: []string{"/bin/true"}}, true},
+		"exec fails":        {Probe{Exec: []string{"/bin/false"}}, false},
+		"exec, timeout":     {Probe{Exec: []string{"/bin/sleep", "1000"}, TimeoutSeconds: 1}, false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			if tt.probe.TimeoutSeconds == 0 {
 				tt.probe.TimeoutSeconds = 60
 			}
-			p := &prober{Probe: &tt.probe, starter: process.Simple{}}
+			p := &prober{Probe: &tt.probe, starter: processtest.Starter{}}
 			defer p.close()
 			if err := p.try(context.Background()); (err == nil) != tt.ready {
 				t.Errorf("got %v", err)
@@ -369,6 +440,6 @@ func TestRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(path+".1", "0123456789a")
-	write("b") // the service goes on at the beginning
+	write("b") // the service continues at the beginning of the file
 	check(path, "b")
 }

@@ -1,6 +1,6 @@
-// Package certfiles keeps certificates, their keys and other secrets in the files of a folder.
+// Package certfiles stores certificates, their keys and other secrets in the files of a folder.
 //
-// Layer: library.
+// Layer: library. Allowed imports: api.
 package certfiles
 
 import (
@@ -24,15 +24,15 @@ import (
 type Leaf struct {
 	// Name is the path of the certificate and the key below the folder, without .crt and .key.
 	Name string
-	// CA is the path of the authority, likewise.
+	// CA is the path of the authority, in the same form.
 	CA string
 	pki.Leaf
 }
 
-// Ensure creates the certificate unless it exists, has the content of the leaf, was signed by the present authority, is valid
-// (a clock that was ahead creates certificates that are not yet) and has more than a third of its life before it. The
-// key stays the same, so that only one file changes, which servers read at each handshake. Ensure returns the time of the
-// next renewal.
+// Ensure creates the certificate, unless an existing one has the content of the leaf, is signed by the current
+// authority, is valid, and has more than a third of its lifetime left. A clock that was ahead creates certificates that
+// are not yet valid. The key stays the same, so that only one file changes. Servers read it at each handshake. Ensure
+// returns the time of the next renewal.
 func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew time.Time, err error) {
 	ca, err := loadCA(dir, l.CA)
 	if err != nil {
@@ -56,8 +56,9 @@ func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew t
 	return pki.RenewAt(made), nil
 }
 
-// chain follows a leaf in its file: after a rotation its authority, signed by the previous one, so that clients that trust
-// only that one can verify the leaf. It is empty before the first rotation.
+// chain returns the certificates after the leaf in its file. After a rotation, this is the authority, signed by the
+// previous one, so that clients that trust only the previous one can verify the leaf. Before the first rotation it is
+// empty.
 func chain(dir, name string, ca *x509.Certificate) []byte {
 	cross, err := pki.ReadCert(filepath.Join(dir, filepath.Dir(name), "cross-"+filepath.Base(name)+".crt"))
 	if err != nil || !bytes.Equal(cross.RawSubjectPublicKeyInfo, ca.RawSubjectPublicKeyInfo) {
@@ -73,7 +74,7 @@ func (l Leaf) satisfiedBy(c, ca *x509.Certificate, key crypto.Signer) bool {
 		slices.Equal(c.ExtKeyUsage, l.Usages)
 }
 
-// Issue creates a key and a certificate in one PEM document, as the kubelet keeps its own.
+// Issue creates a key and a certificate in one PEM document, in the format of the kubelet.
 func (l Leaf) Issue(dir string, validity time.Duration, now time.Time) ([]byte, error) {
 	ca, err := loadCA(dir, l.CA)
 	if err != nil {
@@ -114,8 +115,8 @@ func EnsureKey(path string) (crypto.Signer, error) {
 	return key, nil
 }
 
-// EnsureAuthority creates the certificate (name.crt) and the key (name.key) of an authority unless the certificate exists.
-// The key is written first: a certificate without its key would be kept, and could not sign.
+// EnsureAuthority creates the certificate (name.crt) and the key (name.key) of an authority, unless the certificate
+// exists. It writes the key first, because a certificate without its key would be kept and could not sign.
 func EnsureAuthority(dir, name, commonName string, now time.Time) error {
 	certPath := filepath.Join(dir, name+".crt")
 	if _, err := os.Stat(certPath); !errors.Is(err, fs.ErrNotExist) {
@@ -149,8 +150,8 @@ func loadCA(dir, name string) (pki.Authority, error) {
 	return pki.Authority{Cert: ca, Key: key}, nil
 }
 
-// WriteFile writes a file whole or not at all, and returns when it is on the disk: the bootstrap's record vouches for
-// it. Everybody can read a certificate (.crt); any other file has mode 0600. Folders on the way get 0755.
+// WriteFile replaces a file atomically, and returns when it is on the disk, because the record of the bootstrap depends
+// on that. All users can read a certificate (.crt). Other files have mode 0600. New folders have mode 0755.
 func WriteFile(path string, data []byte) error {
 	mode := fs.FileMode(0o600)
 	if filepath.Ext(path) == ".crt" {

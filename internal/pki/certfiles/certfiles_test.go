@@ -43,10 +43,10 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A leaf is made once, and again only for a reason; its key stays.
+// A leaf is created once. It is created again only for a reason, and with the same key.
 func TestEnsure(t *testing.T) {
 	const day = 24 * time.Hour
-	now := time.Now().Add(time.Minute) // the CAs are made while the test runs
+	now := time.Now().Add(time.Minute) // The CAs are created during the test.
 	base := Leaf{Name: "sub/leaf", CA: "ca", Leaf: pki.Leaf{CommonName: "cn", Organization: []string{"o"}, DNSNames: []string{"a", "b"}, IPs: []net.IP{net.ParseIP("10.0.0.1")}, Usages: pki.Both}}
 	tests := map[string]struct {
 		change func(t *testing.T, dir string, leaf *Leaf)
@@ -57,17 +57,17 @@ func TestEnsure(t *testing.T) {
 		"other order of names": {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"b", "a"} }, 0, false},
 		"before two thirds":    {func(*testing.T, string, *Leaf) {}, 19 * day, false},
 		"after two thirds":     {func(*testing.T, string, *Leaf) {}, 21 * day, true},
-		"a clock was ahead":    {func(*testing.T, string, *Leaf) {}, -3 * day, true},
+		"not yet valid":        {func(*testing.T, string, *Leaf) {}, -3 * day, true},
 		"another address":      {func(_ *testing.T, _ string, l *Leaf) { l.IPs = append(l.IPs, net.ParseIP("10.0.0.2")) }, 0, true},
 		"another name":         {func(_ *testing.T, _ string, l *Leaf) { l.DNSNames = []string{"a"} }, 0, true},
 		"another user":         {func(_ *testing.T, _ string, l *Leaf) { l.CommonName = "other" }, 0, true},
 		"another group":        {func(_ *testing.T, _ string, l *Leaf) { l.Organization = nil }, 0, true},
 		"another usage":        {func(_ *testing.T, _ string, l *Leaf) { l.Usages = pki.Client }, 0, true},
 		"another CA":           {func(t *testing.T, dir string, _ *Leaf) { writeCA(t, dir, "ca") }, 0, true},
-		"a broken certificate": {func(_ *testing.T, dir string, _ *Leaf) {
+		"damaged certificate": {func(_ *testing.T, dir string, _ *Leaf) {
 			_ = os.WriteFile(filepath.Join(dir, "sub/leaf.crt"), []byte("x"), 0o600)
 		}, 0, true},
-		"the certificate is gone": {func(_ *testing.T, dir string, _ *Leaf) { _ = os.Remove(filepath.Join(dir, "sub/leaf.crt")) }, 0, true},
+		"missing certificate": {func(_ *testing.T, dir string, _ *Leaf) { _ = os.Remove(filepath.Join(dir, "sub/leaf.crt")) }, 0, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestEnsure(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again := read(t, crt) != oldCert; again != tt.again {
-				t.Errorf("made again: %v", again)
+				t.Errorf("created again: %v", again)
 			}
 			if read(t, key) != oldKey {
 				t.Error("the key changed")
@@ -120,7 +120,7 @@ func verify(t *testing.T, dir string, leaf Leaf, now time.Time) {
 	}
 }
 
-// A leaf never outlives its CA.
+// A leaf does not outlive its CA.
 func TestEndsWithItsCA(t *testing.T) {
 	dir := t.TempDir()
 	writeCA(t, dir, "ca")
@@ -137,12 +137,12 @@ func TestEndsWithItsCA(t *testing.T) {
 
 func TestMissingCA(t *testing.T) {
 	if _, err := (Leaf{Name: "leaf", CA: "ca"}).Ensure(t.TempDir(), time.Hour, time.Now()); err == nil {
-		t.Error("was made without a CA")
+		t.Error("a leaf was created without a CA")
 	}
 }
 
-// TestChain: after a rotation a leaf is followed by its authority as the one before has signed it, and so
-// can be verified by who only trusts that one.
+// TestChain: after a rotation, the leaf file also contains the new authority, signed by the previous one. Clients that
+// trust only the previous authority can therefore verify the leaf.
 func TestChain(t *testing.T) {
 	dir := t.TempDir()
 	writeCA(t, dir, "old")
@@ -165,7 +165,7 @@ func TestChain(t *testing.T) {
 		name  string
 		cross *x509.Certificate
 		want  int
-	}{{"before any rotation", nil, 1}, {"of another authority", old, 1}, {"of this one", made, 2}} {
+	}{{"before any rotation", nil, 1}, {"another authority", old, 1}, {"this authority", made, 2}} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.cross != nil {
 				if err := WriteFile(filepath.Join(dir, "cross-ca.crt"), pki.EncodeCert(c.cross)); err != nil {
@@ -186,7 +186,7 @@ func TestChain(t *testing.T) {
 				options.Intermediates.AddCert(c)
 			}
 			if _, err := certs[0].Verify(options); (err == nil) != (c.want == 2) {
-				t.Errorf("who only trusts the old one: %v", err)
+				t.Errorf("verification with only the previous authority: %v", err)
 			}
 		})
 	}

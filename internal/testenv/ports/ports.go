@@ -1,4 +1,4 @@
-// Package ports gives tests TCP ports that stay theirs.
+// Package ports reserves TCP ports for tests.
 package ports
 
 import (
@@ -10,22 +10,21 @@ import (
 	"testing"
 )
 
-// The ports lie below the range from which Linux takes the ports of outgoing connections (32768 and up): whoever
-// closes a listener and opens it again, as every server does that is restarted, finds its port free. Planes take
-// theirs from 20000 to 29999 (internal/embedded).
+// The ports are below the range of outgoing connections of Linux (32768 and up), so a restarted server finds its port
+// free. Planes use ports from 20000 to 29999 (internal/embedded).
 const (
 	first = 30000
 	last  = 32767
 )
 
-// claims are the names of the ports that this process has taken. They go with it.
+// claims contains the names of the ports that this process has taken. They are released with the process.
 var (
 	mu     sync.Mutex
 	claims []net.Listener
 )
 
-// Take returns a port of 127.0.0.1 that nobody listens on and that no other test is given while this process runs,
-// whichever package it is of: packages are tested at the same time.
+// Take returns a free port of 127.0.0.1 that no other test gets while this process runs, also in other packages that are
+// tested at the same time.
 func Take() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -55,7 +54,7 @@ func free(port int) bool {
 	return true
 }
 
-// Address is 127.0.0.1 with a port of Take's.
+// Address returns 127.0.0.1 with a port from Take.
 func Address(t testing.TB) string {
 	t.Helper()
 	port, err := Take()

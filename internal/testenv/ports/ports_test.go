@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// No port is given twice, and each can be listened on.
+// No port is returned twice, and a process can listen on each.
 func TestTake(t *testing.T) {
 	given := map[string]bool{}
 	for range 20 {
 		address := Address(t)
 		if given[address] {
-			t.Errorf("%s was given twice", address)
+			t.Errorf("%s was returned twice", address)
 		}
 		given[address] = true
 		l, err := net.Listen("tcp", address)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
@@ -14,7 +15,7 @@ import (
 
 func TestServeAndGet(t *testing.T) {
 	t.Setenv("POD_NAME", "web-1")
-	server := httptest.NewServer(handler())
+	server := httptest.NewServer(handler(""))
 	defer server.Close()
 
 	for path, want := range map[string]string{"/": "web-1\n", "/healthz": "ok\n"} {
@@ -36,6 +37,38 @@ func TestServeAndGet(t *testing.T) {
 	err := run(t.Context(), []string{"get", server.URL + "/nothing"}, &out)
 	if err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("a 404 must fail, got %v", err)
+	}
+}
+
+// Lines are on the disk, in their order, and without a folder there is no such path.
+func TestLines(t *testing.T) {
+	dir := t.TempDir()
+	server := httptest.NewServer(handler(dir))
+	defer server.Close()
+	post := func(url, line string) int {
+		response, err := http.Post(url+"/lines", "text/plain", strings.NewReader(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		return response.StatusCode
+	}
+	for _, line := range []string{"one", "two"} {
+		if code := post(server.URL, line); code != http.StatusOK {
+			t.Errorf("%s: %d", line, code)
+		}
+	}
+	if code := post(server.URL, strings.Repeat("x", maxLine+1)); code != http.StatusInternalServerError {
+		t.Errorf("a long line: %d", code)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"get", server.URL + "/lines"}, &out); err != nil || out.String() != "one\ntwo\n" {
+		t.Errorf("lines %q, %v", out.String(), err)
+	}
+	without := httptest.NewServer(handler(""))
+	defer without.Close()
+	if code := post(without.URL, "one"); code != http.StatusNotFound {
+		t.Errorf("without a folder: %d", code)
 	}
 }
 

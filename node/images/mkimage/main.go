@@ -191,7 +191,7 @@ func writeArchive(image v1.Image, tag name.Tag, out string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	// Renamed into place, so that nobody ever reads half an archive.
+	// The archive is renamed into place, so that no reader sees an incomplete one.
 	temporary := filepath.Join(folder, "archive")
 	if err := os.WriteFile(temporary, buf.Bytes(), 0o644); err != nil {
 		return err

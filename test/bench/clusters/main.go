@@ -1,5 +1,5 @@
-// Command clusters measures how long Capstan takes to make clusters, next to the floor of the same
-// run: one cluster alone, then several at once, and the memory that their machines hold.
+// Command clusters measures the time in which Capstan creates clusters, next to the floor of the same run: one cluster
+// alone, then several at once. It also measures the memory of their machines.
 package main
 
 import (
@@ -33,8 +33,8 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
 	flag.StringVar(&o.root, "root", "", "state folder of the management plane; a temporary one when empty")
 	flag.IntVar(&o.workers, "workers", 2, "workers of each cluster")
-	flag.IntVar(&o.atOnce, "at-once", 5, "clusters that are made at once in the second part")
-	flag.IntVar(&o.rounds, "rounds", 3, "how often the floor and the single cluster are measured")
+	flag.IntVar(&o.atOnce, "at-once", 5, "number of clusters that are created at once in the second part")
+	flag.IntVar(&o.rounds, "rounds", 3, "number of measurements of the floor and of the single cluster")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

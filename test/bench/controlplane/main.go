@@ -1,5 +1,5 @@
-// Command controlplane measures how long a control plane takes from 1 to 3 machines, for a rollout and for an
-// upgrade of 3, next to the floor of the same run, and how long a client that writes all the while had to wait.
+// Command controlplane measures the time in which a control plane scales from 1 to 3 machines, rolls out and upgrades 3
+// machines, next to the floor of the same run. It also measures the longest wait of a client that writes all the time.
 package main
 
 import (
@@ -9,22 +9,22 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
-	"golang.org/x/mod/semver"
+	"k8s.io/client-go/tools/clientcmd"
 
-	"capstan.dev/capstan/test/bench/floor"
 	"capstan.dev/capstan/test/bench/measure"
+	"capstan.dev/capstan/test/writeload"
 )
 
 const (
 	version = "v1.36.3"
 	cluster = "bench"
-	// patience bounds each step; one that takes longer is a failure and not a figure.
+	// patience bounds each step. A step that takes longer fails.
 	patience = 10 * time.Minute
+	// writePatience is the time for which an ordinary client repeats one write.
+	writePatience = 15 * time.Second
 )
 
 func main() {
@@ -40,29 +40,13 @@ func main() {
 }
 
 func run(ctx context.Context, bin string) (err error) {
-	if bin, err = filepath.Abs(bin); err != nil {
-		return err
-	}
-	base, err := floor.Measure(ctx, filepath.Join(bin, "kubernetes", version))
-	if err != nil {
-		return fmt.Errorf("floor: %w", err)
-	}
-	fmt.Printf("floor: etcd and API server from empty folders to /readyz: %.2f s\n\n", base.Seconds())
-	from, err := former(bin)
-	if err != nil {
-		return err
-	}
-	capstan, err := measure.Up(ctx, bin, "")
+	capstan, err := measure.UpUpgrade(ctx, bin, version)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	management, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
-	if err != nil {
-		return err
-	}
-	plane, err := measure.NewPlane(management, func(ctx context.Context, name string) ([]byte, error) {
-		return capstan.Run(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", from, "--workers", "0")
+	plane, err := measure.NewPlane(capstan.Management, func(ctx context.Context, name string) ([]byte, error) {
+		return capstan.Run(ctx, "create", "cluster", name, "--dry-run", "--kubernetes-version", capstan.From, "--workers", "0")
 	})
 	if err != nil {
 		return err
@@ -73,12 +57,12 @@ func run(ctx context.Context, bin string) (err error) {
 	}
 	defer func() { err = errors.Join(err, plane.Delete(context.WithoutCancel(ctx), made)) }()
 	report := func(what string, took, gap time.Duration) {
-		fmt.Printf("%-44s %7.2f s %8.2f x floor %10.2f s\n", what, took.Seconds(), took.Seconds()/base.Seconds(), gap.Seconds())
+		fmt.Printf("%-44s %7.2f s %8.2f x floor %10.2f s\n", what, took.Seconds(), took.Seconds()/capstan.Floor.Seconds(), gap.Seconds())
 	}
 	fmt.Printf("%-44s %9s %16s %12s\n", "", "took", "", "longest gap")
 	report("1 replica, initialized", made[0].Initialized, 0)
 
-	s, err := newSubject(management)
+	s, err := newSubject(capstan.Management)
 	if err != nil {
 		return err
 	}
@@ -93,47 +77,33 @@ func run(ctx context.Context, bin string) (err error) {
 	if err != nil {
 		return err
 	}
-	w, err := startWriter(ctx, workload)
+	config, err := clientcmd.RESTConfigFromKubeConfig(workload)
 	if err != nil {
 		return err
 	}
-	defer w.end()
+	w, err := writeload.Start(ctx, config, writePatience)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
 	for _, step := range []struct {
 		what   string
 		change func(context.Context) error
 	}{
 		{"from 1 to 3", func(ctx context.Context) error { return s.scale(ctx, 3) }},
 		{"rollout of 3, another template", s.otherTemplate},
-		{fmt.Sprintf("upgrade of 3, %s to %s", from, version), func(ctx context.Context) error { return s.upgrade(ctx, version) }},
+		{fmt.Sprintf("upgrade of 3, %s to %s", capstan.From, version), func(ctx context.Context) error { return s.upgrade(ctx, version) }},
 		{"from 3 to 1", func(ctx context.Context) error { return s.scale(ctx, 1) }},
 	} {
 		took, err := s.step(ctx, step.change)
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.what, err)
 		}
-		report(step.what, took, w.longestGap())
+		report(step.what, took, w.LongestGap())
 	}
-	w.end()
-	fmt.Printf("\n%d writes acknowledged, %d failed in spite of retries\n", w.acknowledged, w.failed)
+	w.Stop()
+	fmt.Printf("\n%d writes acknowledged, %d failed in spite of retries\n", w.Acknowledged(), len(w.Failed()))
 	fmt.Println("\nresident memory (proportional set size) of an idle control plane machine:")
 	measure.PrintUsage(usage)
 	return nil
-}
-
-// former is the newest version of the minor before, of those that were built.
-func former(bin string) (string, error) {
-	dirs, err := os.ReadDir(filepath.Join(bin, "kubernetes"))
-	if err != nil {
-		return "", err
-	}
-	var found []string
-	for _, d := range dirs {
-		if semver.IsValid(d.Name()) && semver.Compare(semver.MajorMinor(d.Name()), semver.MajorMinor(version)) < 0 {
-			found = append(found, d.Name())
-		}
-	}
-	if len(found) == 0 {
-		return "", errors.New("bin/kubernetes has no version of a former minor: run `make build-kube`")
-	}
-	return slices.MaxFunc(found, semver.Compare), nil
 }

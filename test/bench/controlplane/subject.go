@@ -16,7 +16,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// subject is the control plane that is measured.
+// subject is the measured control plane.
 type subject struct{ client client.Client }
 
 func newSubject(kubeconfig []byte) (*subject, error) {
@@ -64,7 +64,7 @@ func (s *subject) upgrade(ctx context.Context, version string) error {
 	return s.change(ctx, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Version = version })
 }
 
-// otherTemplate is the same template under another name: that takes other machines.
+// otherTemplate copies the template under another name, so that the machines are replaced.
 func (s *subject) otherTemplate(ctx context.Context) error {
 	cp, err := s.controlPlane(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *subject) otherTemplate(ctx context.Context) error {
 	})
 }
 
-// step takes the time of a change until everything is as it should be again.
+// step measures the time from a change until the control plane is settled again.
 func (s *subject) step(ctx context.Context, change func(context.Context) error) (time.Duration, error) {
 	start := time.Now()
 	if err := change(ctx); err != nil {
@@ -98,8 +98,8 @@ func (s *subject) step(ctx context.Context, change func(context.Context) error) 
 	return time.Since(start), err
 }
 
-// settled waits until n Machines are ready and up to date and nothing is under way, as far as the controller has
-// seen the change.
+// settled waits until n Machines are ready and up to date, no operation is in progress, and the controller has seen the
+// change.
 func (s *subject) settled(ctx context.Context, n int32, changed *controlplanev1.CapstanControlPlane) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -115,7 +115,7 @@ func (s *subject) settled(ctx context.Context, n int32, changed *controlplanev1.
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wanted %d Machines ready and up to date, found %d, %d and %d", n,
+			return fmt.Errorf("want %d Machines ready and up to date, got %d, %d and %d", n,
 				ptr.Deref(st.Replicas, 0), ptr.Deref(st.ReadyReplicas, 0), ptr.Deref(st.UpToDateReplicas, 0))
 		case <-time.After(100 * time.Millisecond):
 		}

@@ -1,5 +1,5 @@
-// Package floor measures what no cluster can be faster than: one etcd and one API server, started
-// from empty folders, until /readyz answers ok.
+// Package floor measures a lower bound for the creation of a cluster: the time in which one etcd and one API server
+// start from empty folders, until /readyz answers ok.
 package floor
 
 import (
@@ -20,11 +20,11 @@ import (
 	"time"
 )
 
-// pollInterval is how often /readyz is asked; it bounds the error of the measurement.
+// pollInterval is the interval of requests to /readyz. It bounds the error of the measurement.
 const pollInterval = 20 * time.Millisecond
 
-// Measure starts etcd and kube-apiserver from the folder assets and returns the time until the API
-// server is ready. Both processes and their files are gone when it returns.
+// Measure starts etcd and kube-apiserver from the folder assets. It returns the time until the API server is ready. When
+// it returns, both processes have ended and their files are removed.
 func Measure(ctx context.Context, assets string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -70,7 +70,7 @@ func Measure(ctx context.Context, assets string) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// run starts a process in a group of its own and returns the function that ends it.
+// run starts a process in its own process group and returns the function that stops it.
 func run(ctx context.Context, path, dir string, args ...string) (func(), error) {
 	log, err := os.Create(filepath.Join(dir, filepath.Base(path)+".log"))
 	if err != nil {
@@ -90,7 +90,7 @@ func run(ctx context.Context, path, dir string, args ...string) (func(), error) 
 }
 
 func waitReady(ctx context.Context, url string) error {
-	// The API server made its certificate itself a moment ago, and only its pulse is of interest.
+	// The API server has just created its certificate, and the request contains no data.
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	defer client.CloseIdleConnections()
 	tick := time.NewTicker(pollInterval)
@@ -126,8 +126,7 @@ func writeKey(path string) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600)
 }
 
-// freePorts returns ports that were free a moment ago. All are held until all are found, so that
-// they differ.
+// freePorts returns free ports. It holds all of them until it has found the last one, so that they differ.
 func freePorts(n int) ([]int, error) {
 	ports, held := make([]int, 0, n), make([]net.Listener, 0, n)
 	defer func() {

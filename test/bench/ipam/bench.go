@@ -23,15 +23,14 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// settings are what all sizes have in common.
+// settings are common to all sizes.
 type settings struct {
 	workers int
 	pprof   string
 }
 
-// measure measures n claims: the floor, without any manager, then the manager,
-// then a restart. The floor and the manager each get an API server of their own,
-// so that neither pays for what the other has left behind in it.
+// measure measures n claims: the floor without a manager, then the manager, then a restart. The floor and the manager
+// use separate API servers, because objects of the one would slow down the other.
 func measure(ctx context.Context, s settings, n int) (result, error) {
 	r := result{claims: n}
 	if err := withServer(ctx, s, func(b *bench) error { return b.floor(ctx, n, &r) }); err != nil {
@@ -41,7 +40,7 @@ func measure(ctx context.Context, s settings, n int) (result, error) {
 	return r, err
 }
 
-// bench is one API server with a pool in it.
+// bench is an API server with a pool.
 type bench struct {
 	settings
 	client     client.WithWatch
@@ -80,7 +79,7 @@ func withServer(ctx context.Context, s settings, f func(*bench) error) error {
 	return f(b)
 }
 
-// pool makes the namespace and the pool that everything happens in.
+// pool creates the namespace and the pool of the benchmark.
 func (b *bench) pool(ctx context.Context) error {
 	if err := b.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.namespace}}); err != nil {
 		return err
@@ -97,7 +96,7 @@ func (b *bench) provider(ctx context.Context, n int, r *result) error {
 	if b.manager, err = b.start(); err != nil {
 		return err
 	}
-	defer func() { b.manager.stop() }() // the one that is there at the end
+	defer func() { b.manager.stop() }() // the manager at the end of the benchmark
 	if _, err := b.one(ctx, "first"); err != nil {
 		return err
 	}
@@ -141,8 +140,7 @@ func (b *bench) each(n int, f func(int) error) error {
 	return <-errs
 }
 
-// floor does for every claim the writes that the manager does: the claim, its
-// finalizer, the IPAddress, the claim's status.
+// floor does the manager's writes for every claim: the claim, its finalizer, the IPAddress, the claim's status.
 func (b *bench) floor(ctx context.Context, n int, r *result) error {
 	before, start := cpuTime(), time.Now()
 	err := b.each(n, func(i int) error { return b.floorOne(ctx, b.namespace, i) })
@@ -188,8 +186,7 @@ func (b *bench) floorOne(ctx context.Context, ns string, i int) error {
 	return b.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, status))
 }
 
-// claims creates n claims as fast as the concurrency allows and waits until all
-// of them have an address.
+// claims creates n claims with the benchmark's concurrency and waits until all of them have an address.
 func (b *bench) claims(ctx context.Context, n int, r *result) error {
 	ready, stop, err := b.watch(ctx, b.namespace, n)
 	if err != nil {
@@ -237,7 +234,7 @@ func (b *bench) claims(ctx context.Context, n int, r *result) error {
 	return nil
 }
 
-// watch notes when the claims of a namespace get their addressRef.
+// watch records the times at which the claims of a namespace get their addressRef.
 func (b *bench) watch(ctx context.Context, ns string, n int) (wait func() (map[string]time.Time, error), stop func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	served := map[string]time.Time{}
@@ -250,8 +247,7 @@ func (b *bench) watch(ctx context.Context, ns string, n int) (wait func() (map[s
 	started := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil && len(served) < n {
-			// The API server ends a watch that cannot keep up, which happens
-			// when this process gets no processor for a while.
+			// The API server ends a watch that is too slow, for example when this process gets no processor time.
 			if err := b.watchOnce(ctx, ns, func() { trySend(started, nil) }, func(c *capiipamv1.IPAddressClaim) bool { note(c); return len(served) < n }); err != nil {
 				trySend(started, err)
 				done <- err
@@ -276,8 +272,7 @@ func trySend(c chan error, err error) {
 	}
 }
 
-// watchOnce calls note for every claim, first those that exist, until it
-// returns false or the watch ends.
+// watchOnce calls note for every claim, starting with the existing ones, until note returns false or the watch ends.
 func (b *bench) watchOnce(ctx context.Context, ns string, started func(), note func(*capiipamv1.IPAddressClaim) bool) error {
 	list := &capiipamv1.IPAddressClaimList{}
 	if err := b.client.List(ctx, list, client.InNamespace(ns)); err != nil {
@@ -302,7 +297,7 @@ func (b *bench) watchOnce(ctx context.Context, ns string, started func(), note f
 	return nil
 }
 
-// lone measures claims that come one at a time.
+// lone measures claims that are created one after the other.
 func (b *bench) lone(ctx context.Context) (time.Duration, error) {
 	const tries = 21
 	var took []time.Duration
@@ -335,8 +330,8 @@ func (b *bench) one(ctx context.Context, name string) (time.Duration, error) {
 	return 0, fmt.Errorf("the watch of claim %s ended", name)
 }
 
-// restart kills the manager and measures how long a new one takes until it
-// serves a claim, and how many writes it does for the claims that are served.
+// restart kills the manager. It measures the time until a new manager serves a claim, and the number of its writes for
+// claims that are served already.
 func (b *bench) restart(ctx context.Context, r *result) error {
 	b.manager.stop()
 	start := time.Now()
@@ -349,7 +344,7 @@ func (b *bench) restart(ctx context.Context, r *result) error {
 	}
 	r.restart, r.restartCPU = time.Since(start), b.manager.cpuTime()
 	s, err := b.manager.stats()
-	// The claim that has just been served took three.
+	// The new claim took three writes.
 	r.restartWrites = s.claimWrites() - 3
 	return err
 }

@@ -9,12 +9,11 @@ import (
 	"time"
 )
 
-// clockTick is the unit of /proc/PID/stat, the same on all of Linux.
+// clockTick is the unit of /proc/PID/stat, which is the same on all Linux systems.
 const clockTick = 10 * time.Millisecond
 
-// cpuTime is the processor time that this process and its children have used:
-// the API server, etcd and the manager. Unlike the time on the clock it does not
-// depend on what else the machine does.
+// cpuTime returns the processor time of this process and its children: the API server, etcd and the manager. Unlike
+// elapsed time, it does not depend on other processes.
 func cpuTime() time.Duration {
 	var sum time.Duration
 	for _, dir := range append(children(), "/proc/self") {
@@ -25,7 +24,7 @@ func cpuTime() time.Duration {
 	return sum
 }
 
-// children are the folders in /proc of those of this process.
+// children returns the folders in /proc of this process's children.
 func children() (dirs []string) {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range stats {
@@ -36,7 +35,7 @@ func children() (dirs []string) {
 	return dirs
 }
 
-// serverMemory is the most memory that the API server has had, in bytes.
+// serverMemory returns the maximum memory of the API server, in bytes.
 func serverMemory() uint64 {
 	for _, dir := range children() {
 		status, err := os.ReadFile(filepath.Join(dir, "status"))
@@ -59,12 +58,12 @@ func (p *process) cpuTime() time.Duration {
 func readStat(file string) (parent int, cpu time.Duration, err error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
-		return 0, 0, err // it has ended
+		return 0, 0, err // The process has ended.
 	}
 	// The name, in parentheses, can contain anything.
 	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
 	if len(fields) < 13 {
-		return 0, 0, fmt.Errorf("%s: wanted 13 fields after the name, found %d", file, len(fields))
+		return 0, 0, fmt.Errorf("%s: want 13 fields after the name, got %d", file, len(fields))
 	}
 	parent, err = strconv.Atoi(fields[1])
 	user, _ := strconv.Atoi(fields[11])

@@ -1,7 +1,6 @@
-// Command ipam measures Capstan's IPAM provider on a real API server: claims per
-// second, the time from a claim's creation to its addressRef, API writes per
-// claim and the manager's memory, next to the floor: a plain client that does
-// the same writes with the same concurrency in the same run.
+// Command ipam measures Capstan's IPAM provider on a real API server: claims per second, the time from the creation of a
+// claim to its addressRef, API writes per claim, and the manager's memory. In the same run it measures the floor: a
+// plain client that does the same writes with the same concurrency.
 package main
 
 import (
@@ -19,7 +18,7 @@ import (
 
 func main() {
 	manager := flag.String("manager", "", "run as the manager, with this kubeconfig (internal)")
-	namespace := flag.String("namespace", "", "namespace that the manager looks at (internal)")
+	namespace := flag.String("namespace", "", "namespace of the manager (internal)")
 	claims := flag.String("claims", "100,1000,10000,50000", "numbers of claims to measure, separated by commas")
 	workers := flag.Int("workers", 32, "concurrency of the manager, the creator of claims, and the floor")
 	pprof := flag.String("pprof", "", "address at which the manager serves its profiles, for example 127.0.0.1:6060")
@@ -43,7 +42,7 @@ func run(ctx context.Context, claims string, s settings) error {
 	for _, size := range strings.Split(claims, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(size))
 		if err != nil || n < 1 {
-			return fmt.Errorf("-claims: wanted numbers separated by commas, found %q", claims)
+			return fmt.Errorf("-claims: want numbers separated by commas, got %q", claims)
 		}
 		sizes = append(sizes, n)
 	}
@@ -65,11 +64,10 @@ type result struct {
 	lone        time.Duration
 	claimWrites float64
 	recordCount int
-	// Most that the manager and the API server had, in bytes.
+	// maximum memory of the manager and the API server, in bytes
 	memory, serverMemory uint64
 	floor                float64
-	// Processor time per claim: of all processes while the floor and while the
-	// claims were measured, and of the manager.
+	// processor time per claim: of all processes during the floor and during the claims, and of the manager
 	floorCPU, cpu, managerCPU time.Duration
 	restart, restartCPU       time.Duration
 	restartWrites             int

@@ -30,7 +30,7 @@ import (
 	"capstan.dev/capstan/internal/reconciling"
 )
 
-// stats are what the manager process tells of itself.
+// stats are the statistics of the manager process.
 type stats struct {
 	Record int            // writes of pools: the record and its counts
 	Writes map[string]int // all other writes, by method and resource
@@ -45,7 +45,7 @@ func (s stats) claimWrites() int {
 	return n
 }
 
-// counter counts the requests that write.
+// counter counts the write requests.
 type counter struct {
 	next http.RoundTripper
 	mu   sync.Mutex
@@ -84,8 +84,7 @@ func newScheme() (*k8sruntime.Scheme, error) {
 	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), clusterv1.AddToScheme(scheme), capiipamv1.AddToScheme(scheme), ipamv1.AddToScheme(scheme))
 }
 
-// runManager is the manager process. It answers every line on its standard
-// input with its statistics.
+// runManager is the manager process. It answers each line on its standard input with its statistics.
 func runManager(ctx context.Context, kubeconfig, namespace, pprof string, workers int) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -131,7 +130,7 @@ func answer(count *counter) {
 		}
 		fmt.Println(string(raw))
 	}
-	os.Exit(0) // the benchmark has gone
+	os.Exit(0) // The benchmark has ended.
 }
 
 func rss() uint64 {
@@ -160,7 +159,7 @@ func startProcess(kubeconfig string, args ...string) (*process, error) {
 	}
 	cmd := exec.Command(self, append([]string{"-manager", kubeconfig}, args...)...)
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // not to outlive the benchmark
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // The manager ends with the benchmark.
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -181,7 +180,7 @@ func (p *process) stats() (stats, error) {
 		return s, err
 	}
 	if !p.out.Scan() {
-		return s, errors.New("the manager has gone")
+		return s, errors.New("the manager has ended")
 	}
 	err := json.Unmarshal(p.out.Bytes(), &s)
 	return s, err

@@ -9,14 +9,14 @@ import (
 	"path/filepath"
 )
 
-// Capstan is the capstan command of a build, for a management plane of its own.
+// Capstan is the capstan command of a build, for a separate management plane.
 type Capstan struct {
 	bin, root string
 	temporary bool
 }
 
-// Up starts a management plane below the root folder, or below a temporary one when root is empty. Down must be
-// called, also when the run was interrupted.
+// Up starts a management plane below the root folder, or below a temporary one if root is empty. The caller must call
+// Down, also after an interruption.
 func Up(ctx context.Context, bin, root string) (*Capstan, error) {
 	c := &Capstan{bin: bin, root: root, temporary: root == ""}
 	if c.temporary {
@@ -31,7 +31,10 @@ func Up(ctx context.Context, bin, root string) (*Capstan, error) {
 	return c, nil
 }
 
-// Run runs a command and returns what it prints.
+// Root returns the root folder of the management plane.
+func (c *Capstan) Root() string { return c.root }
+
+// Run runs a command and returns its output.
 func (c *Capstan) Run(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "capstan"), append(args, "--root", c.root)...)
 	cmd.Stderr = os.Stderr
@@ -40,7 +43,7 @@ func (c *Capstan) Run(ctx context.Context, args ...string) ([]byte, error) {
 
 // Down takes the plane down, also when ctx has ended.
 func (c *Capstan) Down(ctx context.Context) error {
-	_, err := c.Run(context.WithoutCancel(ctx), "down")
+	_, err := c.Run(context.WithoutCancel(ctx), "down", "--yes")
 	if c.temporary {
 		err = errors.Join(err, os.RemoveAll(c.root))
 	}

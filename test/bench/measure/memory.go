@@ -17,20 +17,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Process is a program of a machine and the memory that it holds.
+// Process is a program of a machine and its memory.
 type Process struct {
 	Name  string
 	Bytes int64
 }
 
-// Usage is the memory that a machine holds.
+// Usage is the memory of a machine.
 type Usage struct {
 	Role      string
 	Total     int64
 	Processes []Process
 }
 
-// PrintUsage prints what machines hold, one a line.
+// PrintUsage prints the memory of machines, one per line.
 func PrintUsage(usage []Usage) {
 	for _, m := range usage {
 		var parts []string
@@ -41,8 +41,8 @@ func PrintUsage(usage []Usage) {
 	}
 }
 
-// Memory returns the proportional set size of every machine of the clusters, program by program.
-// It finds a machine's processes by the /etc/hostname of their root folder, which is the machine's name.
+// Memory returns the proportional set size of every machine of the clusters, by program. It finds a machine's processes
+// by the /etc/hostname of their root folder, which contains the machine's name.
 func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, error) {
 	byHost, err := processesByHostname()
 	if err != nil {
@@ -60,7 +60,7 @@ func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, erro
 				u.Role = "control plane"
 			}
 			if len(u.Processes) == 0 {
-				return nil, fmt.Errorf("no process of machine %s was found", m.Name)
+				return nil, fmt.Errorf("found no process of machine %s", m.Name)
 			}
 			for _, process := range u.Processes {
 				u.Total += process.Bytes
@@ -71,8 +71,8 @@ func (p *Plane) Memory(ctx context.Context, timelines []Timeline) ([]Usage, erro
 	return usage, nil
 }
 
-// processesByHostname groups the processes of the box by the hostname that they see. Processes that
-// end while it looks are left out.
+// processesByHostname groups the processes of the host by the hostname in their root folder. It omits processes that end
+// meanwhile.
 func processesByHostname() (map[string][]Process, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

@@ -1,22 +1,18 @@
-// Package measure makes clusters on a management plane and takes the time of what happens.
+// Package measure creates clusters on a management plane and measures the times of their steps.
 package measure
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apimachinery/pkg/watch"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,28 +22,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/manifest"
 )
 
-// timeout bounds each wait; a cluster that takes longer is a failure and not a figure.
+// timeout bounds each wait. A cluster that takes longer fails.
 const timeout = 5 * time.Minute
 
-// Timeline is what happened when, counted from the moment at which the cluster was applied.
+// Timeline contains the times of the steps, from the moment at which the cluster was applied.
 type Timeline struct {
 	Cluster     string
 	Initialized time.Duration // Cluster.status.initialization.controlPlaneInitialized
 	FirstNode   time.Duration // one Node Ready
-	AllNodes    time.Duration // as many Nodes Ready as Machines wanted
+	AllNodes    time.Duration // The number of Ready Nodes equals the number of desired Machines.
 	Running     time.Duration // every Machine in phase Running
 }
 
-// Plane is a management plane on which clusters are made.
+// Plane is a management plane on which clusters are created.
 type Plane struct {
 	client   client.WithWatch
 	template func(ctx context.Context, cluster string) ([]byte, error)
 }
 
-// NewPlane returns the plane of a kubeconfig. template returns the YAML of a cluster of that name in
-// namespace default.
+// NewPlane returns the plane of a kubeconfig. template returns the YAML of a cluster with a name in namespace default.
 func NewPlane(config []byte, template func(context.Context, string) ([]byte, error)) (*Plane, error) {
 	c, err := newClient(config)
 	if err != nil {
@@ -71,7 +67,7 @@ func newClient(config []byte) (client.WithWatch, error) {
 	return client.NewWithWatch(rest, client.Options{Scheme: scheme})
 }
 
-// Create makes clusters of these names at once and returns when all are complete.
+// Create creates clusters with these names at once and returns when all are complete.
 func (p *Plane) Create(ctx context.Context, names []string) ([]Timeline, error) {
 	manifests := make([][]byte, len(names))
 	for i, name := range names {
@@ -112,18 +108,12 @@ func (p *Plane) createOne(ctx context.Context, name string, manifest []byte) (Ti
 	return t, nil
 }
 
-func (p *Plane) apply(ctx context.Context, manifest []byte) error {
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(manifest), 4096)
-	for {
-		obj := &unstructured.Unstructured{}
-		if err := decoder.Decode(obj); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if len(obj.Object) == 0 {
-			continue
-		}
+func (p *Plane) apply(ctx context.Context, data []byte) error {
+	objects, err := manifest.Parse(data)
+	if err != nil {
+		return err
+	}
+	for _, obj := range objects {
 		if obj.GetNamespace() == "" {
 			obj.SetNamespace(metav1.NamespaceDefault)
 		}
@@ -131,9 +121,10 @@ func (p *Plane) apply(ctx context.Context, manifest []byte) error {
 			return err
 		}
 	}
+	return nil
 }
 
-// until watches a list until done says so.
+// until watches a list until done returns true.
 func until(ctx context.Context, c client.WithWatch, list client.ObjectList, done func(watch.Event) bool, opts ...client.ListOption) error {
 	for {
 		w, err := c.Watch(ctx, list, opts...)
@@ -164,8 +155,7 @@ func (p *Plane) untilInitialized(ctx context.Context, name string, start time.Ti
 	return took, err
 }
 
-// wanted is the number of Machines that the cluster is to have. The objects that say so were
-// applied before.
+// wanted returns the number of desired Machines of the cluster. The objects with the replicas were applied before.
 func (p *Plane) wanted(ctx context.Context, name string) (int, error) {
 	mds := &clusterv1.MachineDeploymentList{}
 	if err := p.client.List(ctx, mds, client.InNamespace(metav1.NamespaceDefault), client.MatchingLabels{clusterv1.ClusterNameLabel: name}); err != nil {
@@ -225,7 +215,7 @@ func (p *Plane) untilNodes(ctx context.Context, name string, start time.Time) (f
 	return first, all, err
 }
 
-// workloadClient waits for the kubeconfig Secret and for an API server that answers.
+// workloadClient waits for the kubeconfig Secret and for a response of the API server.
 func (p *Plane) workloadClient(ctx context.Context, name string) (client.WithWatch, error) {
 	err := until(ctx, p.client, &corev1.SecretList{}, func(e watch.Event) bool { return e.Type == watch.Added },
 		client.InNamespace(metav1.NamespaceDefault),
@@ -254,7 +244,7 @@ func (p *Plane) workloadClient(ctx context.Context, name string) (client.WithWat
 	}
 }
 
-// Delete removes clusters and returns when their objects are gone.
+// Delete removes clusters and returns when their objects are removed.
 func (p *Plane) Delete(ctx context.Context, timelines []Timeline) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

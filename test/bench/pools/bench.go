@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -27,13 +23,14 @@ import (
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/bench/measure"
 )
 
 const (
 	namespace   = "default"
 	cluster     = "pools"
 	hollowLabel = "hollow"
-	// limit of one step.
+	// limit is the timeout of one step.
 	limit = 30 * time.Minute
 )
 
@@ -45,7 +42,7 @@ var (
 type bench struct {
 	o      options
 	client client.Client
-	raw    kubernetes.Interface
+	meter  measure.Meter
 }
 
 func newBench(kubeconfig []byte, o options) (*bench, error) {
@@ -63,11 +60,15 @@ func newBench(kubeconfig []byte, o options) (*bench, error) {
 	if b.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
 		return nil, err
 	}
-	b.raw, err = kubernetes.NewForConfig(config)
-	return b, err
+	raw, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	b.meter = measure.Meter{API: raw.Discovery().RESTClient(), Root: o.root}
+	return b, nil
 }
 
-// addPool makes a pool of no machines.
+// addPool creates a pool without machines.
 func (b *bench) addPool(ctx context.Context, name string, hosts *metav1.LabelSelector) (*infrav1.CapstanMachinePool, error) {
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
 	pool := &infrav1.CapstanMachinePool{ObjectMeta: meta}
@@ -97,7 +98,7 @@ func (b *bench) remove(ctx context.Context, pool *infrav1.CapstanMachinePool) er
 	})
 }
 
-// settled says that the pool is n machines, all available and up to date.
+// settled reports whether the pool has n machines, all available and up to date.
 func settled(p *infrav1.CapstanMachinePool, n int) bool {
 	s := p.Status
 	return ptr.Deref(s.Replicas, -1) == int32(n) && ptr.Deref(s.ReadyReplicas, -1) == int32(n) && ptr.Deref(s.UpToDateReplicas, -1) == int32(n) &&
@@ -117,44 +118,25 @@ func (b *bench) until(ctx context.Context, p *infrav1.CapstanMachinePool, done f
 	return nil
 }
 
-// cost is what a step took.
-type cost struct {
-	seconds      float64
-	writes, ours int64
-	cpu          time.Duration
-	rss          int64
-}
-
-func (c cost) print(what string, n int) {
+func printStep(what string, s measure.Step, n int) {
 	per := float64(n)
-	fmt.Printf("%-20s %8.1f %12.1f %16.1f %14.1f %14.1f %12d\n", what, c.seconds, per/c.seconds,
-		float64(c.writes)/per, float64(c.ours)/per, c.cpu.Seconds()*1000/per, c.rss>>20)
+	fmt.Printf("%-20s %8.1f %12.1f %16.1f %14.1f %14.1f %12d\n", what, s.Seconds, per/s.Seconds,
+		float64(s.Writes)/per, float64(s.Ours)/per, s.CPU.Seconds()*1000/per, s.RSS>>20)
 }
 
-// timed scales a pool and waits until it is as it should be.
-func (b *bench) timed(ctx context.Context, p *infrav1.CapstanMachinePool, n int) (cost, error) {
-	before, err := b.sample(ctx)
-	if err != nil {
-		return cost{}, err
-	}
-	start := time.Now()
-	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.Name}}
-	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n)
-	if err := b.client.Patch(ctx, mp, client.RawPatch("application/merge-patch+json", patch)); err != nil {
-		return cost{}, err
-	}
-	if err := b.until(ctx, p, func() bool { return settled(p, n) }); err != nil {
-		return cost{}, err
-	}
-	took := time.Since(start)
-	after, err := b.sample(ctx)
-	return cost{
-		seconds: took.Seconds(), writes: after.writes - before.writes, ours: after.ours - before.ours,
-		cpu: after.cpu - before.cpu, rss: after.rss,
-	}, err
+// timed scales a pool and waits until it is settled.
+func (b *bench) timed(ctx context.Context, p *infrav1.CapstanMachinePool, n int) (measure.Step, error) {
+	return b.meter.Timed(ctx, func(ctx context.Context) error {
+		mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.Name}}
+		patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, n)
+		if err := b.client.Patch(ctx, mp, client.RawPatch("application/merge-patch+json", patch)); err != nil {
+			return err
+		}
+		return b.until(ctx, p, func() bool { return settled(p, n) })
+	})
 }
 
-// roll changes the machines' spec and waits until all were replaced.
+// roll changes the spec of the machines and waits until all are replaced.
 func (b *bench) roll(ctx context.Context, p *infrav1.CapstanMachinePool) (time.Duration, error) {
 	before := p.DeepCopy()
 	p.Spec.MachineTemplate.Spec.CPUs++
@@ -168,126 +150,11 @@ func (b *bench) roll(ctx context.Context, p *infrav1.CapstanMachinePool) (time.D
 	return time.Since(start), err
 }
 
-// rest is how long it took until the last write, and what was written after that.
-type rest struct {
-	settled, quiet time.Duration
-	writes, ours   int64
-}
-
-// steady waits until the writes to Cluster API's and our objects end, and counts those that come all the
-// same. Core goes on for a while after the last machine: it looks at each Node once more.
-func (b *bench) steady(ctx context.Context) (rest, error) {
-	const still, quiet, patience = 10 * time.Second, 30 * time.Second, 5 * time.Minute
-	r := rest{quiet: quiet}
-	start := time.Now()
-	last, err := b.sample(ctx)
-	for since := start; err == nil && time.Since(since) < still && time.Since(start) < patience; {
-		if err = sleep(ctx, time.Second); err != nil {
-			break
-		}
-		var now sample
-		if now, err = b.sample(ctx); now.writes != last.writes {
-			since = time.Now()
-			r.settled = since.Sub(start)
-		}
-		last = now
-	}
-	if err == nil {
-		err = sleep(ctx, quiet)
-	}
-	if err != nil {
-		return r, err
-	}
-	after, err := b.sample(ctx)
-	r.writes, r.ours = after.writes-last.writes, after.ours-last.ours
-	return r, err
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// sample is what the API server and the manager have used so far.
-type sample struct {
-	writes, ours int64
-	cpu          time.Duration
-	rss          int64
-}
-
-func (b *bench) sample(ctx context.Context) (sample, error) {
-	metrics, err := b.raw.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return sample{}, err
-	}
-	var s sample
-	lines := bufio.NewScanner(bytes.NewReader(metrics))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		labels, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "apiserver_request_total{"), "} ")
-		if !ok || !strings.HasPrefix(lines.Text(), "apiserver_request_total{") || !isWrite(labels) {
-			continue
-		}
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return s, err
-		}
-		switch {
-		case strings.Contains(labels, `group="infrastructure.capstan.dev"`):
-			s.ours += int64(n)
-			s.writes += int64(n)
-		case strings.Contains(labels, `group="cluster.x-k8s.io"`), strings.Contains(labels, `group="bootstrap.capstan.dev"`):
-			s.writes += int64(n)
-		}
-	}
-	s.cpu, s.rss, err = b.manager()
-	return s, err
-}
-
-func isWrite(labels string) bool {
-	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE"} {
-		if strings.Contains(labels, `verb="`+verb+`"`) {
-			return true
-		}
-	}
-	return false
-}
-
-// manager reads what the manager of this plane has used.
-func (b *bench) manager() (cpu time.Duration, rss int64, err error) {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		args := strings.Split(string(cmdline), "\x00")
-		if err != nil || filepath.Base(args[0]) != "manager" || !strings.Contains(string(cmdline), b.o.root) {
-			continue
-		}
-		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
-		if err != nil {
-			return 0, 0, err
-		}
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		fields := strings.Fields(rest)
-		user, _ := strconv.ParseInt(fields[11], 10, 64)
-		system, _ := strconv.ParseInt(fields[12], 10, 64)
-		pages, _ := strconv.ParseInt(fields[21], 10, 64)
-		const ticks = 100 // USER_HZ, the same on every Linux
-		return time.Duration(user+system) * time.Second / ticks, pages * int64(os.Getpagesize()), nil
-	}
-	return 0, 0, fmt.Errorf("no manager with --root %s", b.o.root)
-}
-
-// startHollow starts a hollow host and makes it known.
+// startHollow starts a hollow host and creates its CapstanHost.
 func (b *bench) startHollow(ctx context.Context) (stop func(), err error) {
 	root := filepath.Join(b.o.root, "hollow")
-	// Where the plane has its own sockets, and of the same owner: the manager is no root.
+	// The socket is in the folder of the plane's own sockets, and has the same owner, because the manager does not run
+	// as root.
 	sockets := filepath.Join(b.o.root, "sockets")
 	info, err := os.Stat(sockets)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command pools measures machine pools on a management plane of its own: real machines, next to one machine
-// alone, a rolling update, and then hollow machines by the hundred and by the thousand, with what they cost the
-// manager and the API server.
+// Command pools measures machine pools on a separate management plane. It measures real machines, next to one machine
+// alone, and a rolling update. Then it measures hundreds and thousands of hollow machines, with the processor time and
+// memory of the manager and the API server.
 package main
 
 import (
@@ -9,12 +9,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"capstan.dev/capstan/test/bench/measure"
 )
 
 type options struct {
@@ -31,9 +32,9 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "folder of the built binaries")
 	flag.StringVar(&o.root, "root", "", "state folder of the management plane; a temporary one when empty")
 	flag.StringVar(&o.version, "version", "v1.36.3", "Kubernetes version")
-	flag.IntVar(&o.real, "real", 10, "machines of the real pool; 0 leaves that part out")
-	flag.IntVar(&o.rolling, "rolling", 5, "machines of the rolling update; 0 leaves that part out")
-	flag.StringVar(&o.hollow, "hollow", "100,1000", "sizes of the hollow pool, separated by commas; empty leaves that part out")
+	flag.IntVar(&o.real, "real", 10, "machines of the real pool; 0 omits this part")
+	flag.IntVar(&o.rolling, "rolling", 5, "machines of the rolling update; 0 omits this part")
+	flag.StringVar(&o.hollow, "hollow", "100,1000", "sizes of the hollow pool, separated by commas; empty omits this part")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -47,29 +48,16 @@ func run(ctx context.Context, o options) (err error) {
 	if o.bin, err = filepath.Abs(o.bin); err != nil {
 		return err
 	}
-	if o.root == "" {
-		if o.root, err = os.MkdirTemp("", "capstan-pools-"); err != nil {
-			return err
-		}
-		defer os.RemoveAll(o.root)
+	capstan, err := measure.Up(ctx, o.bin, o.root)
+	if err != nil {
+		return err
 	}
-	capstan := func(ctx context.Context, args ...string) ([]byte, error) {
-		cmd := exec.CommandContext(ctx, filepath.Join(o.bin, "capstan"), append(args, "--root", o.root)...)
-		cmd.Stderr = os.Stderr
-		return cmd.Output()
-	}
-	if _, err := capstan(ctx, "up"); err != nil {
-		return fmt.Errorf("capstan up: %w", err)
-	}
-	defer func() {
-		// The plane and its machines must go even when the run was interrupted.
-		_, downErr := capstan(context.WithoutCancel(ctx), "down")
-		err = errors.Join(err, downErr)
-	}()
-	if _, err := capstan(ctx, "create", "cluster", "pools", "--flavor", "machinepool", "--workers", "0", "--kubernetes-version", o.version); err != nil {
+	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
+	o.root = capstan.Root()
+	if _, err := capstan.Run(ctx, "create", "cluster", "pools", "--flavor", "machinepool", "--workers", "0", "--kubernetes-version", o.version); err != nil {
 		return fmt.Errorf("create cluster: %w", err)
 	}
-	kubeconfig, err := capstan(ctx, "get", "kubeconfig", "--management")
+	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
 	if err != nil {
 		return err
 	}
@@ -86,7 +74,7 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// realPool prints how long one machine takes alone, n together, and a rolling update.
+// realPool prints the times for one machine alone, for n machines together, and for a rolling update.
 func (b *bench) realPool(ctx context.Context) error {
 	if b.o.real == 0 && b.o.rolling == 0 {
 		return nil
@@ -100,7 +88,7 @@ func (b *bench) realPool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%-34s %10.1f\n", "0 -> 1, one alone", one.seconds)
+	fmt.Printf("%-34s %10.1f\n", "0 -> 1, one alone", one.Seconds)
 	steps := []int{0}
 	if b.o.real > 0 {
 		steps = append(steps, b.o.real, 0)
@@ -111,7 +99,7 @@ func (b *bench) realPool(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%-34s %10.1f %12.2f\n", fmt.Sprintf("%d -> %d", from, n), m.seconds, m.seconds/float64(max(from, n)))
+		fmt.Printf("%-34s %10.1f %12.2f\n", fmt.Sprintf("%d -> %d", from, n), m.Seconds, m.Seconds/float64(max(from, n)))
 		from = n
 	}
 	if b.o.rolling > 0 {
@@ -127,7 +115,7 @@ func (b *bench) realPool(ctx context.Context) error {
 	return b.remove(ctx, p)
 }
 
-// hollowPool prints what machines cost as their number grows.
+// hollowPool prints the cost of machines for growing numbers of them.
 func (b *bench) hollowPool(ctx context.Context) error {
 	var sizes []int
 	for _, s := range strings.FieldsFunc(b.o.hollow, func(r rune) bool { return r == ',' }) {
@@ -156,19 +144,19 @@ func (b *bench) hollowPool(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		up.print(fmt.Sprintf("0 -> %d", n), n)
-		r, err := b.steady(ctx)
+		printStep(fmt.Sprintf("0 -> %d", n), up, n)
+		r, err := b.meter.AtRest(ctx)
 		if err != nil {
 			return err
 		}
 		fmt.Printf("%-20s at rest %.0f s later; then in %.0f s %d writes, %d of them to our objects\n", fmt.Sprintf("%d, nothing to do", n),
-			r.settled.Seconds(), r.quiet.Seconds(), r.writes, r.ours)
+			r.Settled.Seconds(), r.Quiet.Seconds(), r.Cost.Writes, r.Cost.Ours)
 		down, err := b.timed(ctx, p, 0)
 		if err != nil {
 			return err
 		}
-		down.print(fmt.Sprintf("%d -> 0", n), n)
-		cost := (up.cpu + down.cpu).Seconds() / float64(n)
+		printStep(fmt.Sprintf("%d -> 0", n), down, n)
+		cost := (up.CPU + down.CPU).Seconds() / float64(n)
 		if first == 0 {
 			first = cost
 		}

@@ -22,8 +22,8 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// checkUserCertificate follows docs/access.md: CP-25, users other than Cluster API get certificates of
-// their own, with the rights that they are given and no others.
+// checkUserCertificate follows docs/access.md: CP-25, users outside of Cluster API get their own certificates, with only
+// the granted rights.
 func checkUserCertificate(t *testing.T, c *harness.Cluster) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -46,7 +46,7 @@ spec:
   request: %s
 `, request))
 	if approved := c.MustKubectl(t, "get", "csr", "ada", "-o", "jsonpath={.status.conditions}"); approved != "" {
-		t.Fatalf("somebody has judged the request of a user: %s", approved)
+		t.Fatalf("a controller has approved or denied the request of a user: %s", approved)
 	}
 	c.MustKubectl(t, "certificate", "approve", "ada")
 	var certificate string
@@ -77,6 +77,6 @@ spec:
 		return err
 	})
 	if _, err := c.Kubectl(t, "--user=ada", "get", "secrets", "--namespace=kube-system"); err == nil || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("the user reads Secrets that no role allows: %v", err)
+		t.Errorf("the user can read Secrets without a role: %v", err)
 	}
 }

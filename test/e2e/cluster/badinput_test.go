@@ -3,11 +3,8 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -15,19 +12,19 @@ import (
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestWrong gives clusters what cannot work. Each is refused at admission, or one of its objects says in
-// a condition what was wanted and what was found; and deleting it leaves nothing.
-func TestWrong(t *testing.T) {
+// TestInvalidInput creates clusters with invalid input. Admission refuses each of them, or a condition of an object
+// contains the expected and the found value. The deletion removes all their objects.
+func TestInvalidInput(t *testing.T) {
 	addRoute(t, "10.250.1.1/24")
 	for _, wrong := range []struct {
 		name     string
-		from, to string // a text of the template, and what takes its place
+		from, to string // a text of the template, and its replacement
 		words    []string
 	}{
 		{"malformed version", "version: " + harness.KubernetesVersion, "version: newest", []string{"newest"}},
@@ -50,14 +47,14 @@ func TestWrong(t *testing.T) {
 				contains(t, said, wrong.words)
 				return
 			}
-			harness.Eventually(t, "a condition that says why", 30*time.Second, func(ctx context.Context) error {
+			harness.Eventually(t, "a condition with the reason", 30*time.Second, func(ctx context.Context) error {
 				return contain(conditionMessages(ctx, t), wrong.words)
 			})
 		})
 	}
 }
 
-// addRoute gives the host a link with an address, and so a route to its network, for a test.
+// addRoute adds a link with an address to the host, and thereby a route to its network, until the end of a test.
 func addRoute(t *testing.T, address string) {
 	t.Helper()
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "capwrong0"}, PeerName: "capwrong1"}
@@ -83,23 +80,19 @@ func addRoute(t *testing.T, address string) {
 
 func decode(t *testing.T, manifests string) []*unstructured.Unstructured {
 	t.Helper()
-	var objects []*unstructured.Unstructured
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewBufferString(manifests), 4096)
-	for {
-		obj := &unstructured.Unstructured{}
-		if err := decoder.Decode(obj); errors.Is(err, io.EOF) {
-			return objects
-		} else if err != nil {
-			t.Fatal(err)
-		}
+	objects, err := manifest.Parse([]byte(manifests))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, obj := range objects {
 		if obj.GetNamespace() == "" {
 			obj.SetNamespace(metav1.NamespaceDefault)
 		}
-		objects = append(objects, obj)
 	}
+	return objects
 }
 
-// createAll creates the objects and returns what admission said to the first one that it refused.
+// createAll creates the objects and returns the error of the first one that admission refuses.
 func createAll(t *testing.T, objects []*unstructured.Unstructured) string {
 	t.Helper()
 	for _, obj := range objects {
@@ -110,7 +103,7 @@ func createAll(t *testing.T, objects []*unstructured.Unstructured) string {
 	return ""
 }
 
-// removeAll deletes the objects, those that were never made too, and waits until the cluster is gone.
+// removeAll deletes the objects, also those that were not created, and waits until the cluster is removed.
 func removeAll(t *testing.T, objects []*unstructured.Unstructured) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -123,7 +116,7 @@ func removeAll(t *testing.T, objects []*unstructured.Unstructured) {
 	for _, obj := range objects {
 		for gone(ctx, obj.DeepCopy()) != nil {
 			if time.Now().After(deadline) {
-				t.Fatalf("%s %s is not gone three minutes after it was deleted", obj.GetKind(), obj.GetName())
+				t.Fatalf("%s %s still exists three minutes after its deletion", obj.GetKind(), obj.GetName())
 			}
 			select {
 			case <-ctx.Done():
@@ -134,7 +127,7 @@ func removeAll(t *testing.T, objects []*unstructured.Unstructured) {
 	}
 }
 
-// conditionMessages collects what the conditions of the cluster's objects say.
+// conditionMessages returns the messages of the conditions of the cluster's objects.
 func conditionMessages(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	var messages []string

@@ -17,12 +17,14 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// evictFromFullDisk: a pod that fills the disk of its machine is evicted there. The other machines have no pressure, and none of their
-// pods is evicted, although the disks of all machines are on one disk of the host. The Node of the full machine keeps the condition
-// for some minutes, and can lose other pods until the space is free again, so this part of the test is the last one.
+// evictFromFullDisk: a pod that fills the disk of its machine is evicted. The other machines have no disk pressure, and
+// their pods are not evicted, although the disks of all machines are on one disk of the host. The Node of the full
+// machine keeps the condition for some minutes, and can lose other pods until the space is free again. This part of the
+// test is therefore the last one.
 func evictFromFullDisk(t *testing.T, c *harness.Cluster) {
 	full := c.Worker(t).Name
-	// The kubelet measures volumes once a minute, so it may not see yet which pod has filled the disk. The priority decides then.
+	// The kubelet measures volumes once a minute, so it may not yet have found the pod that has filled the disk. The
+	// priority then decides.
 	first := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "evicted-first"}, Value: -1}
 	pod := filler(full)
 	pod.Spec.PriorityClassName = first.Name
@@ -66,7 +68,8 @@ func evictFromFullDisk(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// filler is a pod that takes the disk of a Node but for 100 MB. Blocks that are allocated and not written take no space of the host.
+// filler returns a pod that uses the disk of a Node except for 100 MB. Allocated blocks that are not written use no
+// space of the host.
 func filler(node string) *corev1.Pod {
 	system := func(name, from, to string) (corev1.Volume, corev1.VolumeMount) {
 		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: from}}},
@@ -85,7 +88,7 @@ func filler(node string) *corev1.Pod {
 			Volumes: []corev1.Volume{{Name: "fill", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
 		},
 	}
-	// The image of the test contains one program. The others are those of the machine.
+	// The image of the test contains one program. The others come from the machine.
 	for name, paths := range map[string][2]string{"usr": {"/usr", "/usr"}, "lib": {"/usr/lib", "/lib"}, "lib64": {"/usr/lib64", "/lib64"}} {
 		volume, mount := system(name, paths[0], paths[1])
 		pod.Spec.Volumes = append(pod.Spec.Volumes, volume)

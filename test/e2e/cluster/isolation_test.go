@@ -17,9 +17,9 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestTwins makes two clusters of one name, in two namespaces, with the same Pod and Service networks,
-// on a host without help from bridge-nf-call-iptables. Both work; neither reaches the other's machines.
-func TestTwins(t *testing.T) {
+// TestClustersWithTheSameName creates two clusters with the same name in two namespaces. They have the same Pod and
+// Service networks, on a host without bridge-nf-call-iptables. Both work. Neither reaches the machines of the other.
+func TestClustersWithTheSameName(t *testing.T) {
 	withoutBridgeNetfilter(t)
 	var twins []*harness.Cluster
 	for _, namespace := range []string{"left", "right"} {
@@ -37,7 +37,7 @@ func TestTwins(t *testing.T) {
 		from, own, foreign := left.Worker(t).Name, left.ControlPlaneMachine(t), right.ControlPlaneMachine(t)
 		harness.Eventually(t, "the API server of the own cluster", time.Minute, func(context.Context) error {
 			if code := statusOf(t, from, own.Spec.Network.Addresses[0].Address); code != "200" {
-				return fmt.Errorf("it answers %q", code)
+				return fmt.Errorf("the answer is %q", code)
 			}
 			return nil
 		})
@@ -45,21 +45,22 @@ func TestTwins(t *testing.T) {
 			t.Errorf("the API server of the other cluster answers %q", code)
 		}
 	})
-	t.Run("one is deleted, the other one works on", func(t *testing.T) {
+	t.Run("one is deleted, the other one continues", func(t *testing.T) {
 		left.Delete(t)
 		harness.Eventually(t, "the Nodes of the other one", time.Minute, func(ctx context.Context) error { return right.NodesReady(ctx, 2) })
 	})
 }
 
-// statusOf asks the API server of a machine from within another machine; 000 when it cannot be reached.
+// statusOf sends a request to the API server of a machine from another machine. It returns 000 if there is no
+// connection.
 func statusOf(t *testing.T, machine, address string) string {
 	t.Helper()
-	// bash is on every host whose /usr the machine sees; curl may not be.
+	// Each machine sees /usr of the host, which always contains bash, but possibly not curl.
 	script := fmt.Sprintf("if timeout 3 bash -c 'exec 3<>/dev/tcp/%s/6443' 2>/dev/null; then echo 200; else echo 000; fi", address)
 	return strings.TrimSpace(inMachine(t, machine, "bash", "-c", script))
 }
 
-// withoutBridgeNetfilter turns bridge-nf-call-iptables off for a test, where the kernel has it.
+// withoutBridgeNetfilter disables bridge-nf-call-iptables for a test, if the kernel has it.
 func withoutBridgeNetfilter(t *testing.T) {
 	t.Helper()
 	for _, path := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {

@@ -22,9 +22,9 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestLifecycle takes one cluster through its life. Its parts build on one another. CP-01: the control
-// plane's components run; CP-24: so do DNS and the service proxy; IC-12 and IM-09: nothing is left.
-// Rows CP-23, CP-25, IM-01, IM-03.
+// TestLifecycle creates, uses and deletes one cluster. Each part depends on the previous ones. CP-01: the control
+// plane's components run; CP-24: DNS and the service proxy run; IC-12 and IM-09: the deletion leaves no trace. Rows
+// CP-23, CP-25, IM-01, IM-03.
 func TestLifecycle(t *testing.T) {
 	empty, err := harness.Look()
 	if err != nil {
@@ -36,15 +36,16 @@ func TestLifecycle(t *testing.T) {
 		name string
 		run  func(*testing.T, *harness.Cluster)
 	}{
-		{"nodes are what their machines are", checkNodes},
-		{"API server asks who calls", checkAnonymous},
-		{"pods are reached by Service and DNS", checkWorkload},
+		{"nodes match their machines", checkNodes},
+		{"API server requires authentication", checkAnonymous},
+		{"pods can be reached by Service and DNS", checkWorkload},
 		{"secrets are encrypted at rest", checkEncryption},
-		{"users get certificates of their own", checkUserCertificate},
+		{"users get their own certificates", checkUserCertificate},
 		{"private keys stay private", checkPrivateKeys},
-		{"killed services come back", killServices},
-		{"a killed machine comes back", killMachine},
-		{"killed daemons come back and touch nothing", killDaemons},
+		{"manifests are applied once", checkManifests},
+		{"killed services restart", killServices},
+		{"a killed machine restarts", killMachine},
+		{"killed daemons restart without effect on machines", killDaemons},
 		{"a reboot", reboot},
 		{"a pod that fills its disk is evicted", evictFromFullDisk},
 	} {
@@ -52,7 +53,7 @@ func TestLifecycle(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	t.Run("deleted, nothing is left", func(t *testing.T) {
+	t.Run("the deletion removes everything", func(t *testing.T) {
 		c.Delete(t)
 		nothingLeft(t, empty)
 		secrets := &corev1.SecretList{}
@@ -60,7 +61,7 @@ func TestLifecycle(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range secrets.Items {
-			t.Errorf("secret %s is left", s.Name)
+			t.Errorf("secret %s remains", s.Name)
 		}
 	})
 }
@@ -121,7 +122,7 @@ func checkAnonymous(t *testing.T, c *harness.Cluster) {
 	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, cluster); err != nil {
 		t.Fatal(err)
 	}
-	// Only the status code is of interest, and there is no credential to lose.
+	// The test checks only the status code, and sends no credentials.
 	http := http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	for path, want := range map[string]int{"/readyz": 200, "/livez": 200, "/api": 401, "/api/v1/namespaces": 401, "/version": 401} {
 		resp, err := http.Get("https://" + cluster.Spec.ControlPlaneEndpoint.String() + path)
@@ -135,8 +136,7 @@ func checkAnonymous(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// checkWorkload: pods on both workers, reached by Service name from each other; logs, exec and
-// port-forward.
+// checkWorkload: pods on both workers reach each other by Service name; logs, exec and port-forward work.
 func checkWorkload(t *testing.T, c *harness.Cluster) {
 	c.Plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, harness.Echo(""))
@@ -149,7 +149,7 @@ func checkWorkload(t *testing.T, c *harness.Cluster) {
 		t.Fatalf("want two pods on two nodes, found %d", len(pods.Items))
 	}
 	for _, pod := range pods.Items {
-		// Every pod asks the Service until each of the two has answered, so pods of both nodes are
+		// Each pod sends requests to the Service until each of the two has answered. So pods of both nodes can be
 		// reached from both nodes, by name.
 		answered := map[string]bool{}
 		harness.Eventually(t, "answers of both pods to "+pod.Name, 30*time.Second, func(context.Context) error {
@@ -174,13 +174,13 @@ func checkWorkload(t *testing.T, c *harness.Cluster) {
 	checkAPIFromPod(t, c, pods.Items[0].Name)
 }
 
-// checkAPIFromPod reaches the API Service from a pod: it answers, and asks who calls.
+// checkAPIFromPod connects to the API Service from a pod. The API server requires authentication.
 func checkAPIFromPod(t *testing.T, c *harness.Cluster, pod string) {
 	_, err := c.Kubectl(t, "exec", pod, "--", "/echo", "get", "https://kubernetes.default/api")
-	// The image has no root certificates of the cluster, so TLS refuses after the API server has shown
-	// its certificate: the Service leads there.
+	// The image does not contain the cluster's authority, so the TLS client refuses the certificate of the API server.
+	// This proves that the Service leads to the API server.
 	if err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("the API Service from a pod: want a complaint about an unknown certificate authority, got %v", err)
+		t.Errorf("the API Service from a pod: want an error about an unknown certificate authority, got %v", err)
 	}
 }
 
@@ -204,13 +204,13 @@ func checkEncryption(t *testing.T, c *harness.Cluster) {
 
 func nothingLeft(t *testing.T, before harness.Holdings) {
 	t.Helper()
-	harness.Eventually(t, "nothing left", 30*time.Second, func(context.Context) error {
+	harness.Eventually(t, "the removal of all objects", 30*time.Second, func(context.Context) error {
 		now, err := harness.Look()
 		if err != nil {
 			return err
 		}
 		if left := now.Minus(before); len(left) > 0 {
-			return fmt.Errorf("left: %s", strings.Join(left, ", "))
+			return fmt.Errorf("remaining: %s", strings.Join(left, ", "))
 		}
 		return nil
 	})
@@ -224,5 +224,5 @@ func gone(ctx context.Context, obj client.Object) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s is still there", obj.GetName())
+	return fmt.Errorf("%s still exists", obj.GetName())
 }

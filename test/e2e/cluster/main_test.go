@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package cluster tests whole clusters on real machines, end to end: created, used, hurt, restarted,
-// deleted. Needs root and the built binaries.
+// Package cluster contains end-to-end tests of whole clusters on real machines. The tests create, use, damage, restart
+// and delete them. They need root and the built binaries.
 package cluster
 
 import (
@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// plane is the management plane that all tests of this package share.
+// plane is the management plane of all tests of this package.
 var plane *harness.Plane
 
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }

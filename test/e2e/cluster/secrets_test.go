@@ -24,8 +24,8 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// checkPrivateKeys: CP-23. Private keys are in Secrets of Cluster API's type and in files that only their owner reads, and
-// those of the cluster's authorities nowhere on a worker, in no log and in no argument.
+// checkPrivateKeys: CP-23. Private keys are only in Secrets of Cluster API's type and in files that only their owner can
+// read. The keys of the cluster's authorities are not on workers. No private key is in a log or an argument.
 func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 	authorities := authorityKeys(t, c)
 	checkObjects(t, c.Namespace, authorities)
@@ -60,8 +60,8 @@ func checkPrivateKeys(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// checkObjects looks for private keys in all objects of a namespace of the management plane, whatever their kind: in
-// their status as well as in what records them. Only Secrets of Cluster API's type may have any.
+// checkObjects searches all objects of a namespace of the management plane, of any kind, for private keys. Only Secrets
+// of Cluster API's type may contain any.
 func checkObjects(t *testing.T, namespace string, authorities map[string][]byte) {
 	t.Helper()
 	kubectl := func(args ...string) string {
@@ -104,7 +104,7 @@ func checkObjects(t *testing.T, namespace string, authorities map[string][]byte)
 	}
 }
 
-// texts are all strings of an object, and what those of them that are base64 stand for.
+// texts returns all strings of an object, and the decoded form of base64 strings.
 func texts(value any) (out [][]byte) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -124,7 +124,8 @@ func texts(value any) (out [][]byte) {
 	return out
 }
 
-// authorityKeys has one line of the private key in each of the cluster's Secrets with certificates, by the Secret's name.
+// authorityKeys returns one line of the private key in each of the cluster's Secrets with certificates, by the Secret's
+// name.
 func authorityKeys(t *testing.T, c *harness.Cluster) map[string][]byte {
 	t.Helper()
 	secrets := &corev1.SecretList{}
@@ -159,7 +160,7 @@ func keyIn(content []byte, lines map[string][]byte) string {
 	return ""
 }
 
-// eachFile reads what a machine's own files hold, but for images and databases.
+// eachFile reads the files of a machine, except images and databases.
 func eachFile(t *testing.T, root string, visit func(path string, mode fs.FileMode, content []byte)) {
 	t.Helper()
 	const large = 8 << 20
@@ -170,13 +171,13 @@ func eachFile(t *testing.T, root string, visit func(path string, mode fs.FileMod
 	for _, folder := range folders {
 		err := filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // gone while we looked
+				return nil // The file was removed meanwhile.
 			}
 			if err != nil {
 				return err
 			}
 			if d.IsDir() && strings.HasPrefix(path, filepath.Join(root, "run/visible")) {
-				return fs.SkipDir // proc and sysfs: files of the kernel, some without an end
+				return fs.SkipDir // /proc and sysfs contain files of the kernel. Some of them have no end.
 			}
 			if d.IsDir() && (d.Name() == "io.containerd.content.v1.content" || d.Name() == "io.containerd.snapshotter.v1.overlayfs" || d.Name() == "rootfs") {
 				return fs.SkipDir

@@ -16,9 +16,9 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// says waits until `clusterctl describe cluster`, with all conditions, and `kubectl get capstan` say what is the case: a
-// line of the output, for describe an object and a condition of it, matches each of the expressions.
-func says(t *testing.T, c *harness.Cluster, describe, get []string) {
+// wantOutput waits until the output of `clusterctl describe cluster`, with all conditions, and of `kubectl get capstan` match
+// the expressions. Each expression must match a line. For describe, a line contains an object and one of its conditions.
+func wantOutput(t *testing.T, c *harness.Cluster, describe, get []string) {
 	t.Helper()
 	kubeconfig := admin(c.Plane)
 	all := func(out string, wanted []string) error {
@@ -29,7 +29,7 @@ func says(t *testing.T, c *harness.Cluster, describe, get []string) {
 		}
 		return nil
 	}
-	harness.Eventually(t, "what describe says", 2*time.Minute, func(context.Context) error {
+	harness.Eventually(t, "the output of describe", 2*time.Minute, func(context.Context) error {
 		out, err := clusterctl(t, nil, "describe", "cluster", c.Name, "--namespace", c.Namespace, "--kubeconfig", kubeconfig,
 			"--show-conditions", "all", "--show-resourcesets", "--grouping=false", "--echo")
 		if err != nil {
@@ -37,7 +37,7 @@ func says(t *testing.T, c *harness.Cluster, describe, get []string) {
 		}
 		return all(flatten(out), describe)
 	})
-	harness.Eventually(t, "what get says", 2*time.Minute, func(context.Context) error {
+	harness.Eventually(t, "the output of get", 2*time.Minute, func(context.Context) error {
 		out, err := kubectl(t, kubeconfig, "", "-n", c.Namespace, "get", "capstan")
 		if err != nil {
 			return err
@@ -46,10 +46,10 @@ func says(t *testing.T, c *harness.Cluster, describe, get []string) {
 	})
 }
 
-// theHost is the plane's own CapstanHost.
+// theHost is the name of the plane's own CapstanHost.
 type theHost struct{ address string }
 
-// hostOf makes sure that the host is as it was when the test ends.
+// hostOf restores the host at the end of the test.
 func hostOf(t *testing.T) theHost {
 	t.Helper()
 	h := &infrav1.CapstanHost{}
@@ -71,13 +71,13 @@ func (theHost) patch(t *testing.T, patch string) {
 }
 
 var (
-	// The tree's lines, without the lines that draw it. Conditions are below their object, and long messages go on
-	// in lines of their own.
+	// These expressions match the lines of the tree without its drawing. The lines of conditions follow the line of
+	// their object. A long message continues on further lines.
 	objectLine    = regexp.MustCompile(`^(?:!! DELETED !! )?([A-Z]\w+) [^/\s]+/([^\s,]+)`)
 	conditionLine = regexp.MustCompile(`^(\w+) +(True|False|Unknown) +(\S+) +\S+ *(.*)$`)
 )
 
-// flatten makes one line of each condition: its object, status, reason and message.
+// flatten returns one line for each condition: its object, status, reason and message.
 func flatten(tree string) string {
 	var lines []string
 	object := ""

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package clusterctl tests what users do with the real, unmodified clusterctl: clusters from templates and
-// from a ClusterClass, moves between management planes, and Capstan's providers as Deployments on a cluster that
-// Capstan made. Needs root and the built binaries.
+// Package clusterctl contains end-to-end tests with the unmodified clusterctl: clusters from templates and from a
+// ClusterClass, moves between management planes, and Capstan's providers as Deployments on a cluster of Capstan. It
+// needs root and the built binaries.
 package clusterctl
 
 import (
@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// The release that the tests make and use.
+// The release that the tests build and use.
 const version = "v0.1.0"
 
 var (
@@ -52,7 +52,7 @@ func release(what, version string) error {
 	return err
 }
 
-// clusterctl runs the real one with the release's configuration and no other.
+// clusterctl runs the real clusterctl with only the release's configuration.
 func clusterctl(t *testing.T, environment []string, args ...string) (string, error) {
 	t.Helper()
 	home := t.TempDir()
@@ -61,10 +61,10 @@ func clusterctl(t *testing.T, environment []string, args ...string) (string, err
 		append(args, "--config", filepath.Join(dist, "clusterctl.yaml"))...)
 }
 
-// admin is the kubeconfig of a plane's administrator.
+// admin returns the kubeconfig of a plane's administrator.
 func admin(p *harness.Plane) string { return filepath.Join(p.Root, "admin.kubeconfig") }
 
-// kubectl runs kubectl against the cluster of a kubeconfig. input is what it reads; nothing when empty.
+// kubectl runs kubectl against the cluster of a kubeconfig. input is its standard input, unless it is empty.
 func kubectl(t *testing.T, kubeconfig, input string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Minute)

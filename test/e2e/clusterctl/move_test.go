@@ -26,7 +26,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// pool gives the cluster's machines and endpoint their addresses.
+// pool contains the addresses of the cluster's machines and endpoint.
 const pool = `
 apiVersion: ipam.capstan.dev/v1beta2
 kind: CapstanIPPool
@@ -35,8 +35,8 @@ spec:
   subnets: [{cidr: 10.215.60.0/24, gateway: 10.215.60.1, ranges: [10.215.60.10-10.215.60.40]}]
 `
 
-// served is a pod that answers on every machine's port 30080. It is on the control plane machine: no other one
-// is sure to stay when the workers are scaled.
+// served is a pod that answers on port 30080 of every machine. It runs on the control plane machine, because workers may
+// be removed by scaling.
 const served = `
 apiVersion: apps/v1
 kind: Deployment
@@ -63,8 +63,8 @@ spec:
   ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
 `
 
-// CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster goes to another management plane and back, while
-// its pod serves. The planes share the capstand of this box.
+// CTL-12, CTL-13, CTL-14, CTL-15, ALL-11, ALL-12: a cluster moves to another management plane and back while its pod
+// serves. The planes share the capstand of this host.
 func TestMove(t *testing.T) {
 	const name, namespace = "wanderer", "moving"
 	other, err := harness.Start("--no-hosts")
@@ -85,11 +85,11 @@ func TestMove(t *testing.T) {
 	mustKubectl(t, here, pool, "apply", "-f", "-")
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: name}
 	t.Cleanup(func() {
-		// A failed test may leave it paused.
+		// A failed test may leave the cluster paused.
 		_, _ = kubectl(t, admin(c.Plane), "", "-n", namespace, "patch", "cluster", name, "--type=merge", "-p", `{"spec":{"paused":null}}`)
 		c.Delete(t)
 	})
-	// Its machines are for others.
+	// The machines of this plane belong to other tests.
 	mustKubectl(t, here, startHost(t, "far", "127.0.0.1", "elsewhere"), "apply", "-f", "-")
 	makeMovable(t, c)
 	serving := probe(t, c)
@@ -99,7 +99,7 @@ func TestMove(t *testing.T) {
 		t.Helper()
 		mustClusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", namespace)
 	}
-	// arrived checks that all is where the cluster is now, and works there.
+	// arrived checks that all objects are on the plane that has the cluster now, and work there.
 	arrived := func(t *testing.T, at *harness.Plane, left string) {
 		t.Helper()
 		c.Plane = at
@@ -108,25 +108,25 @@ func TestMove(t *testing.T) {
 			t.Errorf("before\n  %s\nafter\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
 		}
 		if rest := objects(t, left, namespace); len(rest) > 0 {
-			t.Errorf("left behind: %v", rest)
+			t.Errorf("objects that were not moved: %v", rest)
 		}
 	}
 
 	t.Run("there", func(t *testing.T) {
 		move(t, here, there)
 		arrived(t, other, here)
-		// A host over TCP is reached with the credentials that came along.
+		// The credentials of a host over TCP were moved as well.
 		mustKubectl(t, there, "", "wait", "--for=condition=Ready", "capstanhost/far", "--timeout=120s")
 		mustKubectl(t, there, "", "-n", "capstan-infrastructure-system", "get", "secret", "far-credentials")
 	})
-	t.Run("it is managed there", func(t *testing.T) {
+	t.Run("the target manages the cluster", func(t *testing.T) {
 		scale(t, c, 2)
 		ready(t, c, 4)
 		scale(t, c, 1)
 		ready(t, c, 3)
 		before = look(t, c)
 	})
-	t.Run("while a machine is being made it does not go", func(t *testing.T) {
+	t.Run("a move is refused while a machine is being created", func(t *testing.T) {
 		// No host has the memory for another machine of this size.
 		mustKubectl(t, there, "", "-n", namespace, "annotate", "capstanhost", "local", "note=full", "--overwrite")
 		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":true}}`)
@@ -142,14 +142,14 @@ func TestMove(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if rest := objects(t, here, namespace); len(rest) > 0 {
-			t.Errorf("something went: %v", rest)
+			t.Errorf("objects were moved: %v", rest)
 		}
 		scale(t, c, 1)
 		mustKubectl(t, there, "", "patch", "capstanhost", "local", "--type=merge", "-p", `{"spec":{"unschedulable":null}}`)
 		settled(t, c)
 	})
-	t.Run("block-move holds it back", func(t *testing.T) { blocked(t, c, there, here) })
-	t.Run("back, interrupted and repeated", func(t *testing.T) {
+	t.Run("block-move prevents the move", func(t *testing.T) { blocked(t, c, there, here) })
+	t.Run("a move back, interrupted and repeated", func(t *testing.T) {
 		interrupted(t, c, plane)
 		move(t, there, here)
 		arrived(t, plane, there)
@@ -161,7 +161,7 @@ func TestMove(t *testing.T) {
 	})
 }
 
-// makeMovable makes a cluster with addresses from the pool, one worker and a machine pool of one, and a pod that
+// makeMovable creates a cluster with addresses from the pool, one worker, a machine pool of one machine, and a pod that
 // serves.
 func makeMovable(t *testing.T, c *harness.Cluster) {
 	t.Helper()
@@ -190,8 +190,8 @@ func makeMovable(t *testing.T, c *harness.Cluster) {
 	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 }
 
-// settled waits until the Cluster and everything of it is available where it is now, from what the plane there
-// has found out by itself: no status is moved.
+// settled waits until the Cluster and all its objects are available. The plane that has the cluster now has found this
+// out itself, because clusterctl does not move status.
 func settled(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Name}
@@ -226,7 +226,8 @@ func settled(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// look describes what must not change by a move: objects, and of machines what they are and that they went on.
+// look describes the properties that a move must preserve: of all objects, and of machines their identity and that they
+// still run.
 func look(t *testing.T, c *harness.Cluster) []string {
 	t.Helper()
 	found := objects(t, admin(c.Plane), c.Namespace)
@@ -236,18 +237,21 @@ func look(t *testing.T, c *harness.Cluster) []string {
 		if len(init) == 0 {
 			t.Fatalf("%s does not run", m.Name)
 		}
-		found = append(found, fmt.Sprintf("%s is %s on %s with %v, pid %d", m.Name, m.Spec.ID, m.Spec.HostName, m.Spec.Network.Addresses, init[0].PID))
+		found = append(found, fmt.Sprintf("%s: id %s on %s with %v, pid %d", m.Name, m.Spec.ID, m.Spec.HostName, m.Spec.Network.Addresses, init[0].PID))
 	}
 	return found
 }
 
-// objects lists what of Cluster API and Capstan is in a namespace.
+// objects lists the objects of Cluster API and Capstan in a namespace.
 func objects(t *testing.T, kubeconfig, namespace string) []string {
 	t.Helper()
 	out := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "cluster-api,secrets", "-o", "name")
+	clusterScoped := []string{"capstanhost.", "globalcapstanippool.", "extensionconfig."}
 	lines := map[string]bool{}
 	for line := range strings.Lines(out) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "capstanhost.") && !strings.HasPrefix(line, "globalcapstanippool.") {
+		line = strings.TrimSpace(line)
+		ofNamespace := !slices.ContainsFunc(clusterScoped, func(kind string) bool { return strings.HasPrefix(line, kind) })
+		if line != "" && ofNamespace {
 			lines[line] = true
 		}
 	}
@@ -259,7 +263,7 @@ func scale(t *testing.T, c *harness.Cluster, n int) {
 	mustKubectl(t, admin(c.Plane), "", "-n", c.Namespace, "scale", "machinedeployment", c.Name+"-md-0", fmt.Sprintf("--replicas=%d", n))
 }
 
-// start starts clusterctl move and returns how to wait for it, and how to kill it.
+// start starts clusterctl move. It returns functions that wait for it and kill it.
 func start(t *testing.T, from, to, namespace string) (wait func() error, kill func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -281,14 +285,13 @@ func start(t *testing.T, from, to, namespace string) (wait func() error, kill fu
 	return wait, func() { _ = cmd.Process.Kill() }
 }
 
-// blocked: nothing is made elsewhere while an object says that it is not ready to go. Then the move is
-// given up.
+// blocked: while an object blocks the move, no object is created at the target. Then the move is cancelled.
 func blocked(t *testing.T, c *harness.Cluster, from, to string) {
 	worker := "capstanmachine/" + c.Worker(t).Name
 	mustKubectl(t, from, "", "-n", c.Namespace, "annotate", worker, "clusterctl.cluster.x-k8s.io/block-move=true")
 	wait, kill := start(t, from, to, c.Namespace)
 	key := client.ObjectKey{Namespace: c.Namespace, Name: c.Name}
-	harness.Eventually(t, "the Cluster is paused, and says so", time.Minute, func(ctx context.Context) error {
+	harness.Eventually(t, "the Cluster is paused and has the condition Paused", time.Minute, func(ctx context.Context) error {
 		capstan := &infrav1.CapstanCluster{}
 		if err := c.Plane.Client.Get(ctx, key, capstan); err != nil {
 			return err
@@ -299,23 +302,24 @@ func blocked(t *testing.T, c *harness.Cluster, from, to string) {
 		return nil
 	})
 	if rest := objects(t, to, c.Namespace); len(rest) > 0 {
-		t.Errorf("moved although it was blocked: %v", rest)
+		t.Errorf("objects were moved although the move was blocked: %v", rest)
 	}
 	kill()
 	if err := wait(); err == nil {
-		t.Error("clusterctl moved although it was blocked")
+		t.Error("clusterctl succeeded although the move was blocked")
 	}
 	mustKubectl(t, from, "", "-n", c.Namespace, "annotate", worker, "clusterctl.cluster.x-k8s.io/block-move-")
 	unpause(t, c)
 }
 
-// unpause is what a user does before the move is repeated: clusterctl refuses Clusters that are paused already.
+// unpause is the step of a user before the move is repeated, because clusterctl refuses paused Clusters.
 func unpause(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	patchCluster(t, c, `[{"op":"remove","path":"/spec/paused"}]`)
 }
 
-// halfway lets no machine of the MachineDeployment in: they come behind that of the control plane.
+// halfway denies the creation of machines of the MachineDeployment. clusterctl creates them after that of the control
+// plane.
 const halfway = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -331,7 +335,7 @@ metadata: {name: halfway}
 spec: {policyName: halfway, validationActions: [Deny]}
 `
 
-// stopHalfway keeps clusterctl, which tries again for a while, from coming to an end until goOn is called.
+// stopHalfway prevents the completion of clusterctl, which retries for some time, until goOn is called.
 func stopHalfway(t *testing.T, kubeconfig, namespace string) (goOn func()) {
 	t.Helper()
 	const machine = "apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanMachine\nmetadata: {name: a-md-0-b}\n"
@@ -345,15 +349,15 @@ func stopHalfway(t *testing.T, kubeconfig, namespace string) (goOn func()) {
 		})
 	}
 	mustKubectl(t, kubeconfig, halfway, "apply", "-f", "-")
-	until("the other half is kept out", true)
+	until("the other half is denied", true)
 	return func() {
 		t.Helper()
 		mustKubectl(t, kubeconfig, halfway, "delete", "-f", "-")
-		until("the other half may come", false)
+		until("the other half is allowed", false)
 	}
 }
 
-// interrupted kills clusterctl when some machines have arrived and others have not.
+// interrupted kills clusterctl after some machines have arrived and before others have.
 func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 	from, to := admin(c.Plane), admin(target)
 	goOn := stopHalfway(t, to, c.Namespace)
@@ -364,24 +368,24 @@ func interrupted(t *testing.T, c *harness.Cluster, target *harness.Plane) {
 			return err
 		}
 		if len(list.Items) == 0 {
-			return fmt.Errorf("no machine yet")
+			return fmt.Errorf("no machine has arrived")
 		}
 		return nil
 	})
 	kill()
 	if err := wait(); err == nil {
-		t.Error("the move was over before it was interrupted")
+		t.Error("the move completed before it was interrupted")
 	}
 	goOn()
 	_, err := clusterctl(t, nil, "move", "--kubeconfig", from, "--to-kubeconfig", to, "--namespace", c.Namespace)
 	if err == nil || !strings.Contains(err.Error(), "paused") {
-		t.Errorf("wanted clusterctl to refuse a paused Cluster, got %v", err)
+		t.Errorf("want clusterctl to refuse a paused Cluster, got %v", err)
 	}
 	unpause(t, c)
-	t.Logf("interrupted with %d of %d objects there", len(objects(t, to, c.Namespace)), len(objects(t, from, c.Namespace)))
+	t.Logf("interrupted after %d of %d objects", len(objects(t, to, c.Namespace)), len(objects(t, from, c.Namespace)))
 }
 
-// probe asks the pod all the time through a machine. The returned function ends that.
+// probe sends requests to the pod through a machine all the time. The returned function ends this.
 func probe(t *testing.T, c *harness.Cluster) func() (failures []string, requests int) {
 	t.Helper()
 	nodes := &corev1.NodeList{}

@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// A STAND-IN FOR CERT-MANAGER, FOR TESTS ONLY. Its binaries cannot be built from its module and no image can be pulled
-// here, so the test itself makes self-signed certificates and injects authorities, as far as Cluster API
-// core's and Capstan's components ask for it. Users get the real one through clusterctl.
+// A REPLACEMENT OF CERT-MANAGER, FOR TESTS ONLY. Its binaries cannot be built from its module and no image can be pulled
+// here. The test itself therefore creates self-signed certificates and injects authorities, as far as the components of
+// Cluster API core and Capstan need it. Users get the real one through clusterctl.
 
 // signerKinds are the kinds of cert-manager that components use, without their schemas.
 const signerKinds = `
@@ -53,7 +53,7 @@ var injected = []schema.GroupVersionKind{
 	{Group: "admissionregistration.k8s.io", Version: "v1", Kind: "MutatingWebhookConfiguration"},
 }
 
-// signer stands in for cert-manager until the test ends.
+// signer replaces cert-manager until the test ends.
 func signer(t *testing.T, kubeconfig string, c client.Client) {
 	t.Helper()
 	mustKubectl(t, kubeconfig, signerKinds, "apply", "-f", "-")
@@ -67,7 +67,7 @@ func signer(t *testing.T, kubeconfig string, c client.Client) {
 		defer tick.Stop()
 		for {
 			if err := sign(ctx, c); err != nil && ctx.Err() == nil {
-				fmt.Println("stand-in signer:", err)
+				fmt.Println("replacement of cert-manager:", err)
 			}
 			select {
 			case <-ctx.Done():
@@ -78,7 +78,7 @@ func signer(t *testing.T, kubeconfig string, c client.Client) {
 	}()
 }
 
-// sign makes the Secret of each Certificate that has none, and injects the authorities.
+// sign creates the Secret of each Certificate without one, and injects the authorities.
 func sign(ctx context.Context, c client.Client) error {
 	certificates := &unstructured.UnstructuredList{}
 	certificates.SetGroupVersionKind(schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "CertificateList"})
@@ -112,7 +112,7 @@ func sign(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// ensureSecret returns the certificate of a Certificate, base64 encoded: it is its own authority.
+// ensureSecret returns the certificate of a Certificate, base64 encoded. It is self-signed.
 func ensureSecret(ctx context.Context, c client.Client, o unstructured.Unstructured) (string, error) {
 	name, _, _ := unstructured.NestedString(o.Object, "spec", "secretName")
 	secret := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Secret"}}
@@ -135,7 +135,7 @@ func ensureSecret(ctx context.Context, c client.Client, o unstructured.Unstructu
 	return crt, err
 }
 
-// inject writes the authority into every client configuration and says whether something changed.
+// inject writes the authority into every client configuration. It reports whether one changed.
 func inject(o *unstructured.Unstructured, ca string) bool {
 	changed := false
 	set := func(config map[string]any) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,8 +21,8 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// ALL-10, CTL-09, CTL-10, CTL-12, CTL-15: a cluster from the class of the release, from its birth to its end. Its machines
-// change when the topology asks for it, and only then; and at each stage of its life the tools say what is the case.
+// ALL-10, CTL-09, CTL-10, CTL-12, CTL-15: a cluster is created from the class of the release, changed and deleted. Its
+// machines change only when the topology requires it. At each stage, the output of the tools is correct.
 func TestTopology(t *testing.T) {
 	const name, namespace = "topo", "classy"
 	kubeconfig := admin(plane)
@@ -32,6 +33,7 @@ func TestTopology(t *testing.T) {
 	}, "generate", "cluster", name, "--kubeconfig", kubeconfig, "--infrastructure", "capstan:"+version, "--flavor", "topology",
 		"--target-namespace", namespace, "--kubernetes-version", former,
 		"--control-plane-machine-count", "1", "--worker-machine-count", "1")
+	manifests = strings.NewReplacer("memory: 1536Mi\n", "memory: 1536Mi\n        disk: 5Gi\n", "memory: 768Mi\n", "memory: 768Mi\n        disk: 4Gi\n").Replace(manifests)
 	c := &harness.Cluster{Plane: plane, Namespace: namespace, Name: name}
 	t.Cleanup(func() { c.Delete(t) })
 
@@ -46,18 +48,18 @@ func TestTopology(t *testing.T) {
 		}
 	})
 
-	// Nowhere to go at first.
+	// At first, no host accepts machines.
 	local := hostOf(t)
 	local.patch(t, `{"spec":{"unschedulable":true}}`)
 	mustKubectl(t, kubeconfig, manifests, "apply", "-f", "-")
 	t.Run("described: waiting for a host", func(t *testing.T) {
-		says(t, c, []string{
+		wantOutput(t, c, []string{
 			`Cluster/topo Available: False NotAvailable`,
 			`CapstanCluster/topo-\S+ Ready: False NoHost .*is unschedulable`,
 			`CapstanControlPlane/topo-\S+ Available: False`,
 		}, []string{`capstancluster\S*/topo-\S+ .*False +NoHost`})
 	})
-	t.Run("every variable of the class does what it says", func(t *testing.T) { setVariables(t, namespace) })
+	t.Run("every variable of the class takes effect", func(t *testing.T) { setVariables(t, namespace) })
 	local.patch(t, `{"spec":{"unschedulable":null}}`)
 	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
 		_, err := plane.Capstan(ctx, "get", "kubeconfig", name, "--namespace", namespace)
@@ -66,15 +68,18 @@ func TestTopology(t *testing.T) {
 	c.Connect(t)
 	ready(t, c, 3)
 	t.Run("described: ready", func(t *testing.T) {
-		says(t, c, []string{`Cluster/topo Available: True`, `CapstanControlPlane/topo-\S+ Available: True`}, []string{`capstanmachine\S*/topo-\S+ .*True +Ready`})
+		wantOutput(t, c, []string{`Cluster/topo Available: True`, `CapstanControlPlane/topo-\S+ Available: True`}, []string{`capstanmachine\S*/topo-\S+ .*True +Ready`})
 		for _, m := range c.Machines(t) {
 			if _, pooled := m.Labels[clusterv1.MachinePoolNameLabel]; !pooled {
-				says(t, c, []string{`\nMachine/` + m.Name + ` Ready: True`, `CapstanMachine/` + m.Name + ` Ready: True`}, nil)
+				wantOutput(t, c, []string{`\nMachine/` + m.Name + ` Ready: True`, `CapstanMachine/` + m.Name + ` Ready: True`}, nil)
 			}
 		}
 	})
+	t.Run("the variables set the size of the disks", func(t *testing.T) {
+		haveDisks(t, c, map[string]string{clusterv1.MachineControlPlaneLabel: "5Gi", clusterv1.MachineDeploymentNameLabel: "4Gi", clusterv1.MachinePoolNameLabel: "4Gi"})
+	})
 	t.Run("another version: control plane first, then the workers", func(t *testing.T) { upgraded(t, c, manifests, former) })
-	t.Run("templates cannot be changed", func(t *testing.T) {
+	t.Run("the spec of a template is immutable", func(t *testing.T) {
 		for _, template := range []string{"capstanmachinetemplate/capstan-worker", "capstanclustertemplate/capstan-cluster", "capstanmachinepooltemplate/capstan-worker-pool"} {
 			patch := `{"spec":{"template":{"spec":{"hostSelector":{"matchLabels":{"a":"b"}}}}}}`
 			if strings.Contains(template, "pool") {
@@ -86,14 +91,14 @@ func TestTopology(t *testing.T) {
 			}
 		}
 	})
-	t.Run("more replicas and other labels replace nothing", func(t *testing.T) {
+	t.Run("more replicas and other labels replace no machine", func(t *testing.T) {
 		before := machines(t, c)
 		patchCluster(t, c, `[
 			{"op":"add","path":"/spec/topology/controlPlane/metadata","value":{"labels":{"team":"a"}}},
 			{"op":"add","path":"/spec/topology/workers/machineDeployments/0/metadata","value":{"labels":{"team":"a"}}},
 			{"op":"replace","path":"/spec/topology/workers/machineDeployments/0/replicas","value":2}]`)
 		ready(t, c, 4)
-		harness.Eventually(t, "the label arrives", time.Minute, func(context.Context) error {
+		harness.Eventually(t, "the label reaches the machine", time.Minute, func(context.Context) error {
 			for _, m := range c.Machines(t) {
 				if _, pooled := m.Labels[clusterv1.MachinePoolNameLabel]; !pooled && m.Labels["team"] != "a" {
 					return fmt.Errorf("%s has %v", m.Name, m.Labels)
@@ -108,31 +113,32 @@ func TestTopology(t *testing.T) {
 			}
 		}
 	})
-	t.Run("another size replaces the machines that have it", func(t *testing.T) {
+	t.Run("another size replaces the machines of this size", func(t *testing.T) {
 		before := machines(t, c)
-		// One machine deployment only.
+		// Only one machine deployment changes.
 		patchCluster(t, c, `[
 			{"op":"replace","path":"/spec/topology/workers/machineDeployments/0/replicas","value":1},
 			{"op":"add","path":"/spec/topology/workers/machineDeployments/0/variables","value":{"overrides":[{"name":"workerMachine","value":{"cpus":1,"memory":"800Mi","disk":"3Gi"}}]}}]`)
 		harness.Eventually(t, "new workers", 4*time.Minute, func(ctx context.Context) error {
 			for _, m := range c.Machines(t) {
-				if _, ok := m.Labels[clusterv1.MachineDeploymentNameLabel]; ok && (m.Spec.Memory.String() != "800Mi" || m.Spec.Disk.Size == nil || m.Spec.Disk.Size.String() != "3Gi") {
-					return fmt.Errorf("%s has %s of memory and %v of disk", m.Name, m.Spec.Memory, m.Spec.Disk.Size)
+				if _, ok := m.Labels[clusterv1.MachineDeploymentNameLabel]; ok && m.Spec.Memory.String() != "800Mi" {
+					return fmt.Errorf("%s has %s of memory", m.Name, m.Spec.Memory)
 				}
 			}
 			return c.NodesReady(ctx, 3)
 		})
+		haveDisks(t, c, map[string]string{clusterv1.MachineControlPlaneLabel: "5Gi", clusterv1.MachineDeploymentNameLabel: "3Gi", clusterv1.MachinePoolNameLabel: "4Gi"})
 		after := machines(t, c)
 		for _, m := range c.Machines(t) {
 			_, deployed := m.Labels[clusterv1.MachineDeploymentNameLabel]
 			if kept := before[m.Name] == after[m.Name]; kept == deployed {
-				t.Errorf("%s was kept: %v", m.Name, kept)
+				t.Errorf("%s was not replaced: %v", m.Name, kept)
 			}
 		}
 	})
-	t.Run("the same again changes nothing", func(t *testing.T) {
+	t.Run("the same manifest changes nothing", func(t *testing.T) {
 		before, generations := machines(t, c), templates(t, namespace)
-		// The topology controller compares everything anew, with dry runs.
+		// The topology controller compares all objects again, with dry runs.
 		mustKubectl(t, kubeconfig, "", "-n", namespace, "annotate", "cluster", name, "look=again")
 		settledTopology(t, c)
 		if after := machines(t, c); !maps.Equal(before, after) {
@@ -144,36 +150,63 @@ func TestTopology(t *testing.T) {
 	})
 	t.Run("described: the host is lost", func(t *testing.T) {
 		local.patch(t, `{"spec":{"address":"unix:///run/nonesuch.sock"}}`)
-		says(t, c, []string{
+		wantOutput(t, c, []string{
 			`CapstanCluster/topo-\S+ Ready: False NoHostConnected`,
 			`CapstanMachine/topo-\S+ MachineRunning: Unknown HostUnreachable Host local is not connected`,
 		}, []string{`capstanhost\S*/local +False +Unreachable`, `capstanmachine\S*/topo-\S+ .*HostUnreachable`})
 	})
 	t.Run("described: the deletion waits for the host", func(t *testing.T) {
 		mustKubectl(t, kubeconfig, "", "-n", namespace, "delete", "cluster", name, "--wait=false")
-		says(t, c, []string{
+		wantOutput(t, c, []string{
 			`Cluster/topo Deleting: True`,
 			`CapstanMachine/topo-\S+ Deleting: True DeletionBlocked Host local is not connected`,
 		}, nil)
 		local.patch(t, fmt.Sprintf(`{"spec":{"address":%q}}`, local.address))
 	})
-	t.Run("delete leaves the class only", func(t *testing.T) {
+	t.Run("only the class remains after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		if left := machines(t, c); len(left) > 0 {
-			t.Errorf("left: %v", left)
+			t.Errorf("remaining: %v", left)
 		}
 		out := mustKubectl(t, kubeconfig, "", "-n", namespace, "get", "cluster-api,capstan", "-o", "name")
 		for line := range strings.Lines(out) {
-			kept := []string{"template.", "clusterclass.", "capstanhost."}
+			kept := []string{"template.", "clusterclass.", "capstanhost.", "extensionconfig."} // an ExtensionConfig belongs to the plane
 			if !slices.ContainsFunc(kept, func(kind string) bool { return strings.Contains(line, kind) }) {
-				t.Errorf("left: %s", line)
+				t.Errorf("remaining: %s", line)
 			}
 		}
 	})
 }
 
-// upgraded takes the topology to the next minor version. A dry run tells beforehand that admission accepts it. No
-// worker is made anew before the control plane is done with, and no template for it: only the version is another one.
+// haveDisks checks the disk size of each machine with a label, and the storage that its Node reports. The file system of
+// the disk is smaller because of its tables.
+func haveDisks(t *testing.T, c *harness.Cluster, sizes map[string]string) {
+	t.Helper()
+	checked := map[string]bool{}
+	for _, m := range c.Machines(t) {
+		node := &corev1.Node{}
+		if err := c.Client.Get(t.Context(), client.ObjectKey{Name: m.Name}, node); err != nil {
+			t.Fatal(err)
+		}
+		for label, size := range sizes {
+			if _, ok := m.Labels[label]; !ok {
+				continue
+			}
+			checked[label] = true
+			want, reported := resource.MustParse(size), node.Status.Capacity.StorageEphemeral().Value()
+			if m.Spec.Disk.Size == nil || m.Spec.Disk.Size.Cmp(want) != 0 || reported > want.Value() || reported < want.Value()*8/10 {
+				t.Errorf("%s: want a disk of %s, got %v, and the Node reports %d bytes", m.Name, size, m.Spec.Disk.Size, reported)
+			}
+		}
+	}
+	if len(checked) != len(sizes) {
+		t.Errorf("machines with the labels %v exist, want %v", checked, sizes)
+	}
+}
+
+// upgraded upgrades the topology to the next minor version. A dry run shows first that admission accepts it. No worker
+// is replaced before the control plane is complete. The templates of the workers are not replaced, because only the
+// version changes.
 func upgraded(t *testing.T, c *harness.Cluster, manifests, former string) {
 	kubeconfig := admin(c.Plane)
 	settledTopology(t, c)
@@ -184,7 +217,7 @@ func upgraded(t *testing.T, c *harness.Cluster, manifests, former string) {
 		t.Errorf("machines before the dry run %v, after it %v", before, after)
 	}
 	patchCluster(t, c, fmt.Sprintf(`[{"op":"replace","path":"/spec/topology/version","value":%q}]`, harness.KubernetesVersion))
-	says(t, c, []string{`Cluster/topo RollingOut: True`, `CapstanControlPlane/topo-\S+ RollingOut: True`}, nil)
+	wantOutput(t, c, []string{`Cluster/topo RollingOut: True`, `CapstanControlPlane/topo-\S+ RollingOut: True`}, nil)
 	harness.Eventually(t, "three machines of the new version", 5*time.Minute, func(ctx context.Context) error {
 		controlPlane, workers := versionsOf(t, c)
 		if slices.Contains(workers, harness.KubernetesVersion) && slices.Contains(controlPlane, former) {
@@ -198,7 +231,7 @@ func upgraded(t *testing.T, c *harness.Cluster, manifests, former string) {
 	})
 	for name := range machines(t, c) {
 		if before[name] != "" {
-			t.Errorf("%s is of the former version still", name)
+			t.Errorf("%s still has the former version", name)
 		}
 	}
 	if after := templates(t, c.Namespace); !slices.Equal(kept, after) {
@@ -213,11 +246,11 @@ func upgraded(t *testing.T, c *harness.Cluster, manifests, former string) {
 			t.Errorf("the kubelet of %s is of version %s", node.Name, got)
 		}
 	}
-	says(t, c, []string{`Cluster/topo RollingOut: False`, `Cluster/topo Available: True`}, nil)
+	wantOutput(t, c, []string{`Cluster/topo RollingOut: False`, `Cluster/topo Available: True`}, nil)
 }
 
-// versionsOf lists the versions of the control plane's and the workers' Machines; those of pools have one when their
-// Node has.
+// versionsOf lists the versions of the control plane's and the workers' Machines. A Machine of a pool has a version
+// after its Node has one.
 func versionsOf(t *testing.T, c *harness.Cluster) (controlPlane, workers []string) {
 	t.Helper()
 	list := &clusterv1.MachineList{}
@@ -234,7 +267,7 @@ func versionsOf(t *testing.T, c *harness.Cluster) (controlPlane, workers []strin
 	return controlPlane, workers
 }
 
-// settledTopology waits until the topology controller has nothing left to do.
+// settledTopology waits until the topology controller has no changes left.
 func settledTopology(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	harness.Eventually(t, "the topology is reconciled", 2*time.Minute, func(ctx context.Context) error {
@@ -255,7 +288,7 @@ func ready(t *testing.T, c *harness.Cluster, n int) {
 	harness.Eventually(t, fmt.Sprintf("%d Nodes of %s", n, c.Name), 4*time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, n) })
 }
 
-// machines maps names to the ids that the machines have on their host.
+// machines returns the names of machines with their ids on their host.
 func machines(t *testing.T, c *harness.Cluster) map[string]string {
 	t.Helper()
 	ids := map[string]string{}

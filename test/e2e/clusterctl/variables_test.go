@@ -19,7 +19,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// everyVariable sets all that the class has beside the sizes.
+// everyVariable sets all variables of the class except the sizes.
 const everyVariable = `
     variables:
     - {name: podNetwork, value: None}
@@ -30,7 +30,7 @@ const everyVariable = `
     - {name: addressPool, value: {kind: GlobalCapstanIPPool, name: machines}}
 `
 
-// ownSettings are settings of a user's copy of the class that no variable of the class covers.
+// ownSettings are settings in a user's copy of the class for which the class has no variable.
 var ownSettings = strings.NewReplacer(
 	"name: capstan\n", "name: own\n",
 	"name: capstan-", "name: own-",
@@ -38,8 +38,8 @@ var ownSettings = strings.NewReplacer(
 	"        mode: Managed\n", "        mode: Managed\n        port: 7443\n",
 )
 
-// setVariables makes a cluster with every variable of the class, and checks the objects that the topology controller
-// makes. The class is a user's copy with settings of its own, which must survive the patches of the class. The pools
+// setVariables creates a cluster with every variable of the class, and checks the objects that the topology controller
+// creates. The class is a user's copy with additional settings. The patches of the class must preserve them. The pools
 // do not exist, so that no machine starts.
 func setVariables(t *testing.T, namespace string) {
 	t.Helper()
@@ -64,11 +64,11 @@ spec:
       machineDeployments: [{class: worker, name: md-0, replicas: 0}]
       machinePools: [{class: worker, name: mp-0, replicas: 0}]
 `, namespace, harness.FormerMinor(t))+everyVariable, "apply", "-f", "-")
-	harness.Eventually(t, "the objects of the topology", 3*time.Minute, func(ctx context.Context) error { return varied(ctx, c) })
+	harness.Eventually(t, "the objects of the topology", 3*time.Minute, func(ctx context.Context) error { return checkVariables(ctx, c) })
 }
 
-// varied says which object does not have what the variables say.
-func varied(ctx context.Context, c *harness.Cluster) error {
+// checkVariables returns an error for the object that does not match the variables.
+func checkVariables(ctx context.Context, c *harness.Cluster) error {
 	of := []client.ListOption{client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name, clusterv1.ClusterTopologyOwnedLabel: ""}}
 	clusters, controlPlanes := &infrav1.CapstanClusterList{}, &controlplanev1.CapstanControlPlaneList{}
 	machineTemplates, pools := &infrav1.CapstanMachineTemplateList{}, &infrav1.CapstanMachinePoolList{}
@@ -78,7 +78,7 @@ func varied(ctx context.Context, c *harness.Cluster) error {
 		}
 	}
 	if len(clusters.Items) != 1 || len(controlPlanes.Items) != 1 || len(machineTemplates.Items) != 2 || len(pools.Items) != 1 {
-		return fmt.Errorf("there are %d, %d, %d and %d", len(clusters.Items), len(controlPlanes.Items), len(machineTemplates.Items), len(pools.Items))
+		return fmt.Errorf("got %d, %d, %d and %d objects", len(clusters.Items), len(controlPlanes.Items), len(machineTemplates.Items), len(pools.Items))
 	}
 	spec := clusters.Items[0].Spec
 	if want := (infrav1.ClusterNetworkSpec{MachineCIDR: "10.231.0.0/24", MachineIPv6CIDR: "fd00:10:231::/64"}); spec.Network != want {

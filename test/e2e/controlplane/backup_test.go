@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"os"
@@ -24,7 +23,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/util/cert"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -35,20 +33,21 @@ import (
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
+	"capstan.dev/capstan/internal/manifest"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// backupsPath is where machines find the backups of their cluster.
+// backupsPath is the path at which machines find the backups of their cluster.
 const backupsPath = "/var/lib/capstan/backups"
 
-// TestBackupAndRestore backs a cluster of three machines up, by schedule to a directory and on demand to an S3 store. It asks
-// for a backup that does not exist, destroys two machines for good, takes the cluster back to the backup in the S3 store, and
-// begins another cluster with the one in the directory.
+// TestBackupAndRestore backs up a cluster of three machines: by schedule to a directory, and on demand to an S3 store.
+// It requests a restore of a backup that does not exist. It destroys two machines permanently and restores the cluster
+// from the backup in the S3 store. It creates another cluster from the backup in the directory.
 func TestBackupAndRestore(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "bk", "--workers", "1", "--control-plane-machines", "3"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
 	harness.Eventually(t, "three machines", limit, func(ctx context.Context) error { return s.NodesReady(ctx, 4) })
-	// Not a ConfigMap: a Secret is encrypted in etcd, so the restored cluster needs the key.
+	// This is a Secret, not a ConfigMap: it is encrypted in etcd, so the restored cluster needs the key.
 	s.write(t, "before")
 
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
@@ -78,11 +77,11 @@ func TestBackupAndRestore(t *testing.T) {
 	if now := s.mustMachines(t); !maps.EqualFunc(now, before, func(a, b clusterv1.Machine) bool { return a.UID == b.UID && a.DeletionTimestamp.IsZero() }) {
 		t.Fatalf("%v became %v, although the backup does not exist", slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(now)))
 	}
-	s.holds(t, "after", "")
+	s.wantContent(t, "after", "")
 	for _, name := range slices.Sorted(maps.Keys(before))[:2] {
 		destroy(t, s, name)
 	}
-	harness.Eventually(t, "the loss of the majority is told", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the loss of the majority is reported", limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
 			return err
@@ -97,7 +96,7 @@ func TestBackupAndRestore(t *testing.T) {
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = demanded.Name })
 	s.restored(t)
 	t.Logf("the cluster served %.1f s after spec.restore was set", time.Since(start).Seconds())
-	s.holds(t, "before", "after")
+	s.wantContent(t, "before", "after")
 	harness.Eventually(t, "three machines again", limit, func(ctx context.Context) error {
 		now, err := s.machines(ctx)
 		if err != nil {
@@ -105,7 +104,7 @@ func TestBackupAndRestore(t *testing.T) {
 		}
 		for name := range now {
 			if _, old := before[name]; old {
-				return fmt.Errorf("%s is still there", name)
+				return fmt.Errorf("%s still exists", name)
 			}
 		}
 		cp, err := s.controlPlane(ctx)
@@ -121,12 +120,12 @@ func TestBackupAndRestore(t *testing.T) {
 	s.write(t, "later")
 
 	t.Run("a new cluster", func(t *testing.T) { restoreIntoAnother(t, s, scheduled) })
-	s.holds(t, "before", "after")
-	s.holds(t, "later", "")
+	s.wantContent(t, "before", "after")
+	s.wantContent(t, "later", "")
 }
 
-// s3Store starts a real S3-compatible server on the box, at the address of the box that the cluster's machines know, and makes
-// the Secrets that users make for it. data is its folder.
+// s3Store starts a real S3-compatible server on the host, at an address that the cluster's machines can reach. It
+// creates the Secrets of a user for it. data is its folder.
 func s3Store(t *testing.T, s *subject) (store etcdv1.BackupStore, data string) {
 	t.Helper()
 	cluster := &clusterv1.Cluster{}
@@ -187,7 +186,8 @@ func s3Store(t *testing.T, s *subject) (store etcdv1.BackupStore, data string) {
 	}}, data
 }
 
-// refused asks for a restore that cannot be, waits until one of the machines has found that out, and takes the wish back.
+// refused requests a restore that is impossible, waits until one of the machines reports that, and withdraws the
+// request.
 func (s *subject) refused(t *testing.T, backup, why string) {
 	t.Helper()
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Name = backup })
@@ -204,7 +204,7 @@ func (s *subject) refused(t *testing.T, backup, why string) {
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore = controlplanev1.RestoreSpec{} })
 }
 
-// write makes a Secret in the cluster.
+// write creates a Secret in the cluster.
 func (s *subject) write(t *testing.T, name string) {
 	t.Helper()
 	harness.Eventually(t, "writing "+name, limit, func(ctx context.Context) error {
@@ -216,10 +216,10 @@ func (s *subject) write(t *testing.T, name string) {
 	})
 }
 
-// holds checks that the cluster has what was written, and not what it has lost.
-func (s *subject) holds(t *testing.T, has, hasNot string) {
+// wantContent checks that the cluster contains the writes from before the backup, and none from after it.
+func (s *subject) wantContent(t *testing.T, has, hasNot string) {
 	t.Helper()
-	harness.Eventually(t, "what is in the cluster", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the content of the cluster", limit, func(ctx context.Context) error {
 		found := &corev1.Secret{}
 		if err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: has}, found); err != nil {
 			return err
@@ -232,13 +232,13 @@ func (s *subject) holds(t *testing.T, has, hasNot string) {
 		}
 		err := s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: hasNot}, found)
 		if err == nil {
-			return fmt.Errorf("%s is there, which was written after the backup", hasNot)
+			return fmt.Errorf("%s exists, but it was written after the backup", hasNot)
 		}
 		return client.IgnoreNotFound(err)
 	})
 }
 
-// backup waits until there is a backup.
+// backup waits until a backup exists.
 func (s *subject) backup(t *testing.T, trigger etcdv1.BackupTrigger, request string) (out controlplanev1.BackupStatus) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprintf("a backup %s %s", trigger, request), limit, func(ctx context.Context) error {
@@ -257,10 +257,10 @@ func (s *subject) backup(t *testing.T, trigger etcdv1.BackupTrigger, request str
 	return out
 }
 
-// restored waits until the cluster was restored.
+// restored waits until the cluster is restored.
 func (s *subject) restored(t *testing.T) {
 	t.Helper()
-	harness.Eventually(t, "it is restored", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the cluster is restored", limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
 			return err
@@ -273,7 +273,7 @@ func (s *subject) restored(t *testing.T) {
 	})
 }
 
-// destroy takes a machine's disk away and kills it: it can never come back.
+// destroy removes a machine's disk and kills the machine, so that it can never start again.
 func destroy(t *testing.T, s *subject, name string) {
 	t.Helper()
 	infra := &infrav1.CapstanMachine{}
@@ -298,7 +298,7 @@ func destroy(t *testing.T, s *subject, name string) {
 	}
 }
 
-// restoreIntoAnother begins another cluster with a backup: it waits for the keys of the one that was backed up.
+// restoreIntoAnother creates another cluster from a backup. It waits for the keys of the original cluster.
 func restoreIntoAnother(t *testing.T, s *subject, b controlplanev1.BackupStatus) {
 	const name = "bk2"
 	from, to := filepath.Join(plane.Root, "backups", s.Namespace, s.Name), filepath.Join(plane.Root, "backups", s.Namespace, name)
@@ -337,18 +337,18 @@ func restoreIntoAnother(t *testing.T, s *subject, b controlplanev1.BackupStatus)
 	}
 	other.restored(t)
 	other.Connect(t)
-	other.holds(t, "before", "after")
+	other.wantContent(t, "before", "after")
 	harness.Eventually(t, "only its own Nodes", limit, func(ctx context.Context) error { return other.NodesReady(ctx, 1) })
 	restoreAgain(t, other)
 }
 
-// restoreAgain takes a cluster that serves back to the backup that it comes from, once its machine has looked at that.
+// restoreAgain restores a running cluster from the backup that it comes from, after a machine has checked the backup.
 func restoreAgain(t *testing.T, s *subject) {
 	before := s.mustMachines(t)
 	s.write(t, "lost")
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Restore.Attempt = "2" })
 	reasons := map[string]bool{}
-	harness.Eventually(t, "it is restored again", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the cluster is restored again", limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
 			return err
@@ -360,29 +360,22 @@ func restoreAgain(t *testing.T, s *subject) {
 		return nil
 	})
 	if !reasons[controlplanev1.RestoringReason] || reasons[controlplanev1.RestoringUncheckedReason] {
-		t.Errorf("no machine has looked at the backup: %v", slices.Sorted(maps.Keys(reasons)))
+		t.Errorf("no machine has checked the backup: %v", slices.Sorted(maps.Keys(reasons)))
 	}
 	for name := range s.mustMachines(t) {
 		if _, old := before[name]; old {
-			t.Errorf("%s is still there", name)
+			t.Errorf("%s still exists", name)
 		}
 	}
-	s.holds(t, "before", "lost")
+	s.wantContent(t, "before", "lost")
 }
 
-// objectsOf reads YAML documents.
+// objectsOf parses YAML documents.
 func objectsOf(t *testing.T, text string) []*unstructured.Unstructured {
 	t.Helper()
-	var out []*unstructured.Unstructured
-	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096); ; {
-		object := &unstructured.Unstructured{}
-		switch err := decoder.Decode(object); {
-		case errors.Is(err, io.EOF):
-			return out
-		case err != nil:
-			t.Fatal(err)
-		case len(object.Object) > 0:
-			out = append(out, object)
-		}
+	out, err := manifest.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
 	}
+	return out
 }

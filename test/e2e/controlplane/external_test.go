@@ -26,15 +26,16 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// The cluster's network is a known one, so that etcd can be where its machines reach it: at the host's end.
+// The cluster has a fixed network, so that etcd can listen on an address that its machines reach: the host's address in
+// it.
 const (
 	externalNetwork = "10.231.0.0/24"
 	externalHost    = "10.231.0.1"
 	externalPort    = "12379"
 )
 
-// TestExternalEtcd_CP15 makes a cluster with an etcd of the user's, which runs outside of the machines and wants
-// client certificates. What is missing or broken is said, and nothing is made until it is mended.
+// TestExternalEtcd_CP15 creates a cluster with an etcd of the user. It runs outside of the machines and requires client
+// certificates. A condition reports a missing or broken Secret, and no Machine is created until the user corrects it.
 func TestExternalEtcd_CP15(t *testing.T) {
 	dir := t.TempDir()
 	etcdCertificates(t, dir)
@@ -56,41 +57,41 @@ func TestExternalEtcd_CP15(t *testing.T) {
 	t.Cleanup(func() { s.Delete(t) })
 	plane.Must(t, "create", "cluster", "ext", "--from", file, "--workers", "0", "--wait=false")
 
-	s.says(t, "the secret ext-etcd does not exist: an external etcd needs it")
-	s.says(t, "the secret ext-apiserver-etcd-client does not exist: an external etcd needs it")
-	s.keep(t, secret.EtcdCA, file, "") // no certificate
+	s.wantMessage(t, "the secret ext-etcd does not exist: an external etcd needs it")
+	s.wantMessage(t, "the secret ext-apiserver-etcd-client does not exist: an external etcd needs it")
+	s.keep(t, secret.EtcdCA, file, "") // not a certificate
 	s.keep(t, secret.APIServerEtcdClient, filepath.Join(dir, "client.crt"), filepath.Join(dir, "server.key"))
-	s.says(t, "the secret ext-apiserver-etcd-client is broken")
+	s.wantMessage(t, "the secret ext-apiserver-etcd-client is broken")
 	if n := len(s.mustMachines(t)); n > 0 {
-		t.Errorf("%d Machines were made", n)
+		t.Errorf("%d Machines were created", n)
 	}
 	s.keep(t, secret.EtcdCA, filepath.Join(dir, "ca.crt"), "")
 	s.keep(t, secret.APIServerEtcdClient, filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key"))
 
 	startEtcd(t, dir)
-	s.serves(t, 1)
+	s.wantServing(t, 1)
 	s.Connect(t)
 	s.MustKubectl(t, "create", "configmap", "kept")
 	if out, err := etcdctl(t, dir, true, "get", "--keys-only", "/registry/configmaps/default/kept"); err != nil || !strings.Contains(out, "kept") {
-		t.Errorf("etcd has not what was written: %q, %v", out, err)
+		t.Errorf("etcd does not contain the written object: %q, %v", out, err)
 	}
 	if out, err := etcdctl(t, dir, false, "get", "--keys-only", "/registry/configmaps/default/kept"); err == nil {
-		t.Errorf("etcd takes anybody: %q", out)
+		t.Errorf("etcd accepts clients without a certificate: %q", out)
 	}
-	// Without members on the machines any number of them is good.
+	// Without members on the machines, any number of machines is valid.
 	s.scale(t, 2)
-	s.serves(t, 2)
+	s.wantServing(t, 2)
 	for name := range s.mustMachines(t) {
 		if found := plane.Find(t, name, "etcd"); len(found) > 0 {
-			t.Errorf("%s runs an etcd of its own", name)
+			t.Errorf("%s runs etcd", name)
 		}
 	}
 	s.scale(t, 1)
-	s.serves(t, 1)
+	s.wantServing(t, 1)
 	s.MustKubectl(t, "get", "configmap", "kept")
 }
 
-// etcdCertificates makes the certificates of etcd and of its client below dir.
+// etcdCertificates creates the certificates of etcd and of its client below dir.
 func etcdCertificates(t *testing.T, dir string) {
 	t.Helper()
 	if err := certfiles.EnsureAuthority(dir, "ca", "etcd", time.Now()); err != nil {
@@ -106,7 +107,7 @@ func etcdCertificates(t *testing.T, dir string) {
 	}
 }
 
-// keep puts a certificate, and its key if there is one, into a secret of the cluster's.
+// keep stores a certificate, and its key if there is one, in a Secret of the cluster.
 func (s *subject) keep(t *testing.T, purpose secret.Purpose, certFile, keyFile string) {
 	t.Helper()
 	data := map[string][]byte{}
@@ -133,8 +134,8 @@ func (s *subject) keep(t *testing.T, purpose secret.Purpose, certFile, keyFile s
 	}
 }
 
-// says waits until CertificatesAvailable says what is wrong.
-func (s *subject) says(t *testing.T, words string) {
+// wantMessage waits until the condition CertificatesAvailable has the message.
+func (s *subject) wantMessage(t *testing.T, words string) {
 	t.Helper()
 	harness.Eventually(t, "CertificatesAvailable: "+words, limit, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
@@ -148,8 +149,8 @@ func (s *subject) says(t *testing.T, words string) {
 	})
 }
 
-// serves waits until there are n Machines, all of them ready, and the control plane is available.
-func (s *subject) serves(t *testing.T, n int32) {
+// wantServing waits until n Machines are ready and the control plane is available.
+func (s *subject) wantServing(t *testing.T, n int32) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprintf("%d machines that serve", n), limit, func(ctx context.Context) error {
 		machines, err := s.machines(ctx)
@@ -167,7 +168,7 @@ func (s *subject) serves(t *testing.T, n int32) {
 	})
 }
 
-// startEtcd starts etcd as soon as the host has its address in the cluster's network. It ends with the test.
+// startEtcd starts etcd as soon as the host has its address in the cluster's network. etcd ends with the test.
 func startEtcd(t *testing.T, dir string) {
 	t.Helper()
 	harness.Eventually(t, "the host's address in "+externalNetwork, limit, func(context.Context) error {

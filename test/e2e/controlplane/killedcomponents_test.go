@@ -19,17 +19,17 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// killer kills something again and again. What it kills is back within seconds.
+// killer kills processes repeatedly. A killed process runs again within seconds.
 type killer struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 	killed []string
 }
 
-// killEvery leaves time to come back.
+// killEvery leaves time for the restart.
 const killEvery = 12 * time.Second
 
-// startKiller calls kill, which says what it has killed, with 0, 1, 2 and so on.
+// startKiller calls kill with 0, 1, 2 and so on. kill returns the name of the killed process.
 func startKiller(t *testing.T, every time.Duration, kill func(n int) (string, error)) *killer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -39,15 +39,19 @@ func startKiller(t *testing.T, every time.Duration, kill func(n int) (string, er
 			if what, err := kill(n); err == nil {
 				k.killed = append(k.killed, what)
 			}
-			pause(ctx, every)
+			select {
+			case <-ctx.Done():
+			case <-time.After(every):
+			}
 		}
 	})
 	t.Cleanup(k.end)
 	return k
 }
 
-// startInTurn kills whole machines, API servers and members of etcd in turn, as many rounds as told: what is killed for
-// ever is never done. The next one is killed when all is well again, so that a slow box gets somewhere, too.
+// startInTurn kills whole machines, API servers and members of etcd in turn, for a number of rounds. An operation would
+// never complete under unlimited kills. The next kill waits until all members are healthy again, so that the operation
+// makes progress on a slow host, too.
 func (s *subject) startInTurn(t *testing.T, rounds int) *killer {
 	t.Helper()
 	services := []string{"capstan-init", "kube-apiserver", "etcd"}
@@ -55,11 +59,11 @@ func (s *subject) startInTurn(t *testing.T, rounds int) *killer {
 	return startKiller(t, killEvery, func(int) (string, error) {
 		switch {
 		case killed == rounds*len(services):
-			return "", errors.New("enough is killed")
+			return "", errors.New("the killer has done its rounds")
 		case !s.well(context.WithoutCancel(t.Context())):
-			return "", errors.New("the last one is not back yet")
+			return "", errors.New("the last killed process does not run yet")
 		}
-		// Another machine in each round.
+		// Each round kills another machine.
 		what, err := killOn(s.Name, services[killed%len(services)], killed+killed/len(services), 3)
 		if err == nil {
 			killed++
@@ -68,7 +72,7 @@ func (s *subject) startInTurn(t *testing.T, rounds int) *killer {
 	})
 }
 
-// well says that there are three voting members at least, and that all of them are healthy.
+// well reports whether there are at least three voting members, all of them healthy.
 func (s *subject) well(ctx context.Context) bool {
 	members := &etcdv1.EtcdMemberList{}
 	if err := s.etcd.List(ctx, members); err != nil {
@@ -89,7 +93,7 @@ func (s *subject) well(ctx context.Context) bool {
 
 func (k *killer) end() { k.stop(); k.done.Wait() }
 
-// killOn kills the service on the n-th of the machines that run it, if there are enough of them.
+// killOn kills the service on the n-th of the machines that run it, if enough machines run it.
 func killOn(cluster, service string, n, least int) (string, error) {
 	all, err := harness.Processes()
 	if err != nil {
@@ -97,13 +101,13 @@ func killOn(cluster, service string, n, least int) (string, error) {
 	}
 	var running []harness.Process
 	for _, p := range all {
-		// PID 1 of a machine has no arguments; the same program with some is its agent.
+		// PID 1 of a machine has no arguments. The same program with arguments is its agent.
 		if p.Name == service && strings.HasPrefix(p.Machine, cluster+"-control-plane-") && (service != "capstan-init" || len(p.Args) == 1) {
 			running = append(running, p)
 		}
 	}
 	if len(running) < max(1, least) {
-		return "", errors.New("one is away already")
+		return "", errors.New("another one does not run")
 	}
 	slices.SortFunc(running, func(a, b harness.Process) int { return strings.Compare(a.Machine, b.Machine) })
 	victim := running[n%len(running)]
@@ -111,14 +115,14 @@ func killOn(cluster, service string, n, least int) (string, error) {
 }
 
 const (
-	// killSoon is shorter than a machine needs to join, so that it is hit on its way.
+	// killSoon is shorter than the join of a machine, so that the kill interrupts the join.
 	killSoon = 4 * time.Second
-	// longPatience: while there are two members, the majority is gone when one of them starts again.
+	// longPatience: with two members, etcd has no majority while one of them restarts.
 	longPatience = time.Minute
 )
 
-// TestKilledWhileScaled scales from 1 to 3 and back while API servers, members of etcd, whole machines and the
-// manager are killed (CP-03, CP-16). It ends right, and every acknowledged write is found.
+// TestKilledWhileScaled scales from 1 to 3 and back. Meanwhile API servers, members of etcd, whole machines and the
+// manager are killed (CP-03, CP-16). The control plane reaches its desired state, and no acknowledged write is lost.
 func TestKilledWhileScaled(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "kill", "--workers", "0"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
@@ -139,8 +143,8 @@ func TestKilledWhileScaled(t *testing.T) {
 				}
 				return killOn(s.Name, "capstan-init", i/4, 2)
 			})
-			// A while of it is enough: what is killed for ever is never done.
-			harness.Eventually(t, "enough is killed", limit, func(ctx context.Context) error {
+			// The kills end after some time, because the operation would never complete otherwise.
+			harness.Eventually(t, "the killer has done its rounds", limit, func(ctx context.Context) error {
 				voters, while := s.voters(ctx), time.Since(start)
 				if while < 4*killSoon || while < 8*killSoon && voters != n {
 					return fmt.Errorf("%d voters of %d", voters, n)
@@ -149,16 +153,16 @@ func TestKilledWhileScaled(t *testing.T) {
 			})
 			k.end()
 			s.settled(t, n)
-			t.Logf("took %.1f s; killed meanwhile: %s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), strings.Join(k.killed, ", "), w.longestGap().Seconds())
+			t.Logf("took %.1f s; killed meanwhile: %s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), strings.Join(k.killed, ", "), w.LongestGap().Seconds())
 			if len(k.killed) == 0 {
-				t.Error("nothing was killed")
+				t.Error("no process was killed")
 			}
 		})
 	}
 	w.check(t)
 }
 
-// killManagers kills the manager of this plane; the plane starts it again.
+// killManagers kills the manager of this plane. The plane starts it again.
 func killManagers() error {
 	all, err := harness.Processes()
 	if err != nil {
@@ -172,7 +176,7 @@ func killManagers() error {
 	return errors.New("no manager runs")
 }
 
-// voters are how many members have a vote; -1 when nobody can be asked.
+// voters returns the number of voting members, or -1 if no API server responds.
 func (s *subject) voters(ctx context.Context) int {
 	members := &etcdv1.EtcdMemberList{}
 	if err := s.etcd.List(ctx, members); err != nil {

@@ -27,19 +27,20 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// limit is how long one step may take on a busy box.
+// limit is the timeout of one step on a busy host.
 const limit = 4 * time.Minute
 
-// subject is a cluster whose control plane is put to the test.
+// subject is the cluster whose control plane is tested.
 type subject struct {
 	*harness.Cluster
-	etcd   client.Client // knows EtcdMembers
+	etcd   client.Client // a client with the kind EtcdMember
 	made   map[string]bool
-	writer *writer // of TestLife
+	writer *writer // the writer of TestLife
 }
 
-// TestLife takes one control plane through its life, under a load of writes: 1, 3, 5, 3 and 1 machines (CP-03,
-// CP-04), a rollout of another template, a deleted Machine, one that is killed for good (CP-10), lost owner references (ALL-11).
+// TestLife changes one control plane in many ways, with a client that writes: 1, 3, 5, 3 and 1 machines (CP-03, CP-04),
+// a rollout of another template, metadata of Nodes (CP-17), a deleted Machine, a machine that is killed permanently
+// (CP-10), lost owner references (ALL-11).
 func TestLife(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ha", "--workers", "0"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
@@ -53,21 +54,21 @@ func TestLife(t *testing.T) {
 		{"labels and annotations reach the Node", reachNode},
 		{"from 1 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
 		{"lost owner references", lostOwners},
-		{"etcd's leader is cut off", cutOff},
+		{"the machine of etcd's leader is cut off", cutOff},
 		{"packets are lost", losePackets},
-		{"etcd's members answer late", slowMembers},
+		{"messages between etcd members are delayed", slowMembers},
 		{"a rollout of another template", rollOut},
 		{"a deleted Machine is replaced", deleteOne},
-		{"a machine that is killed for good is replaced", killOne},
+		{"a permanently killed machine is replaced", killOne},
 		{"from 3 to 5", func(t *testing.T, s *subject) { s.scale(t, 5); s.settled(t, 5) }},
 		{"from 5 to 3", func(t *testing.T, s *subject) { s.scale(t, 3); s.settled(t, 3) }},
 		{"from 3 to 1", func(t *testing.T, s *subject) { s.scale(t, 1); s.settled(t, 1) }},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
-			w.longestGap()
+			w.LongestGap()
 			start := time.Now()
 			part.run(t, s)
-			t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.longestGap().Seconds())
+			t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.LongestGap().Seconds())
 		}) {
 			t.FailNow()
 		}
@@ -76,8 +77,8 @@ func TestLife(t *testing.T) {
 	goneWithoutOwners(t, s)
 }
 
-// reachNode (CP-17): what the template of the machines has for Nodes reaches the Node of a machine that runs, changes there and
-// goes, while the machine stays. What is not for Nodes stays away.
+// reachNode (CP-17): metadata for Nodes in the template of the machines is added to the Node of a running machine,
+// changed and removed. The machine is not replaced. Metadata that is not for Nodes is not copied.
 func reachNode(t *testing.T, s *subject) {
 	machines := s.mustMachines(t)
 	nodes := s.Client
@@ -101,7 +102,7 @@ func reachNode(t *testing.T, s *subject) {
 					return fmt.Errorf("labels %v, annotations %v", node.Labels, node.Annotations)
 				}
 				if node.Labels["team"]+node.Annotations["note"] != "" {
-					t.Errorf("the Node got what is not for it: %v, %v", node.Labels, node.Annotations)
+					t.Errorf("the Node has metadata that is not for Nodes: %v, %v", node.Labels, node.Annotations)
 				}
 			}
 			return nil
@@ -110,7 +111,7 @@ func reachNode(t *testing.T, s *subject) {
 	s.settled(t, len(machines))
 	for name, m := range s.mustMachines(t) {
 		if m.UID != machines[name].UID {
-			t.Errorf("Machine %s is another one", name)
+			t.Errorf("Machine %s was replaced", name)
 		}
 	}
 }
@@ -144,7 +145,7 @@ func (s *subject) controlPlane(ctx context.Context) (*controlplanev1.CapstanCont
 	return &list.Items[0], nil
 }
 
-// machines are the Machines of the control plane by name.
+// machines returns the Machines of the control plane by name.
 func (s *subject) machines(ctx context.Context) (map[string]clusterv1.Machine, error) {
 	list := &clusterv1.MachineList{}
 	if err := plane.Client.List(ctx, list, client.InNamespace(s.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: s.Name}, client.HasLabels{clusterv1.MachineControlPlaneLabel}); err != nil {
@@ -166,7 +167,7 @@ func (s *subject) mustMachines(t *testing.T) map[string]clusterv1.Machine {
 	return out
 }
 
-// change changes the control plane, again when somebody else has written.
+// change changes the control plane. It repeats the change after a conflict.
 func (s *subject) change(t *testing.T, change func(*controlplanev1.CapstanControlPlane)) {
 	t.Helper()
 	harness.Eventually(t, "a change of the control plane", 30*time.Second, func(ctx context.Context) error {
@@ -185,7 +186,7 @@ func (s *subject) scale(t *testing.T, n int32) {
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) { cp.Spec.Replicas = &n })
 }
 
-// settled waits until there are n Machines, up to date, with n healthy voting members and n Nodes, and nothing else.
+// settled waits until there are exactly n Machines, all up to date, n healthy voting members, and n Nodes.
 func (s *subject) settled(t *testing.T, n int) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprintf("%d healthy machines", n), limit, func(ctx context.Context) error {
@@ -237,7 +238,7 @@ func explain(cp *controlplanev1.CapstanControlPlane, machines map[string]cluster
 	return out.String()
 }
 
-// rollOut gives the machines another template, which takes other machines, while API servers, members of etcd and whole
+// rollOut changes the template of the machines, which replaces them, while API servers, members of etcd and whole
 // machines are killed.
 func rollOut(t *testing.T, s *subject) {
 	before := s.mustMachines(t)
@@ -258,7 +259,7 @@ func rollOut(t *testing.T, s *subject) {
 		cp.Spec.MachineTemplate.Spec.InfrastructureRef.Name = other.Name
 	})
 	most := 0
-	harness.Eventually(t, "all Machines are other ones", 2*limit, func(ctx context.Context) error {
+	harness.Eventually(t, "all Machines are replaced", 2*limit, func(ctx context.Context) error {
 		now, err := s.machines(ctx)
 		if err != nil {
 			return err
@@ -282,7 +283,7 @@ func rollOut(t *testing.T, s *subject) {
 		t.Errorf("%d Machines at once", most)
 	}
 	if len(k.killed) == 0 {
-		t.Error("nothing was killed")
+		t.Error("no process was killed")
 	}
 }
 
@@ -295,10 +296,10 @@ func deleteOne(t *testing.T, s *subject) {
 	s.replaced(t, leader.Name)
 }
 
-// replaced waits until another Machine stands for one that is gone.
+// replaced waits until a deleted Machine is replaced.
 func (s *subject) replaced(t *testing.T, name string) {
 	t.Helper()
-	harness.Eventually(t, name+" is gone", limit, func(ctx context.Context) error {
+	harness.Eventually(t, name+" is removed", limit, func(ctx context.Context) error {
 		now, err := s.machines(ctx)
 		if err != nil {
 			return err
@@ -315,7 +316,8 @@ func (s *subject) replaced(t *testing.T, name string) {
 	s.settled(t, 3)
 }
 
-// killOne takes a machine's disk away and kills it: it can never come back. A MachineHealthCheck finds it.
+// killOne removes a machine's disk and kills the machine, so that it can never start again. A MachineHealthCheck finds
+// it.
 func killOne(t *testing.T, s *subject) {
 	check := &clusterv1.MachineHealthCheck{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name}}
 	check.Spec.ClusterName = s.Name

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package controlplane tests control planes of several machines on real machines, end to end: scaled,
-// rolled out, hurt, repaired, under a load of writes. Needs root and the built binaries.
+// Package controlplane contains end-to-end tests of control planes with several real machines. The tests scale, roll
+// out, damage and repair them while a client writes. They need root and the built binaries.
 package controlplane
 
 import (
@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// plane is the management plane that all tests of this package share.
+// plane is the management plane of all tests of this package.
 var plane *harness.Plane
 
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }

@@ -28,13 +28,13 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// cutOff cuts the machine of etcd's leader off from everything. The others elect a leader and go on; when it is back,
-// it is the member that it was, and nothing was replaced.
+// cutOff drops all packets of the machine of etcd's leader. The other members elect a leader and continue. When the
+// machine is connected again, it is the same member, and no machine was replaced.
 func cutOff(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	leader := s.leader(t)
-	mend := spoil(t, leader, "drop")
-	harness.Eventually(t, "the members notice", limit, func(ctx context.Context) error {
+	mend := addRule(t, leader, "drop")
+	harness.Eventually(t, "the members detect the fault", limit, func(ctx context.Context) error {
 		members := &etcdv1.EtcdMemberList{}
 		if err := s.etcd.List(ctx, members); err != nil {
 			return err
@@ -48,49 +48,51 @@ func cutOff(t *testing.T, s *subject) {
 			}
 		}
 		if leads == "" || !unhealthy {
-			return fmt.Errorf("new leader %q, the former one is seen as unhealthy: %v", leads, unhealthy)
+			return fmt.Errorf("new leader %q, the former one is reported as unhealthy: %v", leads, unhealthy)
 		}
 		return nil
 	})
 	s.progress(t, 20)
 	mend()
 	s.settled(t, 3)
-	s.same(t, before)
+	s.wantSameMachines(t, before)
 }
 
-// losePackets drops three of a hundred packets at each end of each machine's line. Writes go on, and nothing is replaced.
+// losePackets drops three percent of the packets in both directions on each machine. Writes continue, and no machine is
+// replaced.
 func losePackets(t *testing.T, s *subject) {
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	for _, name := range before {
-		t.Cleanup(spoil(t, name, "numgen random mod 100 < 3 drop"))
+		t.Cleanup(addRule(t, name, "numgen random mod 100 < 3 drop"))
 	}
 	s.progress(t, 50)
-	s.same(t, before)
+	s.wantSameMachines(t, before)
 }
 
-// slowMembers delays each message between members of etcd by 100 ms, so that an answer takes longer than the interval of etcd's
-// heartbeats. Writes go on, each of them later by one exchange at least, and nothing is replaced.
+// slowMembers delays each message between members of etcd by 100 ms, so that a response takes longer than the interval
+// of etcd's heartbeats. Writes continue with an additional delay of at least one exchange each, and no machine is
+// replaced.
 func slowMembers(t *testing.T, s *subject) {
 	const delay, writes = 100 * time.Millisecond, 20
 	before := slices.Sorted(maps.Keys(s.mustMachines(t)))
 	for _, name := range before {
 		t.Cleanup(delayPeers(t, name, delay))
 	}
-	// From the second write on, all connections of before are gone.
+	// After the first write, all connections from before the fault are closed.
 	s.progress(t, 2)
 	start := time.Now()
 	s.progress(t, writes)
 	if took := time.Since(start); took < (writes-1)*2*delay {
 		t.Errorf("%d writes took %s: they were not delayed", writes, took)
 	}
-	s.same(t, before)
+	s.wantSameMachines(t, before)
 }
 
-// peerPort is where members of etcd answer each other.
+// peerPort is the port on which members of etcd serve each other.
 const peerPort = 2380
 
-// delayPeers delays what the etcd of a machine sends to other members, and their answers. The machine's connections to them go
-// through a relay in its network namespace, because the kernel may have no netem.
+// delayPeers delays the messages of a machine's etcd to other members, and their responses. The machine's connections to
+// them use a relay in its network namespace, because the kernel may lack netem.
 func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func()) {
 	t.Helper()
 	const mark = 0xca9
@@ -103,7 +105,7 @@ func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func())
 		return err
 	}}
 	var listener net.Listener
-	err = enter(pid, func() (err error) {
+	err = inNetworkNamespace(pid, func() (err error) {
 		listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	})
@@ -120,7 +122,7 @@ func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func())
 				var member net.Conn
 				to, err := originalDestination(client.(*net.TCPConn))
 				if err == nil {
-					err = enter(pid, func() (err error) {
+					err = inNetworkNamespace(pid, func() (err error) {
 						member, err = dialer.Dial("tcp", to.String())
 						return err
 					})
@@ -129,8 +131,8 @@ func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func())
 					_ = client.Close()
 					return
 				}
-				go carryLate(client, member, delay)
-				carryLate(member, client, delay)
+				go forwardWithDelay(client, member, delay)
+				forwardWithDelay(member, client, delay)
 			}()
 		}
 	}()
@@ -144,8 +146,8 @@ func delayPeers(t *testing.T, machine string, delay time.Duration) (mend func())
 	}
 }
 
-// enter runs f in the network namespace of a process.
-func enter(pid int, f func() error) error {
+// inNetworkNamespace runs f in the network namespace of a process.
+func inNetworkNamespace(pid int, f func() error) error {
 	ns, err := netns.GetFromPid(pid)
 	if err != nil {
 		return err
@@ -159,14 +161,14 @@ func enter(pid int, f func() error) error {
 	return err
 }
 
-// originalDestination is where a redirected connection was going.
+// originalDestination returns the destination of a redirected connection.
 func originalDestination(conn *net.TCPConn) (to netip.AddrPort, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return to, err
 	}
 	_ = raw.Control(func(fd uintptr) {
-		// A sockaddr_in has the size of this answer's first field.
+		// A sockaddr_in has the size of the first field of this option.
 		var answer *unix.IPv6Mreq
 		if answer, err = unix.GetsockoptIPv6Mreq(int(fd), unix.IPPROTO_IP, unix.SO_ORIGINAL_DST); err == nil {
 			a := answer.Multiaddr
@@ -176,8 +178,8 @@ func originalDestination(conn *net.TCPConn) (to netip.AddrPort, err error) {
 	return to, err
 }
 
-// carryLate copies each message after the delay, until one end closes.
-func carryLate(from, to net.Conn, delay time.Duration) {
+// forwardWithDelay forwards each message after the delay, until one side closes its connection.
+func forwardWithDelay(from, to net.Conn, delay time.Duration) {
 	defer func() { _, _ = from.Close(), to.Close() }()
 	data := make([]byte, 64<<10)
 	for {
@@ -189,32 +191,27 @@ func carryLate(from, to net.Conn, delay time.Duration) {
 	}
 }
 
-// progress waits for so many acknowledged writes.
+// progress waits for a number of acknowledged writes.
 func (s *subject) progress(t *testing.T, n int) {
 	t.Helper()
-	count := func() int {
-		s.writer.mu.Lock()
-		defer s.writer.mu.Unlock()
-		return len(s.writer.acknowledged)
-	}
-	before := count()
+	before := s.writer.Acknowledged()
 	harness.Eventually(t, fmt.Sprintf("%d writes", n), limit, func(context.Context) error {
-		if now := count(); now < before+n {
+		if now := s.writer.Acknowledged(); now < before+n {
 			return fmt.Errorf("%d were acknowledged", now-before)
 		}
 		return nil
 	})
 }
 
-// same checks that the machines are those of before.
-func (s *subject) same(t *testing.T, before []string) {
+// wantSameMachines checks that no machine was replaced.
+func (s *subject) wantSameMachines(t *testing.T, before []string) {
 	t.Helper()
 	if now := slices.Sorted(maps.Keys(s.mustMachines(t))); !slices.Equal(now, before) {
-		t.Errorf("the machines were %v, are %v", before, now)
+		t.Errorf("the machines were %v and are %v", before, now)
 	}
 }
 
-// leader is the machine of etcd's leader.
+// leader returns the machine of etcd's leader.
 func (s *subject) leader(t *testing.T) (name string) {
 	t.Helper()
 	harness.Eventually(t, "a leader", limit, func(ctx context.Context) error {
@@ -228,13 +225,13 @@ func (s *subject) leader(t *testing.T) (name string) {
 				return nil
 			}
 		}
-		return errors.New("no member leads")
+		return errors.New("there is no leader")
 	})
 	return name
 }
 
-// spoil applies a rule to all packets of a machine, in its own network namespace, until mend is called.
-func spoil(t *testing.T, machine, rule string) (mend func()) {
+// addRule applies a rule to all packets of a machine, in its own network namespace, until mend is called.
+func addRule(t *testing.T, machine, rule string) (mend func()) {
 	t.Helper()
 	return rules(t, machine, "spoil", fmt.Sprintf(`
 	chain input { type filter hook input priority -400; iifname "eth0" %[1]s; }
@@ -264,10 +261,10 @@ func rules(t *testing.T, machine, table, chains string) (mend func()) {
 	}
 }
 
-// pid1 is the number of a machine's first process on the box.
+// pid1 returns the process id of a machine's PID 1 on the host.
 func pid1(t *testing.T, machine string) (pid string) {
 	t.Helper()
-	for _, p := range plane.FindRunning(t, machine, "capstan-init", 2) { // PID 1 and the node agent
+	for _, p := range plane.FindRunning(t, machine, "capstan-init", 2) { // PID 1 and the node agent have the same name.
 		if len(p.Args) == 1 {
 			pid = strconv.Itoa(p.PID)
 		}

@@ -29,7 +29,7 @@ var ownedKinds = []schema.GroupVersionKind{
 	{Group: "infrastructure.capstan.dev", Version: "v1beta2", Kind: "CapstanMachineTemplate"},
 }
 
-// objects are all objects of the cluster that have an owner at first.
+// objects returns all objects of the cluster that have an owner at the start.
 func (s *subject) objects(ctx context.Context) (out []unstructured.Unstructured, err error) {
 	for _, gvk := range ownedKinds {
 		list := &unstructured.UnstructuredList{}
@@ -46,7 +46,7 @@ func (s *subject) objects(ctx context.Context) (out []unstructured.Unstructured,
 	return out, nil
 }
 
-// owners are the owner references of the cluster's objects.
+// owners returns the owner references of the cluster's objects.
 func (s *subject) owners(ctx context.Context) (map[string]string, error) {
 	objects, err := s.objects(ctx)
 	out := map[string]string{}
@@ -58,7 +58,7 @@ func (s *subject) owners(ctx context.Context) (map[string]string, error) {
 	return out, err
 }
 
-// dropOwners removes the owner references of all objects while the Cluster is paused, as a restore by a backup tool does.
+// dropOwners removes the owner references of all objects while the Cluster is paused, like a restore with a backup tool.
 func (s *subject) dropOwners(t *testing.T) {
 	t.Helper()
 	pause := func(paused bool) {
@@ -87,8 +87,8 @@ func (s *subject) dropOwners(t *testing.T) {
 	pause(false)
 }
 
-// lostOwners (ALL-11, and C1 of the hostile tenants): every object of a cluster gets a lost owner reference back, and
-// nothing happens to its machines and to etcd.
+// lostOwners (ALL-11, and C1 of the hostile tenants): each object of a cluster gets its lost owner reference back. Its
+// machines and etcd do not change.
 func lostOwners(t *testing.T, s *subject) {
 	before, err := s.owners(t.Context())
 	if err != nil || len(before) < 15 {
@@ -111,12 +111,12 @@ func lostOwners(t *testing.T, s *subject) {
 	s.settled(t, len(machines))
 	for name, m := range s.mustMachines(t) {
 		if m.UID != machines[name].UID {
-			t.Errorf("Machine %s is another one", name)
+			t.Errorf("Machine %s was replaced", name)
 		}
 	}
 }
 
-// goneWithoutOwners: a cluster that is deleted right after its objects have lost their owners leaves none of its Secrets.
+// goneWithoutOwners: a cluster is deleted right after its objects have lost their owners. None of its Secrets is left.
 func goneWithoutOwners(t *testing.T, s *subject) {
 	s.dropOwners(t)
 	s.Delete(t)
@@ -126,7 +126,7 @@ func goneWithoutOwners(t *testing.T, s *subject) {
 			return err
 		}
 		for _, left := range list.Items {
-			return fmt.Errorf("the secret %s is left", left.Name)
+			return fmt.Errorf("the secret %s remains", left.Name)
 		}
 		return nil
 	})

@@ -28,10 +28,10 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestRotation_CP15 replaces the certificate authority of a cluster (docs/certificates.md) while a client that
-// only knows the old one writes, a pod asks the API server with what it has in its volume, the manager is killed in
-// each phase, and a member of etcd while machines get their new certificates. Nobody ever distrusts anybody, and in the
-// end nothing trusts the old one.
+// TestRotation_CP15 replaces the certificate authority of a cluster (docs/certificates.md). Meanwhile a client that has
+// only the old authority writes, and a pod sends requests to the API server with the credentials of its volume. The test
+// kills the manager in each phase, and a member of etcd while machines get their new certificates. No connection fails
+// for lack of trust. In the end no component trusts the old authority.
 func TestRotation_CP15(t *testing.T) {
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "ca", "--workers", "1"), made: map[string]bool{}}
 	s.etcd = memberClient(t, s.Kubeconfig)
@@ -40,7 +40,7 @@ func TestRotation_CP15(t *testing.T) {
 	if len(old) != 1 {
 		t.Fatalf("the secret has %d certificate authorities", len(old))
 	}
-	s.askAllTheWhile(t)
+	s.startRequests(t)
 	w := startWriter(t, s.withToken(t))
 
 	start := time.Now()
@@ -56,17 +56,17 @@ func TestRotation_CP15(t *testing.T) {
 		}
 	}
 	s.rotating(t, controlplanev1.NotRotatingReason)
-	t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.longestGap().Seconds())
+	t.Logf("took %.1f s; longest gap between acknowledged writes %.1f s", time.Since(start).Seconds(), w.LongestGap().Seconds())
 
 	now := s.authorities(t)
 	if len(now) != 1 || now[0] == old[0] {
-		t.Errorf("the certificate authorities are %v, they were %v", now, old)
+		t.Errorf("the certificate authorities are %v, want %v", now, old)
 	}
-	s.worthless(t, before)
+	s.wantRefusedKubeconfig(t, before)
 	s.Connect(t)
 	s.etcd = memberClient(t, s.Kubeconfig)
 	s.ready(t)
-	s.stillAsks(t, start)
+	s.wantTrust(t, start)
 	s.nodesHave(t, now[0])
 	harness.Eventually(t, "the API server reaches the worker's kubelet", limit, func(context.Context) error {
 		_, err := s.Kubectl(t, "exec", "asks", "--", "/kube/kubectl", "version", "--client")
@@ -74,11 +74,11 @@ func TestRotation_CP15(t *testing.T) {
 	})
 	w.check(t)
 
-	// Done once and for all: the same wish begins nothing.
+	// The rotation is complete: the same value starts no further rotation.
 	s.change(t, func(cp *controlplanev1.CapstanControlPlane) {
 		metav1.SetMetaDataAnnotation(&cp.ObjectMeta, "touched", "yes")
 	})
-	harness.Eventually(t, "the control plane rests", time.Minute, func(ctx context.Context) error {
+	harness.Eventually(t, "the control plane is idle", time.Minute, func(ctx context.Context) error {
 		cp, err := s.controlPlane(ctx)
 		if err != nil {
 			return err
@@ -115,8 +115,8 @@ func (s *subject) authorities(t *testing.T) []string {
 // phases of a rotation, in their order.
 var phases = []string{controlplanev1.TrustingNewReason, controlplanev1.SigningNewReason, controlplanev1.DroppingOldReason}
 
-// rotating waits for a phase of the rotation, or for its end. No phase may be over before it was seen, or nothing would
-// be killed in it: each lasts as long as a rollout does, which is many seconds.
+// rotating waits for a phase of the rotation, or for its end. It fails if a phase ends unseen, because the test kills a
+// process in each phase. Each phase lasts as long as a rollout, which takes many seconds.
 func (s *subject) rotating(t *testing.T, phase string) {
 	t.Helper()
 	harness.Eventually(t, phase, limit, func(ctx context.Context) error {
@@ -130,7 +130,7 @@ func (s *subject) rotating(t *testing.T, phase string) {
 		}
 		reason := conditions.GetReason(cp, controlplanev1.CertificateAuthorityRotatingCondition)
 		if at := slices.Index(phases, phase); at >= 0 && slices.Contains(phases[at+1:], reason) {
-			t.Fatalf("%s was over before it was seen: %s", phase, reason)
+			t.Fatalf("%s ended before it was seen: %s", phase, reason)
 		}
 		if cp.Status.ObservedGeneration != cp.Generation || reason != phase {
 			return errors.New(explain(cp, machines))
@@ -150,9 +150,9 @@ func (s *subject) killMember(t *testing.T) {
 	})
 }
 
-// askAllTheWhile runs a pod on the worker that asks the API server each other second with its token, trusting what is
-// in its volume. The kubelet records every answer that fails, with its cause, as an event of the pod.
-func (s *subject) askAllTheWhile(t *testing.T) {
+// startRequests starts a pod on the worker. It sends a request to the API server every other second, with the token and
+// the authority of its volume. The kubelet records each failed request, with its cause, as an event of the pod.
+func (s *subject) startRequests(t *testing.T) {
 	t.Helper()
 	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", s.Name, "--namespace", s.Namespace)
 	s.Apply(t, `
@@ -166,13 +166,13 @@ metadata: {name: asks}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
 subjects: [{kind: ServiceAccount, name: asks, namespace: default}]
 `)
-	s.Apply(t, asking("asks"))
-	harness.Eventually(t, "the pod's questions are answered", limit, s.answered)
+	s.Apply(t, requestPod("asks"))
+	harness.Eventually(t, "the pod's requests succeed", limit, s.lastRequestSucceeded)
 
-	// One that the API server does not know shows that distrust is seen.
-	s.Apply(t, asking("stranger", "--token=nobody"))
-	harness.Eventually(t, "the stranger is seen", limit, func(ctx context.Context) error {
-		failed, distrust, err := s.failedAnswers(ctx, "stranger", time.Time{})
+	// A second pod trusts an unrelated authority. It shows that the test detects a lack of trust.
+	s.Apply(t, requestPod("stranger", "--token=nobody"))
+	harness.Eventually(t, "the failure of the second pod is reported", limit, func(ctx context.Context) error {
+		failed, distrust, err := s.failedRequests(ctx, "stranger", time.Time{})
 		if err == nil && len(distrust) == 0 {
 			err = fmt.Errorf("found %q", failed)
 		}
@@ -181,9 +181,9 @@ subjects: [{kind: ServiceAccount, name: asks, namespace: default}]
 	s.MustKubectl(t, "delete", "pod", "stranger")
 }
 
-// asking is a pod whose readiness is that kubectl, with more arguments than it usually has, gets an answer. The time for
-// it is ample, for the box may be slow.
-func asking(name string, args ...string) string {
+// requestPod returns a pod whose readiness probe runs kubectl with additional arguments. The probe has a long timeout,
+// because the host may be slow.
+func requestPod(name string, args ...string) string {
 	command := append([]string{"/kube/kubectl", "get", "--raw", "/api/v1/namespaces/default/serviceaccounts/asks"}, args...)
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -209,8 +209,8 @@ spec:
 `, name, strings.Join(command, ", "), harness.KubernetesVersion)
 }
 
-// answered says whether the pod's last question was answered.
-func (s *subject) answered(ctx context.Context) error {
+// lastRequestSucceeded reports whether the pod's last request succeeded.
+func (s *subject) lastRequestSucceeded(ctx context.Context) error {
 	pod, err := s.asks(ctx)
 	if err != nil {
 		return err
@@ -228,9 +228,9 @@ func (s *subject) asks(ctx context.Context) (*corev1.Pod, error) {
 	return pod, s.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "asks"}, pod)
 }
 
-// failedAnswers are those that a pod got since some time, and which of them say that it or the API server was not
-// trusted. Others fail too while a member of etcd comes back, or on a box that has other work.
-func (s *subject) failedAnswers(ctx context.Context, pod string, since time.Time) (all, distrust []string, err error) {
+// failedRequests returns the failed requests of a pod since a time, and those among them that failed for lack of trust.
+// Requests also fail while a member of etcd restarts, or on a busy host.
+func (s *subject) failedRequests(ctx context.Context, pod string, since time.Time) (all, distrust []string, err error) {
 	list := &corev1.EventList{}
 	if err := s.Client.List(ctx, list, client.InNamespace("default"), client.MatchingFields{"involvedObject.name": pod, "reason": "Unhealthy"}); err != nil {
 		return nil, nil, err
@@ -247,32 +247,32 @@ func (s *subject) failedAnswers(ctx context.Context, pod string, since time.Time
 	return all, distrust, nil
 }
 
-// stillAsks checks that the pod is the one of before, that its questions are answered in the end, and that since the
-// rotation began none failed for want of trust.
-func (s *subject) stillAsks(t *testing.T, since time.Time) {
+// wantTrust checks that the pod was not restarted, that its requests succeed in the end, and that no request failed for
+// lack of trust since the rotation began.
+func (s *subject) wantTrust(t *testing.T, since time.Time) {
 	t.Helper()
-	harness.Eventually(t, "the pod's questions are answered in the end", limit, s.answered)
-	harness.Eventually(t, "the pod's answers that failed are read", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the pod's requests succeed in the end", limit, s.lastRequestSucceeded)
+	harness.Eventually(t, "the failed requests of the pod are read", limit, func(ctx context.Context) error {
 		pod, err := s.asks(ctx)
 		if err != nil {
 			return err
 		}
-		failed, distrust, err := s.failedAnswers(ctx, "asks", since)
+		failed, distrust, err := s.failedRequests(ctx, "asks", since)
 		if err != nil {
 			return err
 		}
-		t.Logf("answers that failed: %q", failed)
+		t.Logf("failed requests: %q", failed)
 		for _, message := range distrust {
-			t.Errorf("the pod's question failed: %s", message)
+			t.Errorf("the pod's request failed: %s", message)
 		}
 		if n := pod.Status.ContainerStatuses[0].RestartCount; n != 0 {
-			t.Errorf("the pod was started again %d times", n)
+			t.Errorf("the pod was restarted %d times", n)
 		}
 		return nil
 	})
 }
 
-// withToken is the cluster as a client sees it that has a token, and the certificate authority of before.
+// withToken returns the cluster for a client with a token and the previous certificate authority.
 func (s *subject) withToken(t *testing.T) *harness.Cluster {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(s.Kubeconfig)
@@ -295,8 +295,8 @@ func (s *subject) withToken(t *testing.T) *harness.Cluster {
 	return &out
 }
 
-// worthless checks that an administrator's kubeconfig of before is worth nothing.
-func (s *subject) worthless(t *testing.T, kubeconfig string) {
+// wantRefusedKubeconfig checks that an administrator's kubeconfig from before the rotation does not work any more.
+func (s *subject) wantRefusedKubeconfig(t *testing.T, kubeconfig string) {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -306,7 +306,7 @@ func (s *subject) worthless(t *testing.T, kubeconfig string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, "the kubeconfig of before is refused", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "the previous kubeconfig is refused", limit, func(ctx context.Context) error {
 		if _, err := c.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); !apierrors.IsUnauthorized(err) {
 			return fmt.Errorf("found %w", err)
 		}
@@ -314,12 +314,12 @@ func (s *subject) worthless(t *testing.T, kubeconfig string) {
 	})
 }
 
-// nodesHave checks that every machine has nothing but the new authority, in its files too.
+// nodesHave checks that every machine has only the new authority, also in its files.
 func (s *subject) nodesHave(t *testing.T, want string) {
 	t.Helper()
 	nodes := &corev1.NodeList{}
 	published := &corev1.ConfigMap{}
-	harness.Eventually(t, "Nodes and what the API server publishes are read", limit, func(ctx context.Context) error {
+	harness.Eventually(t, "Nodes and published authorities are read", limit, func(ctx context.Context) error {
 		return errors.Join(s.Client.List(ctx, nodes), s.Client.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}, published))
 	})
 	for _, n := range nodes.Items {
@@ -329,7 +329,7 @@ func (s *subject) nodesHave(t *testing.T, want string) {
 	}
 	files, err := filepath.Glob(filepath.Join(plane.Root, "hosts", "*", "machines", "*", "rootfs", "etc", "kubernetes", "pki", "ca.crt"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no machine's ca.crt: %v", err)
+		t.Fatalf("no machine has ca.crt: %v", err)
 	}
 	for _, file := range files {
 		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "..", "..", "hostname"))

@@ -16,9 +16,9 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// TestUpgrade takes three machines from one minor version of Kubernetes to the next (CP-05), while a client
-// writes and while API servers, members of etcd and whole machines are killed, one after the other. The last of the old
-// machines is lost for good before it has been replaced.
+// TestUpgrade upgrades three machines from one minor version of Kubernetes to the next (CP-05). Meanwhile a client
+// writes, and API servers, members of etcd and whole machines are killed one after the other. The last old machine is
+// lost permanently before its replacement.
 func TestUpgrade(t *testing.T) {
 	from := harness.FormerMinor(t)
 	s := &subject{Cluster: plane.CreateCluster(t, "default", "up", "--workers", "0", "--control-plane-machines", "3", "--kubernetes-version", from), made: map[string]bool{}}
@@ -45,7 +45,7 @@ func TestUpgrade(t *testing.T) {
 		lowest = cp.Status.Version
 		if old := staying(now, from); len(old) == 1 && !calm {
 			calm = true
-			k.end() // Two at a time would be too many.
+			k.end() // Two restarts at a time would lose the majority.
 		} else if len(old) == 1 && lost == "" {
 			lost = old[0]
 			destroy(t, s, lost)
@@ -60,21 +60,21 @@ func TestUpgrade(t *testing.T) {
 	k.end()
 	s.settled(t, 3)
 	t.Logf("from %s to %s in %.1f s; lost %q, killed meanwhile: %s; longest gap between acknowledged writes %.1f s",
-		from, harness.KubernetesVersion, time.Since(start).Seconds(), lost, strings.Join(k.killed, ", "), w.longestGap().Seconds())
+		from, harness.KubernetesVersion, time.Since(start).Seconds(), lost, strings.Join(k.killed, ", "), w.LongestGap().Seconds())
 	w.check(t)
 	harness.Eventually(t, "the API server has the new version", limit, func(context.Context) error {
 		version, err := s.Kubectl(t, "get", "--raw", "/version")
 		if err == nil && !strings.Contains(version, `"`+harness.KubernetesVersion+`"`) {
-			err = fmt.Errorf("it has %s", version)
+			err = fmt.Errorf("its version is %s", version)
 		}
 		return err
 	})
 	if len(k.killed) == 0 {
-		t.Error("nothing was killed")
+		t.Error("no process was killed")
 	}
 }
 
-// staying are the Machines of a version that are not being deleted.
+// staying returns the Machines of a version that are not being deleted.
 func staying(machines map[string]clusterv1.Machine, version string) []string {
 	var out []string
 	for name, m := range machines {

@@ -1,7 +1,7 @@
 //go:build e2e && expiry
 
-// Package expiry runs a management plane and a cluster past the expiry of every certificate in them. It needs binaries
-// whose certificates live for minutes: `make test-expiry` builds them, and describes the choice of the life.
+// Package expiry runs a management plane and a cluster beyond the expiry of all their certificates. It needs binaries
+// with certificate lifetimes of some minutes. `make test-expiry` builds them, and explains the choice of the lifetime.
 package expiry
 
 import (
@@ -39,11 +39,11 @@ var plane *harness.Plane
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
 
 const (
-	// retries is for how long an ordinary client tries again.
+	// retries is the time for which an ordinary client repeats a request.
 	retries = time.Minute
 	limit   = 5 * time.Minute
-	// reread is after how long a client uses a certificate that has replaced an expired one: client-go reads the files every five
-	// minutes, and may then be in a pause of its own.
+	// reread is the time after which a client uses the replacement of an expired certificate. client-go reads the files
+	// every five minutes, and may wait longer after errors.
 	reread = 7 * time.Minute
 )
 
@@ -94,16 +94,16 @@ type run struct {
 	writer  client.Client
 	writes  int
 	answers int
-	gap     time.Duration // the longest time in which the workload did not answer or a write failed
+	gap     time.Duration // the longest time without an answer of the workload or without a successful write
 }
 
-// TestExpiry keeps a cluster for two lives of every certificate, with a client that writes, and a pod that answers through
-// a Service. The Cluster is paused for more than one life: the certificates of kube-proxy and the agent on the worker
-// expire, and are renewed afterwards with the kubelet's.
+// TestExpiry keeps a cluster for two lifetimes of every certificate. A client writes, and a pod answers through a
+// Service. The Cluster is paused for more than one lifetime. The certificates of kube-proxy and the agent on the worker
+// expire, and are renewed afterwards together with the kubelet's.
 func TestExpiry(t *testing.T) {
 	life, err := time.ParseDuration(os.Getenv("CAPSTAN_MAX_LIFE"))
 	if err != nil {
-		t.Fatalf("CAPSTAN_MAX_LIFE must be the life with which the binaries were built, see make test-expiry: %v", err)
+		t.Fatalf("CAPSTAN_MAX_LIFE must be the lifetime with which the binaries were built, see make test-expiry: %v", err)
 	}
 	r := &run{t: t, life: life}
 	r.startHost()
@@ -112,14 +112,14 @@ func TestExpiry(t *testing.T) {
 	r.began = time.Now()
 	r.prepare()
 
-	r.keepUntil("half a life", r.life, func() error { return r.after(r.life / 2) })
+	r.keepUntil("half a lifetime", r.life, func() error { return r.after(r.life / 2) })
 	r.setPaused(true)
 	r.keepUntil("the worker's certificates have expired", 2*r.life, r.workersExpired)
 	r.setPaused(false)
 	r.keepUntil("the worker's certificates are valid again", limit, r.workersValid)
 	t.Logf("kube-proxy and agent renewed %s after the start", time.Since(r.began).Round(time.Second))
 	r.programs("recovered", 30081)
-	r.keepUntil("two lives", 3*r.life, func() error { return r.after(2*r.life + pki.Backdate) })
+	r.keepUntil("two lifetimes", 3*r.life, func() error { return r.after(2*r.life + pki.Backdate) })
 
 	r.check()
 	t.Logf("%s: %d writes, %d answers, longest time without either %s", time.Since(r.began).Round(time.Second), r.writes, r.answers, r.gap.Round(time.Millisecond))
@@ -127,15 +127,15 @@ func TestExpiry(t *testing.T) {
 
 func (r *run) after(d time.Duration) error {
 	if left := time.Until(r.began.Add(d)); left > 0 {
-		return fmt.Errorf("%s are left", left.Round(time.Second))
+		return fmt.Errorf("%s remain", left.Round(time.Second))
 	}
 	return nil
 }
 
-// startHost runs a capstand that serves over TCP: the managers and this host use certificates for mutual TLS.
+// startHost runs a capstand that serves over TCP. The managers and this host use certificates for mutual TLS.
 func (r *run) startHost() {
 	t := r.t
-	root, err := os.MkdirTemp("", "cap") // short: sockets are in it
+	root, err := os.MkdirTemp("", "cap") // The path is short because the folder contains sockets.
 	must(t, err)
 	must(t, os.Chmod(root, 0o755))
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -177,15 +177,15 @@ func (r *run) dumpMachines() {
 	}
 }
 
-// planeKubeconfig fetches the administrator's kubeconfig of the plane anew.
+// planeKubeconfig reads the current kubeconfig of the plane's administrator.
 func (r *run) planeKubeconfig() string {
 	path := filepath.Join(r.t.TempDir(), "plane")
 	must(r.t, os.WriteFile(path, []byte(plane.Must(r.t, "get", "kubeconfig", "--management")), 0o600))
 	return path
 }
 
-// prepare starts the workload, and makes the client that writes. It has a token: nobody renews the administrator's
-// kubeconfig of a paused cluster.
+// prepare starts the workload and creates the client that writes. The client uses a token, because the administrator's
+// kubeconfig of a paused cluster is not renewed.
 func (r *run) prepare() {
 	t := r.t
 	harness.Eventually(t, "two Nodes", limit, func(ctx context.Context) error { return r.NodesReady(ctx, 2) })
@@ -205,13 +205,13 @@ func (r *run) prepare() {
 	harness.Eventually(t, "the workload answers", limit, func(ctx context.Context) error { return r.answer(ctx, r.worker, 30080) })
 }
 
-// loadImage of the workload into all machines: there is no registry.
+// loadImage loads the workload's image into all machines, because there is no registry.
 func (r *run) loadImage() {
 	plane.Must(r.t, "load", "image", filepath.Join(harness.Bin(), "images", "echo.tar"), "--cluster", r.Name, "--namespace", r.Namespace)
 }
 
-// keepUntil writes and asks the workload every second until done returns nil, which it must within a time. Both may fail for the
-// time of retries.
+// keepUntil sends a write and a request to the workload every second until done returns nil. That must happen within a
+// time limit. Both may fail for the time of retries.
 func (r *run) keepUntil(what string, within time.Duration, done func() error) {
 	r.t.Helper()
 	tick := time.NewTicker(time.Second)
@@ -227,7 +227,7 @@ func (r *run) keepUntil(what string, within time.Duration, done func() error) {
 			r.t.Fatalf("%s: %s: a client with retries fails for %s: %v", time.Since(r.began).Round(time.Second), what, retries, err)
 		}
 		if time.Since(fresh) > r.life/8 {
-			must(r.t, plane.Connect()) // its certificate expires like the others
+			must(r.t, plane.Connect()) // The certificate of the kubeconfig expires like the others.
 			fresh = time.Now()
 		}
 		err = done()
@@ -250,7 +250,7 @@ func (r *run) write(ctx context.Context) error {
 	return nil
 }
 
-// answer asks the workload through a Node. Each request has a connection of its own.
+// answer sends a request to the workload through a Node. Each request has its own connection.
 func (r *run) answer(ctx context.Context, node string, port int) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -282,7 +282,7 @@ func (r *run) setPaused(paused bool) {
 	r.t.Logf("%s: paused %v", time.Since(r.began).Round(time.Second), paused)
 }
 
-// workerFiles are the certificates that only the control plane provider approves.
+// workerFiles returns the certificates that the control plane provider approves.
 func (r *run) workerFiles() []string {
 	pattern := filepath.Join(plane.Root, "hosts", "*", "machines", r.Worker(r.t).Spec.ID, "rootfs/etc/kubernetes/pki/clients/*.crt")
 	files, err := filepath.Glob(pattern)
@@ -308,14 +308,18 @@ func (r *run) workersExpired() error {
 
 func (r *run) workersValid() error {
 	for _, file := range r.workerFiles() {
-		if c, err := pki.ReadCert(file); err != nil || !pki.ValidAt(c, time.Now()) {
-			return fmt.Errorf("%s is not valid (%v)", file, err)
+		c, err := pki.ReadCert(file)
+		if err != nil {
+			return err
+		}
+		if !pki.ValidAt(c, time.Now()) {
+			return fmt.Errorf("%s is not valid", file)
 		}
 	}
 	return nil
 }
 
-// programs makes a new Service and waits until the worker's kube-proxy serves it.
+// programs creates a new Service and waits until the worker's kube-proxy serves it.
 func (r *run) programs(name string, port int) {
 	r.t.Helper()
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.ServiceSpec{
@@ -326,7 +330,7 @@ func (r *run) programs(name string, port int) {
 	r.keepUntil("kube-proxy serves the Service "+name, reread, func() error { return r.answer(r.t.Context(), r.worker, port) })
 }
 
-// check proves that each part still works with certificates that have replaced others, and that none in use has expired.
+// check proves that each part works with renewed certificates, and that no certificate in use has expired.
 func (r *run) check() {
 	t := r.t
 	must(t, plane.Connect())
@@ -336,7 +340,8 @@ func (r *run) check() {
 	r.programs("late", 30082)
 	r.hostsConnected()
 
-	// A new worker joins: its requests are signed, webhooks admit its objects, and the agents of the others set routes.
+	// A new worker joins: the signer signs its requests, webhooks admit its objects, and the agents of the other
+	// machines set routes.
 	_, err := harness.Command(t.Context(), nil, harness.Kubectl(), "--kubeconfig", r.planeKubeconfig(), "-n", r.Namespace,
 		"scale", "machinedeployment", "--all", "--replicas=2")
 	must(t, err)
@@ -355,14 +360,15 @@ func (r *run) check() {
 	r.conditions()
 }
 
-// reachesKubelet: the API server has logs and commands from the kubelet. The first connection after a renewal of the API server's client
-// certificate fails, because client-go closes all connections while it is in the handshake that finds the new one.
+// reachesKubelet: the API server gets logs from the kubelet and runs commands. The first connection after a renewal of
+// the API server's client certificate fails, because client-go closes all connections during the handshake in which it
+// loads the new certificate.
 func (r *run) reachesKubelet() {
 	for _, args := range [][]string{{"logs", "deployment/echo"}, {"exec", "deployment/echo", "--", "/no-such-program"}} {
 		harness.Eventually(r.t, "kubectl "+args[0], limit, func(context.Context) error {
 			_, err := r.Kubectl(r.t, args...)
 			if args[0] == "exec" && err != nil && strings.Contains(err.Error(), "no such file") {
-				return nil // The image has no other program that ends: the kubelet has tried to run this one.
+				return nil // The image contains no other program that ends. The error shows that the kubelet has tried to run this one.
 			}
 			return err
 		})
@@ -387,7 +393,7 @@ func (r *run) hostsConnected() {
 	})
 }
 
-// conditions: no object reports a certificate that should have been renewed.
+// conditions: no object reports a certificate whose renewal is overdue.
 func (r *run) conditions() {
 	former := ""
 	harness.Eventually(r.t, "no certificate waits for its renewal", limit, func(ctx context.Context) error {

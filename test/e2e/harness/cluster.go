@@ -31,8 +31,8 @@ type Cluster struct {
 	Kubeconfig string // path
 }
 
-// CreateCluster makes a cluster with the CLI and connects to it. It is deleted with the test, unless the
-// test has deleted it.
+// CreateCluster creates a cluster with the CLI and connects to it. The cluster is deleted at the end of the test, unless
+// the test has deleted it.
 func (p *Plane) CreateCluster(t *testing.T, namespace, name string, args ...string) *Cluster {
 	t.Helper()
 	c := &Cluster{Plane: p, Namespace: namespace, Name: name}
@@ -42,7 +42,7 @@ func (p *Plane) CreateCluster(t *testing.T, namespace, name string, args ...stri
 	return c
 }
 
-// Must runs the CLI and fails the test when it fails.
+// Must runs the CLI and fails the test on an error.
 func (p *Plane) Must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := p.Capstan(t.Context(), args...)
@@ -52,7 +52,7 @@ func (p *Plane) Must(t *testing.T, args ...string) string {
 	return out
 }
 
-// Connect fetches the cluster's kubeconfig and makes the client from it.
+// Connect reads the cluster's kubeconfig and creates the client.
 func (c *Cluster) Connect(t *testing.T) {
 	t.Helper()
 	kubeconfig := c.Plane.Must(t, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
@@ -69,10 +69,11 @@ func (c *Cluster) Connect(t *testing.T) {
 	}
 }
 
-// Delete deletes the cluster with the CLI, which waits until it is gone. Fine when it is gone already.
+// Delete deletes the cluster with the CLI, which waits until the cluster is removed. It does nothing if the cluster does
+// not exist.
 func (c *Cluster) Delete(t *testing.T) {
 	t.Helper()
-	// The context of the test has ended when this runs as its clean-up.
+	// The context of the test has ended when the clean-up runs.
 	ctx := context.WithoutCancel(t.Context())
 	err := c.Plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, &clusterv1.Cluster{})
 	if client.IgnoreNotFound(err) == nil && err != nil {
@@ -89,7 +90,7 @@ func (c *Cluster) Kubectl(t *testing.T, args ...string) (string, error) {
 	return Command(t.Context(), nil, Kubectl(), append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
 }
 
-// MustKubectl runs kubectl and fails the test when it fails.
+// MustKubectl runs kubectl and fails the test on an error.
 func (c *Cluster) MustKubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := c.Kubectl(t, args...)
@@ -99,8 +100,8 @@ func (c *Cluster) MustKubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// Machines lists the cluster's CapstanMachines. It tries for a while: an API server that was killed a
-// moment ago is back before it knows its roles.
+// Machines lists the cluster's CapstanMachines. It retries for some time, because an API server that has just started
+// denies requests until it has loaded its roles.
 func (c *Cluster) Machines(t *testing.T) []infrav1.CapstanMachine {
 	t.Helper()
 	list := &infrav1.CapstanMachineList{}
@@ -125,14 +126,14 @@ func (c *Cluster) Worker(t *testing.T) infrav1.CapstanMachine {
 func (c *Cluster) machine(t *testing.T, controlPlane bool) infrav1.CapstanMachine {
 	t.Helper()
 	var found infrav1.CapstanMachine
-	Eventually(t, fmt.Sprintf("a machine with control plane %v", controlPlane), patience, func(context.Context) error {
+	Eventually(t, fmt.Sprintf("a machine with the control plane role: %v", controlPlane), patience, func(context.Context) error {
 		for _, m := range c.Machines(t) {
 			if _, ok := m.Labels[clusterv1.MachineControlPlaneLabel]; ok == controlPlane {
 				found = m
 				return nil
 			}
 		}
-		return errors.New("there is none")
+		return errors.New("there is no such machine")
 	})
 	return found
 }
@@ -161,10 +162,10 @@ func (c *Cluster) NodesReady(ctx context.Context, n int) error {
 	return nil
 }
 
-// patience is the least that Eventually waits: only tests that fail spend it, and a box that has other work is slow.
+// patience is the minimum timeout of Eventually. Only failing tests reach it. A busy host is slow.
 const patience = 3 * time.Minute
 
-// Eventually tries until it works or the time is over.
+// Eventually repeats a function until it succeeds or the time is over.
 func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx context.Context) error) {
 	t.Helper()
 	limit = max(limit, patience)
@@ -172,7 +173,7 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 	defer cancel()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
-	var last error // of a try that the limit did not cut off
+	var last error // the last error of an attempt that the timeout did not interrupt
 	for {
 		err := try(ctx)
 		if err == nil {
@@ -189,7 +190,7 @@ func Eventually(t *testing.T, what string, limit time.Duration, try func(ctx con
 	}
 }
 
-// Find returns the processes of that name in a machine; those of the box itself when machine is empty.
+// Find returns the processes with a name in a machine, or on the host if machine is empty.
 func (p *Plane) Find(t *testing.T, machine, name string) []Process {
 	t.Helper()
 	var found []Process
@@ -201,8 +202,7 @@ func (p *Plane) Find(t *testing.T, machine, name string) []Process {
 	return found
 }
 
-// Processes returns the processes of this plane and of its machines. Other installations may stand on
-// the same box: theirs are not touched.
+// Processes returns the processes of this plane and of its machines. It excludes other installations on the same host.
 func (p *Plane) Processes(t *testing.T) []Process {
 	t.Helper()
 	all, err := Processes()
@@ -221,8 +221,8 @@ func (p *Plane) Processes(t *testing.T) []Process {
 	})
 }
 
-// balancer says whether a process is a load balancer of this plane. Its arguments name no path: its
-// folder is its descriptor 3.
+// balancer reports whether a process is a load balancer of this plane. Its arguments contain no path, but its descriptor
+// 3 is its folder.
 func (p *Plane) balancer(process Process) bool {
 	folder, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/3", process.PID))
 	return err == nil && strings.HasPrefix(folder, p.Root+"/") && slices.Contains(process.Args, "balancer")
@@ -245,8 +245,7 @@ func (p *Plane) machineNames() (map[string]bool, error) {
 	return names, nil
 }
 
-// FindRunning is Find for processes that may have been killed, or have ended, a moment ago: it waits until there
-// are n of them.
+// FindRunning waits until Find returns n processes. Use it for processes that may just have ended.
 func (p *Plane) FindRunning(t *testing.T, machine, name string, n int) []Process {
 	t.Helper()
 	var found []Process

@@ -9,13 +9,14 @@ import (
 	"testing"
 )
 
-// Disk makes a small disk for a test and returns where it is mounted, and what makes writes to it fail and work again.
+// Disk creates a small disk for a test. It returns the mount point, and functions that make writes fail and succeed
+// again.
 type Disk func(t *testing.T, megabytes string) (dir string, fail, mend func())
 
-// Disks fail in different ways.
+// Disks can fail in different ways.
 var Disks = map[string]Disk{"no space": noSpace, "I/O errors": ioErrors}
 
-// noSpace is a tmpfs: writes fail with ENOSPC.
+// noSpace is a tmpfs. Its writes fail with ENOSPC.
 func noSpace(t *testing.T, megabytes string) (dir string, fail, mend func()) {
 	t.Helper()
 	dir = t.TempDir()
@@ -24,8 +25,8 @@ func noSpace(t *testing.T, megabytes string) (dir string, fail, mend func()) {
 	return dir, fail, mend
 }
 
-// ioErrors is a loop device over a sparse file whose own disk gets full: the device cannot write and reports EIO. Without
-// a journal the file system works again when the device does.
+// ioErrors is a loop device over a sparse file on a disk without space. The device cannot write and returns EIO. The
+// file system has no journal, so it works again as soon as the device does.
 func ioErrors(t *testing.T, megabytes string) (dir string, fail, mend func()) {
 	t.Helper()
 	below := t.TempDir()
@@ -33,8 +34,8 @@ func ioErrors(t *testing.T, megabytes string) (dir string, fail, mend func()) {
 	image := filepath.Join(below, "image")
 	command(t, "truncate", "-s", "1G", image)
 	command(t, "mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=1", image)
-	// The file system's own tables are at the beginning. They must stay writable: without a journal, a lost update of them loses
-	// data that fsync has confirmed, which no etcd can survive.
+	// The tables of the file system are at its start. They must stay writable: without a journal, a lost update of them
+	// loses data that fsync has confirmed, and etcd cannot survive that.
 	command(t, "fallocate", "-l", "32M", image)
 	dir = t.TempDir()
 	mount(t, dir, "-o", "loop,errors=continue", image)
@@ -55,9 +56,9 @@ func command(t *testing.T, name string, args ...string) {
 	}
 }
 
-// filler fills a file system to the last byte.
+// filler fills a file system completely.
 func filler(dir string) (fail, mend func()) {
 	file := filepath.Join(dir, "filler")
-	fill := "cat /dev/zero > " + file + "; sync " + file // it ends with an error, as it is to
+	fill := "cat /dev/zero > " + file + "; sync " + file // The command must end with an error.
 	return func() { _ = exec.Command("sh", "-c", fill).Run() }, func() { _ = os.Remove(file) }
 }

@@ -2,8 +2,8 @@
 
 package harness
 
-// Echo is a Deployment of two pods, on two nodes, that answer with their names, behind the Service echo. The line
-// is one more of the Service's spec; "" for none.
+// Echo returns a Deployment of two pods, on two nodes, behind the Service echo. Each pod responds with its name. The
+// line is added to the Service's spec, unless it is empty.
 func Echo(line string) string {
 	return echo + "  " + line + "\n"
 }

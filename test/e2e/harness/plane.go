@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package harness starts a management plane of its own for end to end tests, and looks at what the box
-// holds before and after. The tests need root and the built binaries.
+// Package harness starts a separate management plane for end-to-end tests, and compares the state of the host before and
+// after. The tests need root and the built binaries.
 package harness
 
 import (
@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -29,37 +28,37 @@ import (
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/internal/testenv"
 )
 
-// KubernetesVersion that the tests use.
+// KubernetesVersion is the version that the tests use.
 const KubernetesVersion = "v1.36.3"
 
-// Plane is a management plane below a root folder of its own.
+// Plane is a management plane below its own root folder.
 type Plane struct {
 	Root   string
 	Client client.WithWatch
 }
 
-// Bin is the folder of the built binaries: bin, or the folder that CAPSTAN_BIN names.
+// Bin returns the folder of the built binaries: bin, or the folder in CAPSTAN_BIN.
 func Bin() string {
 	if dir := os.Getenv("CAPSTAN_BIN"); dir != "" {
 		return dir
 	}
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "..", "bin")
+	return filepath.Join(testenv.Root(), "bin")
 }
 
-// Kubectl is the path of kubectl.
+// Kubectl returns the path of kubectl.
 func Kubectl() string {
 	return filepath.Join(Bin(), "kubernetes", KubernetesVersion, "kubectl")
 }
 
-// Run starts a plane, runs the tests of a package with it, takes it down, and fails when anything of
-// it is left. It is what a TestMain calls.
+// Run starts a plane, runs the tests of a package with it, and takes it down. It fails if a trace of the plane is left.
+// TestMain calls it.
 func Run(m *testing.M, plane **Plane, upArgs ...string) int {
 	before, err := Look()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "looking at the box:", err)
+		fmt.Fprintln(os.Stderr, "reading the state of the host:", err)
 		return 1
 	}
 	p, err := Start(upArgs...)
@@ -87,27 +86,27 @@ func Run(m *testing.M, plane **Plane, upArgs ...string) int {
 	return code
 }
 
-// nothingMore returns an error when the box holds more than before. Processes that were killed may take a moment.
+// nothingMore returns an error if the host has more objects than before. It waits for processes that were killed.
 func nothingMore(before Holdings) error {
 	for end := time.Now().Add(patience); ; time.Sleep(250 * time.Millisecond) {
 		after, err := Look()
 		if err != nil {
-			return fmt.Errorf("looking at the box: %w", err)
+			return fmt.Errorf("reading the state of the host: %w", err)
 		}
 		left := after.Minus(before)
 		if len(left) == 0 {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("left on the box after `capstan down`:\n  %s", strings.Join(left, "\n  "))
+			return fmt.Errorf("left on the host after `capstan down`:\n  %s", strings.Join(left, "\n  "))
 		}
 	}
 }
 
-// Start starts a plane below a new folder. When it fails after the folder was made, the plane is
-// returned too, so that what there is of it can be taken down.
+// Start starts a plane below a new folder. If it fails after the folder was created, it also returns the plane, so that
+// the caller can take it down.
 func Start(upArgs ...string) (*Plane, error) {
-	// Short, because the paths of sockets are limited to 108 bytes.
+	// The name is short, because the paths of sockets are limited to 108 bytes.
 	root, err := os.MkdirTemp("", "cap")
 	if err != nil {
 		return nil, err
@@ -120,7 +119,7 @@ func Start(upArgs ...string) (*Plane, error) {
 	return p, err
 }
 
-// Connect reads the plane's kubeconfig and makes the client from it.
+// Connect reads the plane's kubeconfig and creates the client.
 func (p *Plane) Connect() error {
 	kubeconfig, err := p.Capstan(context.Background(), "get", "kubeconfig", "--management")
 	if err != nil {
@@ -134,7 +133,7 @@ func (p *Plane) Connect() error {
 	return err
 }
 
-// NewClient returns a client that knows the kinds of Kubernetes, Cluster API and Capstan.
+// NewClient returns a client for the kinds of Kubernetes, Cluster API and Capstan.
 func NewClient(config *rest.Config) (client.WithWatch, error) {
 	scheme := apiruntime.NewScheme()
 	for _, add := range []func(*apiruntime.Scheme) error{
@@ -149,19 +148,18 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }
 
-// Capstan runs the CLI against this plane and returns what it printed.
+// Capstan runs the CLI against this plane and returns its output.
 func (p *Plane) Capstan(ctx context.Context, args ...string) (string, error) {
 	return Command(ctx, nil, filepath.Join(Bin(), "capstan"), append(args, "--root", p.Root)...)
 }
 
-// Command runs a program and returns its standard output. The error carries what it wrote to
-// standard error.
+// Command runs a program and returns its standard output. The error contains its standard error.
 func Command(ctx context.Context, env []string, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env...)
-	// A daemon that the command starts inherits its files; it must not hold the test up.
+	// A daemon that the command starts inherits its files. The test must not wait for the daemon.
 	cmd.WaitDelay = 5 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -174,7 +172,7 @@ func Command(ctx context.Context, env []string, name string, args ...string) (st
 
 // Down takes the plane down and removes its folder.
 func (p *Plane) Down() error {
-	_, err := p.Capstan(context.Background(), "down")
+	_, err := p.Capstan(context.Background(), "down", "--yes")
 	return errors.Join(err, os.RemoveAll(p.Root))
 }
 

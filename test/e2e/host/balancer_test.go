@@ -19,23 +19,15 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// awaitBalancer follows the Watch stream until the load balancer is as wanted.
+// awaitBalancer follows the Watch stream until the load balancer has the wanted state.
 func (c *capstand) awaitBalancer(id string, wanted func(*hostpb.LoadBalancer) bool) *hostpb.LoadBalancer {
 	c.t.Helper()
-	stream, err := c.Watch(c.ctx(), &hostpb.WatchRequest{})
-	check(c.t, err)
-	var last *hostpb.LoadBalancer
-	for {
-		event, err := stream.Recv()
-		if err != nil {
-			c.t.Fatalf("load balancer %s: %v; last seen: %v\n%s", id, err, last, c.output)
+	return awaitEvent(c, "load balancer "+id, func(e *hostpb.Event) *hostpb.LoadBalancer {
+		if lb := e.GetLoadBalancer(); lb != nil && lb.Id == id {
+			return lb
 		}
-		if lb := event.GetLoadBalancer(); lb != nil && lb.Id == id && event.Type == hostpb.Event_CHANGED {
-			if last = lb; wanted(lb) {
-				return lb
-			}
-		}
-	}
+		return nil
+	}, wanted)
 }
 
 // balancerPID finds the process that listens on a cluster's endpoint.
@@ -50,8 +42,8 @@ func balancerPID(t *testing.T, k cluster) int {
 	return pid
 }
 
-// The load balancer follows backends in and out, parks connections while none is there, and spreads
-// them (IM-06, IC-10).
+// The load balancer adds and removes backends, holds connections while there is no backend, and distributes connections
+// over the backends (IM-06, IC-10).
 func TestBalancer(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -59,14 +51,14 @@ func TestBalancer(t *testing.T) {
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving })
 
 	parked := make(chan error, 1)
-	go func() { parked <- answers(blue.address(1), "blue-10") }() // before there is a machine
+	go func() { parked <- answers(blue.address(1), "blue-10") }() // The client connects before there is a machine.
 	lb.Backends = []*hostpb.Backend{{Name: "blue-10", Address: blue.address(10) + ":6443"}}
 	_, err := c.EnsureLoadBalancer(c.ctx(), lb)
 	check(t, err)
 	c.make(blue.machine(10))
 	up := time.Now()
 	check(t, <-parked)
-	t.Logf("parked connection served %s after the machine was up", time.Since(up).Round(time.Millisecond))
+	t.Logf("waiting connection served %s after the start of the machine", time.Since(up).Round(time.Millisecond))
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Backends[0].Healthy })
 
 	c.make(blue.machine(11))
@@ -81,10 +73,10 @@ func TestBalancer(t *testing.T) {
 		names[name]++
 	}
 	if names["blue-10"] == 0 || names["blue-11"] == 0 {
-		t.Errorf("10 connections went to %v", names)
+		t.Errorf("10 connections reached %v", names)
 	}
 
-	// A machine that dies is passed over at once: no connection fails.
+	// A machine that dies gets no further connections: no connection fails.
 	_, _, _ = get(blue.address(10), "/exit")
 	for range 10 {
 		if _, _, err := get(blue.address(1), "/name"); err != nil {
@@ -93,7 +85,7 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// The balancer goes on without capstand, is adopted again, and is started again at once when it dies.
+// The balancer continues without capstand. The next capstand adopts it, and restarts it when it dies.
 func TestBalancerKilled(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -113,7 +105,7 @@ func TestBalancerKilled(t *testing.T) {
 	c.start()
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
 	if now := balancerPID(t, blue); now != pid {
-		t.Errorf("balancer is process %d after a restart of capstand, was %d", now, pid)
+		t.Errorf("the process id of the balancer is %d after a restart of capstand, want %d", now, pid)
 	}
 
 	died := time.Now()
@@ -122,17 +114,16 @@ func TestBalancerKilled(t *testing.T) {
 	t.Logf("endpoint answers again after %s", time.Since(died).Round(time.Millisecond))
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
 
-	// Deletion that capstand does not live to finish goes on at its next start.
+	// The next capstand completes a deletion that the killed one has started.
 	check(t, os.WriteFile(filepath.Join(c.root, "balancers", blue.id, "deleted"), nil, 0o600))
 	c.kill()
 	c.start()
-	eventually(t, "balancer is gone", func() error { return gone(filepath.Join(c.root, "balancers", blue.id)) })
+	eventually(t, "balancer is removed", func() error { return gone(filepath.Join(c.root, "balancers", blue.id)) })
 	check(t, tryHost("! ss -Hltn 'src "+blue.address(1)+"' | grep ."))
 }
 
-// A new capstand has its own program follow the balancer of before. A connection that is open goes on, new ones are
-// served all the while, and the process of before ends with its last connection.
-// Row IC-10.
+// A new capstand replaces the previous balancer with its own program. Open connections continue, new connections are
+// served all the time, and the previous process ends with its last connection. Row IC-10.
 func TestBalancerUpgraded(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -178,7 +169,7 @@ func TestBalancerUpgraded(t *testing.T) {
 	c.kill()
 	c.start()
 	var now int
-	eventually(t, "another balancer", func() error {
+	eventually(t, "a new balancer", func() error {
 		if now = balancerPID(t, blue); now == before {
 			return fmt.Errorf("still process %d", before)
 		}
@@ -193,13 +184,13 @@ func TestBalancerUpgraded(t *testing.T) {
 	check(t, <-failed)
 	check(t, syscall.Kill(before, 0)) // it has a connection
 	client.CloseIdleConnections()
-	eventually(t, "the end of the balancer of before", func() error { return gone(fmt.Sprintf("/proc/%d", before)) })
+	eventually(t, "the end of the previous balancer", func() error { return gone(fmt.Sprintf("/proc/%d", before)) })
 
-	// The same program again changes nothing.
+	// A restart of the same program changes nothing.
 	c.kill()
 	c.start()
 	c.awaitBalancer(blue.id, func(lb *hostpb.LoadBalancer) bool { return lb.Serving && lb.Backends[0].Healthy })
 	if pid := balancerPID(t, blue); pid != now {
-		t.Errorf("balancer is process %d after a restart of the same capstand, was %d", pid, now)
+		t.Errorf("the process id of the balancer is %d after a restart of the same capstand, want %d", pid, now)
 	}
 }

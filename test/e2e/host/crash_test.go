@@ -24,33 +24,34 @@ func running(pidNot int32) func(*hostpb.Machine) bool {
 	}
 }
 
-// capstand is killed and started again: no machine notices, and what init writes meanwhile is kept.
+// capstand is killed and started again. The machine does not restart, and the output of its init in the meantime is
+// kept.
 func TestCapstandKilled(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
 	c.kill()
 	if got := inside(t, blue.address(10), "echo while away > /proc/1/fd/1; echo alive"); got != "alive" {
-		t.Fatalf("the machine says %q without capstand", got)
+		t.Fatalf("the output of the machine without capstand is %q", got)
 	}
 	c.start()
 	now := c.await(was.Spec.Id, running(0))
 	if now.Status.Pid != was.Status.Pid || now.Status.Restarts != 0 || !proto.Equal(now.Spec, was.Spec) {
-		t.Errorf("adopted another machine: was %v, is %v", was, now)
+		t.Errorf("another machine was adopted: was %v, is %v", was, now)
 	}
 	if log := c.logs(was.Spec.Id, "init", 1); log != "while away\n" {
 		t.Errorf("init log ends with %q", log)
 	}
-	// Stopped gently it does the same.
+	// The same holds after SIGTERM.
 	c.end(syscall.SIGTERM)
 	c.start()
 	if now := c.await(was.Spec.Id, running(0)); now.Status.Pid != was.Status.Pid {
-		t.Errorf("PID 1 is %d after a restart of capstand, was %d", now.Status.Pid, was.Status.Pid)
+		t.Errorf("PID 1 is %d after a restart of capstand, want %d", now.Status.Pid, was.Status.Pid)
 	}
 }
 
-// A machine whose PID 1 dies starts again at once, from its own disk, with its address and without
-// bootstrap data, whether or not capstand was there to see it die.
+// A machine whose PID 1 dies starts again at once, from its own disk, with its address and without bootstrap data, also
+// if capstand did not run when PID 1 died.
 func TestPID1Killed(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -78,14 +79,17 @@ func TestPID1Killed(t *testing.T) {
 	}
 }
 
-// The host reboots: every process is gone, /run is empty, no links, mounts or rules are left. capstand
-// builds all of it again, with the same addresses.
+// After a reboot of the host, there are no processes, links, mounts or rules, and /run is empty. capstand creates all of
+// them again, with the same addresses.
 func TestReboot(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
 	c.make(blue.machine(11))
 	c.balancer(blue, 10)
+	// A reboot ends every process. The test finds the balancer's process by its cgroup, which capstand sets after the
+	// start.
+	eventually(t, "the balancer serves", func() error { return answers(blue.address(1), "blue-10") })
 	c.kill()
 	reboot(t, c, blue, 10, 11)
 	c.start()
@@ -100,7 +104,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// reboot removes what a reboot would, of the named machines of one capstand that is not running.
+// reboot removes everything that a reboot would remove, for the named machines of one capstand that does not run.
 func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
 	t.Helper()
 	killGroup(t, hostID(t, c))
@@ -116,8 +120,7 @@ func reboot(t *testing.T, c *capstand, k cluster, machines ...int) {
 	check(t, os.WriteFile(filepath.Join(c.root, "boot-id"), []byte("another boot"), 0o644))
 }
 
-// A machine whose disk is lost is
-// failed, and says so: an empty disk would make it another machine.
+// A machine whose disk is lost is failed, with a message: with an empty disk it would be another machine.
 func TestDiskLost(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -137,8 +140,8 @@ func TestDiskLost(t *testing.T) {
 	c.await(was.Spec.Id, func(m *hostpb.Machine) bool { return m.Status.Phase == hostpb.MachineStatus_FAILED })
 }
 
-// capstand is killed while it makes and deletes machines: at its next start it finishes what it had
-// begun, and nothing is left of what was deleted.
+// capstand is killed while it creates and deletes machines. At its next start it completes its operations, and removes
+// all traces of deleted machines.
 func TestKilledWhileBusy(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -146,7 +149,7 @@ func TestKilledWhileBusy(t *testing.T) {
 		spec := blue.machine(n)
 		_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
 		check(t, err)
-		time.Sleep(time.Duration(n-10) * 40 * time.Millisecond) // a different moment of the start each time
+		time.Sleep(time.Duration(n-10) * 40 * time.Millisecond) // Each kill is at another moment of the start.
 		c.kill()
 		c.start()
 		m := c.await(spec.Id, running(0))
@@ -160,16 +163,16 @@ func TestKilledWhileBusy(t *testing.T) {
 		eventually(t, "tombstone", func() error { _, err := os.Stat(filepath.Join(c.root, "tombstones", id)); return err })
 		c.kill()
 		c.start()
-		eventually(t, "machine is gone", func() error {
+		eventually(t, "machine is removed", func() error {
 			if _, err := c.GetMachine(c.ctx(), &hostpb.GetMachineRequest{Id: id}); err == nil {
-				return errors.New("still there")
+				return errors.New("it still exists")
 			}
 			return gone(filepath.Join(c.root, "machines", id))
 		})
 	}
 }
 
-// Bootstrap data is on disk only until it was used, readable by root only, and failure is told (IM-08).
+// Bootstrap data is on disk only until its use, readable only by root. A failure is reported (IM-08).
 func TestBootstrapData(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -189,7 +192,7 @@ func TestBootstrapData(t *testing.T) {
 	host(t, fmt.Sprintf("! grep -rl s3cret %s --exclude-dir=rootfs --exclude=disk.img", c.root))
 }
 
-// A machine that keeps dying is failed when its restarts are used up, and says where to look.
+// A machine that dies repeatedly is failed after a number of restarts. The message names the log.
 func TestRestartsUsedUp(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -198,7 +201,7 @@ func TestRestartsUsedUp(t *testing.T) {
 	eventually(t, "bootstrap recorded", func() error { _, err := os.Stat(path); return err })
 	eventually(t, "bootstrap data erased", func() error { return gone(filepath.Join(filepath.Dir(path), "bootstrap-data")) })
 	c.end(syscall.SIGTERM)
-	// The deaths of the last minutes, as capstand remembers them.
+	// The deaths of the last minutes, as capstand stores them.
 	data, err := os.ReadFile(path)
 	check(t, err)
 	state := map[string]any{}

@@ -15,15 +15,15 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// small is a machine with a disk of 32 MiB, two of which fit on the disks of these tests.
+// small returns a machine with a disk of 32 MiB. Two such disks fit on the disks of these tests.
 func small(n int) *hostpb.MachineSpec {
 	spec := blue.machine(n)
 	spec.DiskBytes = 32 << 20
 	return spec
 }
 
-// A host whose disk fails keeps the machines that it has, also across a restart of capstand, and refuses new ones
-// with the reason. When the disk works again, so does everything.
+// A host whose disk fails keeps its machines, also across a restart of capstand, and refuses new ones with the reason.
+// It recovers with the disk.
 func TestDiskFails(t *testing.T) {
 	for name, disk := range harness.Disks {
 		t.Run(name, func(t *testing.T) {
@@ -47,12 +47,12 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// refusedByDisk checks that a new machine is refused and leaves nothing, and that the machine of before answers.
+// refusedByDisk checks that a new machine is refused and leaves no trace, and that the existing machine answers.
 func refusedByDisk(t *testing.T, c *capstand) {
 	t.Helper()
 	spec := small(11)
 	if _, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: make([]byte, 1<<20)}); err == nil {
-		t.Error("a machine is made on a disk that cannot be written to")
+		t.Error("a machine is created on a disk that cannot be written to")
 	} else {
 		t.Log(err)
 	}
@@ -65,8 +65,8 @@ func refusedByDisk(t *testing.T, c *capstand) {
 	check(t, answers(blue.address(10), "blue-10"))
 }
 
-// A machine that fills its disk gets ENOSPC. Its neighbour and the host have the space that they had, but for the size of the
-// disk, and get that back when the machine is deleted.
+// A machine that fills its disk gets ENOSPC. Its neighbour keeps its space. The host loses only the size of the disk,
+// and gets it back when the machine is deleted.
 func TestMachineFillsItsDisk(t *testing.T) {
 	leavesNothing(t)
 	dir, _, _ := harness.Disks["no space"](t, "256")
@@ -88,7 +88,7 @@ func TestMachineFillsItsDisk(t *testing.T) {
 		t.Errorf("a full disk of %d bytes takes %d bytes of the host", full.DiskBytes, used)
 	}
 	inside(t, blue.address(11), "dd if=/dev/zero of=/var/lib/some bs=1M count=20 conv=fsync && rm /var/lib/some")
-	c.kill() // the full machine is no obstacle to the next capstand
+	c.kill() // A full machine does not prevent the next start of capstand.
 	c.start()
 	c.await(full.Id, running(0))
 	c.deleteMachine(full)
@@ -100,7 +100,8 @@ func TestMachineFillsItsDisk(t *testing.T) {
 	})
 }
 
-// A machine whose disk returns I/O errors is restarted to repair its file system, and reports the error until that succeeds.
+// A machine whose disk returns I/O errors is restarted to repair its file system. It reports the error until the repair
+// succeeds.
 func TestMachineDiskErrors(t *testing.T) {
 	leavesNothing(t)
 	dir, fail, mend := harness.Disks["I/O errors"](t, "96")

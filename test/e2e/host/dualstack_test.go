@@ -17,7 +17,7 @@ const sixCIDR = "fd00:231::/64"
 
 func six(n int) string { return fmt.Sprintf("fd00:231::%d", n) }
 
-// dual is blue's machine n with an IPv6 address besides.
+// dual returns machine n of the cluster blue, with an additional IPv6 address.
 func dual(n int) *hostpb.MachineSpec {
 	spec := blue.machine(n)
 	spec.Network.Ipv6Cidr = sixCIDR
@@ -25,8 +25,8 @@ func dual(n int) *hostpb.MachineSpec {
 	return spec
 }
 
-// IPAM-08: machines with an IPv4 and an IPv6 address reach each other and the outside by both, and are not
-// reached from there; what the network is made of is made again after a restart.
+// IPAM-08: machines with an IPv4 and an IPv6 address reach each other and the outside with both families. The outside
+// does not reach them. capstand repairs their network after a restart.
 func TestDualStack_IPAM08(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -57,13 +57,13 @@ func TestDualStack_IPAM08(t *testing.T) {
 	}
 	reaches()
 	if seen := host(t, "cat "+out.log); strings.Contains(seen, "fd00:231:") || !strings.Contains(seen, "fd00:232::1") {
-		t.Errorf("the outside did not see the box, but: %s", seen)
+		t.Errorf("the outside saw another address than the host's: %s", seen)
 	}
 	if got := inside(t, six(10), "ip -6 -o addr show dev eth0 scope global | awk '{print $4}'; ip -6 route show default | awk '{print $3}'"); got != six(10)+"/64\nfd00:231::1" {
 		t.Errorf("eth0 has %q", got)
 	}
 	if ra := host(t, "cat /proc/sys/net/ipv6/conf/"+bridge(blue)+"/accept_ra"); ra != "0" {
-		t.Errorf("the box listens to what machines say of routes (accept_ra %s)", ra)
+		t.Errorf("the host accepts router advertisements of machines (accept_ra %s)", ra)
 	}
 
 	twin := dual(12)
@@ -78,6 +78,6 @@ func TestDualStack_IPAM08(t *testing.T) {
 	c.kill()
 	host(t, "ip addr del fd00:231::1/64 dev "+bridge(blue))
 	c.start()
-	eventually(t, "the box's own address", func() error { return answers(six(10), "blue-10") })
+	eventually(t, "the host's own address", func() error { return answers(six(10), "blue-10") })
 	reaches()
 }

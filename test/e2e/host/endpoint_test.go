@@ -14,14 +14,14 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// bridgeHas says whether a cluster's bridge has an address, and no network with it.
+// bridgeHas reports whether a cluster's bridge has an address with prefix length 32.
 func bridgeHas(t *testing.T, k cluster, address string) bool {
 	t.Helper()
 	return strings.Contains(host(t, "ip -o address show dev "+bridge(k)), " "+address+"/32 ")
 }
 
-// A load balancer may listen on an address of the machine network: the bridge has it as long as the load
-// balancer wants it, through a reboot, and no machine can take it (IPAM-07, IC-10).
+// A load balancer may listen on an address of the machine network. The bridge has the address as long as the load
+// balancer requires it, also after a reboot. No machine can have the address (IPAM-07, IC-10).
 func TestBalancerAddress_IPAM07(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -44,10 +44,10 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 		blue.address(255): {codes.InvalidArgument, "broadcast address"},
 	} {
 		if err := listen(address); status.Code(err) != want.code || !strings.Contains(err.Error(), want.why) {
-			t.Errorf("listen on %s: %v, wanted %s: %s", address, err, want.code, want.why)
+			t.Errorf("listen on %s: got %v, want %s: %s", address, err, want.code, want.why)
 		}
 		if bridgeHas(t, blue, address) {
-			t.Errorf("the bridge has %s, which was refused", address)
+			t.Errorf("the bridge has the refused address %s", address)
 		}
 	}
 
@@ -78,7 +78,7 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 	eventually(t, "the second address answers", func() error { return answers(second, "blue-10") })
 	eventually(t, "the bridge loses the first address", func() error {
 		if bridgeHas(t, blue, first) {
-			return fmt.Errorf("it has %s", first)
+			return fmt.Errorf("the bridge has %s", first)
 		}
 		return nil
 	})
@@ -86,7 +86,7 @@ func TestBalancerAddress_IPAM07(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bridgeHas(t, blue, second) {
-		t.Errorf("the bridge has the address of a load balancer that was deleted")
+		t.Errorf("the bridge has the address of a deleted load balancer")
 	}
-	c.make(blue.machine(6)) // the address is free
+	c.make(blue.machine(6)) // The address is free.
 }

@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package host_test runs real capstands, as root: machines are real runc containers with testinit as
-// PID 1, so that a test takes a second and not a cluster.
+// Package host_test runs real capstands as root. Machines are real runc containers with testinit as PID 1, so that a
+// test takes seconds.
 package host_test
 
 import (
@@ -74,7 +74,7 @@ func goBuild(out, pkg string, flags ...string) error {
 	return nil
 }
 
-// assets makes an assets folder with testinit as capstan-init and the real runc.
+// assets creates an assets folder with testinit as capstan-init and the real runc.
 func assets(t *testing.T) string {
 	t.Helper()
 	bin, err := filepath.Abs("../../../bin")
@@ -83,7 +83,7 @@ func assets(t *testing.T) string {
 	for to, from := range map[string]string{
 		"capstan-init":                       filepath.Join(programs, "testinit"),
 		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
-		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // only its presence counts
+		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // capstand only checks that the file exists.
 	} {
 		copyFile(t, from, filepath.Join(dir, to))
 	}
@@ -114,14 +114,14 @@ type capstand struct {
 	hostpb.HostClient
 }
 
-// newCapstand starts a capstand with an empty state, and at the end of the test deletes all that it
-// has and stops it.
+// newCapstand starts a capstand with an empty state. At the end of the test, it deletes all objects of the capstand and
+// stops it.
 func newCapstand(t *testing.T, args ...string) *capstand {
 	t.Helper()
 	return newCapstandIn(t, filepath.Join(t.TempDir(), "host"), args...)
 }
 
-// newCapstandIn is newCapstand with a state folder that the test has prepared.
+// newCapstandIn is newCapstand with a prepared state folder.
 func newCapstandIn(t *testing.T, root string, args ...string) *capstand {
 	t.Helper()
 	files := assets(t)
@@ -144,7 +144,7 @@ func (c *capstand) start() {
 	check(c.t, c.cmd.Start())
 	cmd, exited := c.cmd, c.exited
 	go func() { exited <- cmd.Wait() }()
-	eventually(c.t, "socket", func() error { // gRPC itself would wait a second before it tries again
+	eventually(c.t, "socket", func() error { // gRPC itself would wait a second before the next attempt.
 		conn, err := net.Dial("unix", c.socket())
 		if err == nil {
 			_ = conn.Close()
@@ -174,7 +174,7 @@ func (c *capstand) kill() { c.t.Helper(); c.end(syscall.SIGKILL) }
 
 func (c *capstand) cleanUp() {
 	if c.t.Failed() {
-		c.t.Logf("capstand said:\n%s", c.output)
+		c.t.Logf("output of capstand:\n%s", c.output)
 	}
 	if c.cmd.ProcessState != nil {
 		c.start()
@@ -195,7 +195,7 @@ func (c *capstand) cleanUp() {
 	c.end(syscall.SIGTERM)
 }
 
-// recorded reads what a capstand has of a kind.
+// recorded reads the records of a kind from a capstand's state.
 func recorded[T proto.Message](c *capstand, kind string, empty func() T) (all []T) {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(c.root, kind, "*", "spec.json"))
@@ -216,7 +216,7 @@ func (c *capstand) ctx() context.Context {
 	return ctx
 }
 
-// cluster is what machines of a test share.
+// cluster contains the settings that the machines of a test share.
 type cluster struct{ id, name, cidr string }
 
 var (
@@ -242,7 +242,7 @@ func (k cluster) machine(n int) *hostpb.MachineSpec {
 	}
 }
 
-// make makes a machine and waits until it runs and has been bootstrapped.
+// make creates a machine and waits until it runs and has been bootstrapped.
 func (c *capstand) make(spec *hostpb.MachineSpec) *hostpb.Machine {
 	c.t.Helper()
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: []byte("#cloud-config\n")})
@@ -253,20 +253,34 @@ func (c *capstand) make(spec *hostpb.MachineSpec) *hostpb.Machine {
 	})
 }
 
-// await follows the Watch stream until a machine is as wanted.
+// await follows the Watch stream until a machine has the wanted state.
 func (c *capstand) await(id string, wanted func(*hostpb.Machine) bool) *hostpb.Machine {
+	c.t.Helper()
+	return awaitEvent(c, "machine "+id, func(e *hostpb.Event) *hostpb.Machine {
+		if m := e.GetMachine(); m != nil && m.Spec.Id == id {
+			return m
+		}
+		return nil
+	}, wanted)
+}
+
+// awaitEvent follows the Watch stream until an object has the wanted state. pick returns nil for events of other objects.
+func awaitEvent[T any](c *capstand, name string, pick func(*hostpb.Event) *T, wanted func(*T) bool) *T {
 	c.t.Helper()
 	stream, err := c.Watch(c.ctx(), &hostpb.WatchRequest{})
 	check(c.t, err)
-	var last *hostpb.Machine
+	var last *T
 	for {
 		event, err := stream.Recv()
 		if err != nil {
-			c.t.Fatalf("machine %s: %v; last seen: %v\n%s", id, err, last, c.output)
+			c.t.Fatalf("%s: %v; last seen: %v\n%s", name, err, last, c.output)
 		}
-		if m := event.GetMachine(); m != nil && m.Spec.Id == id && event.Type == hostpb.Event_CHANGED {
-			if last = m; wanted(m) {
-				return m
+		if event.Type != hostpb.Event_CHANGED {
+			continue
+		}
+		if obj := pick(event); obj != nil {
+			if last = obj; wanted(obj) {
+				return obj
 			}
 		}
 	}
@@ -277,7 +291,7 @@ func (c *capstand) deleteMachine(spec *hostpb.MachineSpec) {
 	res, err := c.DeleteMachine(c.ctx(), deletion(spec))
 	check(c.t, err)
 	if !res.Done {
-		c.t.Fatalf("machine %s is not gone: %v\n%s", spec.Id, res, c.output)
+		c.t.Fatalf("machine %s is not removed: %v\n%s", spec.Id, res, c.output)
 	}
 }
 
@@ -285,13 +299,13 @@ func deletion(spec *hostpb.MachineSpec) *hostpb.DeleteMachineRequest {
 	return &hostpb.DeleteMachineRequest{Id: spec.Id, Namespace: spec.Namespace, Name: spec.Name}
 }
 
-// web is an HTTPS client for testinit; each request has a connection of its own.
+// web is an HTTPS client for testinit. Each request has its own connection.
 var web = &http.Client{
 	Timeout:   patience,
 	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true},
 }
 
-// get asks a testinit and returns the status and the answer.
+// get sends a request to a testinit and returns the status and the body.
 func get(address, path string, query ...string) (int, string, error) {
 	values := url.Values{}
 	for i := 0; i < len(query); i += 2 {
@@ -317,7 +331,7 @@ func inside(t *testing.T, address, command string) string {
 	return strings.TrimSpace(out)
 }
 
-// eventually waits for what tells nobody when it happens.
+// eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	var err error
@@ -336,9 +350,9 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// mine lists what the names of everything that these tests make on the box contain. Others may run
-// clusters on this box at the same time.
-func mine() []string {
+// ownNames lists texts, one of which is in the name of each object that these tests create on the host. Other clusters may
+// run on this host at the same time.
+func ownNames() []string {
 	all := []string{"10.233.0.", "e2e-out"}
 	for _, id := range []string{blue.id, green.id, "e2e-moved", "e2e-other", "e2e-blue-twin"} {
 		all = append(all, hash(id))
@@ -349,7 +363,7 @@ func mine() []string {
 	return all
 }
 
-// leftovers lists everything on the box that has one of the names.
+// leftovers lists all objects on the host with such a name.
 func leftovers(t *testing.T, names []string) []string {
 	t.Helper()
 	pattern := strings.ReplaceAll(strings.Join(names, "|"), ".", "[.]")
@@ -365,16 +379,16 @@ func leftovers(t *testing.T, names []string) []string {
 	return strings.FieldsFunc(out, func(r rune) bool { return r == '\n' })
 }
 
-// leavesNothing fails the test if, after all its clean-up, anything of it is left on the box: links,
-// routes, tables, mounts, cgroups, processes. Called first, it is done last.
+// leavesNothing fails the test if a link, route, table, mount, cgroup or process of it remains on the host after its
+// clean-up. It must be called first, because clean-up functions run in reverse order.
 func leavesNothing(t *testing.T) {
 	t.Helper()
-	if before := leftovers(t, mine()); len(before) > 0 {
-		t.Fatalf("another test left, or is at work: %s", strings.Join(before, "\n"))
+	if before := leftovers(t, ownNames()); len(before) > 0 {
+		t.Fatalf("objects of another test exist: %s", strings.Join(before, "\n"))
 	}
 	t.Cleanup(func() {
-		names := append(mine(), hostIDs[t.Name()]...)
-		eventually(t, "nothing is left behind", func() error { // processes that were killed may take a moment
+		names := append(ownNames(), hostIDs[t.Name()]...)
+		eventually(t, "all objects are removed", func() error { // Killed processes may take a moment to end.
 			if left := leftovers(t, names); len(left) > 0 {
 				return fmt.Errorf("%s", strings.Join(left, "\n"))
 			}
@@ -383,5 +397,5 @@ func leavesNothing(t *testing.T) {
 	})
 }
 
-// hostIDs of the capstands of each test, and their state folders.
+// hostIDs contains the ids of the capstands of each test, and their state folders.
 var hostIDs = map[string][]string{}

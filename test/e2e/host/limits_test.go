@@ -22,7 +22,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// A machine that forks without end reaches its limit. Its neighbour and the host do not notice.
+// A machine with a fork bomb reaches its limit. Its neighbour and the host are not affected.
 func TestForkBomb(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -30,10 +30,10 @@ func TestForkBomb(t *testing.T) {
 	spec.PidsLimit = 300
 	c.make(spec)
 	c.make(blue.machine(11))
-	// Bounded, so that the test does no harm where there is no limit.
+	// The number of processes is bounded, so that the test is harmless if the limit is missing.
 	inside(t, blue.address(10), "(for i in $(seq 600); do sleep 1000 & done) >/dev/null 2>&1 </dev/null & sleep 0.1")
 	eventually(t, "the limit is reached", func() error {
-		// Of a command in the full machine even the shell cannot start, so the host looks.
+		// No shell can start in the full machine, so the test reads the limit on the host.
 		if n := processes(t, hostID(t, c)+"/"+spec.Id); n < 290 || n > 300 {
 			return fmt.Errorf("%d processes", n)
 		}
@@ -42,23 +42,23 @@ func TestForkBomb(t *testing.T) {
 	if got := inside(t, blue.address(11), "for i in $(seq 50); do sleep 0 & done; wait; echo forks"); got != "forks" {
 		t.Errorf("the neighbour: %s", got)
 	}
-	c.kill() // a new capstand starts, and with runc it removes the full machine
+	c.kill() // A new capstand starts, and removes the full machine with runc.
 	c.start()
 	c.make(blue.machine(12))
 	c.deleteMachine(spec)
 }
 
-// withoutDescriptors sets the limit of descriptors of a process so that it can open nothing more. The process gets its limit back
-// when mend is called.
+// withoutDescriptors sets the limit of descriptors of a process so that it cannot open any file. mend restores the
+// limit.
 func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 	t.Helper()
-	free := uint64(0) // the kernel gives the lowest number
+	free := uint64(0) // The kernel uses the lowest free number.
 	for gone(fmt.Sprintf("/proc/%d/fd/%d", pid, free)) != nil {
 		free++
 	}
 	var process unix.Stat_t
 	check(t, unix.Stat(fmt.Sprintf("/proc/%d", pid), &process))
-	// As the process's own user: root needs CAP_SYS_RESOURCE for this.
+	// The command runs as the process's own user: root needs CAP_SYS_RESOURCE for this.
 	prlimit := func(args ...string) string {
 		cmd := exec.Command("prlimit", append(args, "--pid", strconv.Itoa(pid))...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: process.Uid, Gid: process.Gid}}
@@ -75,7 +75,7 @@ func withoutDescriptors(t *testing.T, pid int) (mend func()) {
 	return func() { prlimit(fmt.Sprintf("--nofile=%d:%d", soft, hard)) }
 }
 
-// descriptors counts the open files of a process. Pipes do not count: Go keeps those that moved bytes until it collects garbage.
+// descriptors counts the open files of a process. It omits pipes, because Go keeps used pipes until garbage collection.
 func descriptors(t *testing.T, pid int) (n int) {
 	t.Helper()
 	open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -88,8 +88,8 @@ func descriptors(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// A capstand that can open no file refuses new machines with the reason, and what runs goes on. When it can open files again, it
-// makes the machine and starts the balancer that died meanwhile, and has lost no descriptor.
+// A capstand that cannot open files refuses new machines with the reason, and running machines continue. When it can
+// open files again, it creates the machine and starts the balancer that died meanwhile. It leaks no descriptor.
 func TestDescriptorsOfCapstand(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -115,7 +115,7 @@ func TestDescriptorsOfCapstand(t *testing.T) {
 	check(t, syscall.Kill(balancer, syscall.SIGKILL))
 	mend()
 
-	eventually(t, "another balancer serves", func() error {
+	eventually(t, "a new balancer serves", func() error {
 		if now := balancerPID(t, blue); now == balancer {
 			return fmt.Errorf("still process %d", now)
 		}
@@ -131,8 +131,8 @@ func TestDescriptorsOfCapstand(t *testing.T) {
 	})
 }
 
-// A balancer that can open nothing carries the connections that it has. It serves those that came meanwhile, and reads its
-// configuration, when it can open files again.
+// A balancer that cannot open files keeps its connections. When it can open files again, it serves the connections that
+// clients opened meanwhile, and reads its configuration.
 func TestDescriptorsOfBalancer(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -183,11 +183,11 @@ func TestDescriptorsOfBalancer(t *testing.T) {
 		return nil
 	})
 	if now := balancerPID(t, blue); now != pid {
-		t.Errorf("the balancer is process %d, was %d", now, pid)
+		t.Errorf("the process id of the balancer is %d, want %d", now, pid)
 	}
 }
 
-// processes is what the pids cgroup counts, threads too.
+// processes returns the count of the pids cgroup, which includes threads.
 func processes(t *testing.T, group string) int {
 	t.Helper()
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
@@ -197,6 +197,6 @@ func processes(t *testing.T, group string) int {
 			return n
 		}
 	}
-	t.Fatal("no count of processes")
+	t.Fatal("the count of processes is missing")
 	return 0
 }

@@ -14,7 +14,7 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// A machine comes up within its own limits and goes without a trace.
+// A machine starts within its own limits, and its deletion leaves no trace.
 func TestMachine(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -43,11 +43,11 @@ func TestMachine(t *testing.T) {
 	}
 	c.deleteMachine(m.Spec)
 	if _, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: blue.machine(10)}); err == nil {
-		t.Error("a deleted id was made again")
+		t.Error("a deleted id was created again")
 	}
 }
 
-// Logs are those of the machine: a link in it leads to no file of the host's.
+// Logs are read inside the machine: a link in a machine's log folder does not lead to a file of the host.
 func TestLogs(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -78,8 +78,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// The socket is root's alone, or a given user's and group's; a second capstand for the same state does
-// not start.
+// Only root, or a configured user and group, can use the socket. A second capstand for the same state does not start.
 func TestSocket(t *testing.T) {
 	c := newCapstand(t)
 	if got := host(t, "stat -c '%a %u' "+c.socket()); got != "600 0" {
@@ -93,6 +92,6 @@ func TestSocket(t *testing.T) {
 	}
 	out, err := exec.Command(c.cmd.Path, c.args...).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "another capstand") {
-		t.Errorf("a second one: %v %s", err, out)
+		t.Errorf("a second capstand: %v %s", err, out)
 	}
 }

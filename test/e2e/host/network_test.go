@@ -20,8 +20,8 @@ import (
 
 const bridgeNetfilter = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 
-// Machines of one cluster reach each other and the outside; those of another cluster, and the outside,
-// do not reach them. It holds with bridge-nf-call-iptables on and off.
+// Machines of one cluster reach each other and the outside. Machines of another cluster, and the outside, do not reach
+// them. This holds with bridge-nf-call-iptables on and off.
 func TestIsolation(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -55,8 +55,8 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-// podsOfEqualAddress gives machines of both clusters the same Pod addresses, and checks that each finds
-// its own cluster's.
+// podsOfEqualAddress gives machines of both clusters the same Pod addresses, and checks that each machine reaches the
+// Pod of its own cluster.
 func podsOfEqualAddress(t *testing.T) {
 	t.Helper()
 	for address, pods := range map[string]string{blue.address(10): "10.99.1.1", green.address(10): "10.99.1.1", blue.address(11): "10.99.2.1"} {
@@ -80,32 +80,32 @@ func netfilterSettings(t *testing.T) []string {
 	return []string{"0", "1"}
 }
 
-// setNetfilter sets it for the time of a test.
+// setNetfilter sets bridge-nf-call-iptables until the end of a test.
 func setNetfilter(t *testing.T, on string) {
 	t.Helper()
 	was, err := os.ReadFile(bridgeNetfilter)
 	if err != nil {
-		return // it is off for good
+		return // The setting is always off in this kernel.
 	}
 	check(t, os.WriteFile(bridgeNetfilter, []byte(on), 0))
 	t.Cleanup(func() { check(t, os.WriteFile(bridgeNetfilter, was, 0)) })
 }
 
-// world is a network namespace that stands for the world outside of the box.
+// outside creates a network namespace that stands for the network outside of the host.
 type world struct{ address, log string }
 
 func outside(t *testing.T) world {
 	t.Helper()
 	w := world{address: "10.232.0.2", log: t.TempDir() + "/seen"}
-	// The link goes by name: the kernel removes it with the namespace, but that one may live a while longer.
+	// The clean-up deletes the link by its name. The kernel also removes it with the namespace, but possibly later.
 	t.Cleanup(func() { host(t, "ip link del e2e-out; ip netns del capstan-e2e") })
-	// The loopback is where Go looks whether IPv6 works.
+	// Go checks the loopback interface for IPv6.
 	host(t, `ip netns add capstan-e2e && ip -n capstan-e2e link set lo up
 		ip link add e2e-out type veth peer name eth0 netns capstan-e2e
 		ip addr add 10.232.0.1/24 dev e2e-out && ip link set e2e-out up
 		ip -n capstan-e2e addr add 10.232.0.2/24 dev eth0 && ip -n capstan-e2e link set eth0 up
 		ip -n capstan-e2e route add default via 10.232.0.1`)
-	// A tiny server that notes who called.
+	// The server records its clients.
 	server := startIn(t, "capstan-e2e", w.log)
 	t.Cleanup(server)
 	return w
@@ -115,7 +115,7 @@ func (w world) reaches(address string) error {
 	return tryHost("ip netns exec capstan-e2e curl -ksS -m 1 https://" + address + ":6443/name")
 }
 
-// A network whose rules were removed, as by a reload of the host's own firewall, has them again.
+// capstand restores the rules of a network after their removal, for example by a reload of the host's own firewall.
 func TestFirewallRemoved(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -123,19 +123,19 @@ func TestFirewallRemoved(t *testing.T) {
 	check(t, err)
 	table := "table inet capstan-" + hash(blue.id)
 	host(t, "nft delete "+table)
-	eventually(t, "the rules are back", func() error { return tryHost("nft list " + table) })
+	eventually(t, "the rules exist again", func() error { return tryHost("nft list " + table) })
 	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: blue.network().Namespace, Name: blue.network().Name})
 	check(t, err)
 }
 
-// A machine whose cable or bridge was removed is connected again, also when capstand was away at that moment.
+// A machine whose link or bridge was removed is connected again, also if capstand did not run at that moment.
 func TestLinkRemoved(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	was := c.make(blue.machine(10))
 	cable := "cpm" + hash(was.Spec.Id)
 	reached := func() error {
-		// Without the bridge, packets to the machine's address would leave the box.
+		// Without the bridge, packets to the machine's address would leave the host.
 		if err := tryHost("ip -o link show master " + bridge(blue) + " | grep " + cable); err != nil {
 			return err
 		}
@@ -147,20 +147,20 @@ func TestLinkRemoved(t *testing.T) {
 	}
 	for _, link := range []string{cable, bridge(blue)} {
 		host(t, "ip link delete "+link)
-		eventually(t, link+" is back", reached)
+		eventually(t, link+" exists again", reached)
 	}
 	c.kill()
 	host(t, "ip link delete "+bridge(blue))
 	host(t, "ip link delete "+cable)
 	c.start()
-	eventually(t, "both links are back", reached)
+	eventually(t, "both links exist again", reached)
 	if now := c.await(was.Spec.Id, running(0)); now.Status.Pid != was.Status.Pid {
 		t.Errorf("PID 1 was %d, is %d", was.Status.Pid, now.Status.Pid)
 	}
 }
 
-// Two capstands of one box share the network of a cluster: their machines reach each other, none gets
-// an address that the other's has, and the last one removes the network.
+// Two capstands of one host share the network of a cluster. Their machines reach each other and have different
+// addresses. The deletion of the last machine removes the network.
 func TestTwoHosts(t *testing.T) {
 	leavesNothing(t)
 	a, b := newCapstand(t), newCapstand(t)
@@ -175,22 +175,22 @@ func TestTwoHosts(t *testing.T) {
 	refused(t, err, codes.AlreadyExists, blue.address(10))
 
 	a.deleteMachine(blue.machine(10))
-	check(t, answers(blue.address(11), "blue-11")) // the network is still there
+	check(t, answers(blue.address(11), "blue-11")) // The network still exists.
 	_, err = b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: twin})
-	check(t, err) // the address is free now
+	check(t, err) // The address is free now.
 	b.deleteMachine(twin)
 	b.deleteMachine(blue.machine(11))
 	check(t, tryHost("! ip link show "+bridge(blue)))
 }
 
-// What cannot be is refused at once, with the code of host.proto and a message that says what was wanted
-// and what was found; nothing changes.
+// Invalid requests are refused at once, with the code of host.proto and a message that contains the expected and the
+// found value. They change no object.
 func TestRefusals(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
 	c.make(blue.machine(10))
 	_, err := c.EnsureMachine(c.ctx(), &hostpb.EnsureMachineRequest{Spec: blue.machine(10)})
-	check(t, err) // the same again is fine
+	check(t, err) // The same request again succeeds.
 	c.balancer(blue)
 	taken := listenOn(t)
 
@@ -231,11 +231,11 @@ func TestRefusals(t *testing.T) {
 		code   codes.Code
 		says   string
 	}{
-		"port taken": {func(*hostpb.LoadBalancer) {}, codes.AlreadyExists, taken},
-		"other's":    {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{":6443"} }, codes.AlreadyExists, "6443"},
-		"no port":    {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{"127.0.0.1"} }, codes.InvalidArgument, "host:port"},
-		"no network": {func(lb *hostpb.LoadBalancer) { lb.NetworkId = "none" }, codes.NotFound, "none"},
-		"same name":  {func(lb *hostpb.LoadBalancer) { lb.Name = blue.name }, codes.AlreadyExists, blue.id},
+		"port in use": {func(*hostpb.LoadBalancer) {}, codes.AlreadyExists, taken},
+		"other's":     {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{":6443"} }, codes.AlreadyExists, "6443"},
+		"no port":     {func(lb *hostpb.LoadBalancer) { lb.Listen = []string{"127.0.0.1"} }, codes.InvalidArgument, "host:port"},
+		"no network":  {func(lb *hostpb.LoadBalancer) { lb.NetworkId = "none" }, codes.NotFound, "none"},
+		"same name":   {func(lb *hostpb.LoadBalancer) { lb.Name = blue.name }, codes.AlreadyExists, blue.id},
 	} {
 		spec := proto.CloneOf(lb)
 		test.change(spec)
@@ -246,12 +246,12 @@ func TestRefusals(t *testing.T) {
 	_, err = c.DeleteNetwork(c.ctx(), &hostpb.DeleteNetworkRequest{Id: blue.id, Namespace: "default", Name: blue.name})
 	refused(t, err, codes.FailedPrecondition, "blue-10")
 	if list, err := c.ListMachines(c.ctx(), &hostpb.ListMachinesRequest{}); err != nil || len(list.Machines) != 1 {
-		t.Errorf("refusals left %v %v", list, err)
+		t.Errorf("refused requests left %v %v", list, err)
 	}
 }
 
-// What a copy in another namespace has the id of is not the copy's: it is neither changed nor removed for it, and
-// nobody gets into the network, also not on another capstand of the box.
+// A copy of an object in another namespace has the same id. Requests for the copy do not change or remove the original's
+// objects on the host. Machines of the copy cannot join its network, also not on another capstand of the host.
 func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	leavesNothing(t)
 	a, b := newCapstand(t), newCapstand(t)
@@ -301,7 +301,7 @@ func TestCopyInAnotherNamespace_ALL18(t *testing.T) {
 	refused(t, err, codes.InvalidArgument, "upgrade")
 
 	a.kill()
-	a.start() // no tombstone, and whose it is is remembered
+	a.start() // There is no tombstone, and the owner is still stored.
 	a.await(m.Spec.Id, func(now *hostpb.Machine) bool {
 		return now.Status.Phase == hostpb.MachineStatus_RUNNING && now.Status.Pid == m.Status.Pid
 	})
@@ -317,14 +317,14 @@ func refused(t *testing.T, err error, code codes.Code, says string) {
 	}
 }
 
-// move gives a machine a network of its own.
+// move moves a machine into another network.
 func move(s *hostpb.MachineSpec, cidr string) {
 	s.Network = &hostpb.Network{Id: "e2e-moved", Namespace: "default", Name: "moved", Cidr: cidr}
 	s.Addresses = []*hostpb.Address{{Address: strings.Split(cidr, "/")[0], Prefix: 24}}
 	s.Addresses[0].Address = strings.TrimSuffix(s.Addresses[0].Address, ".0") + ".77"
 }
 
-// hostNetwork makes a route of the host's, for a network that nobody has.
+// hostNetwork adds a route on the host, for a network without an interface.
 func hostNetwork(t *testing.T) string {
 	t.Helper()
 	host(t, "ip route add 10.233.0.0/24 dev lo")

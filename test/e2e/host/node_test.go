@@ -24,8 +24,8 @@ const kubeletConfig = `{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"Kub
  "authentication":{"anonymous":{"enabled":true},"webhook":{"enabled":false}},"authorization":{"mode":"AlwaysAllow"},
  "containerRuntimeEndpoint":"unix:///run/containerd/containerd.sock"}`
 
-// A real kubelet in a machine reports the machine's size, not the host's, and images are loaded into
-// the machine's containerd, where the kubelet finds them.
+// A real kubelet in a machine reports the size of the machine instead of the host's. Images are loaded into the
+// machine's containerd, where the kubelet finds them.
 func TestKubeletAndImages(t *testing.T) {
 	leavesNothing(t)
 	c := newCapstand(t)
@@ -47,7 +47,7 @@ func TestKubeletAndImages(t *testing.T) {
 
 	// PID 1 stays testinit. capstand starts the real capstan-init for the import.
 	host(t, "cp ../../../bin/capstan-init "+c.assets+"/real && mv "+c.assets+"/real "+c.assets+"/capstan-init")
-	for _, name := range []string{"pause", "pause", "echo"} { // The second import of an archive finds the image already there.
+	for _, name := range []string{"pause", "pause", "echo"} { // The second import finds the existing image.
 		loaded, err := c.loadImage("../../../bin/images/"+name+".tar", m.Spec.Id)
 		check(t, err)
 		if want := []string{"registry.capstan.dev/" + name + ":v1"}; !slices.Equal(loaded, want) {
@@ -60,7 +60,7 @@ func TestKubeletAndImages(t *testing.T) {
 		t.Errorf("containerd has %q, want %q", listed, want)
 	}
 	if names, err := c.loadImage("node_test.go", m.Spec.Id); err == nil || !strings.Contains(err.Error(), "importing the archive into containerd") {
-		t.Errorf("loading a file that is no archive: %q, %v", names, err)
+		t.Errorf("loading an invalid archive: %q, %v", names, err)
 	}
 
 	inside(t, address, "setsid /opt/capstan/kubernetes/"+version+"/kubelet --config /etc/kubelet.json > /var/log/capstan/kubelet.log 2>&1 &")
@@ -79,7 +79,7 @@ func TestKubeletAndImages(t *testing.T) {
 		}
 	}
 	if log := inside(t, address, "grep -i 'failed to set.*sysctl\\|read-only file system' /var/log/capstan/kubelet.log || true"); log != "" {
-		t.Errorf("kubelet complains: %s", log)
+		t.Errorf("errors of the kubelet: %s", log)
 	}
 	c.deleteMachine(m.Spec)
 }

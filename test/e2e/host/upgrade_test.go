@@ -11,8 +11,8 @@ import (
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
-// Another build of capstand and of capstan-init takes over from those that run: the machine and what runs in it stay,
-// with their process ids. From its next start on the machine runs the new capstan-init.
+// Other builds of capstand and capstan-init replace the running ones. The machine and its processes continue, with the
+// same process ids. The machine runs the new capstan-init from its next start.
 func TestUpgradeInPlace(t *testing.T) {
 	leavesNothing(t)
 	next := t.TempDir()
@@ -31,14 +31,14 @@ func TestUpgradeInPlace(t *testing.T) {
 	info, err := c.GetInfo(c.ctx(), &hostpb.GetInfoRequest{})
 	check(t, err)
 	if info.CapstandVersion != "v99.0.0" {
-		t.Errorf("capstand %s runs, wanted the new build", info.CapstandVersion)
+		t.Errorf("capstand %s runs, want the new build", info.CapstandVersion)
 	}
 	now := c.await(was.Spec.Id, running(0))
 	if now.Status.Pid != was.Status.Pid || now.Status.Restarts != 0 {
-		t.Errorf("PID 1 was %d, is %d after %d restarts", was.Status.Pid, now.Status.Pid, now.Status.Restarts)
+		t.Errorf("PID 1 changed from %d to %d after %d restarts", was.Status.Pid, now.Status.Pid, now.Status.Restarts)
 	}
 	if got := inside(t, blue.address(10), "cat /proc/"+service+"/comm"); got != "sleep" {
-		t.Errorf("process %s of the machine is %q, wanted the sleep of before", service, got)
+		t.Errorf("process %s of the machine is %q, want the same sleep", service, got)
 	}
 	version := func() string {
 		_, got, err := get(blue.address(10), "/version")

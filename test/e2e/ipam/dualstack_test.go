@@ -24,7 +24,7 @@ const (
 	sixCIDR, sixGateway   = "fd00:215:42::/64", "fd00:215:42::1"
 )
 
-// TestDualStack makes a cluster whose machines have an IPv4 address from one pool and an IPv6 address from
+// TestDualStack_IPAM08 creates a cluster whose machines have an IPv4 address from one pool and an IPv6 address from
 // another one.
 func TestDualStack_IPAM08(t *testing.T) {
 	makePool(t, "machines-ipv4", ipamv1.Subnet{CIDR: fourCIDR, Gateway: fourGateway, Ranges: []ipamv1.AddressRange{"10.215.42.10-10.215.42.19"}})
@@ -38,7 +38,7 @@ func TestDualStack_IPAM08(t *testing.T) {
 		t.Run(m.Name, func(t *testing.T) { checkDualMachine(t, c, m.Name, m.Spec.ID) })
 	}
 	t.Run("pods and Services", func(t *testing.T) { checkDualWorkload(t, c) })
-	t.Run("deleted, the addresses are free", func(t *testing.T) {
+	t.Run("the addresses are free after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		checkAllFree(t, "machines-ipv4", "machines-ipv6")
 	})
@@ -58,8 +58,8 @@ func makePool(t *testing.T, name string, subnet ipamv1.Subnet) {
 	})
 }
 
-// checkDualMachine: eth0 has the claimed address, prefix and gateway of both families, and no other ones; the
-// Node reports both, IPv4 first.
+// checkDualMachine: eth0 has only the claimed address, prefix and gateway of each family. The Node reports both
+// addresses, IPv4 first.
 func checkDualMachine(t *testing.T, c *harness.Cluster, name, id string) {
 	var want []string
 	for n, pool := range []struct {
@@ -81,8 +81,8 @@ func checkDualMachine(t *testing.T, c *harness.Cluster, name, id string) {
 	}
 }
 
-// checkDualWorkload: pods have addresses of both families too, and are reached by both, on the other node and
-// through a Service.
+// checkDualWorkload: pods have addresses of both families. They can be reached at both addresses, from the other node
+// and through a Service.
 func checkDualWorkload(t *testing.T, c *harness.Cluster) {
 	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
 	c.Apply(t, harness.Echo("ipFamilyPolicy: RequireDualStack"))

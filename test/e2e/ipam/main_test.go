@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package ipam tests clusters whose machines and endpoint have their addresses from an IP pool, end to
-// end (IPAM-07). Needs root and the built binaries.
+// Package ipam contains end-to-end tests of clusters whose machines and endpoint have addresses from an IP pool
+// (IPAM-07). It needs root and the built binaries.
 package ipam
 
 import (
@@ -11,7 +11,7 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// plane is the management plane that all tests of this package share.
+// plane is the management plane of all tests of this package.
 var plane *harness.Plane
 
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }

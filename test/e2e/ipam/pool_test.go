@@ -33,8 +33,8 @@ const (
 	gateway   = "10.215.40.1"
 )
 
-// TestPool takes a cluster whose addresses all come from one pool through its life. Its parts build on one
-// another. The pool first holds two addresses, for the endpoint and the control plane machine.
+// TestPool_IPAM07 creates, scales and deletes a cluster whose addresses all come from one pool. Each part depends on the
+// previous ones. The pool first contains two addresses, for the endpoint and the control plane machine.
 func TestPool_IPAM07(t *testing.T) {
 	pool := &ipamv1.CapstanIPPool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"},
@@ -59,17 +59,17 @@ func TestPool_IPAM07(t *testing.T) {
 		name string
 		run  func(*testing.T, *harness.Cluster)
 	}{
-		{"the endpoint is the pool's and answers", checkEndpoint},
-		{"a machine waits for a pool that is used up", checkExhausted},
-		{"a manager that was killed keeps the addresses", killManager},
+		{"the endpoint has an address of the pool and answers", checkEndpoint},
+		{"a machine waits for an exhausted pool", checkExhausted},
+		{"a restarted manager keeps the addresses", killManager},
 		{"the machine comes up when the pool grows", growPool},
-		{"machines have exactly what they claimed", checkMachines},
+		{"machines have exactly the claimed addresses", checkMachines},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
 			t.FailNow()
 		}
 	}
-	t.Run("deleted, the addresses are free", func(t *testing.T) {
+	t.Run("the addresses are free after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		checkFree(t, c)
 	})
@@ -105,7 +105,7 @@ func checkEndpoint(t *testing.T, c *harness.Cluster) {
 }
 
 func checkExhausted(t *testing.T, c *harness.Cluster) {
-	harness.Eventually(t, "the worker says what it waits for", time.Minute, func(context.Context) error {
+	harness.Eventually(t, "the condition of the worker names the pool", time.Minute, func(context.Context) error {
 		worker := c.Worker(t)
 		condition := conditions.Get(&worker, infrav1.AddressesAssignedCondition)
 		if condition == nil || condition.Reason != infrav1.WaitingForIPAddressReason || !strings.Contains(condition.Message, "PoolExhausted") {
@@ -115,7 +115,8 @@ func checkExhausted(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// killManager: the leader dies between claims; what was handed out stays, and it still serves the rest.
+// killManager: the leader dies between claims. Allocated addresses stay the same, and the new manager serves further
+// claims.
 func killManager(t *testing.T, c *harness.Cluster) {
 	before := inUse(t, c)
 	managers := plane.FindRunning(t, "", "manager", 1)
@@ -135,7 +136,7 @@ func killManager(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// growPool right after the kill, so that the new manager finds the change and no event.
+// growPool runs right after the kill, so that the new manager finds the change without an event.
 func growPool(t *testing.T, c *harness.Cluster) {
 	before := inUse(t, c)
 	pool := &ipamv1.CapstanIPPool{}
@@ -144,7 +145,7 @@ func growPool(t *testing.T, c *harness.Cluster) {
 			return err
 		}
 		pool.Spec.Subnets[0].Ranges = []ipamv1.AddressRange{"10.215.40.10-10.215.40.19"}
-		return plane.Client.Update(ctx, pool) // its webhook is the new manager's
+		return plane.Client.Update(ctx, pool) // The webhook of the new manager must answer.
 	})
 	harness.Eventually(t, "both Nodes Ready", 90*time.Second, func(ctx context.Context) error { return c.NodesReady(ctx, 2) })
 	if after := inUse(t, c); !strings.HasPrefix(after, before) {
@@ -152,7 +153,7 @@ func growPool(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// checkMachines: the interface has the claimed address, prefix and gateway, and no other; the Node reports it.
+// checkMachines: the interface has only the claimed address, prefix and gateway. The Node reports the address.
 func checkMachines(t *testing.T, c *harness.Cluster) {
 	for _, m := range c.Machines(t) {
 		want := claimed(t, m.Name+"-0", cidr).Spec
@@ -169,7 +170,7 @@ func checkMachines(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// nodeIPs are the addresses that a Node reports.
+// nodeIPs returns the addresses that a Node reports.
 func nodeIPs(t *testing.T, c *harness.Cluster, name string) []string {
 	t.Helper()
 	node := &corev1.Node{}
@@ -185,8 +186,8 @@ func nodeIPs(t *testing.T, c *harness.Cluster, name string) []string {
 	return reported
 }
 
-// eth0 returns the addresses of a machine's interface and its default gateway, as the kernel has them. The
-// link-local address that every interface has with IPv6 does not count.
+// eth0 returns the addresses of a machine's interface and its default gateway, as the kernel reports them. It omits the
+// link-local address that every interface with IPv6 has.
 func eth0(t *testing.T, machineID string, family int) (addresses, via string) {
 	t.Helper()
 	ns, err := netns.GetFromPath(network.Box{Dir: network.DefaultRunDir}.NetNS(machineID))
@@ -226,7 +227,7 @@ func eth0(t *testing.T, machineID string, family int) (addresses, via string) {
 	return strings.Join(have, " "), strings.Join(gateways, " ")
 }
 
-// claimed is the address of a claim, which is of the given network.
+// claimed returns the address of a claim, and checks that it belongs to the network.
 func claimed(t *testing.T, claim, cidr string) *capiipamv1.IPAddress {
 	t.Helper()
 	address := &capiipamv1.IPAddress{}
@@ -234,12 +235,12 @@ func claimed(t *testing.T, claim, cidr string) *capiipamv1.IPAddress {
 		t.Fatal(err)
 	}
 	if a := netip.MustParseAddr(address.Spec.Address); !netip.MustParsePrefix(cidr).Contains(a) {
-		t.Errorf("%s is not of the pool", a)
+		t.Errorf("%s does not belong to the pool", a)
 	}
 	return address
 }
 
-// inUse lists who has which address: the endpoint, then the machines, control plane first.
+// inUse lists the users of addresses: the endpoint, then the machines, control plane first.
 func inUse(t *testing.T, c *harness.Cluster) string {
 	t.Helper()
 	capstan := &infrav1.CapstanCluster{}
@@ -255,16 +256,16 @@ func inUse(t *testing.T, c *harness.Cluster) string {
 	return out
 }
 
-// checkFree: nothing of the cluster is left, and no address of its pool.
+// checkFree: no object of the cluster and no address of its pool is left.
 func checkFree(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	checkAllFree(t, "machines")
 	if err := plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, &infrav1.CapstanCluster{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the CapstanCluster is still there (%v)", err)
+		t.Errorf("the CapstanCluster still exists (%v)", err)
 	}
 }
 
-// checkAllFree: no claim and no address is left, and each pool counts its ten addresses as free.
+// checkAllFree: no claim and no IPAddress is left, and each pool has ten free addresses.
 func checkAllFree(t *testing.T, pools ...string) {
 	t.Helper()
 	claims, addresses := &capiipamv1.IPAddressClaimList{}, &capiipamv1.IPAddressList{}

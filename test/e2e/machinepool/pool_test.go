@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package machinepool tests machine pools on real machines, end to end: scaled with a pod that must drain,
-// upgraded, reconfigured, remediated, paused, a machine deleted by hand, and the manager killed in the
-// middle of each. Needs root and the built binaries, of two versions of Kubernetes.
+// Package machinepool contains end-to-end tests of machine pools on real machines. A pool is scaled with a pod that must
+// drain, upgraded, reconfigured, remediated and paused. A machine is deleted by the user. The manager is killed during
+// each step. The tests need root and the binaries of two versions of Kubernetes.
 package machinepool
 
 import (
@@ -30,7 +30,7 @@ var plane *harness.Plane
 
 func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
 
-// workload has two replicas on different Nodes, and one of them must always be there.
+// workload has two replicas on different Nodes. One of them must always be available.
 const workload = `
 apiVersion: apps/v1
 kind: Deployment
@@ -75,7 +75,7 @@ func (p *pool) patch(json string) {
 	}
 }
 
-// settled waits until the pool is n machines, all of them available and up to date.
+// settled waits until the pool has n machines, all of them available and up to date.
 func (p *pool) settled(n int) []string {
 	p.t.Helper()
 	var names []string
@@ -98,21 +98,21 @@ func (p *pool) settled(n int) []string {
 	return names
 }
 
-// killManager kills the manager with SIGKILL; the plane starts it again.
+// killManager kills the manager with SIGKILL. The plane starts it again.
 func killManager(t *testing.T) {
 	t.Helper()
 	harness.Kill(t, plane.FindRunning(t, "", "manager", 1)[0])
 }
 
-// MP-02 MP-04 MP-06: the life of a pool of real machines. The manager is killed in the middle of each step. Most
-// of the time there is one machine, as that is what takes time.
+// MP-02 MP-04 MP-06: a pool of real machines is created, changed and deleted. The manager is killed during each step.
+// Most steps use one machine, because machines take most of the time.
 func TestPool(t *testing.T) {
 	c := plane.CreateCluster(t, "pools", "pool", "--flavor", "machinepool", "--workers", "1")
 	p := &pool{t: t, cluster: c, key: client.ObjectKey{Namespace: "pools", Name: "pool-mp-0"}}
 	p.settled(1)
 	older, newer := versions(t)
 
-	// Up, and to another version at once.
+	// Scale up and change the version at the same time.
 	p.patch(fmt.Sprintf(`{"spec":{"replicas":2,"template":{"spec":{"version":%q}}}}`, older))
 	killManager(t)
 	p.settled(2)
@@ -128,7 +128,7 @@ func TestPool(t *testing.T) {
 	})
 	p.runs(newer)
 
-	// Down to one: what is on the Node that goes drains.
+	// Scale down to one machine: its Node drains.
 	p.patch(`{"spec":{"replicas":1}}`)
 	killManager(t)
 	p.settled(1)
@@ -136,24 +136,24 @@ func TestPool(t *testing.T) {
 	if err := <-held; err != nil {
 		t.Error(err)
 	}
-	// The last Node cannot drain while the budget wants a pod that has no other place.
+	// The last Node cannot drain while the disruption budget requires a pod that no other Node can run.
 	c.MustKubectl(t, "delete", "deployment,poddisruptionbudget", "held")
 
 	p.replaced("a changed CapstanConfig", 1, func() {
 		kubectl(t, "patch", "capstanconfig", p.key.Name, "--namespace", p.key.Namespace, "--type", "merge",
 			"--patch", `{"spec":{"files":[{"path":"/etc/motd","content":"updated"}]}}`)
 	})
-	p.replaced("a Machine that is deleted by hand", 1, func() {
+	p.replaced("a Machine that the user deletes", 1, func() {
 		kubectl(t, "delete", "machine", p.names()[0], "--namespace", p.key.Namespace, "--wait=false")
 	})
-	p.replaced("a machine that a MachineHealthCheck finds broken", 1, p.breakOne)
+	p.replaced("a machine that a MachineHealthCheck reports as unhealthy", 1, p.breakOne)
 	p.pause()
 	p.patch(`{"spec":{"replicas":0}}`)
 	killManager(t)
 	p.settled(0)
 }
 
-// versions of Kubernetes that the host has: the oldest and the newest.
+// versions returns the oldest and the newest version of Kubernetes that the host has.
 func versions(t *testing.T) (oldest, newest string) {
 	t.Helper()
 	list := &infrav1.CapstanHostList{}
@@ -172,7 +172,7 @@ func (p *pool) runs(version string) {
 	p.t.Helper()
 	for _, i := range p.get().Status.Instances {
 		if got := p.cluster.MustKubectl(p.t, "get", "node", i.InstanceName, "-o", "jsonpath={.status.nodeInfo.kubeletVersion}"); got != version || i.Version != version {
-			p.t.Errorf("Node %s runs %s, the pool says %s, wanted %s", i.InstanceName, got, i.Version, version)
+			p.t.Errorf("Node %s runs %s, the pool reports %s, want %s", i.InstanceName, got, i.Version, version)
 		}
 	}
 }
@@ -186,13 +186,13 @@ func (p *pool) names() []string {
 	return out
 }
 
-// replaced waits until each of the n machines was replaced for a reason. The manager is killed when the first one
-// is on its way.
+// replaced waits until each of the n machines was replaced for a reason. It kills the manager while the first one is
+// being replaced.
 func (p *pool) replaced(why string, n int, change func()) {
 	p.t.Helper()
 	before := p.names()
 	change()
-	harness.Eventually(p.t, why+" begins", time.Minute, func(ctx context.Context) error {
+	harness.Eventually(p.t, why+" starts", time.Minute, func(ctx context.Context) error {
 		machines := &infrav1.CapstanMachineList{}
 		if err := plane.Client.List(ctx, machines, client.InNamespace(p.key.Namespace), client.HasLabels{infrav1.MachinePoolLabel}); err != nil {
 			return err
@@ -202,13 +202,13 @@ func (p *pool) replaced(why string, n int, change func()) {
 				return nil
 			}
 		}
-		return errors.New("nothing was created or deleted")
+		return errors.New("no machine was created or deleted")
 	})
 	killManager(p.t)
 	harness.Eventually(p.t, why+" replaces "+fmt.Sprint(before), 5*time.Minute, func(context.Context) error {
 		for _, name := range p.names() {
 			if slices.Contains(before, name) {
-				return fmt.Errorf("%s is still there", name)
+				return fmt.Errorf("%s still exists", name)
 			}
 		}
 		return nil
@@ -216,8 +216,8 @@ func (p *pool) replaced(why string, n int, change func()) {
 	p.settled(n)
 }
 
-// breakOne has a MachineHealthCheck find the pool's machine broken: its Node says so, as node-problem-detector would
-// make it.
+// breakOne makes a MachineHealthCheck report the pool's machine as unhealthy, with a condition of its Node like that of
+// node-problem-detector.
 func (p *pool) breakOne() {
 	p.t.Helper()
 	check := &clusterv1.MachineHealthCheck{
@@ -237,7 +237,8 @@ func (p *pool) breakOne() {
 		`{"status":{"conditions":[{"type":"Broken","status":"True","reason":"Test","message":"for the test","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`)
 }
 
-// pause checks that a paused pool does nothing, also not when the manager starts anew, and goes on afterwards.
+// pause checks that a paused pool does not change, also after a restart of the manager, and that it continues
+// afterwards.
 func (p *pool) pause() {
 	p.t.Helper()
 	kubectl(p.t, "annotate", "capstanmachinepool", p.key.Name, "--namespace", p.key.Namespace, clusterv1.PausedAnnotation+"=")
@@ -246,7 +247,7 @@ func (p *pool) pause() {
 	p.patch(`{"spec":{"replicas":2}}`)
 	killManager(p.t)
 	p.managerActs()
-	for range 20 { // 5 s: a pool that is not paused makes its machine within one
+	for range 20 { // A pool that is not paused creates its machine within one second.
 		if now := p.get().Status.Instances; len(now) != len(names) {
 			p.t.Fatalf("a paused pool has %d machines, had %d", len(now), len(names))
 		}
@@ -257,14 +258,14 @@ func (p *pool) pause() {
 	p.settled(2)
 }
 
-// managerActs waits until the manager has done something that is not paused.
+// managerActs waits until the manager has reconciled an object that is not paused.
 func (p *pool) managerActs() {
 	p.t.Helper()
 	template := &infrav1.CapstanMachineTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: p.key.Namespace, Name: "sign-of-life"}}
 	template.Spec.Template.Spec.CPUs = 1
-	harness.Eventually(p.t, "the manager is back", 3*time.Minute, func(ctx context.Context) error {
+	harness.Eventually(p.t, "the manager runs again", 3*time.Minute, func(ctx context.Context) error {
 		if err := plane.Client.Create(ctx, template.DeepCopy()); err != nil && !apierrors.IsAlreadyExists(err) {
-			return err // its webhook
+			return err // the manager's webhook
 		}
 		described := &infrav1.CapstanMachineTemplate{}
 		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(template), described); err != nil {
@@ -284,13 +285,13 @@ func (p *pool) paused(status metav1.ConditionStatus) {
 	p.t.Helper()
 	harness.Eventually(p.t, "Paused is "+string(status), time.Minute, func(context.Context) error {
 		if c := conditions.Get(p.get(), clusterv1.PausedCondition); c == nil || c.Status != status {
-			return fmt.Errorf("it is %v", c)
+			return fmt.Errorf("got %v", c)
 		}
 		return nil
 	})
 }
 
-// available returns an error when, at any time until ctx ends, no pod of the workload was available.
+// available returns an error if no pod of the workload was available at any time until ctx ends.
 func available(ctx context.Context, c *harness.Cluster) error {
 	for {
 		out, err := harness.Command(context.WithoutCancel(ctx), nil, harness.Kubectl(), "--kubeconfig", c.Kubeconfig,

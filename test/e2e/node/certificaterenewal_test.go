@@ -25,15 +25,15 @@ import (
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
-// shortLife of the certificates that are to be renewed: two thirds of their validity are over at once, and the test is
-// over long before the rest.
+// shortLife is the lifetime of the certificates to be renewed. Two thirds of it are already over, and the test ends long
+// before the rest is over.
 const shortLife = 10 * time.Minute
 
-// fullLife is less than a certificate has when it was made a moment ago.
+// fullLife is less than the remaining lifetime of a new certificate.
 const fullLife = 360 * 24 * time.Hour
 
-// testRenewal: certificates that are about to expire are renewed in place, before they do. All servers serve the new
-// ones without a restart, none of the old ones is left on the disk, and everything works.
+// testRenewal: certificates are renewed in place before they expire. All servers serve the new certificates without a
+// restart. No old certificate is left on the disk. All components still work.
 func testRenewal(t *testing.T, p *plane) {
 	h := p.hosts["c"].with(t)
 	before := h.until("ready", time.Minute, allReady)
@@ -91,9 +91,9 @@ func testRenewal(t *testing.T, p *plane) {
 	p.componentsWork(t, "c")
 }
 
-// componentsWork checks that controller manager and scheduler of a machine do their work, and that its API server
-// reaches the kubelet, each with its own client certificate. The others' stand still meanwhile, since only those
-// that lead do anything.
+// componentsWork checks that the controller manager and the scheduler of a machine work, and that its API server reaches
+// the kubelet. Each uses its own client certificate. The test stops the components of the other machines meanwhile,
+// because only leaders work.
 func (p *plane) componentsWork(t *testing.T, name string) {
 	h := p.hosts[name].with(t)
 	leaders := []string{"kube-controller-manager", "kube-scheduler"}
@@ -113,7 +113,7 @@ func (p *plane) componentsWork(t *testing.T, name string) {
 		eventually(t, time.Minute, func() error {
 			holder, err := h.kubectl("get", "lease", "-n", "kube-system", service, "-o", "jsonpath={.spec.holderIdentity}")
 			if err == nil && !strings.HasPrefix(holder, name+"_") {
-				err = fmt.Errorf("%s leads", holder)
+				err = fmt.Errorf("%s is the leader", holder)
 			}
 			return err
 		})
@@ -134,11 +134,11 @@ spec:
 	eventually(t, time.Minute, func() error {
 		node, err := h.kubectl("get", "pod", "-n", "renewed", "renewed", "-o", "jsonpath={.spec.nodeName}")
 		if err == nil && node == "" {
-			err = errors.New("the pod is on no Node")
+			err = errors.New("the pod has no Node")
 		}
 		return err
 	})
-	// Here nobody approves what kubelets ask for.
+	// No controller approves the requests of kubelets in this test.
 	eventually(t, time.Minute, func() error {
 		requests, err := h.kubectl("get", "csr", "-o", "name")
 		if err != nil {
@@ -155,7 +155,7 @@ spec:
 	h.mustKubectl("delete", "namespace", "renewed", "--wait=false")
 }
 
-// shortenCertificates signs all leaf certificates of the machine anew, so that they are due.
+// shortenCertificates signs all leaf certificates of the machine again, so that their renewal is due.
 func (h *host) shortenCertificates() time.Time {
 	h.t.Helper()
 	until := time.Now().Add(shortLife).UTC().Truncate(time.Second)
@@ -163,7 +163,8 @@ func (h *host) shortenCertificates() time.Time {
 	return until
 }
 
-// eachLeaf calls do with the file of each leaf certificate of the machine, and that of its authority without its ending.
+// eachLeaf calls do with the file of each leaf certificate of the machine, and with the file of its authority without
+// the extension.
 func (h *host) eachLeaf(do func(path, authority string) error) error {
 	dir := filepath.Join(h.root, nodeconfig.PKIDir)
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -218,7 +219,7 @@ func resign(path, authority string, until time.Time) error {
 	return certfiles.WriteFile(path, pki.EncodeCert(made))
 }
 
-// servedUntil is when the certificate expires that a server of the machine shows.
+// servedUntil returns the end of the certificate that a server of the machine presents.
 func (h *host) servedUntil(port string) time.Time {
 	h.t.Helper()
 	var conn net.Conn
@@ -226,7 +227,7 @@ func (h *host) servedUntil(port string) time.Time {
 	h.inside(h.bridge, func() { conn, err = net.DialTimeout("tcp", h.ip+":"+port, 5*time.Second) })
 	must(h.t, err)
 	defer conn.Close()
-	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // only to look at it; etcd wants a certificate of ours first
+	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // The test only reads the certificate. etcd requires a client certificate before it presents its own.
 	_ = client.SetDeadline(time.Now().Add(5 * time.Second))
 	_ = client.Handshake()
 	certs := client.ConnectionState().PeerCertificates

@@ -24,18 +24,19 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// cis is what the items of the CIS Kubernetes Benchmark are judged by: processes, files and kubelets of a cluster.
+// cis contains the state of a cluster that the items of the CIS Kubernetes Benchmark are about: processes, files and
+// kubelets.
 type cis struct {
 	cp, worker *host
 	services   initapi.Status
-	// kubelet is the configuration of the worker's, as it says itself.
+	// kubelet is the configuration that the worker's kubelet reports.
 	kubelet map[string]any
 }
 
-// errNotApplicable: the cluster has nothing that the item is about.
+// errNotApplicable means that the item does not apply to the cluster.
 var errNotApplicable = errors.New("not applicable")
 
-// check judges an item: nil passes.
+// check evaluates an item. It returns nil if the item passes.
 type check func(c *cis) error
 
 // testCIS reads the state of each item from the cluster and compares it with docs/cis.md.
@@ -112,7 +113,7 @@ func cisChecks() map[string]check {
 		"1.2.17": atLeast(server, "audit-log-maxage", 30),
 		"1.2.18": atLeast(server, "audit-log-maxbackup", 10),
 		"1.2.19": atLeast(server, "audit-log-maxsize", 100),
-		"1.2.20": unset(server, "request-timeout"), // a minute then
+		"1.2.20": unset(server, "request-timeout"), // then a minute
 		"1.2.21": lacks(server, "service-account-lookup", "false"),
 		"1.2.22": set(server, "service-account-key-file"),
 		"1.2.23": all(set(server, "etcd-certfile"), set(server, "etcd-keyfile")),
@@ -143,7 +144,7 @@ func cisChecks() map[string]check {
 		"2.7": func(c *cis) error {
 			own, err1 := os.ReadFile(filepath.Join(c.cp.root, c.flag("etcd", "trusted-ca-file")))
 			cluster, err2 := os.ReadFile(filepath.Join(c.cp.root, c.flag(server, "client-ca-file")))
-			return errors.Join(err1, err2, when(bytes.Equal(own, cluster), "etcd trusts the authority of the cluster"))
+			return errors.Join(err1, err2, when(bytes.Equal(own, cluster), "etcd trusts the certificate authority of the cluster"))
 		},
 
 		"3.1.1": lacksText("/etc/kubernetes/admin.conf", "client-certificate"),
@@ -188,8 +189,12 @@ func cisChecks() map[string]check {
 			return when(limit <= 0, "pods have no limit of processes")
 		},
 		"4.2.14": kubelet("true", "seccompDefault"),
-		"4.2.15": func(c *cis) error { return when(c.reachable("10250"), "every address may talk to the kubelet") },
-		"4.3.1":  func(c *cis) error { return when(c.reachable("10249"), "kube-proxy's metrics are served to others") },
+		"4.2.15": func(c *cis) error {
+			return when(c.reachable("10250"), "the kubelet accepts connections from every address")
+		},
+		"4.3.1": func(c *cis) error {
+			return when(c.reachable("10249"), "kube-proxy's metrics can be read from other machines")
+		},
 	}
 	for i, name := range []string{server, manager, scheduler, "etcd"} {
 		for j := range 2 {
@@ -197,7 +202,7 @@ func cisChecks() map[string]check {
 				if _, err := os.Stat(filepath.Join(c.cp.root, manifests, name+".yaml")); errors.Is(err, fs.ErrNotExist) {
 					return errNotApplicable
 				}
-				return errors.New("there is a manifest")
+				return errors.New("a manifest exists")
 			}
 		}
 	}
@@ -221,7 +226,7 @@ func all(checks ...check) check {
 	}
 }
 
-// flag of a running process; "" if it has none.
+// flag returns a flag of a running process, or "".
 func (c *cis) flag(service, name string) string {
 	command, err := c.cp.exec("/bin/cat", fmt.Sprintf("/proc/%d/cmdline", find(c.services, service).PID))
 	must(c.cp.t, err)
@@ -271,7 +276,7 @@ func atLeast(service, name string, least int) check {
 	return flag(service, name, fmt.Sprint(least), func(v string) bool { n, err := strconv.Atoi(v); return err == nil && n >= least })
 }
 
-// files calls see for a file, or all in a folder and the folder itself, on both machines as far as they have it.
+// files calls see for a file, or for a folder and all files in it. It does so on both machines, if they have it.
 func files(path string, see func(path string, info fs.FileInfo) error) check {
 	return func(c *cis) error {
 		var errs []error
@@ -279,7 +284,7 @@ func files(path string, see func(path string, info fs.FileInfo) error) check {
 		for _, h := range []*host{c.cp, c.worker} {
 			err := filepath.WalkDir(filepath.Join(h.root, path), func(p string, entry fs.DirEntry, err error) error {
 				if err != nil {
-					return nil // etcd's files come and go
+					return nil // etcd creates and removes files meanwhile.
 				}
 				if info, err := entry.Info(); err == nil {
 					seen = true
@@ -289,11 +294,11 @@ func files(path string, see func(path string, info fs.FileInfo) error) check {
 			})
 			errs = append(errs, err)
 		}
-		return errors.Join(append(errs, when(!seen, path+" is not there"))...)
+		return errors.Join(append(errs, when(!seen, path+" does not exist"))...)
 	}
 }
 
-// mode of a file, of the files in a folder, or of the folder itself if it is to be 0700.
+// mode checks the mode of a file, or of the files in a folder. For mode 0700, it also checks the folder itself.
 func mode(most fs.FileMode, path string) check {
 	return files(path, func(p string, info fs.FileInfo) error {
 		if info.IsDir() != (most == 0o700) || info.IsDir() && p != path {
@@ -309,7 +314,7 @@ func suffixMode(most fs.FileMode, suffix string) check {
 	})
 }
 
-// ownedBy a user, or root without one.
+// ownedBy checks that a file belongs to a user, or to root if the name is empty.
 func ownedBy(user string) func(path string) check {
 	id := 0
 	if user != "" {
@@ -318,7 +323,7 @@ func ownedBy(user string) func(path string) check {
 	return func(path string) check {
 		return files(path, func(p string, info fs.FileInfo) error {
 			stat := info.Sys().(*syscall.Stat_t)
-			return when(int(stat.Uid) != id || int(stat.Gid) != id, fmt.Sprintf("%s belongs to %d:%d", p, stat.Uid, stat.Gid))
+			return when(int(stat.Uid) != id || int(stat.Gid) != id, fmt.Sprintf("the owner of %s is %d:%d", p, stat.Uid, stat.Gid))
 		})
 	}
 }
@@ -356,7 +361,8 @@ func encrypted(c *cis) error {
 	return errors.Join(err, when(at < 0 || at > bytes.Index(data, []byte("identity")), "Secrets are not encrypted with secretbox first"))
 }
 
-// audited: the log names who made a Secret and who ran a program in a pod, and has nothing of the Secret itself.
+// audited checks that the log contains the user who created a Secret and the user who ran a program in a pod. The log
+// must not contain data of the Secret.
 func audited(c *cis) error {
 	const body = "do-not-log-this-8d1f"
 	c.cp.mustKubectl("create", "secret", "generic", "audited", "--from-literal=a="+body)

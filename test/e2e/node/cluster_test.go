@@ -26,7 +26,7 @@ const (
 	tokenSecret = "q7zk3vx9w2m5p8rt"
 )
 
-// authority is a CA as the control plane provider keeps it.
+// authority is a CA in the form of the control plane provider.
 func authority(t *testing.T, name string) (crt, key []byte) {
 	t.Helper()
 	private, err := pki.NewKey()
@@ -38,7 +38,7 @@ func authority(t *testing.T, name string) (crt, key []byte) {
 	return pki.EncodeCert(ca.Cert), key
 }
 
-// cluster is what the machines of one cluster share.
+// cluster contains the settings that the machines of one cluster share.
 type cluster struct {
 	t        *testing.T
 	files    map[string][]byte
@@ -71,7 +71,7 @@ resources:
 	return c
 }
 
-// data is the bootstrap data of a machine, as the bootstrap provider renders it.
+// data returns the bootstrap data of a machine, as the bootstrap provider renders it.
 func (c *cluster) data(role nodeconfig.Role) []byte {
 	c.t.Helper()
 	config := nodeconfig.NodeConfiguration{
@@ -110,7 +110,7 @@ func (c *cluster) data(role nodeconfig.Role) []byte {
 	return append([]byte("#cloud-config\n"), out...)
 }
 
-// tokenManifest is the Secret of the bootstrap token.
+// tokenManifest returns the Secret of the bootstrap token.
 var tokenManifest = fmt.Sprintf(`apiVersion: v1
 kind: Secret
 metadata: {name: bootstrap-token-%s, namespace: kube-system}

@@ -26,20 +26,20 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// balanced is how many addresses have the balancer's attention, from the first machine's on.
+// balanced is the number of addresses that the balancer checks, starting with the first machine's.
 const balanced = 4
 
-// balancer stands for the cluster's load balancer: it listens on the gateway's address and passes
-// connections on to the first machine that takes them.
+// balancer stands for the cluster's load balancer. It listens on the gateway's address and forwards each connection to
+// the first machine that accepts it.
 type balancer struct {
-	w     *world
+	w     *testNetwork
 	mu    sync.Mutex
 	next  int
 	gone  map[string]bool // addresses
 	conns map[net.Conn]bool
 }
 
-func newBalancer(w *world) *balancer {
+func newBalancer(w *testNetwork) *balancer {
 	w.t.Helper()
 	b := &balancer{w: w, gone: map[string]bool{}, conns: map[net.Conn]bool{}}
 	var listener net.Listener
@@ -68,7 +68,7 @@ func newBalancer(w *world) *balancer {
 	return b
 }
 
-// forget an address that no machine has any more: nothing there even refuses.
+// forget removes an address that no machine has. Connections to it would time out.
 func (b *balancer) forget(ip string, gone bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -123,8 +123,8 @@ func (h *host) throughEndpoint(args ...string) (string, error) {
 	return h.kubectl(append([]string{"--server=https://" + gateway + ":6443", "--request-timeout=10s"}, args...)...)
 }
 
-// untilThroughEndpoint does the same until it works: members come and go, and while etcd elects a leader, or the
-// balancer learns who is there, a request fails. It must be one that may be made twice.
+// untilThroughEndpoint repeats throughEndpoint until it succeeds. Requests fail while members change, etcd elects a
+// leader, or the balancer checks the machines. The command must be safe to repeat.
 func (h *host) untilThroughEndpoint(args ...string) (out string) {
 	h.t.Helper()
 	eventually(h.t, time.Minute, func() (err error) {
@@ -150,7 +150,8 @@ func (h *host) etcdMembers() (map[string]etcdv1.EtcdMember, error) {
 	return members, nil
 }
 
-// untilMembers waits until the EtcdMembers are exactly the named ones, all healthy voters, one leading.
+// untilMembers waits until the EtcdMembers are exactly the named ones, all are healthy voters, and one of them is the
+// leader.
 func (h *host) untilMembers(timeout time.Duration, names ...string) map[string]etcdv1.EtcdMember {
 	h.t.Helper()
 	slices.Sort(names)
@@ -189,7 +190,7 @@ func leader(members map[string]etcdv1.EtcdMember) string {
 	return ""
 }
 
-// writer writes to the cluster through the load balancer all the while, as a client with ordinary retries.
+// writer writes to the cluster through the load balancer all the time, like a client with ordinary retries.
 type writer struct {
 	h       *host
 	prefix  string
@@ -232,7 +233,7 @@ func (h *host) startWriter() *writer {
 	return w
 }
 
-// finish says that each acknowledged write is there.
+// finish checks that each acknowledged write is stored.
 func (w *writer) finish(t *testing.T) {
 	t.Helper()
 	close(w.stop)
@@ -243,13 +244,12 @@ func (w *writer) finish(t *testing.T) {
 	}
 	out := w.h.with(t).untilThroughEndpoint("get", "configmaps", "-o", "name")
 	if n := strings.Count(out, "configmap/"+w.prefix); n != w.written {
-		t.Errorf("%d writes were acknowledged, %d are there", w.written, n)
+		t.Errorf("%d writes were acknowledged, %d are stored", w.written, n)
 	}
 }
 
-// TestControlPlane makes a control plane of three machines from one, and goes through what becomes of
-// such machines: they restart, leave, die, and are replaced.
-// Row CP-01.
+// TestControlPlane scales a control plane from one machine to three. Then its machines restart, leave, die, and are
+// replaced. Row CP-01.
 func TestControlPlane(t *testing.T) {
 	before := leftovers(t)
 	t.Cleanup(func() {
@@ -257,7 +257,7 @@ func TestControlPlane(t *testing.T) {
 			t.Errorf("left behind:\nbefore %s\nafter  %s", before, after)
 		}
 	})
-	w := newWorld(t)
+	w := newTestNetwork(t)
 	b := newBalancer(w)
 	c := newCluster(t, gateway+":6443")
 	hosts := map[string]*host{}
@@ -299,10 +299,10 @@ func TestControlPlane(t *testing.T) {
 	}
 	lease := first.untilThroughEndpoint("get", "lease", "-n", etcdv1.CareLeaseNamespace, etcdv1.CareLeaseName, "-o", "jsonpath={.spec.holderIdentity}")
 	if lease != leader(members) {
-		t.Errorf("%s looks after etcd, %s leads", lease, leader(members))
+		t.Errorf("%s manages etcd, %s is the leader", lease, leader(members))
 	}
 
-	p := &plane{world: w, cluster: c, hosts: hosts, spare: spare, balancer: b}
+	p := &plane{testNetwork: w, cluster: c, hosts: hosts, spare: spare, balancer: b}
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *plane)
@@ -310,7 +310,7 @@ func TestControlPlane(t *testing.T) {
 		{"a machine restarts", testMachineRestarts},
 		{"certificates are renewed in place CP-15", testRenewal},
 		{"the leader leaves", testLeaderLeaves},
-		{"a machine with the address of one that left joins", testAddressAgain},
+		{"a new machine with a reused address joins", testReusedAddress},
 		{"a dead machine leaves", testDeadLeaves},
 		{"a machine dies while it joins", testJoinKilled},
 		{"down to one", testDownToOne},
@@ -321,9 +321,9 @@ func TestControlPlane(t *testing.T) {
 	}
 }
 
-// plane is a control plane under test. The hosts are those whose member is to be there.
+// plane is a control plane under test. hosts contains the machines whose member must exist.
 type plane struct {
-	*world
+	*testNetwork
 	cluster  *cluster
 	balancer *balancer
 	hosts    map[string]*host
@@ -332,7 +332,7 @@ type plane struct {
 	gone string
 }
 
-// other is a machine that is not the named one.
+// other returns a machine that is not the named one.
 func (p *plane) other(t *testing.T, name string) *host {
 	t.Helper()
 	for _, n := range slices.Sorted(maps.Keys(p.hosts)) {
@@ -346,7 +346,7 @@ func (p *plane) other(t *testing.T, name string) *host {
 
 func (p *plane) names() []string { return slices.Collect(maps.Keys(p.hosts)) }
 
-// leave does what the control plane provider does before it deletes a Machine.
+// leave does the steps of the control plane provider before it deletes a Machine.
 func (p *plane) leave(t *testing.T, name string) {
 	t.Helper()
 	h := p.other(t, name)
@@ -388,7 +388,7 @@ func (p *plane) forget(t *testing.T, name string) {
 	p.other(t, "").untilThroughEndpoint("delete", "etcdmember", name, "--ignore-not-found")
 }
 
-// testMachineRestarts: a machine that is switched off and on is a member again by itself.
+// testMachineRestarts: a machine that is switched off and on becomes a member again.
 func testMachineRestarts(t *testing.T, p *plane) {
 	h := p.hosts["b"].with(t)
 	writer := p.other(t, "b").startWriter()
@@ -402,7 +402,7 @@ func testMachineRestarts(t *testing.T, p *plane) {
 	writer.finish(t)
 }
 
-// testLeaderLeaves: the member that leads goes without a write that is lost.
+// testLeaderLeaves: no write is lost when the leader leaves.
 func testLeaderLeaves(t *testing.T, p *plane) {
 	name := leader(p.other(t, "").untilMembers(time.Minute, p.names()...))
 	writer := p.other(t, name).startWriter()
@@ -419,8 +419,8 @@ func testLeaderLeaves(t *testing.T, p *plane) {
 	}
 }
 
-// testAddressAgain: a new machine with the address of one that is gone.
-func testAddressAgain(t *testing.T, p *plane) {
+// testReusedAddress: a new machine has the address of a removed one.
+func testReusedAddress(t *testing.T, p *plane) {
 	h := p.newMachine("e", p.gone)
 	p.balancer.forget(h.ip, false)
 	start := time.Now()
@@ -432,7 +432,7 @@ func testAddressAgain(t *testing.T, p *plane) {
 	p.other(t, "").untilMembers(time.Minute, p.names()...)
 }
 
-// testDeadLeaves: a machine that is gone without a word, while it led.
+// testDeadLeaves: the leader's machine is removed without leaving first.
 func testDeadLeaves(t *testing.T, p *plane) {
 	name := leader(p.other(t, "").untilMembers(time.Minute, p.names()...))
 	h := p.other(t, name)
@@ -450,14 +450,14 @@ func testDeadLeaves(t *testing.T, p *plane) {
 		}
 		return nil
 	})
-	t.Logf("%s seen dead after %s", name, time.Since(start).Round(time.Millisecond))
+	t.Logf("%s reported as dead after %s", name, time.Since(start).Round(time.Millisecond))
 	p.leave(t, name)
 	writer.finish(t)
 	p.forget(t, name)
 	p.other(t, "").untilMembers(time.Minute, p.names()...)
 }
 
-// testJoinKilled: a machine that dies at any moment of its joining, and is given its data again.
+// testJoinKilled: a machine dies at any step of its join. It gets its data again.
 func testJoinKilled(t *testing.T, p *plane) {
 	h := p.spare.with(t)
 	data := p.cluster.data(nodeconfig.RoleControlPlane)
@@ -467,7 +467,7 @@ func testJoinKilled(t *testing.T, p *plane) {
 	}{
 		{"announced", func(_ initapi.Status, m etcdv1.EtcdMember) bool { return m.Name != "" }},
 		{"etcd started", func(s initapi.Status, _ etcdv1.EtcdMember) bool { return find(s, "etcd").PID != 0 }},
-		{"a member", func(_ initapi.Status, m etcdv1.EtcdMember) bool { return m.Status.MemberID != "" }},
+		{"member added", func(_ initapi.Status, m etcdv1.EtcdMember) bool { return m.Status.MemberID != "" }},
 		{"the API server started", func(s initapi.Status, _ etcdv1.EtcdMember) bool { return find(s, "kube-apiserver").PID != 0 }},
 	} {
 		h.start(data)
@@ -491,7 +491,7 @@ func testJoinKilled(t *testing.T, p *plane) {
 	p.other(t, "").untilMembers(time.Minute, p.names()...)
 }
 
-// testDownToOne: several are told to leave at once, and go one after the other; the last one stays.
+// testDownToOne: several machines get the request to leave at once. They leave one after the other. The last one stays.
 func testDownToOne(t *testing.T, p *plane) {
 	names := slices.Sorted(maps.Keys(p.hosts))
 	last := p.hosts[names[0]].with(t)
@@ -528,7 +528,7 @@ func testDownToOne(t *testing.T, p *plane) {
 	eventually(t, time.Minute, func() error {
 		_, err := last.throughEndpoint("patch", "etcdmember", last.name, "--type=merge", `-p={"spec":{"leave":false}}`)
 		if err == nil {
-			t.Fatal("leave was taken back")
+			t.Fatal("leave was unset")
 		}
 		if !strings.Contains(err.Error(), "cannot be unset") {
 			return err
@@ -537,7 +537,7 @@ func testDownToOne(t *testing.T, p *plane) {
 	})
 }
 
-// logSteps shows how long each step of `node up` took.
+// logSteps logs the duration of each step of `node up`.
 func logSteps(t *testing.T, h *host) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(h.root, "var/log/capstan/bootstrap.log"))

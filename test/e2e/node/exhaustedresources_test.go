@@ -17,10 +17,10 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// PID 1 survives a machine whose processes are used up, and a limit of its own descriptors: it reports that it cannot start a
-// service that died, and starts the service when there is room again.
-func TestExhausted(t *testing.T) {
-	w := newWorld(t)
+// PID 1 survives when a machine has no processes left, and when PID 1 reaches its limit of descriptors. It reports that
+// it cannot start a service that died. It starts the service when resources are available again.
+func TestExhaustedResources(t *testing.T) {
+	w := newTestNetwork(t)
 	h := w.newMachine("crowded", "10.77.0.2")
 	dir := filepath.Join(h.root, supervisor.Dir)
 	must(t, os.MkdirAll(dir, 0o755))
@@ -32,7 +32,8 @@ func TestExhausted(t *testing.T) {
 		limit := h.limitOfProcesses(t)
 		was, err := os.ReadFile(limit)
 		must(t, err)
-		// Less than there are. A fork bomb would leave room for the service, whose end gives its process back.
+		// The limit is below the current number of processes. With a fork bomb, the end of the service would free a
+		// process for its restart.
 		must(t, os.WriteFile(limit, []byte("1"), 0))
 		return func() { must(t, os.WriteFile(limit, was, 0)) }
 	})
@@ -43,11 +44,12 @@ func TestExhausted(t *testing.T) {
 		return func() { must(t, unix.Prlimit(first, unix.RLIMIT_NOFILE, &was, nil)) }
 	})
 	if now := h.pid1(t); now != first {
-		t.Errorf("PID 1 was process %d, is %d", first, now)
+		t.Errorf("the process id of PID 1 was %d, is %d", first, now)
 	}
 }
 
-// starve kills the service while the fault lasts. PID 1 must report why it cannot start the service, and start it afterwards.
+// starve kills the service during the fault. PID 1 must report why it cannot start the service, and start it after the
+// fault.
 func (h *host) starve(t *testing.T, reason string, fault func() (mend func())) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -56,7 +58,7 @@ func (h *host) starve(t *testing.T, reason string, fault func() (mend func())) {
 	mend := func() {}
 	defer func() { mend() }()
 	begun, reported := false, false
-	// One connection: PID 1 may have no descriptor for another.
+	// Use one connection, because PID 1 may have no descriptor for another.
 	err := h.client().Watch(ctx, func(s initapi.Status) bool {
 		service = s.Services[0]
 		switch {
@@ -71,11 +73,11 @@ func (h *host) starve(t *testing.T, reason string, fault func() (mend func())) {
 		return !reported || service.State != initapi.StateReady
 	})
 	if err != nil {
-		t.Fatalf("%s: begun %v, reported %v, then %+v: %v", reason, begun, reported, service, err)
+		t.Fatalf("%s: started %v, reported %v, then %+v: %v", reason, begun, reported, service, err)
 	}
 }
 
-// pid1 is the number of PID 1 on the box.
+// pid1 returns the process id of PID 1 on the host.
 func (h *host) pid1(t *testing.T) int {
 	t.Helper()
 	state, err := h.runc.State(t.Context(), h.id)
@@ -104,7 +106,7 @@ func (h *host) killServices(t *testing.T) {
 	}
 }
 
-// limitOfProcesses is the file with the machine's limit.
+// limitOfProcesses returns the file with the machine's limit.
 func (h *host) limitOfProcesses(t *testing.T) string {
 	t.Helper()
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
@@ -113,11 +115,11 @@ func (h *host) limitOfProcesses(t *testing.T) string {
 			return file
 		}
 	}
-	t.Fatal("no limit of processes")
+	t.Fatal("the limit of processes is missing")
 	return ""
 }
 
-// lowestFree is the number of the next file that a process opens.
+// lowestFree returns the number of the next file that a process opens.
 func lowestFree(pid int) (free uint64) {
 	for ; ; free++ {
 		if _, err := os.Lstat(fmt.Sprintf("/proc/%d/fd/%d", pid, free)); err != nil {

@@ -1,8 +1,8 @@
 //go:build e2e
 
-// Package node boots machines with nothing but runc and namespaces of its own, gives them bootstrap
-// data as the bootstrap provider writes it, and looks at what capstan-init makes of them. It needs
-// root and the assets of `make build` (CAPSTAN_ASSETS, by default bin/ of this repository).
+// Package node starts machines with runc and their own namespaces, without capstand. It gives them bootstrap data as the
+// bootstrap provider writes it, and checks the result of capstan-init. It needs root and the assets of `make build`
+// (CAPSTAN_ASSETS, by default bin/ of this repository).
 package node
 
 import (
@@ -32,8 +32,8 @@ import (
 	"capstan.dev/capstan/internal/node/machine"
 )
 
-// world is a bridge in a network namespace of its own, and what machines share.
-type world struct {
+// testNetwork is a bridge in its own network namespace, and the folder that the machines share.
+type testNetwork struct {
 	t      *testing.T
 	prefix string
 	dir    string
@@ -42,7 +42,7 @@ type world struct {
 	bridge netns.NsHandle
 }
 
-// prefix of whatever this process makes on the box.
+// the prefix of all names that this process creates on the host
 func prefix() string { return fmt.Sprintf("capstan-e2e-%d", os.Getpid()) }
 
 const (
@@ -50,10 +50,10 @@ const (
 	kubectl = "/opt/capstan/kubernetes/" + version + "/kubectl"
 )
 
-func newWorld(t *testing.T) *world {
+func newTestNetwork(t *testing.T) *testNetwork {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Fatal("needs root")
+		t.Fatal("this test needs root")
 	}
 	assets := os.Getenv("CAPSTAN_ASSETS")
 	if assets == "" {
@@ -61,15 +61,16 @@ func newWorld(t *testing.T) *world {
 	}
 	assets, err := filepath.Abs(assets)
 	must(t, err)
-	// Not t.TempDir: a machine's mounts must be gone before its folder is removed.
+	// This is not t.TempDir: a machine's mounts must be removed before its folder.
 	dir, err := os.MkdirTemp("", prefix()+"-node-")
 	must(t, err)
-	w := &world{t: t, prefix: prefix(), dir: dir, assets: assets}
+	w := &testNetwork{t: t, prefix: prefix(), dir: dir, assets: assets}
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	w.runc = runc.Runc{Binary: filepath.Join(assets, "node/bin/runc"), Root: filepath.Join(dir, "runc")}
 	w.bridge = w.namespace("br")
 	w.inside(w.bridge, func() {
-		// With an address of its own: else it has the lowest of its ports', and another one when that goes.
+		// The bridge has its own hardware address. Otherwise it has the lowest one of its ports, and changes it with the
+		// ports.
 		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", HardwareAddr: net.HardwareAddr{0x02, 0xca, 0, 0, 0, 1}}}
 		must(t, netlink.LinkAdd(link))
 		addr, err := netlink.ParseAddr(gateway + "/24")
@@ -83,8 +84,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// buildAssets makes an assets folder with a capstan-init of today.
-func (w *world) buildAssets() {
+// buildAssets creates an assets folder with a newly built capstan-init.
+func (w *testNetwork) buildAssets() {
 	dir := filepath.Join(w.dir, "assets")
 	for _, name := range []string{"kubernetes", "node", "images"} {
 		must(w.t, os.MkdirAll(filepath.Join(dir, name), 0o755))
@@ -97,8 +98,8 @@ func (w *world) buildAssets() {
 	}
 }
 
-// namespace makes a named network namespace, removed at the end of the test.
-func (w *world) namespace(name string) netns.NsHandle {
+// namespace creates a named network namespace. It is removed at the end of the test.
+func (w *testNetwork) namespace(name string) netns.NsHandle {
 	w.t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -115,7 +116,7 @@ func (w *world) namespace(name string) netns.NsHandle {
 	return handle
 }
 
-func (w *world) inside(ns netns.NsHandle, do func()) {
+func (w *testNetwork) inside(ns netns.NsHandle, do func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	old, err := netns.Get()
@@ -128,7 +129,7 @@ func (w *world) inside(ns netns.NsHandle, do func()) {
 
 // host is a machine of the test.
 type host struct {
-	*world
+	*testNetwork
 	name string
 	ip   string
 	id   string
@@ -139,10 +140,10 @@ type host struct {
 	memory int64
 }
 
-// newMachine makes a machine with its network and disk; start starts it.
-func (w *world) newMachine(name, ip string) *host {
+// newMachine creates a machine with its network and disk. It does not start it.
+func (w *testNetwork) newMachine(name, ip string) *host {
 	w.t.Helper()
-	h := &host{world: w, name: name, ip: ip, id: w.prefix + "-" + name, memory: 4 << 30}
+	h := &host{testNetwork: w, name: name, ip: ip, id: w.prefix + "-" + name, memory: 4 << 30}
 	h.run, h.root = filepath.Join(w.dir, "run", name), filepath.Join(w.dir, "machines", name)
 	h.ns = w.namespace(name)
 	w.inside(w.bridge, func() {
@@ -183,7 +184,7 @@ func (h *host) makeDisk() {
 	}
 }
 
-// start starts PID 1 with a new /run, as capstand does. Data may be nil.
+// start starts PID 1 with a new /run, like capstand. Data may be nil.
 func (h *host) start(data []byte) {
 	h.t.Helper()
 	must(h.t, os.RemoveAll(h.run))
@@ -230,7 +231,7 @@ func (h *host) spec() *specs.Spec {
 
 func (h *host) cgroup() cgroup.Group { return cgroup.Group("/" + h.prefix + "/" + h.name) }
 
-// kill ends the machine as a power cut would.
+// kill ends the machine like a power failure.
 func (h *host) kill() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -248,7 +249,7 @@ func (h *host) remove() {
 	must(h.t, cgroup.Group("/"+h.prefix).Remove(ctx))
 }
 
-// dump shows the logs of a machine of a failed test.
+// dump prints the logs of a machine of a failed test.
 func (h *host) dump() {
 	log, _ := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
 	h.t.Logf("=== %s ===\n%s", h.name, tail(log, 3000))
@@ -299,7 +300,7 @@ func (h *host) apply(manifest string) {
 	must(h.t, err)
 }
 
-// anonymousGet asks the API server without any credential, from the bridge, as a load balancer does.
+// anonymousGet sends a request without credentials to the API server, from the bridge, like a load balancer.
 func (h *host) anonymousGet(path string) int {
 	h.t.Helper()
 	var conn net.Conn
@@ -321,7 +322,7 @@ func (h *host) anonymousGet(path string) int {
 
 func (h *host) client() *initapi.Client { return initapi.NewClient(filepath.Join(h.run, "init.sock")) }
 
-// until waits for a state of the machine that PID 1 tells.
+// until waits for a state that PID 1 reports.
 func (h *host) until(what string, timeout time.Duration, ok func(initapi.Status) bool) initapi.Status {
 	h.t.Helper()
 	timeout = max(timeout, patience)
@@ -339,7 +340,7 @@ func (h *host) until(what string, timeout time.Duration, ok func(initapi.Status)
 		if ctx.Err() != nil {
 			h.t.Fatalf("%s: not %s after %s: %+v: %v", h.name, what, timeout, last, err)
 		}
-		time.Sleep(10 * time.Millisecond) // PID 1 has not made its socket yet
+		time.Sleep(10 * time.Millisecond) // PID 1 has not created its socket yet.
 	}
 }
 
@@ -353,10 +354,10 @@ func (h *host) untilBootstrapped() {
 	}
 }
 
-// patience is the least that anything is waited for: only tests that fail spend it.
+// patience is the minimum timeout of all waits. Only failing tests reach it.
 const patience = 3 * time.Minute
 
-// eventually tries until there is no error.
+// eventually repeats a function until it returns no error.
 func eventually(t *testing.T, timeout time.Duration, do func() error) {
 	t.Helper()
 	timeout = max(timeout, patience)

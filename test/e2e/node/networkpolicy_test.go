@@ -37,8 +37,8 @@ spec:
 `
 )
 
-// testNetworkPolicies: policies hold between the pods of one node and of two, in both directions, without their agent, and no longer
-// than they exist.
+// testNetworkPolicies: policies apply between pods of one node and of two nodes, in both directions, also while their
+// agent does not run. They end with their deletion.
 func testNetworkPolicies(t *testing.T, cp, worker *host) {
 	url := func(pod string) string {
 		return "http://" + cp.mustKubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}") + ":8080/"
@@ -54,7 +54,7 @@ func testNetworkPolicies(t *testing.T, cp, worker *host) {
 		}
 		return nil
 	}
-	must(t, errors.Join(get("other", server), get("mapped", server))) // An error below is then the policy's.
+	must(t, errors.Join(get("other", server), get("mapped", server))) // After this, the policy is the cause of an error.
 
 	cp.apply(denyServer)
 	eventually(t, time.Minute, func() error { return errors.Join(refused("mapped", server), refused("other", server)) })
@@ -64,7 +64,7 @@ func testNetworkPolicies(t *testing.T, cp, worker *host) {
 	_, err := worker.exec("/bin/sh", "-c", fmt.Sprintf("kill -9 %d", agent.PID))
 	must(t, err)
 	must(t, refused("mapped", server))
-	worker.until("agent back", time.Minute, func(s initapi.Status) bool {
+	worker.until("the agent runs again", time.Minute, func(s initapi.Status) bool {
 		now := find(s, "node-agent")
 		return now.PID != 0 && now.PID != agent.PID
 	})
@@ -83,7 +83,7 @@ func testNetworkPolicies(t *testing.T, cp, worker *host) {
 	eventually(t, time.Minute, func() error { return get("mapped", server) })
 	eventually(t, time.Minute, func() error {
 		if _, err := worker.exec("nft", "list", "table", "inet", "capstan-network-policy"); err == nil {
-			return errors.New("the worker still has rules, and no policy exists")
+			return errors.New("the worker has rules although no policy exists")
 		}
 		return nil
 	})

@@ -21,9 +21,8 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// TestMachines boots a control plane and a worker and goes through what their machines have to bear.
-// The parts build on one another.
-// Row CP-23.
+// TestMachines starts a control plane and a worker and runs the tests of their machines. Each part depends on the
+// previous ones. Row CP-23.
 func TestMachines(t *testing.T) {
 	before := leftovers(t)
 	t.Cleanup(func() {
@@ -31,11 +30,12 @@ func TestMachines(t *testing.T) {
 			t.Errorf("left behind:\nbefore %s\nafter  %s", before, after)
 		}
 	})
-	w := newWorld(t)
+	w := newTestNetwork(t)
 	c := newCluster(t, "10.77.0.2:6443")
+	o := newOutside(w)
 	cp, worker := w.newMachine("cp", "10.77.0.2"), w.newMachine("worker", "10.77.0.3")
 
-	bootCluster(t, c, cp, worker)
+	bootCluster(t, c, o, cp, worker)
 	for _, part := range []struct {
 		name string
 		test func(*testing.T, *host, *host)
@@ -43,11 +43,12 @@ func TestMachines(t *testing.T) {
 		{"data erased IM-08", testErased},
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
+		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"credentials", testCredentials},
 		{"users", testUsers},
 		{"CIS benchmark", testCIS},
 		{"kill every service", testKillServices},
-		{"restart without data", testRestart},
+		{"restart without bootstrap data", testRestart},
 		{"up again changes nothing", testUpAgain},
 		{"shutdown", testShutdown},
 	} {
@@ -57,20 +58,20 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// with lets helpers fail a part of the test.
+// with makes helpers fail a subtest instead of the test.
 func (h *host) with(t *testing.T) *host {
 	inner := *h
-	world := *h.world
-	world.t = t
-	inner.world = &world
+	network := *h.testNetwork
+	network.t = t
+	inner.testNetwork = &network
 	return &inner
 }
 
-// bootCluster starts both machines at once: the worker waits for its control plane and its token.
-func bootCluster(t *testing.T, c *cluster, cp, worker *host) {
+// bootCluster starts both machines at once. The worker waits for its control plane and its token.
+func bootCluster(t *testing.T, c *cluster, o *outside, cp, worker *host) {
 	start := time.Now()
-	cp.start(c.data(nodeconfig.RoleInit))
-	worker.start(c.data(nodeconfig.RoleWorker))
+	cp.start(c.rendered(nodeconfig.RoleInit, o))
+	worker.start(c.rendered(nodeconfig.RoleWorker, o))
 	cp.until("API server ready", time.Minute, func(s initapi.Status) bool {
 		return len(s.NotReady([]string{"kube-apiserver"})) == 0 || s.Bootstrap == initapi.Failed
 	})
@@ -84,13 +85,14 @@ func bootCluster(t *testing.T, c *cluster, cp, worker *host) {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "--timeout=60s")
 		return err
 	})
+	cp.mustKubectl("taint", "node", "worker", "node.cluster.x-k8s.io/uninitialized-") // Cluster API does this.
 	t.Logf("both nodes Ready after %s", time.Since(start))
 	cp.untilBootstrapped()
 	worker.untilBootstrapped()
 	t.Logf("bootstrapped after %s", time.Since(start))
 }
 
-// approveRequests stands for the control plane provider, which looks closer before it approves.
+// approveRequests stands for the control plane provider, which checks requests before it approves them.
 func approveRequests(t *testing.T, cp *host) {
 	done := make(chan struct{})
 	ended := make(chan struct{})
@@ -113,26 +115,26 @@ func approveRequests(t *testing.T, cp *host) {
 	}()
 }
 
-// testErased: nothing of the bootstrap data is left but the files that it wrote.
+// testErased: after the bootstrap, only the files of the bootstrap data are left of it.
 func testErased(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{cp, worker} {
 		if _, err := os.Stat(filepath.Join(h.run, "bootstrap-data")); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: bootstrap data is still there: %v", h.name, err)
+			t.Errorf("%s: bootstrap data still exists: %v", h.name, err)
 		}
 		eventually(t, 10*time.Second, func() error { return findSecret(h, tokenSecret, "/var/lib/etcd/") })
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
 		must(t, err)
 		if bytes.Contains(log, []byte(tokenSecret)) || bytes.Contains(log, []byte("PRIVATE KEY")) {
-			t.Errorf("%s: its log has secrets", h.name)
+			t.Errorf("%s: the log contains secrets", h.name)
 		}
 	}
 }
 
-// findSecret looks for a secret in all files of a machine but below the folder.
+// findSecret searches all files of a machine, except below the folder, for a secret.
 func findSecret(h *host, secret, but string) error {
 	return filepath.WalkDir(h.root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(strings.TrimPrefix(path, h.root), but) {
-			return nil // files come and go
+			return nil // Files are created and removed meanwhile.
 		}
 		data, _ := os.ReadFile(path)
 		if bytes.Contains(data, []byte(secret)) {
@@ -186,7 +188,7 @@ func testWorkload(t *testing.T, cp, worker *host) {
 	testUserNamespace(t, worker)
 }
 
-// testUserNamespace: of the two pods on the worker, root of the one with "hostUsers: false" is not root of the machine.
+// testUserNamespace: the worker has two pods. In the pod with "hostUsers: false", root is not root of the machine.
 func testUserNamespace(t *testing.T, worker *host) {
 	out, err := worker.exec("/bin/sh", "-c", `for pid in $(pgrep -x echo); do read -r inside outside count < /proc/$pid/uid_map; echo "$inside=$outside"; done | sort`)
 	must(t, err)
@@ -201,7 +203,7 @@ func pods(t *testing.T, cp *host) {
 	ip := cp.mustKubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}")
 	for _, pod := range []string{"other", "server"} {
 		var out string
-		// A kubelet that has just started refuses until it has learned of its pods.
+		// A kubelet refuses the request until it has the list of its pods after its start.
 		eventually(t, time.Minute, func() (err error) {
 			out, err = cp.kubectl("exec", pod, "--", "/echo", "lookup", "-for", "120s", "kubernetes.default.svc.cluster.local")
 			return err
@@ -219,7 +221,7 @@ func pods(t *testing.T, cp *host) {
 	cp.mustKubectl("logs", "server")
 }
 
-// testCredentials: what anonymous users and machines may do, and that secrets are encrypted at rest.
+// testCredentials checks the rights of anonymous users and machines, and that Secrets are encrypted at rest.
 func testCredentials(t *testing.T, cp, worker *host) {
 	for path, want := range map[string]bool{"/readyz": true, "/livez": true, "/healthz": true, "/version": false, "/api/v1/nodes": false} {
 		if code := cp.anonymousGet(path); (code == http.StatusOK) != want {
@@ -260,12 +262,12 @@ func testCredentials(t *testing.T, cp, worker *host) {
 	}
 }
 
-// testKillServices: any service that is killed is back at once, and pods outlive containerd and kubelet.
+// testKillServices: a killed service starts again at once. Pods survive the end of containerd and kubelet.
 func testKillServices(t *testing.T, cp, worker *host) {
 	started := cp.mustKubectl("get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
 	for _, h := range []*host{worker, cp} {
 		for _, service := range h.until("ready", time.Minute, allReady).Services {
-			// Some end by themselves when the API server goes: kill what runs now.
+			// Some services end when the API server ends, so read the current processes.
 			service = find(h.until("ready", time.Minute, allReady), service.Name)
 			killed := time.Now()
 			_, err := h.exec("/bin/sh", "-c", fmt.Sprintf("kill -9 %d", service.PID))
@@ -291,11 +293,11 @@ func testKillServices(t *testing.T, cp, worker *host) {
 	pods(t, cp)
 }
 
-// testRestart: a machine whose PID 1 dies starts again from its disk, also if all files on it are still root's.
+// testRestart: a machine whose PID 1 dies starts again from its disk, also if all files on the disk belong to root.
 func testRestart(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		h.kill()
-		toRoot(h)
+		chownToRoot(h)
 		h.start(nil)
 		s := h.until("ready", time.Minute, allReady)
 		if s.Bootstrap != initapi.Succeeded {
@@ -307,7 +309,7 @@ func testRestart(t *testing.T, cp, worker *host) {
 		return err
 	})
 	eventually(t, time.Minute, func() error {
-		// Another pod can have got the former address of the server.
+		// Another pod may have the former address of the server.
 		out, err := cp.kubectl("exec", "other", "--", "/echo", "get", "http://front/")
 		if err == nil && !strings.Contains(out, "server") {
 			err = fmt.Errorf("the Service answers as %q", out)
@@ -317,7 +319,7 @@ func testRestart(t *testing.T, cp, worker *host) {
 	pods(t, cp)
 }
 
-// testUpAgain: `node up` on a node restarts nothing.
+// testUpAgain: `node up` on a node restarts no service.
 func testUpAgain(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		before := h.until("ready", time.Minute, allReady)
@@ -332,7 +334,7 @@ func testUpAgain(t *testing.T, cp, worker *host) {
 	}
 }
 
-// testShutdown: told to stop, a machine ends its services in order and then itself.
+// testShutdown: after a request to stop, a machine stops its services in order and then ends.
 func testShutdown(t *testing.T, cp, worker *host) {
 	for _, h := range []*host{worker, cp} {
 		start := time.Now()
@@ -341,7 +343,7 @@ func testShutdown(t *testing.T, cp, worker *host) {
 		eventually(t, 30*time.Second, func() error {
 			state, err := h.runc.State(context.Background(), h.id)
 			if err == nil && state.Status != "stopped" {
-				err = fmt.Errorf("%s is %s", h.name, state.Status)
+				err = fmt.Errorf("the state of %s is %s", h.name, state.Status)
 			}
 			return err
 		})
@@ -349,14 +351,14 @@ func testShutdown(t *testing.T, cp, worker *host) {
 		log, err := os.ReadFile(filepath.Join(h.dir, h.name+".log"))
 		must(t, err)
 		if !bytes.Contains(log, []byte("Machine stopped")) {
-			t.Errorf("%s did not end by itself:\n%s", h.name, tail(log, 500))
+			t.Errorf("%s did not end:\n%s", h.name, tail(log, 500))
 		}
 	}
 }
 
-// TestBadDataChangesNothing: data that cannot be applied whole is not applied at all.
+// TestBadDataChangesNothing: invalid bootstrap data is not applied, not even in part.
 func TestBadDataChangesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newTestNetwork(t)
 	h := w.newMachine("bad", "10.77.0.4")
 	const secret = "do-not-tell-anybody"
 	h.start([]byte("#cloud-config\nwrite_files: [{path: /etc/made, content: " + secret + "}]\nruncmd: ['touch /etc/ran']\npackages: [" + secret + "]\n"))
@@ -366,18 +368,18 @@ func TestBadDataChangesNothing(t *testing.T) {
 	}
 	for _, path := range []string{"etc/made", "etc/ran"} {
 		if _, err := os.Stat(filepath.Join(h.root, path)); err == nil {
-			t.Errorf("%s was made", path)
+			t.Errorf("%s was created", path)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(h.run, "bootstrap-data")); err == nil {
-		t.Error("the data is still there")
+		t.Error("the data still exists")
 	}
 }
 
-// TestFailedCommand: the step and its exit code are told, and a machine that is given its data again
-// goes on there.
+// TestFailedCommand: the failed step and its exit code are reported. A machine that gets its data again continues with
+// this step.
 func TestFailedCommand(t *testing.T) {
-	w := newWorld(t)
+	w := newTestNetwork(t)
 	h := w.newMachine("half", "10.77.0.5")
 	data := []byte(`#cloud-config
 write_files: [{path: /etc/list, content: "a\n", append: true}]
@@ -421,7 +423,7 @@ func find(s initapi.Status, name string) initapi.Service {
 	return initapi.Service{}
 }
 
-// leftovers lists what machines of this process could leave on the box.
+// leftovers lists all objects on the host that machines of this process may have left.
 func leftovers(t *testing.T) string {
 	t.Helper()
 	var out []string

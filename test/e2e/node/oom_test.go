@@ -13,10 +13,11 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-// When a machine runs out of memory, pods die and its services do not; and PID 1 lives even if it is larger than all else. In this
-// test the pods are children of a service, as they are of containerd, and have the scores that the kubelet gives.
+// When a machine runs out of memory, the kernel kills pods and no services. PID 1 survives even if it uses the most
+// memory. In this test the pods are children of a service, like children of containerd, and have the scores that the
+// kubelet sets.
 func TestOutOfMemory(t *testing.T) {
-	w := newWorld(t)
+	w := newTestNetwork(t)
 	h := w.newMachine("full", "10.77.0.2")
 	h.memory = 256 << 20
 	dir := filepath.Join(h.root, supervisor.Dir)
@@ -24,9 +25,9 @@ func TestOutOfMemory(t *testing.T) {
 	shell := func(name, script string) {
 		must(t, supervisor.Service{Name: name, Command: []string{"/bin/sh", "-c", script}}.Write(dir))
 	}
-	// Larger than a pod below.
+	// more memory than a pod below
 	shell("database", `held=$(head -c 40000000 /dev/zero | tr '\0' x); while :; do sleep 1000; done`)
-	// Pods come when they are asked for. The service is like containerd: it lives on when a pod dies.
+	// The pods start on demand. Like containerd, the service continues when a pod dies.
 	shell("pods", `mkfifo /run/go; while :; do read -r command < /run/go; eval "$command" & done`)
 	h.start(nil)
 	h.until("services run", patience, func(s initapi.Status) bool {
@@ -39,17 +40,17 @@ func TestOutOfMemory(t *testing.T) {
 	eventually(t, patience, func() error { return h.killedSince(before, 1) })
 	h.mustRun(t, "database", "pods")
 
-	// Small pods whose requests are as large as the machine: their score is the lowest of all pods. Each is smaller than PID 1,
-	// is one process, and holds its memory while nobody reads the pipe. The pods that remain after a few kills fit: in a machine
-	// that stays full, all processes wait for their own code to be read from disk again.
+	// Small pods whose requests are as large as the machine have the lowest score of all pods. Each is smaller than PID
+	// 1, has one process, and keeps its memory until the pipe is read. The pods that remain after a few kills fit into
+	// the machine. In a machine that stays full, all processes wait for their code to be read from disk again.
 	before = h.killed()
 	h.order(t, `mkfifo /run/hold; sleep 1000 <> /run/hold & for i in $(seq 60); do dd if=/dev/zero of=/run/hold bs=5M & done`)
 	eventually(t, patience, func() error { return h.killedSince(before, 2) })
-	// Nothing is executed in the machine for this: a new process could be the next one to die.
+	// The check starts no process in the machine, because the kernel might kill the new process.
 	h.until("PID 1 answers", patience, func(initapi.Status) bool { return true })
 }
 
-// order has the service run a shell command in the background.
+// order makes the service run a shell command in the background.
 func (h *host) order(t *testing.T, command string) {
 	t.Helper()
 	_, err := h.execInput(command+"\n", "/bin/sh", "-c", "cat > /run/go")
@@ -67,7 +68,7 @@ func (h *host) mustRun(t *testing.T, names ...string) {
 	}
 }
 
-// killed is how many processes of the machine the kernel has killed for lack of memory.
+// killed returns the number of processes of the machine that the kernel has killed for lack of memory.
 func (h *host) killed() int {
 	h.t.Helper()
 	for _, file := range []string{"/sys/fs/cgroup/memory" + string(h.cgroup()) + "/memory.oom_control", "/sys/fs/cgroup" + string(h.cgroup()) + "/memory.events"} {
@@ -82,7 +83,7 @@ func (h *host) killed() int {
 			}
 		}
 	}
-	h.t.Fatal("no count of kills")
+	h.t.Fatal("the count of kills is missing")
 	return 0
 }
 

@@ -24,7 +24,8 @@ const (
 	agent          = 1<<0 | 1<<1 | 1<<3 | netAdmin
 )
 
-// testUsers: each process has its own user and only the capabilities that it uses, and none gets at the keys of another.
+// testUsers: each process has its own user and only the capabilities that it uses. No process can read the keys of
+// another.
 func testUsers(t *testing.T, cp, worker *host) {
 	want := map[string]struct {
 		user         string
@@ -38,7 +39,7 @@ func testUsers(t *testing.T, cp, worker *host) {
 		for _, service := range h.until("ready", time.Minute, allReady).Services {
 			w, confined := want[service.Name]
 			if !confined {
-				continue // containerd and the kubelet make containers
+				continue // containerd and the kubelet create containers
 			}
 			id := 0
 			if w.user != "" {
@@ -63,7 +64,7 @@ func testUsers(t *testing.T, cp, worker *host) {
 		"/etc/kubernetes/admin.conf": false, nodeconfig.EncryptionConfigPath: false, "/var/lib/etcd/member": false,
 	} {
 		if err := cp.readAs(accounts.CoreDNS, path); (err == nil) != readable {
-			t.Errorf("coredns reads %s: %v, want it to: %v", path, err, readable)
+			t.Errorf("coredns can read %s: %v, want %v", path, err, readable)
 		}
 	}
 	for user, path := range map[string]string{
@@ -71,7 +72,7 @@ func testUsers(t *testing.T, cp, worker *host) {
 		accounts.KubeProxy: "/run/capstan/init.sock", accounts.Etcd: nodeconfig.PKIDir + "/etcd/ca.key",
 	} {
 		if cp.readAs(user, path) == nil {
-			t.Errorf("%s reads %s", user, path)
+			t.Errorf("%s can read %s", user, path)
 		}
 	}
 }
@@ -96,13 +97,13 @@ func (h *host) readAs(user, path string) error {
 	return err
 }
 
-// toRoot gives everything that services own to root, as it was on machines of before.
-func toRoot(h *host) {
+// chownToRoot changes the owner of all files of services to root, as on machines of earlier versions.
+func chownToRoot(h *host) {
 	h.t.Helper()
 	for _, folder := range []string{"etc/kubernetes", "var/lib/etcd", "var/log/kubernetes"} {
 		err := filepath.WalkDir(filepath.Join(h.root, folder), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil {
-				return nil // a worker has none
+				return nil // A worker does not have all of them.
 			}
 			return os.Lchown(path, 0, 0)
 		})

@@ -14,12 +14,12 @@ import (
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
-// The disk of the management etcd fails under writes: the plane shows it, is well again when the disk is, and every
-// acknowledged write is there.
+// The disk of the management etcd fails during writes. The status of the plane reports it. The plane recovers with the
+// disk, and no acknowledged write is lost.
 func TestEtcdDiskFails(t *testing.T) {
 	for name, disk := range harness.Disks {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // Most of the time is waiting for planes to start and to notice.
+			t.Parallel() // The test mostly waits for the start of planes and for the detection of the fault.
 			dir, fail, mend := disk(t, "256")
 			i := newInstallation(t)
 			i.capstan("up")
@@ -39,7 +39,7 @@ func TestEtcdDiskFails(t *testing.T) {
 			fail()
 			written := i.writeUntilItFails()
 			t.Logf("%d writes were acknowledged before the first one failed", len(written))
-			eventually(t, "the status shows that etcd or the API server is not well", 3*time.Minute, func() bool {
+			eventually(t, "the status reports the failure of etcd or the API server", 3*time.Minute, func() bool {
 				for _, c := range i.status().Components {
 					if (c.Name == "etcd" || c.Name == "kube-apiserver") && c.State != embedded.ProcessReady {
 						return true
@@ -48,7 +48,7 @@ func TestEtcdDiskFails(t *testing.T) {
 				return false
 			})
 			mend()
-			eventually(t, "the plane takes writes again", 3*time.Minute, func() bool {
+			eventually(t, "the plane accepts writes again", 3*time.Minute, func() bool {
 				_, err := i.tryKubectl("create", "configmap", "after")
 				return err == nil || strings.Contains(err.Error(), "AlreadyExists")
 			})
@@ -59,12 +59,12 @@ func TestEtcdDiskFails(t *testing.T) {
 				}
 			}
 			i.capstan("down", "--keep-state")
-			must("umount", etcd) // before `capstan down` removes the folder
+			must("umount", etcd) // `capstan down` removes the folder after this.
 		})
 	}
 }
 
-// writeUntilItFails makes large ConfigMaps and returns the names of those that were acknowledged.
+// writeUntilItFails creates large ConfigMaps and returns the names of those that were acknowledged.
 func (i *installation) writeUntilItFails() (acknowledged []string) {
 	i.t.Helper()
 	value := filepath.Join(i.t.TempDir(), "value")

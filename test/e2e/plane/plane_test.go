@@ -1,7 +1,7 @@
 //go:build e2e
 
-// Package plane tests the embedded management plane and the capstan command with everything real:
-// processes, certificates, clusterctl, and a cluster of machines. It needs root and `make build`.
+// Package plane contains end-to-end tests of the embedded management plane and the capstan command, with real processes,
+// certificates, clusterctl, and a cluster of machines. It needs root and `make build`.
 package plane
 
 import (
@@ -30,7 +30,7 @@ import (
 // commandTimeout bounds every command that a test runs.
 const commandTimeout = 10 * time.Minute
 
-// installation is one management plane of the test.
+// installation is the management plane of a test.
 type installation struct {
 	t    *testing.T
 	root string
@@ -43,7 +43,7 @@ func newInstallation(t *testing.T) *installation {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: the system user must be able to enter it.
+	// This is not t.TempDir: the system user must be able to enter it.
 	parent, err := os.MkdirTemp("", "capstan-e2e-")
 	if err != nil {
 		t.Fatal(err)
@@ -56,18 +56,18 @@ func newInstallation(t *testing.T) *installation {
 		if t.Failed() {
 			i.printLogs()
 		}
-		if out, err := i.try("down"); err != nil {
+		if out, err := i.try("down", "--yes"); err != nil {
 			t.Errorf("down: %v: %s", err, out)
 			return
 		}
 		if err := os.Remove(parent); err != nil {
-			t.Errorf("down left files: %v", err)
+			t.Errorf("`capstan down` left files: %v", err)
 		}
 	})
 	return i
 }
 
-// printLogs shows the ends of the logs of a failed test.
+// printLogs prints the ends of the logs of a failed test.
 func (i *installation) printLogs() {
 	logs, _ := filepath.Glob(filepath.Join(i.root, "logs", "*.log"))
 	for _, log := range logs {
@@ -105,7 +105,7 @@ func (i *installation) kubectl(args ...string) string {
 	return i.tool(filepath.Join("kubernetes", i.status().KubernetesVersion, "kubectl"), args...)
 }
 
-// tryKubectl is kubectl for what may fail.
+// tryKubectl is kubectl for commands that may fail.
 func (i *installation) tryKubectl(args ...string) (string, error) {
 	kubectl := filepath.Join(i.bin, "kubernetes", harness.KubernetesVersion, "kubectl")
 	return run(kubectl, append([]string{"--kubeconfig", filepath.Join(i.root, "admin.kubeconfig")}, args...)...)
@@ -144,10 +144,10 @@ func (i *installation) component(name string) embedded.ProcessStatus {
 	return embedded.ProcessStatus{}
 }
 
-// eventually waits for something that is told by no event.
+// eventually waits for a state for which there is no event.
 func eventually(t *testing.T, what string, timeout time.Duration, is func() bool) {
 	t.Helper()
-	timeout = max(timeout, 3*time.Minute) // only tests that fail spend it
+	timeout = max(timeout, 3*time.Minute) // Only failing tests reach this timeout.
 	for deadline := time.Now().Add(timeout); !is(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %s: %s", timeout, what)
@@ -155,8 +155,7 @@ func eventually(t *testing.T, what string, timeout time.Duration, is func() bool
 	}
 }
 
-// The life of one plane, in order: each part builds on what the one before it left.
-// Row CTL-08.
+// TestPlane runs the tests of one plane in order. Each part depends on the previous ones. Row CTL-08.
 func TestPlane(t *testing.T) {
 	i := newInstallation(t)
 	began := time.Now()
@@ -168,19 +167,21 @@ func TestPlane(t *testing.T) {
 	t.Run("authentication", func(t *testing.T) { i.at(t).testAuthentication() })
 	t.Run("encryption at rest", func(t *testing.T) { i.at(t).testEncryption() })
 	t.Run("webhooks", func(t *testing.T) { i.at(t).testWebhooks() })
-	t.Run("killed components come back", func(t *testing.T) { i.at(t).testKilledComponents() })
+	t.Run("killed components restart", func(t *testing.T) { i.at(t).testKilledComponents() })
 
 	// CTL-15
 	i.capstan("create", "cluster", "one", "--workers", "1")
 	t.Run("clusterctl", func(t *testing.T) { i.at(t).testClusterctl() })
-	t.Run("a second cluster of the name is refused", func(t *testing.T) { i.at(t).testCreateAgain() })
+	t.Run("a second cluster with the same name is refused", func(t *testing.T) { i.at(t).testCreateAgain() })
 	t.Run("machines", func(t *testing.T) { i.at(t).testMachines() })
-	t.Run("restart leaves clusters alone", func(t *testing.T) { i.at(t).testRestart() })
-	t.Run("another installation beside it", func(t *testing.T) { testSideBySide(t, i) })
-	t.Run("down leaves nothing", func(t *testing.T) { i.at(t).testDown() })
+	t.Run("a support bundle without secrets", func(t *testing.T) { i.at(t).testSupportBundle() })
+	t.Run("a workstation with nothing but a kubeconfig", func(t *testing.T) { i.at(t).testWorkstation() })
+	t.Run("a restart does not affect clusters", func(t *testing.T) { i.at(t).testRestart() })
+	t.Run("a second installation on the same host", func(t *testing.T) { testSideBySide(t, i) })
+	t.Run("down removes everything", func(t *testing.T) { i.at(t).testDown() })
 }
 
-// at is the installation with the failures of a subtest.
+// at returns the installation for a subtest.
 func (i *installation) at(t *testing.T) *installation {
 	return &installation{t: t, root: i.root, bin: i.bin}
 }
@@ -199,7 +200,7 @@ func (i *installation) testUpAgain() {
 	}
 }
 
-// Only capstand is root, and nothing but Cluster API's webhooks listens outside of loopback.
+// Only capstand runs as root, and only Cluster API's webhooks listen on addresses other than loopback.
 func (i *installation) testPrivileges() {
 	for _, c := range i.status().Components {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.PID))
@@ -252,7 +253,7 @@ func (i *installation) testAuthentication() {
 		}
 		response.Body.Close()
 		if response.StatusCode != http.StatusUnauthorized {
-			i.t.Errorf("%s answers %s to nobody", path, response.Status)
+			i.t.Errorf("%s answers %s to an anonymous client", path, response.Status)
 		}
 	}
 	for _, test := range []struct {
@@ -270,7 +271,7 @@ func (i *installation) testAuthentication() {
 		out, _ := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"),
 			"auth", "can-i", test.verb, test.what, "--all-namespaces", "--as", "system:serviceaccount:"+test.who)
 		if got := strings.TrimSpace(out) == "yes"; got != test.want {
-			i.t.Errorf("%s may %s %s: %v, wanted %v", test.who, test.verb, test.what, got, test.want)
+			i.t.Errorf("%s may %s %s: %v, want %v", test.who, test.verb, test.what, got, test.want)
 		}
 	}
 }
@@ -290,11 +291,11 @@ func (i *installation) testEncryption() {
 		i.t.Fatal(err)
 	}
 	if !strings.HasPrefix(out, "k8s:enc:secretbox:") || strings.Contains(out, "correct-horse") {
-		i.t.Errorf("etcd holds %.40q", out)
+		i.t.Errorf("etcd contains %.40q", out)
 	}
 }
 
-// Webhooks of Cluster API and of ours answer: each refuses what it must refuse.
+// The webhooks of Cluster API and Capstan refuse invalid objects.
 func (i *installation) testWebhooks() {
 	for refusal, manifest := range map[string]string{
 		"must be a valid semantic version":        `{"apiVersion":"cluster.x-k8s.io/v1beta2","kind":"Machine","metadata":{"name":"m"},"spec":{"clusterName":"c","version":"not a version","bootstrap":{"dataSecretName":"s"},"infrastructureRef":{"apiGroup":"a.b","kind":"C","name":"d"}}}`,
@@ -306,25 +307,25 @@ func (i *installation) testWebhooks() {
 		}
 		_, err := run(filepath.Join(i.bin, "kubernetes", i.status().KubernetesVersion, "kubectl"), "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "create", "-f", file)
 		if err == nil || !strings.Contains(err.Error(), refusal) {
-			i.t.Errorf("wanted a refusal with %q, got %v", refusal, err)
+			i.t.Errorf("want a refusal with %q, got %v", refusal, err)
 		}
 	}
-	// Conversion goes through Cluster API's webhook, too.
+	// Conversion uses Cluster API's webhook, too.
 	i.kubectl("get", "clusters.v1beta1.cluster.x-k8s.io", "-A")
 }
 
-// kill -9 of each component: the supervisor brings it back, and the plane works again.
+// Each component is killed. The supervisor restarts it, and the plane works again.
 func (i *installation) testKilledComponents() {
 	for _, name := range []string{"manager", "capi-core-manager", "kube-controller-manager", "capstand", "kube-apiserver", "etcd"} {
 		var before embedded.ProcessStatus
-		eventually(i.t, name+" runs", time.Minute, func() bool { // it may have ended with one that was killed before
+		eventually(i.t, name+" runs", time.Minute, func() bool { // The component may have ended together with one that was killed before.
 			before = i.component(name)
 			return before.PID > 0 && before.State == embedded.ProcessReady
 		})
 		if err := syscall.Kill(before.PID, syscall.SIGKILL); err != nil {
 			i.t.Fatalf("%s: %v", name, err)
 		}
-		eventually(i.t, name+" is back", time.Minute, func() bool {
+		eventually(i.t, name+" runs again", time.Minute, func() bool {
 			after := i.component(name)
 			return after.PID != before.PID && after.State == embedded.ProcessReady && after.Restarts > before.Restarts
 		})
@@ -341,6 +342,7 @@ func (i *installation) testKilledComponents() {
 
 // CTL-08, CTL-15
 func (i *installation) testClusterctl() {
+	i.t.Setenv("CLUSTERCTL_DISABLE_VERSIONCHECK", "true") // Tests send nothing to other computers.
 	describe := i.tool("clusterctl", "describe", "cluster", "one", "--show-conditions", "all")
 	for _, part := range []string{"CapstanCluster", "CapstanControlPlane", "MachineDeployment"} {
 		if !strings.Contains(describe, part) {
@@ -367,16 +369,16 @@ func (i *installation) testCreateAgain() {
 		i.t.Errorf("got %v", err)
 	}
 	_, err := i.try("create", "cluster", "two", "--kubernetes-version", "v1.2.3")
-	if err == nil || !strings.Contains(err.Error(), "on this box") {
+	if err == nil || !strings.Contains(err.Error(), "on the hosts") {
 		i.t.Errorf("got %v", err)
 	}
 	var exit *exec.ExitError
 	if _, err := i.try("get", "kubeconfig", "nobody"); !errors.As(err, &exit) || exit.ExitCode() != 4 {
-		i.t.Errorf("wanted exit code 4, got %v", err)
+		i.t.Errorf("want exit code 4, got %v", err)
 	}
 }
 
-// machines by name, with the process id of their PID 1.
+// machines returns the machines by name, with the process ids of their PID 1.
 func (i *installation) machines() map[string]string {
 	i.t.Helper()
 	found := map[string]string{}
@@ -387,7 +389,7 @@ func (i *installation) machines() map[string]string {
 	return found
 }
 
-// startTimes are those of each machine's PID 1: a restart of the machine changes them.
+// startTimes returns the start time of each machine's PID 1. A restart of the machine changes it.
 func startTimes(machines map[string]string) map[string]string {
 	times := map[string]string{}
 	for name, stat := range machines {
@@ -401,14 +403,14 @@ func startTimes(machines map[string]string) map[string]string {
 func (i *installation) testMachines() {
 	machines := i.machines()
 	if len(machines) != 2 {
-		i.t.Fatalf("wanted 2 machines, found %v", machines)
+		i.t.Fatalf("want 2 machines, got %v", machines)
 	}
 	for name := range machines {
 		if log := i.capstan("logs", name, "kubelet", "--tail", "5"); strings.Count(log, "\n") == 0 || strings.Count(log, "\n") > 5 {
 			i.t.Errorf("log of the kubelet of %s: %q", name, log)
 		}
 		if hostname := strings.TrimSpace(i.capstan("shell", name, "--", "hostname")); hostname != name {
-			i.t.Errorf("the shell of %s is in %s", name, hostname)
+			i.t.Errorf("the shell of %s runs in %s", name, hostname)
 		}
 	}
 	if images := i.capstan("load", "image", filepath.Join(i.bin, "images", "echo.tar"), "--cluster", "one"); !strings.Contains(images, "registry.capstan.dev/echo:v1") {
@@ -416,7 +418,7 @@ func (i *installation) testMachines() {
 	}
 }
 
-// Everything of the plane is killed at once; up brings it back, and no machine notices.
+// All processes of the plane are killed at once. `capstan up` starts it again. The machines do not restart.
 func (i *installation) testRestart() {
 	before := startTimes(i.machines())
 	status := i.status()
@@ -428,11 +430,11 @@ func (i *installation) testRestart() {
 	})
 	var exit *exec.ExitError
 	if _, err := i.try("status"); !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		i.t.Errorf("status of a dead plane: %v", err)
+		i.t.Errorf("status of a stopped plane: %v", err)
 	}
 	i.capstan("up")
 	if after := i.status(); after.Server != status.Server {
-		i.t.Errorf("the server moved from %s to %s", status.Server, after.Server)
+		i.t.Errorf("the address of the server changed from %s to %s", status.Server, after.Server)
 	}
 	i.capstan("down", "--keep-state")
 	i.capstan("up")
@@ -444,7 +446,7 @@ func (i *installation) testRestart() {
 	}
 }
 
-// runs tells whether a process is alive; one that only waits to be reaped is not.
+// runs reports whether a process runs. A zombie does not.
 func runs(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -458,24 +460,24 @@ func testSideBySide(t *testing.T, first *installation) {
 	second := newInstallation(t)
 	second.capstan("up", "--hosts", "2")
 	if a, b := first.at(t).status(), second.status(); a.Server == b.Server || a.PID == b.PID {
-		t.Errorf("two installations share something: %+v %+v", a, b)
+		t.Errorf("two installations share ports or files: %+v %+v", a, b)
 	}
 	if hosts := second.kubectl("get", "capstanhosts", "-o", "name"); strings.Count(hosts, "\n") != 2 {
 		t.Errorf("hosts: %s", hosts)
 	}
 	if out := second.capstan("get", "clusters"); strings.Contains(out, "one") {
-		t.Errorf("the second plane has the first one's cluster: %s", out)
+		t.Errorf("the second plane contains the cluster of the first one: %s", out)
 	}
 	second.capstan("down")
 	if _, err := os.Stat(second.root); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is still there: %v", second.root, err)
+		t.Errorf("%s still exists: %v", second.root, err)
 	}
 	if out := first.at(t).capstan("get", "clusters"); !strings.Contains(out, "one") {
 		t.Errorf("the first plane lost its cluster: %s", out)
 	}
 }
 
-// down with a cluster that runs: processes, links, mounts, cgroups and files go.
+// `capstan down` with a running cluster removes its processes, links, mounts, cgroups and files.
 func (i *installation) testDown() {
 	hostID, err := os.ReadFile(filepath.Join(i.root, "hosts", "local", "host-id"))
 	if err != nil {
@@ -484,30 +486,30 @@ func (i *installation) testDown() {
 	id := strings.TrimSpace(string(hostID))
 	bridge := i.bridge()
 	if len(cgroupsOf(id)) == 0 || len(processesOf(i.root)) == 0 {
-		i.t.Fatalf("the test finds nothing to remove: cgroups %v, processes %v", cgroupsOf(id), processesOf(i.root))
+		i.t.Fatalf("there is nothing to remove: cgroups %v, processes %v", cgroupsOf(id), processesOf(i.root))
 	}
 	i.capstan("down")
 	if _, err := os.Stat(i.root); !errors.Is(err, fs.ErrNotExist) {
-		i.t.Errorf("%s is still there: %v", i.root, err)
+		i.t.Errorf("%s still exists: %v", i.root, err)
 	}
 	if left := processesOf(i.root); len(left) > 0 {
-		i.t.Errorf("processes are left: %v", left)
+		i.t.Errorf("processes remain: %v", left)
 	}
 	if left := cgroupsOf(id); len(left) > 0 {
-		i.t.Errorf("cgroups are left: %v", left)
+		i.t.Errorf("cgroups remain: %v", left)
 	}
 	if _, err := net.InterfaceByName(bridge); err == nil {
-		i.t.Errorf("bridge %s is left", bridge)
+		i.t.Errorf("bridge %s remains", bridge)
 	}
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || bytes.Contains(mounts, []byte(i.root)) {
-		i.t.Errorf("mounts are left: %v", err)
+		i.t.Errorf("mounts remain: %v", err)
 	}
-	if out, err := i.try("down"); err != nil {
+	if out, err := i.try("down", "--yes"); err != nil {
 		i.t.Errorf("down again: %v %s", err, out)
 	}
 }
 
-// bridge of the cluster: the link that has the address of its endpoint.
+// bridge returns the bridge of the cluster: the link with the address of its endpoint.
 func (i *installation) bridge() string {
 	i.t.Helper()
 	endpoint := strings.TrimSpace(i.kubectl("get", "capstancluster", "one", "-o", "jsonpath={.spec.controlPlaneEndpoint.host}"))
@@ -538,7 +540,7 @@ func cgroupsOf(hostID string) []string {
 	return found
 }
 
-// processesOf lists processes with the root in their arguments.
+// processesOf lists the processes with the root in their arguments.
 func processesOf(root string) []string {
 	var found []string
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")

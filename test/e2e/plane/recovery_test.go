@@ -16,20 +16,20 @@ import (
 	"time"
 )
 
-// host is a capstand that no plane runs: it stands for the other boxes of a rack.
+// host is a capstand that does not belong to a plane. It stands for the other hosts of a rack.
 type host struct {
 	t             *testing.T
 	root, address string
 }
 
-// startHost makes the credentials of a host and runs its capstand.
+// startHost creates the credentials of a host and starts its capstand.
 func startHost(i *installation) (h host, manifests string) {
 	i.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	root, err := os.MkdirTemp("", "cap") // short: sockets of machines are in it
+	root, err := os.MkdirTemp("", "cap") // The path is short because the folder contains sockets of machines.
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func startHost(i *installation) (h host, manifests string) {
 	return h, manifests
 }
 
-// machines that the host runs: the id of each, and when its PID 1 was started.
+// machines returns the machines that the host runs: the id of each, and the start time of its PID 1.
 func (h host) machines() map[string]string {
 	h.t.Helper()
 	found := map[string]string{}
@@ -78,7 +78,7 @@ func (h host) machines() map[string]string {
 		dir := filepath.Dir(file)
 		cgroups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
 		status, _ := os.ReadFile(filepath.Join(dir, "status"))
-		first := false // the first process of a machine has number 1 in its innermost namespace
+		first := false // The first process of a machine has number 1 in its innermost namespace.
 		for line := range strings.Lines(string(status)) {
 			if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "NSpid:" && fields[2] == "1" {
 				first = true
@@ -93,7 +93,7 @@ func (h host) machines() map[string]string {
 	return found
 }
 
-// sameMachines: they run, and are the ones that were there before.
+// sameMachines checks that the same machines still run.
 func (h host) sameMachines(before map[string]string, when string) {
 	h.t.Helper()
 	if after := h.machines(); len(before) == 0 || fmt.Sprint(after) != fmt.Sprint(before) {
@@ -101,8 +101,8 @@ func (h host) sameMachines(before map[string]string, when string) {
 	}
 }
 
-// The box of a plane is lost with everything on it. Another one, made from the backup, goes on with the same objects, can
-// read the Secrets, reaches the hosts with their credentials, and manages the machines that run there.
+// The host of a plane is lost with all data. A plane that is restored from the backup on another host has the same
+// objects, can read the Secrets, connects to the hosts with their credentials, and manages their running machines.
 func TestRecovery(t *testing.T) {
 	lost := newInstallation(t)
 	backups := t.TempDir()
@@ -144,7 +144,7 @@ func TestRecovery(t *testing.T) {
 		t.Errorf("the Secret has %q", password)
 	}
 	if left := found.kubectl("get", "configmap", "after-the-backup", "--ignore-not-found", "-o", "name"); left != "" {
-		t.Errorf("made after the backup: %q", left)
+		t.Errorf("created after the backup: %q", left)
 	}
 	if after := found.identities(); after != objects {
 		t.Errorf("objects:\n%s\nthen:\n%s", objects, after)
@@ -152,8 +152,8 @@ func TestRecovery(t *testing.T) {
 	eventually(t, "the host is connected", time.Minute, func() bool {
 		return found.kubectl("get", "capstanhost", "rack-1", "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].status}`) == "True"
 	})
-	// It lists the machine of the cluster that was made after the backup, does not give its network to the next cluster, and
-	// removes nothing until it is asked to.
+	// The new plane lists the machine of the cluster that was created after the backup. It does not give the network of
+	// this machine to the next cluster. It removes the machine only on request.
 	id := ""
 	eventually(t, "a machine without a CapstanMachine is listed", time.Minute, func() bool {
 		id = found.unknown()
@@ -164,7 +164,7 @@ func TestRecovery(t *testing.T) {
 	}
 	found.capstan("create", "cluster", "three", "--workers", "0")
 	if given := found.kubectl("get", "capstancluster", "three", "-o", "jsonpath={.spec.network.machineCIDR}"); given == network || network == "" {
-		t.Errorf("the next cluster has the network %q, the machine of the lost one has %q", given, network)
+		t.Errorf("the next cluster has the network %q, the machine of the lost cluster has %q", given, network)
 	}
 	found.capstan("delete", "cluster", "three")
 	rack.sameMachines(machines, "after the restore")
@@ -179,7 +179,7 @@ func TestRecovery(t *testing.T) {
 	})
 	rack.sameMachines(machines, "after host prune")
 	rack.networks(1, "after host prune")
-	// It manages them: another worker comes, and those that were there stay.
+	// The plane manages the machines: another worker is created, and the existing machines stay.
 	found.kubectl("patch", "machinedeployment", found.workers(), "--type=merge", "-p", `{"spec":{"replicas":2}}`)
 	eventually(t, "another worker runs", 3*time.Minute, func() bool {
 		return found.kubectl("get", "machinedeployment", found.workers(), "-o", "jsonpath={.status.readyReplicas}") == "2"
@@ -195,27 +195,27 @@ func TestRecovery(t *testing.T) {
 	}
 	found.capstan("delete", "cluster", "one")
 	if left := rack.machines(); len(left) > 0 {
-		t.Errorf("machines are left: %v", left)
+		t.Errorf("machines remain: %v", left)
 	}
 }
 
-// unknown is the id of the only machine that has no CapstanMachine, as its host has it in its status.
+// unknown returns the id of the only machine without a CapstanMachine, from the status of its host.
 func (i *installation) unknown() string {
 	i.t.Helper()
 	return i.kubectl("get", "capstanhost", "rack-1", "-o", "jsonpath={.status.unknownMachines[*].id}")
 }
 
-// networks: so many have a record, and as many load balancers.
+// networks checks the number of network records and of load balancers.
 func (h host) networks(n int, when string) {
 	h.t.Helper()
 	for _, kind := range []string{"networks", "balancers"} {
 		if found, err := os.ReadDir(filepath.Join(h.root, kind)); err != nil || len(found) != n {
-			h.t.Errorf("%s: wanted %d %s, found %v (%v)", when, n, kind, found, err)
+			h.t.Errorf("%s: want %d %s, got %v (%v)", when, n, kind, found, err)
 		}
 	}
 }
 
-// destroy ends a plane without a word and removes all that it has on its box.
+// destroy kills a plane and removes all its data on its host.
 func (i *installation) destroy() {
 	i.t.Helper()
 	pid := i.status().PID
@@ -228,7 +228,7 @@ func (i *installation) destroy() {
 	}
 }
 
-// identities are what must be the same objects after a restore.
+// identities returns the properties of the objects that must be the same after a restore.
 func (i *installation) identities() string {
 	i.t.Helper()
 	var list struct {
@@ -251,7 +251,7 @@ func (i *installation) identities() string {
 	return out.String()
 }
 
-// workers is the name of the cluster's only MachineDeployment.
+// workers returns the name of the cluster's only MachineDeployment.
 func (i *installation) workers() string {
 	i.t.Helper()
 	return strings.TrimSpace(i.kubectl("get", "machinedeployments", "-o", "jsonpath={.items[0].metadata.name}"))

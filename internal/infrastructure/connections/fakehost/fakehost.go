@@ -1,5 +1,4 @@
-// Package fakehost is a capstand without machines: it keeps the promises of host.proto in memory, for
-// tests of the infrastructure provider.
+// Package fakehost implements the service of host.proto in memory, without machines, for tests of the infrastructure provider.
 package fakehost
 
 import (
@@ -10,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -26,7 +26,7 @@ import (
 type Host struct {
 	hostpb.UnimplementedHostServer
 
-	// Keepalive is what it serves with.
+	// Keepalive contains the keepalive parameters of the server.
 	Keepalive hostpb.Keepalive
 
 	socket string
@@ -35,17 +35,23 @@ type Host struct {
 	mu            sync.Mutex
 	info          *hostpb.HostInfo
 	networks      map[string]*hostpb.Network
+	peers         map[string]*hostpb.SetPeersRequest
+	services      map[string]*hostpb.SetServicesRequest
+	occupied      map[string]string
 	loadBalancers map[string]*hostpb.LoadBalancer
 	machines      map[string]*hostpb.Machine
 	deleted       map[string]bool
 	bootstrap     map[string][]byte
+	updates       map[string]*update
 	watchers      map[chan *hostpb.Event]struct{}
 	calls         map[string]int
+	tenants       []string
 	refuse        map[string]error
+	before        map[string]func()
 	hold          bool
 }
 
-// New returns a fake host that serves until the test ends, as setup has changed it.
+// New returns a fake host that serves until the test ends. setup can change it before.
 func New(t testing.TB, setup ...func(*Host)) *Host {
 	t.Helper()
 	// Not t.TempDir(): a socket's path holds at most 107 bytes.
@@ -59,9 +65,10 @@ func New(t testing.TB, setup ...func(*Host)) *Host {
 			Id: filepath.Base(dir), Hostname: "fake", Architecture: "amd64", OperatingSystem: "linux", Cpus: 4,
 			MemoryBytes: 64 << 30, KubernetesVersions: []string{"v1.35.0", "v1.36.3"}, Images: []string{"host"}, Driver: "hollow", CgroupVersion: 2,
 		},
-		networks: map[string]*hostpb.Network{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
-		deleted: map[string]bool{}, bootstrap: map[string][]byte{}, watchers: map[chan *hostpb.Event]struct{}{},
-		calls: map[string]int{}, refuse: map[string]error{},
+		networks: map[string]*hostpb.Network{}, peers: map[string]*hostpb.SetPeersRequest{},
+		services: map[string]*hostpb.SetServicesRequest{}, occupied: map[string]string{}, loadBalancers: map[string]*hostpb.LoadBalancer{}, machines: map[string]*hostpb.Machine{},
+		deleted: map[string]bool{}, bootstrap: map[string][]byte{}, updates: map[string]*update{}, watchers: map[chan *hostpb.Event]struct{}{},
+		calls: map[string]int{}, refuse: map[string]error{}, before: map[string]func(){},
 	}
 	for _, f := range setup {
 		f(h)
@@ -106,13 +113,13 @@ func (h *Host) ServeTLS(t testing.TB, files credentials.Server) string {
 	return l.Addr().String()
 }
 
-// Stop ends the server; what the host has stays.
+// Stop ends the server. The host keeps its objects.
 func (h *Host) Stop() { h.server.Stop() }
 
-// Address for CapstanHost.spec.address.
+// Address returns the value for CapstanHost.spec.address.
 func (h *Host) Address() string { return "unix://" + h.socket }
 
-// Hold keeps new machines PENDING until it is called with false.
+// Hold keeps new machines and updates PENDING until it is called with false.
 func (h *Host) Hold(hold bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,14 +129,41 @@ func (h *Host) Hold(hold bool) {
 	}
 	for _, m := range h.machines {
 		h.run(m)
+		h.runUpdate(m)
 	}
 }
 
-// Refuse makes calls of a method, for example "EnsureNetwork", fail; nil ends that.
+// AddTenant limits the effect of DeleteLoadBalancer and DeleteNetwork on Calls, Refuse and Before to objects of the added
+// namespaces. The deletion of a cluster sends them to every connected host, and parallel tests share a manager.
+func (h *Host) AddTenant(namespace string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tenants = append(h.tenants, namespace)
+}
+
+// ofOthers returns whether a request removes an object of a namespace that is no tenant; h.mu is held.
+func (h *Host) ofOthers(req any) bool {
+	switch r := req.(type) {
+	case *hostpb.DeleteLoadBalancerRequest:
+		return len(h.tenants) > 0 && !slices.Contains(h.tenants, r.GetNamespace())
+	case *hostpb.DeleteNetworkRequest:
+		return len(h.tenants) > 0 && !slices.Contains(h.tenants, r.GetNamespace())
+	}
+	return false
+}
+
+// Refuse makes calls of a method fail, for example "EnsureNetwork". A nil error ends this.
 func (h *Host) Refuse(method string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.refuse[method] = err
+}
+
+// Before lets f run before each call of a method. nil ends this.
+func (h *Host) Before(method string, f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.before[method] = f
 }
 
 // Calls returns how often a method was called.
@@ -146,7 +180,7 @@ func (h *Host) Watchers() int {
 	return len(h.watchers)
 }
 
-// SetInfo changes what the host is and has.
+// SetInfo changes the properties of the host.
 func (h *Host) SetInfo(change func(*hostpb.HostInfo)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -155,7 +189,7 @@ func (h *Host) SetInfo(change func(*hostpb.HostInfo)) {
 	h.sendInfo()
 }
 
-// Update changes a machine's status, as events on a real host would.
+// Update changes the status of a machine, as events on a real host do.
 func (h *Host) Update(id string, change func(*hostpb.MachineStatus)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -165,7 +199,7 @@ func (h *Host) Update(id string, change func(*hostpb.MachineStatus)) {
 	}
 }
 
-// Lose forgets a machine, as a host whose disk was lost.
+// Lose removes a machine without a request, as the loss of a disk does.
 func (h *Host) Lose(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -195,6 +229,16 @@ func (h *Host) LoadBalancer(id string) *hostpb.LoadBalancer {
 	return proto.CloneOf(h.loadBalancers[id])
 }
 
+// HoldVirtualAddress gives the host the virtual address of a load balancer.
+func (h *Host) HoldVirtualAddress(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	lb := proto.CloneOf(h.loadBalancers[id])
+	lb.VirtualAddress.Held = true
+	h.loadBalancers[id] = lb
+	h.broadcast(loadBalancerEvent(hostpb.Event_CHANGED, lb))
+}
+
 // Network returns a copy, or nil.
 func (h *Host) Network(id string) *hostpb.Network {
 	h.mu.Lock()
@@ -208,9 +252,16 @@ func (h *Host) Network(id string) *hostpb.Network {
 func (h *Host) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := filepath.Base(info.FullMethod)
 	h.mu.Lock()
-	h.calls[method]++
-	err := h.refuse[method]
+	var err error
+	var before func()
+	if !h.ofOthers(req) {
+		h.calls[method]++
+		err, before = h.refuse[method], h.before[method]
+	}
 	h.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -279,6 +330,73 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 	return proto.CloneOf(out), nil
 }
 
+// SetPeers implements hostpb.HostServer.
+func (h *Host) SetPeers(_ context.Context, r *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := admission.Peers(r, h.networks[r.GetNetworkId()]); err != nil {
+		return nil, err
+	}
+	h.peers[r.GetNetworkId()] = r
+	return &hostpb.SetPeersResponse{}, nil
+}
+
+// SetServices implements hostpb.HostServer.
+func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*hostpb.SetServicesResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := admission.Services(r, h.networks[r.GetNetworkId()]); err != nil {
+		return nil, err
+	}
+	h.services[r.GetNetworkId()] = r
+	out := &hostpb.SetServicesResponse{}
+	for _, s := range r.GetServices() {
+		if why := h.occupied[s.GetAddress()]; why != "" {
+			out.Refused = append(out.Refused, &hostpb.RefusedAddress{Address: s.GetAddress(), Message: why})
+		}
+	}
+	return out, nil
+}
+
+// Services returns the last accepted Services of a network, by name.
+func (h *Host) Services(networkID string) map[string]*hostpb.PublishedService {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]*hostpb.PublishedService{}
+	for _, s := range h.services[networkID].GetServices() {
+		out[s.GetName()] = s
+	}
+	return out
+}
+
+// Occupy makes the host refuse an address for Services; an empty reason ends this.
+func (h *Host) Occupy(address, why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.occupied[address] = why
+}
+
+// SetFencing implements hostpb.HostServer.
+func (h *Host) SetFencing(_ context.Context, r *hostpb.SetFencingRequest) (*hostpb.SetFencingResponse, error) {
+	if err := admission.CheckFencing(r); err != nil {
+		return nil, err
+	}
+	h.SetInfo(func(i *hostpb.HostInfo) {
+		i.Fencing = nil
+		if r.GetStopAfterSeconds() > 0 {
+			i.Fencing = []*hostpb.Fencing{{ManagementCluster: r.GetManagementCluster(), StopAfterSeconds: r.GetStopAfterSeconds()}}
+		}
+	})
+	return &hostpb.SetFencingResponse{}, nil
+}
+
+// Peers returns the last accepted peers of a network, or nil.
+func (h *Host) Peers(networkID string) *hostpb.SetPeersRequest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.peers[networkID]
+}
+
 // DeleteNetwork implements hostpb.HostServer.
 func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) (*hostpb.DeleteNetworkResponse, error) {
 	h.mu.Lock()
@@ -290,6 +408,8 @@ func (h *Host) DeleteNetwork(_ context.Context, r *hostpb.DeleteNetworkRequest) 
 		return nil, err
 	}
 	delete(h.networks, r.GetId())
+	delete(h.peers, r.GetId())
+	delete(h.services, r.GetId())
 	return &hostpb.DeleteNetworkResponse{}, nil
 }
 
@@ -336,7 +456,7 @@ func (h *Host) EnsureMachine(_ context.Context, r *hostpb.EnsureMachineRequest) 
 		return nil, err
 	}
 	if m := h.machines[spec.GetId()]; m != nil {
-		if err := admission.SameMachine(m.GetSpec(), spec); err != nil {
+		if err := admission.SameUpdatedMachine(m.GetSpec(), h.updates[spec.GetId()].other(), spec); err != nil {
 			return nil, err
 		}
 		return proto.CloneOf(m), nil
@@ -415,6 +535,10 @@ func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*
 		return nil, err
 	}
 	m.Status.ManagementCluster = r.GetManagementCluster()
+	if m.Status.Unconfirmed {
+		m.Status.Unconfirmed = false
+		h.run(m)
+	}
 	h.send(hostpb.Event_CHANGED, m)
 	return proto.CloneOf(m), nil
 }
@@ -503,7 +627,7 @@ func (h *Host) specs() iter.Seq[*hostpb.MachineSpec] {
 	}
 }
 
-// account brings the host's own account of its machines up to date.
+// account updates the allocated resources in the host's properties.
 func (h *Host) account() {
 	h.info = proto.CloneOf(h.info)
 	h.info.Machines, h.info.AllocatedMemoryBytes = 0, 0

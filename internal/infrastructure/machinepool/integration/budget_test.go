@@ -14,8 +14,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// watchBudget follows the pool until stop is called, and counts the fewest machines that were available and
-// the most that there were. It sees every state: it watches.
+// watchBudget watches the pool until stop is called. It records the smallest number of available machines and the largest number
+// of machines over all states.
 func (w *world) watchBudget() (stop func() (fewest, most int)) {
 	w.t.Helper()
 	machines, capstans := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}

@@ -11,8 +11,8 @@ import (
 	"capstan.dev/capstan/internal/host/hollow"
 )
 
-// kill -9 of the manager in the middle of creation, scaling and updates: what was begun ends right, and nothing
-// is made or deleted twice. Not parallel: all tests share the manager.
+// The manager is killed during creation, scaling and updates. Each change completes, and no machine is created or deleted twice.
+// Not parallel: all tests share the manager.
 func TestManagerIsKilled(t *testing.T) {
 	w := newWorldWith(t, hollow.Behaviour{StartDelay: 50 * time.Millisecond, BootDelay: 100 * time.Millisecond, Jitter: 0.9})
 	w.addPool(6, nil)
@@ -42,8 +42,8 @@ func TestManagerIsKilled(t *testing.T) {
 	w.Expect(w.capstanMachines()).To(BeEmpty())
 }
 
-// Two managers that both believe that they lead work on one pool at the same time: there are as many machines as
-// wanted at the end, and no two of them have one address.
+// Two managers act as the leader for one pool at the same time. In the end, the pool has the desired number of machines, and no two
+// have the same address.
 func TestTwoManagersLead(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(0, nil)

@@ -30,8 +30,8 @@ func (w *world) versions() map[string]int {
 	return out
 }
 
-// A new version, another Secret of bootstrap data and another machine spec replace the machines within
-// maxSurge and maxUnavailable; new content of the Secret does not.
+// A new version, another Secret of bootstrap data and another machine spec replace the machines within maxSurge and maxUnavailable.
+// New content of the same Secret does not.
 func TestRollingUpdate(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
@@ -52,14 +52,14 @@ func TestRollingUpdate(t *testing.T) {
 	second := w.machineNames()
 	w.Expect(slices.ContainsFunc(second, func(n string) bool { return slices.Contains(first, n) })).To(BeFalse())
 
-	// The token in the data was renewed: nothing to replace.
+	// The token in the data was renewed. This replaces no machine.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: *w.mp.Spec.Template.Spec.Bootstrap.DataSecretName}}
 	w.Expect(testenv.Change(ctx, env.Client, secret, func(s *corev1.Secret) {
 		s.Data["value"] = []byte("#cloud-config\n# another token\n")
 	})).To(Succeed())
 	w.Consistently(w.machineNames).Should(Equal(second))
 
-	// In place, without replacing anything.
+	// This changes in place and replaces no machine.
 	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) { p.Spec.MachineTemplate.ObjectMeta.Labels["team"] = "two" })).To(Succeed())
 	w.Eventually(func(g Gomega) {
 		for _, m := range w.capstanMachines() {
@@ -89,7 +89,7 @@ func TestRollingUpdate(t *testing.T) {
 	}
 }
 
-// Without a surge the pool never has more machines than replicas.
+// Without a surge, the pool never has more machines than replicas.
 func TestRollingUpdateInPlace(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, func(_ *clusterv1.MachinePool, p *infrav1.CapstanMachinePool) {
@@ -109,7 +109,7 @@ func TestRollingUpdateInPlace(t *testing.T) {
 	}
 }
 
-// restored (ALL-11): a machine gets lost owner references back, from core and from the pool, and the pool its finalizer.
+// restored (ALL-11): core and the pool restore lost owner references of a machine, and the pool restores its own finalizer.
 func (w *world) restored() {
 	w.t.Helper()
 	m := w.capstanMachines()[0]
@@ -123,7 +123,7 @@ func (w *world) restored() {
 	w.replaced()
 }
 
-// replaced: the manifest of the pool replaces the live object, which keeps what the controller has written.
+// replaced: the manifest of the pool replaces the live object. The fields of the controller remain.
 func (w *world) replaced() {
 	w.t.Helper()
 	w.Eventually(func() error {
@@ -140,7 +140,7 @@ func (w *world) replaced() {
 	w.Expect(w.pool.OwnerReferences).To(Equal(before.OwnerReferences))
 }
 
-// A change of the spec in the middle of an update, and a scale, end right.
+// A change of the spec and a change of replicas during an update both complete.
 func TestRollingUpdateIsInterruptedByAnother(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, nil)
@@ -157,7 +157,7 @@ func TestRollingUpdateIsInterruptedByAnother(t *testing.T) {
 	w.Expect(w.versions()).To(Equal(map[string]int{oldVersion: 5}))
 }
 
-// minReadySeconds: a Node that is ready does not count at once. Core's Machines of pools do not know it.
+// minReadySeconds: a ready Node counts only after this time. Core ignores the field for Machines of pools.
 func TestMinReadySeconds(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(1, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
@@ -170,8 +170,8 @@ func TestMinReadySeconds(t *testing.T) {
 	w.Expect(available.Sub(ready.Time)).To(BeNumerically(">=", 3*time.Second))
 }
 
-// The Node drains before its machine goes, a pod under a disruption budget holds it, and nobody
-// else goes instead.
+// The Node is drained before its machine is removed. A pod with a disruption budget delays this, and no other machine is removed
+// instead.
 func TestScaleDownDrains(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, nil)
@@ -192,7 +192,7 @@ func TestScaleDownDrains(t *testing.T) {
 	w.allow(budget, 0)
 	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: victim}}
 	w.mark(machine)
-	// Nothing says when the provider's cache has the mark, which comes by another watch than the replicas.
+	// No event shows that the provider's cache contains the mark, because another watch delivers the replicas.
 	w.Consistently(w.machineNames).Should(HaveLen(2))
 
 	w.scale(1)
@@ -217,7 +217,7 @@ func TestScaleDownDrains(t *testing.T) {
 	w.Expect(client.IgnoreNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(pod), pod))).To(Succeed())
 }
 
-// allow does what the disruption controller would.
+// allow sets the status of the budget as the disruption controller does.
 func (w *world) allow(b *policyv1.PodDisruptionBudget, n int32) {
 	w.t.Helper()
 	w.Expect(testenv.ChangeStatus(ctx, env.Client, b, func(b *policyv1.PodDisruptionBudget) {
@@ -225,7 +225,7 @@ func (w *world) allow(b *policyv1.PodDisruptionBudget, n int32) {
 	})).To(Succeed())
 }
 
-// A MachineHealthCheck has pool machines replaced, within the budget: core's own pool code does nothing about it.
+// The pool replaces machines that a MachineHealthCheck has marked, within the budget. Core's pool controller does not.
 func TestRemediation(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, nil)
@@ -255,8 +255,8 @@ func TestRemediation(t *testing.T) {
 	w.Expect(most).To(BeNumerically("<=", 4))
 }
 
-// The machines of a host that is dead cannot be removed, and are replaced on the others all the same: more than one
-// of them at a time, although the budget has room for one.
+// The machines of a lost host cannot be removed. They are still replaced on other hosts, several at a time, although the budget
+// allows only one.
 func TestDeadHost(t *testing.T) {
 	w := newWorld(t, "one", "two")
 	w.addPool(4, nil)
@@ -286,7 +286,7 @@ func TestDeadHost(t *testing.T) {
 	w.settled(4)
 }
 
-// MP-06 ALL-08: a paused pool, or one of a paused cluster, does nothing.
+// MP-06 ALL-08: a paused pool, or a pool of a paused cluster, changes nothing.
 func TestPaused(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(1, nil)
@@ -321,17 +321,17 @@ func (w *world) gone(o client.Object) {
 	}).Should(BeTrue(), "%T is gone", o)
 }
 
-// MP-07: deletion goes through the Machines, shows itself, and leaves nothing.
+// MP-07: a deletion removes the Machines first, sets a condition, and removes all objects.
 func TestDeletePool(t *testing.T) {
 	w := newWorldSlow(t)
 	w.addPool(4, nil)
 	w.Eventually(func() int { return len(w.machines()) }).Should(Equal(4))
 	w.condition(clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolNotReadyReason)
-	// One of them waits for somebody before it goes.
+	// The deletion of one Machine waits for a hook.
 	held := w.machines()[0]
 	const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
 	w.Expect(testenv.Change(ctx, env.Client, &held, func(m *clusterv1.Machine) { metav1.SetMetaDataAnnotation(&m.ObjectMeta, hook, "") })).To(Succeed())
-	// In the middle of its creation.
+	// This deletes a pool during its creation.
 	w.Expect(env.Client.Delete(ctx, w.mp)).To(Succeed())
 	for kind, status := range map[string]metav1.ConditionStatus{clusterv1.DeletingCondition: metav1.ConditionTrue, clusterv1.ReadyCondition: metav1.ConditionFalse} {
 		w.Eventually(func() string { return w.condition(kind, status, clusterv1.DeletingReason) }).Should(Equal("1 machines still exist"))
@@ -348,7 +348,7 @@ func newWorldSlow(t *testing.T) *world {
 	return newWorldWith(t, hollow.Behaviour{StartDelay: time.Second, BootDelay: time.Second})
 }
 
-// Failure domains of the MachinePool are honoured and balanced.
+// Machines are only in the failure domains of the MachinePool, and balanced over them.
 func TestFailureDomains(t *testing.T) {
 	w := newWorld(t, "x", "y", "z")
 	w.addPool(4, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {
@@ -359,7 +359,7 @@ func TestFailureDomains(t *testing.T) {
 	w.scale(2)
 	w.settled(2)
 	w.Eventually(w.domains).Should(Equal(map[string]int{"x": 1, "y": 1}))
-	// A domain that is taken away is left.
+	// Machines leave a removed domain.
 	w.update(func(mp *clusterv1.MachinePool) { mp.Spec.FailureDomains = []string{"y", "z"} })
 	w.Eventually(w.domains).Should(Equal(map[string]int{"y": 1, "z": 1}))
 	w.settled(2)
@@ -373,7 +373,7 @@ func (w *world) domains() map[string]int {
 	return out
 }
 
-// MP-09: bad input gets a clear error and leaves the pool as it was.
+// MP-09: invalid input causes a clear error, and the pool stays unchanged.
 func TestBadInput(t *testing.T) {
 	w := newWorld(t, "x")
 	w.addPool(2, nil)
@@ -404,7 +404,7 @@ func TestBadInput(t *testing.T) {
 		w.settled(2)
 	}
 	w.Expect(w.machineNames()).To(Equal(before))
-	// The API server itself refuses a budget with which nothing could be replaced, and what is negative.
+	// The API server refuses negative budgets and budgets that allow no replacement.
 	zero := ptr.To(intstr.FromInt32(0))
 	w.Expect(w.updatePool(func(p *infrav1.CapstanMachinePool) {
 		p.Spec.RollingUpdate.MaxSurge, p.Spec.RollingUpdate.MaxUnavailable = zero, zero
@@ -415,7 +415,7 @@ func TestBadInput(t *testing.T) {
 	w.Expect(env.Client.Patch(ctx, negative, client.MergeFrom(w.mp))).To(MatchError(ContainSubstring("non-negative")))
 }
 
-// A version that nobody can run does not hold machines that are too many.
+// Surplus machines are removed even if no host can run the version.
 func TestShrinksWhileTheVersionIsNotAvailable(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, nil)
@@ -428,7 +428,7 @@ func TestShrinksWhileTheVersionIsNotAvailable(t *testing.T) {
 	w.condition(clusterv1.ReadyCondition, metav1.ConditionFalse, infrav1.PoolVersionNotAvailableReason)
 }
 
-// Machines that fail are reported, counted and, unless a MachineHealthCheck asks for it, not replaced.
+// Failed machines are reported and counted. They are replaced only if a MachineHealthCheck marks them.
 func TestFailedMachines(t *testing.T) {
 	t.Parallel()
 	w := newWorldWith(t, hollow.Behaviour{FailBootstrap: 1})
@@ -444,14 +444,14 @@ func TestFailedMachines(t *testing.T) {
 	w.settled(0)
 }
 
-// 1 000 machines that stay as they are cost no writes; so do two.
+// A pool causes no writes while its machines do not change, with 2 machines as with 1,000.
 func TestSteadyStateWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, nil)
 	w.settled(2)
-	w.Eventually(func(g Gomega) { // core settles
+	w.Eventually(func(g Gomega) { // Core makes its last writes.
 		before := w.resourceVersions()
-		time.Sleep(3 * time.Second) // what is measured
+		time.Sleep(3 * time.Second) // The idle period is the measurement.
 		g.Expect(w.resourceVersions()).To(Equal(before))
 	}).Should(Succeed())
 	before := w.resourceVersions()
@@ -467,7 +467,7 @@ func (w *world) resourceVersions() string {
 	return strings.Join(out, " ")
 }
 
-// CEL rules of the pool, and what a template must not have.
+// The CEL rules of the pool and of its template.
 func TestValidation(t *testing.T) {
 	w := newWorld(t)
 	zero, one := ptr.To(intstr.FromInt32(0)), ptr.To(intstr.FromInt32(1))
@@ -518,7 +518,8 @@ func TestValidation(t *testing.T) {
 	}
 }
 
-// MP-10 ALL-10: a template is immutable, but for the topology controller's dry run; it shows what a machine has.
+// MP-10 ALL-10: a template is immutable, except in a dry run of the topology controller. Its status contains the capacity of a
+// machine.
 func TestTemplate(t *testing.T) {
 	w := newWorld(t)
 	tpl := &infrav1.CapstanMachinePoolTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: unique("tpl")}}

@@ -55,7 +55,7 @@ func TestScaleUpAndDown(t *testing.T) {
 		w.Expect(in.ProviderID).To(BeElementOf(ids))
 		w.Expect(in.Addresses).To(ContainElement(HaveField("Type", clusterv1.MachineInternalIP)))
 	}
-	// What core makes of it.
+	// Core reports this in the MachinePool.
 	w.Eventually(func(g Gomega) {
 		w.get(w.mp)
 		g.Expect(w.mp.Spec.ProviderIDList).To(Equal(ids))
@@ -79,19 +79,19 @@ func TestScaleUpAndDown(t *testing.T) {
 	w.settled(2)
 }
 
-// MP-05: nothing is wanted, so everything is there.
+// MP-05: a pool with zero replicas is complete.
 func TestPoolOfZeroIsReady(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(0, nil)
 	w.settled(0)
 	w.Expect(w.pool.Status.Ready).To(HaveValue(BeTrue()))
 	w.Expect(w.pool.Status.Initialization.Provisioned).To(HaveValue(BeTrue()))
-	// Scale from zero needs to know what a machine would have.
+	// An autoscaler needs the capacity of a machine to scale from zero.
 	w.Expect(w.pool.Status.Capacity.Cpu().Value()).To(BeEquivalentTo(2))
 	w.Expect(w.pool.Status.NodeInfo.OperatingSystem).To(Equal("linux"))
 }
 
-// Both ways at once: whatever is wanted last is what there is at the end.
+// The replicas change up and down quickly. In the end, the pool has the last number.
 func TestScaleChangesItsMind(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(6, nil)
@@ -105,7 +105,7 @@ func TestScaleChangesItsMind(t *testing.T) {
 	w.settled(5)
 }
 
-// MP-02: deleting one Machine by hand replaces just that one.
+// MP-02: only a Machine that a user deletes is replaced.
 func TestDeletedMachineIsReplaced(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(3, nil)
@@ -119,7 +119,7 @@ func TestDeletedMachineIsReplaced(t *testing.T) {
 	w.Expect(w.machineNames()).To(ContainElements(kept))
 }
 
-// A CapstanMachine that is deleted by hand takes its Machine along.
+// If a user deletes a CapstanMachine, its Machine is deleted too.
 func TestDeletedCapstanMachineIsReplaced(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, nil)
@@ -130,7 +130,7 @@ func TestDeletedCapstanMachineIsReplaced(t *testing.T) {
 	w.settled(2)
 }
 
-// mark asks for a Machine to go first. Core writes Machines all the while.
+// mark sets the annotation that makes a Machine the first to be deleted. Core writes the Machine at the same time.
 func (w *world) mark(m *clusterv1.Machine) {
 	w.t.Helper()
 	w.Expect(testenv.Change(ctx, env.Client, m, func(m *clusterv1.Machine) {
@@ -138,7 +138,7 @@ func (w *world) mark(m *clusterv1.Machine) {
 	})).To(Succeed())
 }
 
-// The delete annotation chooses the victim, but never more of them than there are too many.
+// The delete annotation chooses the Machine to delete. Only surplus Machines are deleted.
 func TestDeleteAnnotation(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(4, nil)
@@ -160,7 +160,7 @@ func TestDeleteAnnotation(t *testing.T) {
 	w.Expect(left).To(Equal(1), "one of the two that are marked has gone")
 }
 
-// cluster.x-k8s.io/replicas-managed-by: the pool's own replicas count, and the MachinePool follows.
+// cluster.x-k8s.io/replicas-managed-by: the replicas of the pool itself count, and the MachinePool follows them.
 func TestReplicasManagedByAnAutoscaler(t *testing.T) {
 	w := newWorld(t)
 	w.addPool(2, func(mp *clusterv1.MachinePool, _ *infrav1.CapstanMachinePool) {

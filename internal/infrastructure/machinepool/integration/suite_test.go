@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure"
 	"capstan.dev/capstan/internal/manager"
@@ -28,7 +28,7 @@ var (
 	env        *testenv.Env
 	ctx        = context.Background()
 	kubeconfig []byte
-	// kubeconfigFile has it as a file.
+	// kubeconfigFile is the file with the kubeconfig.
 	kubeconfigFile string
 	provider       *process
 )
@@ -40,11 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	flag.Parse()
-	// The tests wait for machines, most of the time, and not for processors.
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		os.Exit(fail(err))
-	}
+	testenv.Parallel(8) // Tests mostly wait for machines.
 	os.Exit(run(m))
 }
 
@@ -55,7 +51,7 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	env, err = testenv.Start(testenv.Options{
-		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme},
+		AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme, bootstrapv1.AddToScheme},
 		Webhooks:    []string{"config/infrastructure/webhook"},
 	})
 	if err != nil {
@@ -111,7 +107,7 @@ func startCore(file string) (stop func(), err error) {
 	cmd := exec.Command(filepath.Join(testenv.Root(), "bin", "capi", "capi-core-manager"),
 		"--kubeconfig="+file, "--leader-elect=false", "--diagnostics-address=0", "--health-addr=0",
 		fmt.Sprint("--webhook-port=", port), "--webhook-cert-dir="+env.Webhooks.LocalServingCertDir,
-		// An object once a second is for production.
+		// In production, core reconciles an object at most once a second.
 		"--feature-gates=ReconcilerRateLimiting=false")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
@@ -123,8 +119,8 @@ func startCore(file string) (stop func(), err error) {
 	}, nil
 }
 
-// process is the infrastructure provider, as a process of its own, so that it can be killed in the middle of
-// what it does: the test binary runs itself.
+// process is the infrastructure provider in a separate process, so that tests can kill it at any moment. The test binary starts
+// itself.
 type process struct {
 	args []string
 	cmd  *exec.Cmd
@@ -141,7 +137,7 @@ func newProcess(kubeconfig string) *process {
 	}}
 }
 
-// start starts it, with more flags than it usually has.
+// start starts the process with additional flags.
 func (p *process) start(flags ...string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -176,7 +172,7 @@ func (p *process) serving() error {
 	}
 }
 
-// restart kills it and starts it, with more flags than it usually has.
+// restart kills the process and starts it with additional flags.
 func (p *process) restart(t *testing.T, flags ...string) {
 	t.Helper()
 	p.kill()
@@ -185,7 +181,7 @@ func (p *process) restart(t *testing.T, flags ...string) {
 	}
 }
 
-// kill ends it as kill -9 does.
+// kill ends the process as kill -9 does.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()

@@ -17,9 +17,8 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// MP-11: the manager leaves alone what is not in its namespace or has not its label. The machines of a pool have the
-// pool's label, so that who makes them also looks after them. Not parallel: all tests share the
-// manager.
+// MP-11: the manager changes only objects in its namespace and with its label. The machines of a pool have the label of the pool, so
+// that the same manager reconciles them. Not parallel: all tests share the manager.
 func TestTenancy(t *testing.T) {
 	quick := hollow.Behaviour{StartDelay: 20 * time.Millisecond, BootDelay: 50 * time.Millisecond}
 	ours, theirs := newWorldWith(t, quick), newWorldWith(t, quick)
@@ -64,7 +63,7 @@ func (w *world) label(o client.Object) {
 	w.Expect(env.Client.Patch(ctx, o, client.MergeFrom(before))).To(Succeed())
 }
 
-// MP-11: bootstrap data of another namespace is never used, whatever its name.
+// MP-11: bootstrap data of another namespace is never used, even with the same name.
 func TestBootstrapDataOfAnotherNamespace(t *testing.T) {
 	w := newWorld(t)
 	other := &world{WithT: w.WithT, t: t, namespace: env.Namespace(t)}

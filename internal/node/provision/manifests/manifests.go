@@ -1,18 +1,17 @@
-// Package manifests holds the basic objects of a workload cluster: what kubeadm's phases and add-ons are elsewhere.
+// Package manifests contains the basic objects of a workload cluster, like the phases and add-ons of kubeadm.
 //
-// Layer: contract.
+// Layer: contract. Allowed imports: api, library.
 package manifests
 
 import (
 	"bytes"
 	"embed"
-	"errors"
 	"fmt"
-	"io"
 	"text/template"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"capstan.dev/capstan/internal/manifest"
 )
 
 //go:embed *.yaml
@@ -24,8 +23,8 @@ const (
 	CoreDNS   = "coredns.yaml"
 )
 
-// ForAgents are what joining machines and the agents of all machines need: roles, and the kinds of etcd's care when etcd runs
-// on the machines. The first machine applies them; from then on the control plane provider keeps them current.
+// ForAgents returns the objects that joining machines and all node agents need: roles, and the CRDs for etcd if etcd
+// runs on the machines. The first machine applies them; from then on the control plane provider keeps them current.
 func ForAgents(stackedEtcd bool) []string {
 	if !stackedEtcd {
 		return []string{"rbac.yaml"}
@@ -35,15 +34,16 @@ func ForAgents(stackedEtcd bool) []string {
 	}
 }
 
-// FormerClusterRoleBindings are names of bindings that former versions of Capstan made and that must not stay.
+// FormerClusterRoleBindings are the names of bindings of older versions of Capstan, which must be deleted.
 func FormerClusterRoleBindings() []string {
 	return []string{
-		// kube-controller-manager approved the kubelet certificate of any node for any bootstrap token.
+		// With this binding, kube-controller-manager approved the kubelet certificate of any node for any bootstrap
+		// token.
 		"capstan:approve-kubelet-clients",
 	}
 }
 
-// Parse reads the objects of files. The add-ons are templates over the configuration of the network.
+// Parse returns the objects in files. The add-ons are templates with the network configuration as input.
 func Parse(network any, names ...string) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	for _, name := range names {
@@ -55,15 +55,11 @@ func Parse(network any, names ...string) ([]*unstructured.Unstructured, error) {
 		if err := parsed.Execute(&b, network); err != nil {
 			return nil, err
 		}
-		for decoder := yaml.NewYAMLOrJSONDecoder(&b, 4096); ; {
-			object := &unstructured.Unstructured{}
-			if err := decoder.Decode(object); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
-			objects = append(objects, object)
+		parts, err := manifest.Parse(b.Bytes())
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
+		objects = append(objects, parts...)
 	}
 	return objects, nil
 }

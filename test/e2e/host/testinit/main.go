@@ -1,5 +1,5 @@
-// Command testinit stands in for capstan-init in the tests of capstand: PID 1 of a machine that serves
-// its state, keeps a file on its disk, answers on port 6443 and does what it is told over HTTP.
+// Command testinit replaces capstan-init in the tests of capstand. It is PID 1 of a machine, serves its state, keeps a
+// file on its disk, answers on port 6443 and executes commands that it gets over HTTP.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 
 const data = "/run/capstan/bootstrap-data"
 
-// version is another one in a build that replaces this one.
+// The test sets another version in the build that replaces this one.
 var version = "first"
 
 func main() {
@@ -43,7 +43,7 @@ func main() {
 	serveAPI()
 }
 
-// serveStatus is the socket that capstand dials.
+// serveStatus serves the socket that capstand dials.
 func serveStatus(bootstrap string) {
 	listener, err := net.Listen("unix", "/run/capstan/init.sock")
 	must(err)
@@ -57,7 +57,7 @@ func serveStatus(bootstrap string) {
 	})))
 }
 
-// serveAPI answers where an API server would: /readyz, and a few commands of the tests'.
+// serveAPI answers at the port of an API server: /readyz, and some commands of the tests.
 func serveAPI() {
 	mux := http.NewServeMux()
 	hostname, _ := os.Hostname()

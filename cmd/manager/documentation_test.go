@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// foreignKinds are kinds in examples whose definitions the tests do not install. Their examples are only parsed.
+var foreignKinds = []string{
+	"Kustomization.kustomize.toolkit.fluxcd.io", "Application.argoproj.io", "HelmChartProxy.addons.cluster.x-k8s.io",
+}
+
+// yamlBlock matches the YAML of a document: a block of YAML, or the input of a command in a shell block.
+var yamlBlock = regexp.MustCompile("(?ms)^ *```yaml\n(.*?\n) *```|<<'?(?:YAML|EOF)'?\n(.*?\n) *(?:YAML|EOF)$")
+
+// example is an object in a document.
+type example struct {
+	document string
+	*unstructured.Unstructured
+}
+
+func (e example) String() string {
+	return fmt.Sprintf("%s: %s %s", e.document, e.GetKind(), e.GetName())
+}
+
+// fragment reports whether the example shows only some fields of an object: it has no name, or a shell completes it.
+func (e example) fragment() bool {
+	text, err := e.MarshalJSON()
+	return e.GetName() == "" || err != nil || bytes.Contains(text, []byte("$("))
+}
+
+// examples returns the objects in the documents of the project. Each YAML block must be valid YAML.
+func examples(t *testing.T) (all []example) {
+	t.Helper()
+	var documents []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
+		found, err := filepath.Glob(filepath.Join(testenv.Root(), pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		documents = append(documents, found...)
+	}
+	for _, document := range documents {
+		data, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range yamlBlock.FindAllSubmatch(data, -1) {
+			objects, err := parse(slices.Concat(block[1], block[2]))
+			if err != nil {
+				t.Errorf("%s: %v, in:\n%s%s", document, err, block[1], block[2])
+			}
+			for _, o := range objects {
+				all = append(all, example{filepath.Base(document), o})
+			}
+		}
+	}
+	return all
+}
+
+// parse returns the documents of a YAML stream that have a kind and a version.
+func parse(data []byte) (all []*unstructured.Unstructured, err error) {
+	for decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
+		content := map[string]any{}
+		if err := decoder.Decode(&content); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if o := (&unstructured.Unstructured{Object: content}); o.GetKind() != "" && o.GetAPIVersion() != "" {
+			all = append(all, o)
+		}
+	}
+}
+
+// TestExamplesOfDocuments applies each complete object of the documents in server-side dry run, with the definitions of
+// Capstan and of Cluster API, but without webhooks. Examples without a name show some fields of an object: they must
+// contain no unknown field.
+func TestExamplesOfDocuments(t *testing.T) {
+	all := examples(t)
+	w := newEnvironment(t)
+	applied, fragments := 0, 0
+	for _, e := range all {
+		kind := e.GroupVersionKind().GroupKind()
+		if slices.Contains(foreignKinds, kind.String()) {
+			continue
+		}
+		w.place(e)
+		if e.fragment() {
+			fragments++
+			err := w.env.Client.Create(t.Context(), e.withName(), client.DryRunAll, client.FieldValidation(metav1.FieldValidationStrict))
+			if err != nil && strings.Contains(err.Error(), "unknown field") {
+				t.Errorf("%s: %v", e, err)
+			}
+			continue
+		}
+		applied++
+		err := w.env.Client.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(e.DeepCopy()), client.FieldOwner("reader"), client.ForceOwnership, client.DryRunAll)
+		if err != nil {
+			t.Errorf("%s: %v", e, err)
+		}
+	}
+	t.Logf("%d objects applied, %d fragments checked for unknown fields", applied, fragments)
+	if applied < 20 || fragments < 4 {
+		t.Errorf("found only %d objects and %d fragments", applied, fragments)
+	}
+}
+
+// place gives an object of a namespaced kind a namespace that exists.
+func (w *environment) place(e example) {
+	w.t.Helper()
+	gvk := e.GroupVersionKind()
+	mapping, err := w.env.Client.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		w.t.Errorf("%s: %v: add the kind to foreignKinds if no test has its definition", e, err)
+		return
+	}
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return
+	}
+	if e.GetNamespace() == "" {
+		e.SetNamespace(metav1.NamespaceDefault)
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: e.GetNamespace()}}
+	if err := w.env.Client.Create(w.t.Context(), namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		w.t.Errorf("%s: %v", e, err)
+	}
+}
+
+// withName returns a copy of the object with a name.
+func (e example) withName() *unstructured.Unstructured {
+	o := e.DeepCopy()
+	if o.GetName() == "" {
+		o.SetName("example")
+	}
+	return o
+}

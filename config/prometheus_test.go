@@ -1,0 +1,152 @@
+package config
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv"
+)
+
+var (
+	metricName = regexp.MustCompile(`\bcapstan_[a-z0-9_]+\b`)
+	// suffix is what Prometheus adds to the name of a histogram.
+	suffix = regexp.MustCompile(`_(bucket|sum|count)$`)
+)
+
+// metricsIn returns the names of metrics in a text, sorted.
+func metricsIn(text string) []string {
+	names := metricName.FindAllString(text, -1)
+	for i, name := range names {
+		if base := suffix.ReplaceAllString(name, ""); strings.HasSuffix(name, "_bucket") {
+			names[i] = base
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func readText(t *testing.T, path ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(append([]string{testenv.Root()}, path...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// metricsOfCode returns the names of all metrics that the programs define.
+func metricsOfCode(t *testing.T) (names []string) {
+	t.Helper()
+	literal := regexp.MustCompile(`"capstan_[a-z0-9_]+"`)
+	err := filepath.WalkDir(filepath.Join(testenv.Root(), "internal"), func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		for _, found := range literal.FindAllString(string(data), -1) {
+			names = append(names, strings.Trim(found, `"`))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// TestMetricsReference: docs/metrics.md lists each metric of the code, and no other.
+func TestMetricsReference(t *testing.T) {
+	code, listed := metricsOfCode(t), metricsIn(readText(t, "docs", "metrics.md"))
+	if len(code) < 20 {
+		t.Fatalf("found %d metrics in the code", len(code))
+	}
+	if !slices.Equal(code, listed) {
+		t.Errorf("metrics of the code:\n%v\nmetrics of docs/metrics.md:\n%v", code, listed)
+	}
+}
+
+// TestAlerts: alerts use existing metrics, have a severity, and link to an existing section. docs/metrics.md lists them, and
+// rules_test.yaml tests them.
+func TestAlerts(t *testing.T) {
+	var rules struct {
+		Spec struct {
+			Groups []struct {
+				Rules []struct {
+					Alert, Expr         string
+					Labels, Annotations map[string]string
+				}
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(readText(t, "config", "prometheus", "rules.yaml")), &rules); err != nil {
+		t.Fatal(err)
+	}
+	code, reference, tests := metricsOfCode(t), readText(t, "docs", "metrics.md"), readText(t, "config", "prometheus", "rules_test.yaml")
+	headings := strings.ToLower(strings.ReplaceAll(readText(t, "docs", "troubleshooting.md"), " ", "-"))
+	count := 0
+	for _, group := range rules.Spec.Groups {
+		for _, r := range group.Rules {
+			count++
+			used := metricsIn(r.Expr)
+			for _, name := range used {
+				if !slices.Contains(code, name) {
+					t.Errorf("%s uses %s, which does not exist", r.Alert, name)
+				}
+			}
+			section, found := strings.CutPrefix(r.Annotations["runbook"], "docs/troubleshooting.md#")
+			if len(used) == 0 || r.Labels["severity"] == "" || r.Annotations["description"] == "" || !found || !strings.Contains(headings, "\n##-"+section+"\n") {
+				t.Errorf("%s: want a metric, a severity, a description and a section of docs/troubleshooting.md, found %v", r.Alert, r)
+			}
+			if !strings.Contains(reference, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |") || !strings.Contains(reference, "troubleshooting.md#"+section) {
+				t.Errorf("docs/metrics.md does not list %s with its severity and section", r.Alert)
+			}
+			if !strings.Contains(tests, r.Alert) {
+				t.Errorf("rules_test.yaml does not test %s", r.Alert)
+			}
+		}
+	}
+	if count < 10 {
+		t.Errorf("found %d alerts", count)
+	}
+}
+
+// TestDashboards: each panel uses existing metrics, and the kustomization contains each dashboard.
+func TestDashboards(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(testenv.Root(), "config", "prometheus", "dashboards", "*.json"))
+	if err != nil || len(files) < 3 {
+		t.Fatalf("dashboards %v, %v", files, err)
+	}
+	code, kustomization := metricsOfCode(t), readText(t, "config", "prometheus", "kustomization.yaml")
+	for _, file := range files {
+		var dashboard struct {
+			UID    string
+			Panels []struct {
+				Title   string
+				Targets []struct{ Expr string }
+			}
+		}
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(data, &dashboard)
+		}
+		if err != nil || dashboard.UID+".json" != filepath.Base(file) || !strings.Contains(kustomization, filepath.Base(file)) {
+			t.Errorf("%s: uid %q, %v", file, dashboard.UID, err)
+		}
+		for _, p := range dashboard.Panels {
+			for _, target := range p.Targets {
+				used := metricsIn(target.Expr)
+				if len(used) == 0 || slices.ContainsFunc(used, func(name string) bool { return !slices.Contains(code, name) }) {
+					t.Errorf("%s, %s: metrics %v", file, p.Title, used)
+				}
+			}
+		}
+	}
+}

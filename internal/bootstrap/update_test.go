@@ -1,0 +1,184 @@
+package bootstrap
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/testcluster"
+	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/testenv"
+)
+
+// updateFiles reads the data of an update as a machine reads it.
+func updateFiles(t *testing.T, s *corev1.Secret) (map[string]cloudconfig.File, *nodeconfig.NodeConfiguration) {
+	t.Helper()
+	parsed, err := cloudconfig.Parse(s.Data["value"], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]cloudconfig.File{}
+	for _, f := range parsed.Files {
+		files[f.Path] = f
+	}
+	node, err := nodeconfig.Parse(files[nodeconfig.Path].Content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files, node
+}
+
+// setUpdating sets or removes Cluster API's annotation of an update in progress.
+func setUpdating(o metav1.Object, on bool) {
+	annotations := o.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	delete(annotations, clusterv1.UpdateInProgressAnnotation)
+	if on {
+		annotations[clusterv1.UpdateInProgressAnnotation] = ""
+	}
+	o.SetAnnotations(annotations)
+}
+
+// Row ALL-17: an update in place has its own data without the parts that a machine uses only once. The bootstrap data stays. The
+// update data follows the specification and the version, and is removed with the annotation.
+func TestUpdateData_ALL17(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	machine, config := cluster.Machine("worker", func(m *clusterv1.Machine) { m.Spec.Version = "v1.35.4" }, func(c *bootstrapv1.CapstanConfig) {
+		c.Spec.Files = []bootstrapv1.File{{Path: "/etc/once", Content: "once"}, {Path: "/etc/again", Content: "old", Repeatable: ptr.To(true)}}
+		c.Spec.PreCommands = []string{"echo once"}
+		c.Spec.UpdateCommands = []string{"echo again"}
+	})
+	dataOf(t, cluster, config)
+	before := string(cluster.Secret("worker").Data["value"])
+
+	// A machine that has not started needs no update data.
+	cluster.Change(config, func() { setUpdating(config, true) })
+	testcluster.Consistently(t, "no update data before the start", func() bool { return cluster.Secret("worker-update") == nil })
+	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
+	becomes(t, cluster, config, "update data", func() bool {
+		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "") && config.Status.Update.DataSecretName == "worker-update"
+	})
+	s := cluster.Secret("worker-update")
+	if s == nil || s.Type != clusterv1.ClusterSecretType || s.Labels[clusterv1.ClusterNameLabel] != "demo" || !metav1.IsControlledBy(s, config) ||
+		s.Annotations[bootstrapv1.UpdateIDAnnotation] != config.Status.Update.ID {
+		t.Fatalf("secret %+v of %+v", s, config.Status.Update)
+	}
+	files, node := updateFiles(t, s)
+	if _, once := files["/etc/once"]; once || string(files["/etc/again"].Content) != "old" {
+		t.Errorf("files %v", files)
+	}
+	for path := range files {
+		if strings.HasPrefix(path, nodeconfig.PKIDir) {
+			t.Errorf("the update data has the authority %s", path)
+		}
+	}
+	text := string(s.Data["value"])
+	if node.BootstrapToken != "" || node.KubernetesVersion != "v1.35.4" || strings.Contains(text, "echo once") || strings.Contains(text, "node up\n") ||
+		strings.Index(text, "echo again") < strings.Index(text, "capstan-init node update") {
+		t.Errorf("node %+v, data:\n%s", node, text)
+	}
+
+	first := config.Status.Update.ID
+	cluster.Change(config, func() { config.Spec.Files[1].Content = "new" })
+	becomes(t, cluster, config, "data of the new spec", func() bool {
+		return config.Status.Update.ID != first && config.Status.Update.ObservedGeneration == config.Generation
+	})
+	second := config.Status.Update.ID
+	cluster.Change(machine, func() { machine.Spec.Version = "v1.36.3" })
+	becomes(t, cluster, config, "data of the new version", func() bool {
+		return config.Status.Update.ID != second && config.Status.Update.KubernetesVersion == "v1.36.3"
+	})
+	if files, node := updateFiles(t, cluster.Secret("worker-update")); string(files["/etc/again"].Content) != "new" || node.KubernetesVersion != "v1.36.3" {
+		t.Errorf("node %+v, files %v", node, files)
+	}
+	if string(cluster.Secret("worker").Data["value"]) != before {
+		t.Error("the bootstrap data changed")
+	}
+
+	third := config.Status.Update.ID
+	cluster.Change(config, func() { setUpdating(config, false) })
+	becomes(t, cluster, config, "no data without an update", func() bool {
+		return cluster.Secret("worker-update") == nil && config.Status.Update.DataSecretName == "" && config.Status.Update.ID == third &&
+			conditions.Get(config, bootstrapv1.UpdateDataAvailableCondition) == nil
+	})
+}
+
+// TestUpdateDataOfAnother: a Secret that another object has created stays, and the condition names it.
+func TestUpdateDataOfAnother(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	theirs := &corev1.Secret{ObjectMeta: cluster.Meta("worker-update"), Type: clusterv1.ClusterSecretType, Data: map[string][]byte{"value": []byte("theirs")}}
+	cluster.Create(theirs)
+	machine, config := cluster.Machine("worker", nil, nil)
+	cluster.ChangeStatus(machine, func() { machine.Status.Initialization.InfrastructureProvisioned = ptr.To(true) })
+	cluster.Change(config, func() { setUpdating(config, true) })
+	becomes(t, cluster, config, "refused", func() bool {
+		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionFalse, "delete or rename it")
+	})
+	if s := cluster.Secret("worker-update"); string(s.Data["value"]) != "theirs" || len(s.OwnerReferences) != 0 {
+		t.Errorf("changed: %+v", s)
+	}
+	if err := env.Client.Delete(context.Background(), theirs); err != nil {
+		t.Fatal(err)
+	}
+	becomes(t, cluster, config, "then created", func() bool {
+		return has(config, bootstrapv1.UpdateDataAvailableCondition, metav1.ConditionTrue, "")
+	})
+}
+
+// TestUpdateDataOfPool: the data of a pool belongs to one spec and one version, and the pool's bootstrap data stays.
+func TestUpdateDataOfPool(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	pool, config := poolOf(cluster)
+	dataOf(t, cluster, config)
+	cluster.Change(pool, func() { setUpdating(pool, true) })
+	becomes(t, cluster, config, "update data", func() bool {
+		return config.Status.Update.DataSecretName == bootstrapv1.UpdateSecretName(config.Status.DataSecretName)
+	})
+	old := config.Status.Update.DataSecretName
+	cluster.Change(pool, func() {
+		pool.Spec.Template.Spec.Version = "v1.36.4"
+		pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName)
+	})
+	becomes(t, cluster, config, "update data of the new version", func() bool {
+		return config.Status.Update.KubernetesVersion == "v1.36.4" && config.Status.Update.DataSecretName != old &&
+			cluster.Secret(config.Status.Update.DataSecretName) != nil && cluster.Secret(old) == nil
+	})
+	// The pool's former bootstrap data is deleted, and the update data stays.
+	cluster.Change(pool, func() { pool.Spec.Template.Spec.Bootstrap.DataSecretName = ptr.To(config.Status.DataSecretName) })
+	testcluster.Consistently(t, "the update data stays", func() bool { return cluster.Secret(config.Status.Update.DataSecretName) != nil })
+}
+
+// Row ALL-17: during an update, admission accepts changes that can be made in place, and refuses others.
+func TestUpdateAdmission_ALL17(t *testing.T) {
+	cluster, _ := withControlPlane(t)
+	cluster.SetEndpoint(endpoint)
+	_, config := cluster.Machine("worker", nil, nil)
+	dataOf(t, cluster, config)
+	cluster.Change(config, func() {
+		setUpdating(config, true)
+		config.Spec.Kubelet.ExtraArgs = []bootstrapv1.Arg{{Name: "v", Value: "2"}}
+	})
+	for field, change := range map[string]func(){
+		"node.name":   func() { config.Spec.Node.Name = "another" },
+		"preCommands": func() { config.Spec.PreCommands = []string{"echo"} },
+		"role":        func() { config.Spec.Role = bootstrapv1.RoleInit },
+	} {
+		err := testenv.Change(context.Background(), env.Client, config, func(*bootstrapv1.CapstanConfig) { change() })
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}

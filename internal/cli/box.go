@@ -1,0 +1,107 @@
+//go:build linux
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"capstan.dev/capstan/internal/embedded"
+)
+
+// boxFlags are the flags that select an installation of this box.
+func (a *app) boxFlags(f *pflag.FlagSet) {
+	f.StringVar(&a.root, "root", embedded.DefaultRoot, "folder with the state of the installation; each folder is a separate installation")
+	f.StringVar(&a.assets, "assets", "", "folder with the binaries (default: the folder of this program)")
+}
+
+// boxHostCommands are the commands of `capstan host` that work on this box.
+func (a *app) boxHostCommands() []*cobra.Command { return []*cobra.Command{a.hostJoinCommand()} }
+
+// localServer is the URL under which other boxes reach the management API of this box, or "".
+func (a *app) localServer() string {
+	state, err := embedded.LoadState(a.layout())
+	if err != nil || state.APIAddress == "" {
+		return ""
+	}
+	return "https://" + state.APIAddress
+}
+
+// boxCommands are the commands that work on this box and not through the API of a management cluster.
+func (a *app) boxCommands() []*cobra.Command {
+	return []*cobra.Command{
+		a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(),
+		a.logsCommand(), a.loadCommand(), a.shellCommand(), a.quickstartCommand(),
+	}
+}
+
+func (a *app) layout() embedded.Layout { return embedded.Layout{Root: a.root} }
+
+// rootFlag returns the flag that selects the installation; "" for the default.
+func (a *app) rootFlag() string {
+	if a.root == "" || a.root == embedded.DefaultRoot {
+		return ""
+	}
+	return " --root " + a.root
+}
+
+func (a *app) assetsDir() (embedded.Assets, error) {
+	dir, err := embedded.AssetsDir(a.assets)
+	return embedded.Assets{Dir: dir}, err
+}
+
+// localKubeconfig returns the path of the kubeconfig of this box's plane. The error contains the solution if this process
+// cannot read it.
+func (a *app) localKubeconfig() (string, error) {
+	path := a.layout().AdminKubeconfig()
+	_, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrPermission) {
+		return "", embedded.ErrNotRoot
+	}
+	if err != nil {
+		return "", a.noPlane(err)
+	}
+	return path, nil
+}
+
+// localVersions lists the Kubernetes versions whose programs are on this box.
+func (a *app) localVersions() ([]string, error) {
+	assets, err := a.assetsDir()
+	if err != nil {
+		return nil, err
+	}
+	return embedded.KubernetesVersions(assets)
+}
+
+// boxFiles returns the state of the plane and the ends of its logs, for a support bundle; nothing without a plane.
+func (a *app) boxFiles(ctx context.Context) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	if _, err := embedded.LoadState(a.layout()); errors.Is(err, fs.ErrNotExist) {
+		return files, nil
+	}
+	status, err := embedded.GetStatus(ctx, a.layout())
+	if err != nil {
+		err = a.noPlane(err)
+	} else if files["plane-status.json"], err = json.MarshalIndent(status, "", "  "); err != nil {
+		return nil, err
+	}
+	for _, pattern := range []string{"logs/*.log", "hosts/*/machines/*/init.log", "hosts/*/machines/*/rootfs/var/log/capstan/*.log"} {
+		paths, globErr := filepath.Glob(filepath.Join(a.root, pattern))
+		err = errors.Join(err, globErr)
+		for _, path := range paths {
+			data, readErr := endOf(path, maxLog)
+			err = errors.Join(err, readErr)
+			if name, relErr := filepath.Rel(a.root, path); relErr == nil {
+				files[name] = data
+			}
+		}
+	}
+	return files, err
+}

@@ -1,0 +1,31 @@
+//go:build !linux
+
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Machines run on Linux hosts only. On other systems the command works through the API of a management cluster.
+
+func (*app) boxFlags(*pflag.FlagSet) {}
+
+func (*app) boxCommands() []*cobra.Command { return nil }
+
+func (*app) boxHostCommands() []*cobra.Command { return nil }
+
+func (*app) localServer() string { return "" }
+
+func (*app) rootFlag() string { return "" }
+
+func (*app) localKubeconfig() (string, error) {
+	return "", coded{errors.New("wanted the kubeconfig of a management cluster, found none: set --kubeconfig or $KUBECONFIG"), exitNotFound}
+}
+
+func (*app) localVersions() ([]string, error) { return nil, nil }
+
+func (*app) boxFiles(context.Context) (map[string][]byte, error) { return nil, nil }

@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/cli/dashboard"
+)
+
+func (a *app) dashboardCommand() *cobra.Command {
+	var o dashboard.Options
+	c := &cobra.Command{
+		Use: "dashboard", Short: "Serve a web page with hosts, clusters, addresses, waits and events", Args: noArgs,
+		Long: `Serve a web page on this box that shows hosts with their machines, clusters with their topology, pools of addresses, what waits
+since when and on what, and events. The page changes with the objects.
+
+The page only reads, with the rights of your kubeconfig. Only this box can reach it, at the address that the command prints. The
+address contains a secret: do not publish it. The page ends with the command.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			if o.Fallback, err = a.namespace(""); err != nil {
+				return err
+			}
+			o.Config, o.Mapper, o.Logic = m.config, m.client.RESTMapper(), dashboardLogic
+			o.Ready = func(url string) error {
+				if a.json() {
+					return a.printJSON(map[string]string{"url": url})
+				}
+				_, err := fmt.Fprintf(a.out, "%s\nOpen this address in a browser on this box. Ctrl+C ends the page.\n", url)
+				return err
+			}
+			return dashboard.Run(c.Context(), o)
+		},
+	}
+	c.Flags().IntVar(&o.Port, "port", 0, "port on loopback (default: a free one)")
+	c.Flags().StringVarP(&o.Namespace, "namespace", "n", "", "namespace (default: all; that of the context for kinds that you cannot list in all)")
+	return c
+}
+
+// dashboardLogic is the logic of `capstan describe` and `capstan status`.
+var dashboardLogic = dashboard.Logic{
+	Waiting: func(objects []*unstructured.Unstructured) []dashboard.Waiting {
+		out := []dashboard.Waiting{}
+		for _, w := range waitingFor(objects) {
+			out = append(out, dashboard.Waiting{
+				Object: w.Object, Condition: w.Condition, Reason: w.Reason, Message: w.Message, Since: w.Since, Do: w.Do, See: w.See, ByItself: w.Do == none,
+			})
+		}
+		return out
+	},
+	Updates: func(machines, capstan []*unstructured.Unstructured) []dashboard.Update {
+		return append([]dashboard.Update{}, updatesOf(typed[clusterv1.Machine](machines), typed[infrav1.CapstanMachine](capstan))...)
+	},
+}
+
+// typed converts objects, and leaves out those that are not of this type.
+func typed[T any](objects []*unstructured.Unstructured) []T {
+	var out []T
+	for _, o := range objects {
+		var t T
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &t) == nil {
+			out = append(out, t)
+		}
+	}
+	return out
+}

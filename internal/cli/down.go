@@ -1,0 +1,119 @@
+//go:build linux
+
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/embedded"
+)
+
+func (a *app) downCommand() *cobra.Command {
+	var keepState, yes bool
+	c := &cobra.Command{
+		Use: "down", Short: "Remove the management plane and every cluster of this box", Args: noArgs,
+		Long: `Stop the management plane. Remove each machine, load balancer and network of the installation, and its root folder.
+If a host of this box also has machines of other management planes, the command asks before it removes them.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !keepState && !yes {
+				if err := a.confirmDown(c.Context()); err != nil {
+					return err
+				}
+			}
+			start := time.Now()
+			return embedded.Down(c.Context(), embedded.Options{Root: a.root, Assets: a.assets}, keepState, func(what string) {
+				fmt.Fprintf(a.errOut, "%6.1fs  %s\n", time.Since(start).Seconds(), what)
+			})
+		},
+	}
+	c.Flags().BoolVar(&keepState, "keep-state", false, "only stop the management plane; clusters keep running, and 'capstan up' starts the plane again")
+	c.Flags().BoolVar(&yes, "yes", false, "also remove machines of other management planes without a question")
+	return c
+}
+
+// confirmDown asks before machines of other planes are removed. Only a running plane can separate its own machines from
+// others. While it does not run, others are possible if the hosts of this box also listen for remote planes.
+func (a *app) confirmDown(ctx context.Context) error {
+	state, err := embedded.LoadState(a.layout())
+	if err != nil {
+		return nil // Without a state there are no machines. Down reports a damaged one.
+	}
+	ask := func(what string) error { return confirm(os.Stdin, a.errOut, term.IsTerminal(int(os.Stdin.Fd())), what) }
+	others, err := a.foreignMachines(ctx)
+	switch {
+	case err == nil && len(others) == 0:
+		return nil
+	case err == nil:
+		return ask(fmt.Sprintf("%d machines of other management planes: %s", len(others), strings.Join(others, ", ")))
+	case state.Listen == "":
+		return nil
+	}
+	return ask(fmt.Sprintf("all machines of its hosts, which serve other management planes on %s (the plane of this box does not answer: %v)", state.Listen, err))
+}
+
+// foreignMachines lists the machines on this box that belong to no cluster of its plane, as namespace/name.
+func (a *app) foreignMachines(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	m, err := a.localManagement()
+	if err != nil {
+		return nil, err
+	}
+	clusters, machines := &infrav1.CapstanClusterList{}, &infrav1.CapstanMachineList{}
+	if err := errors.Join(m.client.List(ctx, clusters), m.client.List(ctx, machines)); err != nil {
+		return nil, err
+	}
+	all, err := a.machines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return foreign(all, clusters.Items, machines.Items), nil
+}
+
+// foreign returns the machines without a CapstanMachine whose network belongs to no CapstanCluster.
+func foreign(all []located, clusters []infrav1.CapstanCluster, machines []infrav1.CapstanMachine) []string {
+	ours := map[string]bool{}
+	for _, c := range clusters {
+		ours[c.Spec.ID] = true
+	}
+	for _, m := range machines {
+		ours[m.Spec.ID] = true
+	}
+	delete(ours, "") // of objects that have no id yet
+	var out []string
+	for _, l := range all {
+		if s := l.machine.GetSpec(); !ours[s.GetId()] && !ours[s.GetNetwork().GetId()] {
+			out = append(out, s.GetNamespace()+"/"+s.GetName())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// confirm asks a user on a terminal. Without a terminal, only a flag can confirm.
+func confirm(in io.Reader, out io.Writer, terminal bool, what string) error {
+	if !terminal {
+		return coded{fmt.Errorf("the command would remove %s: repeat it with --yes to do so", what), exitUsage}
+	}
+	fmt.Fprintf(out, "This removes %s.\nType yes to continue: ", what)
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	if strings.TrimSpace(answer) == "yes" {
+		return nil
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return coded{errors.New("nothing was removed"), exitFailed}
+}

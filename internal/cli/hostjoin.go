@@ -1,0 +1,304 @@
+//go:build linux
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+	"k8s.io/client-go/rest"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/pki"
+	"capstan.dev/capstan/internal/pki/certfiles"
+	"capstan.dev/capstan/internal/version"
+)
+
+// joinOptions are the flags of `capstan host join`.
+type joinOptions struct {
+	server, token, tokenFile      string
+	name, address, listen         string
+	failureDomain, dir, boxFolder string
+	defaults                      string // the file with the options of the unit
+}
+
+func (a *app) hostJoinCommand() *cobra.Command {
+	o := joinOptions{boxFolder: "/", defaults: "/etc/default/capstand"}
+	var timeout time.Duration
+	hostname, _ := os.Hostname()
+	c := &cobra.Command{
+		Use: "join PLANE", Short: "Join this host to a management cluster",
+		Long: `Join this host to a management cluster, with the command that 'capstan host token create' prints.
+
+The command creates the key of this host, which never leaves it. The management cluster signs the certificate, creates the
+CapstanHost, and connects to capstand at --address. With systemd, the command configures and starts capstand.service. Otherwise
+it prints how to start capstand. If the command was interrupted, run it again with the same token.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, cancel := withTimeout(c.Context(), timeout)
+			defer cancel()
+			o.server, o.name = args[0], cmp.Or(o.name, strings.ToLower(hostname))
+			return a.join(ctx, o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.token, "token", "", "token of 'capstan host token create'")
+	f.StringVar(&o.tokenFile, "token-file", "", "file with the token, - for the standard input; other users of this box can see --token in the list of processes")
+	f.StringVar(&o.name, "name", "", "name of the CapstanHost (default: the hostname)")
+	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: the address of this box towards PLANE, with the port of --listen)")
+	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
+	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of the token, or the name)")
+	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
+	f.DurationVar(&timeout, "timeout", 2*time.Minute, "time limit; 0 for none")
+	c.MarkFlagsMutuallyExclusive("token", "token-file")
+	c.MarkFlagsOneRequired("token", "token-file")
+	return c
+}
+
+// joined is the record of a join on the host, in the folder of the certificates.
+type joined struct {
+	Server string `json:"server"`
+	// TokenID is the id of the token, which is not secret.
+	TokenID string          `json:"tokenID"`
+	Request joining.Request `json:"request"`
+}
+
+const joinedFile = "join.json"
+
+// join lets this host join. Each step can be repeated after a crash: the key stays the same, and a token admits the same key
+// again.
+func (a *app) join(ctx context.Context, o joinOptions) error {
+	if os.Geteuid() != 0 {
+		return embedded.ErrNotRoot
+	}
+	t, err := o.readToken()
+	if err != nil {
+		return coded{err, exitUsage}
+	}
+	claims, err := t.Claims()
+	if err != nil {
+		return coded{err, exitUsage}
+	}
+	request, err := o.request()
+	if err != nil {
+		return coded{err, exitUsage}
+	}
+	want := joined{Server: o.server, TokenID: claims.ID, Request: request}
+	done, err := o.alreadyJoined(want, time.Now())
+	if err != nil {
+		return err
+	}
+	if !done {
+		if expiry := time.Unix(claims.Expiry, 0); time.Now().After(expiry) {
+			return fmt.Errorf("the token expired on %s: create another one with `capstan host token create`", expiry.UTC().Format(time.RFC3339))
+		}
+		if err := a.certify(ctx, o, t, want); err != nil {
+			return err
+		}
+	}
+	return a.startJoined(ctx, o, request)
+}
+
+// readToken returns the token of the flags.
+func (o joinOptions) readToken() (joining.Token, error) {
+	text := o.token
+	if o.tokenFile != "" {
+		name := o.tokenFile
+		if name == "-" {
+			name = "/dev/stdin"
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return joining.Token{}, err
+		}
+		text = string(data)
+	}
+	return joining.ParseToken(text)
+}
+
+// request returns the properties of this host.
+func (o joinOptions) request() (joining.Request, error) {
+	u, err := url.Parse(o.server)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
+		return joining.Request{}, fmt.Errorf("wanted PLANE as https://host:port, found %q", o.server)
+	}
+	_, port, err := net.SplitHostPort(o.listen)
+	if err != nil {
+		return joining.Request{}, fmt.Errorf("wanted --listen host:port, found %q", o.listen)
+	}
+	if o.address == "" {
+		// A UDP socket sends nothing until it is used. It shows the route to the plane.
+		conn, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+		if err != nil {
+			return joining.Request{}, fmt.Errorf("wanted a route to %s: %w; set --address", o.server, err)
+		}
+		defer conn.Close()
+		own, _, err := net.SplitHostPort(conn.LocalAddr().String())
+		if err != nil {
+			return joining.Request{}, err
+		}
+		o.address = net.JoinHostPort(own, port)
+	}
+	r := joining.Request{Name: o.name, Address: o.address, FailureDomain: o.failureDomain, BoxID: joining.BoxID(o.boxFolder), Version: version.Version}
+	return r, r.Check()
+}
+
+// alreadyJoined reports whether the host has the certificate of this join. A host with other certificates is an error.
+func (o joinOptions) alreadyJoined(want joined, now time.Time) (bool, error) {
+	if atomicfile.Exists(filepath.Join(o.dir, "ca.key")) {
+		return false, fmt.Errorf("wanted a host without credentials in %s, found those of `capstan host credentials`: a management cluster uses this host already. To join instead, delete its CapstanHost, and remove the folder", o.dir)
+	}
+	var have joined
+	err := atomicfile.ReadJSON(filepath.Join(o.dir, joinedFile), &have)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if have.Server != want.Server {
+		return false, fmt.Errorf("wanted a host that has not joined, found one of %s: delete its CapstanHost %s there, and remove %s", have.Server, have.Request.Name, o.dir)
+	}
+	files := credentials.In(o.dir)
+	made, err := pki.ReadCert(files.Cert)
+	return err == nil && have == want && pki.ValidAt(made, now), nil
+}
+
+// certify gets the certificate of the host's key, and stores it.
+func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want joined) error {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(o.dir), 0o711), os.MkdirAll(o.dir, 0o700), os.Chmod(o.dir, 0o700)); err != nil {
+		return err
+	}
+	files := credentials.In(o.dir)
+	key, err := certfiles.EnsureKey(files.Key)
+	if err != nil {
+		return err
+	}
+	a.step("The key of this host is in %s", files.Key)
+	host, err := want.Request.Host()
+	if err != nil {
+		return err
+	}
+	leaf := pki.Leaf{CommonName: want.Request.Name}
+	if ip := net.ParseIP(host); ip != nil {
+		leaf.IPs = []net.IP{ip}
+	} else {
+		leaf.DNSNames = []string{host}
+	}
+	der, err := pki.NewRequest(leaf, key)
+	if err != nil {
+		return err
+	}
+	chain, err := a.request(ctx, o.server, t, want.Request, pki.EncodeRequest(der))
+	if err != nil {
+		return err
+	}
+	made, authority, err := splitChain(chain)
+	if err != nil {
+		return err
+	}
+	if !pki.HasKey(made, key) {
+		return errors.New("wanted a certificate for the key of this host, found one for another key: check PLANE")
+	}
+	if err := errors.Join(certfiles.WriteFile(files.ClientCA, pki.EncodeCert(authority)), certfiles.WriteFile(files.Cert, pki.EncodeCert(made))); err != nil {
+		return err
+	}
+	a.step("The certificate is in %s, valid until %s", files.Cert, made.NotAfter.UTC().Format(time.RFC3339))
+	return atomicfile.WriteJSON(filepath.Join(o.dir, joinedFile), want, 0o600)
+}
+
+// step reports the progress.
+func (a *app) step(format string, args ...any) { fmt.Fprintf(a.errOut, format+"\n", args...) }
+
+// request creates the CertificateSigningRequest, and waits for the certificate of the host and that of its authority.
+func (a *app) request(ctx context.Context, server string, t joining.Token, r joining.Request, request []byte) ([]byte, error) {
+	api, err := certificatesclient.NewForConfig(&rest.Config{
+		Host: server, BearerToken: t.Bearer, TLSClientConfig: rest.TLSClientConfig{CAData: t.CA}, Timeout: 30 * time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	csr, err := api.CertificateSigningRequests().Create(ctx, &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "capstan-host-", Annotations: map[string]string{infrav1.HostJoinAnnotation: r.Encode()}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: request, SignerName: infrav1.HostSignerName,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return nil, refusedBy(server, err)
+	}
+	a.step("The management cluster has the certificate request %s", csr.Name)
+	for name := csr.Name; ; {
+		for _, c := range csr.Status.Conditions {
+			if c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed {
+				return nil, fmt.Errorf("the management cluster refused this host: %s", c.Message)
+			}
+		}
+		if len(csr.Status.Certificate) > 0 {
+			return csr.Status.Certificate, nil
+		}
+		// The token may read requests and not watch them: a watch would show those of other hosts.
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no decision about the certificate request %s: check that the infrastructure provider runs, and run the command again: %w", name, context.Cause(ctx))
+		case <-time.After(300 * time.Millisecond):
+		}
+		if csr, err = api.CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return nil, refusedBy(server, err)
+		}
+	}
+}
+
+// refusedBy explains an error of the management API.
+func refusedBy(server string, err error) error {
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return fmt.Errorf("the management API at %s does not accept the token: it has expired or was revoked, or is of another management cluster. Create another one with `capstan host token create`", server)
+	case errors.As(err, &untrusted):
+		return fmt.Errorf("the server at %s is not the management API of the token: %w", server, err)
+	}
+	return err
+}
+
+// startJoined configures capstand and starts it, if systemd runs.
+func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request) error {
+	options := []string{"--listen", o.listen, "--name", r.Name}
+	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, address %s.", o.server, r.Name, r.Address)
+	if !atomicfile.Exists("/run/systemd/system") {
+		root := filepath.Dir(o.dir)
+		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s\n", next, root, strings.Join(options, " "))
+		return err
+	}
+	if err := setDefaults(o.defaults, options); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"enable", "capstand.service"}, {"restart", "capstand.service"}} {
+		if out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("systemctl %s: %w: %s; install the package capstan on this host, and run the command again", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		}
+	}
+	_, err := fmt.Fprintf(a.out, "%s\ncapstand.service runs. Check the connection in the management cluster: kubectl get capstanhost %s\n", next, r.Name)
+	return err
+}

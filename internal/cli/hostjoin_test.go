@@ -1,0 +1,112 @@
+//go:build linux
+
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/host/joining"
+)
+
+func TestWithOptions(t *testing.T) {
+	options := []string{"--listen", ":7443", "--name", "a"}
+	for before, want := range map[string]string{
+		"":                                "CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
+		"# text\nCAPSTAND_OPTIONS=\"\"\n": "# text\nCAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
+		"CAPSTAND_OPTIONS='--reserve-memory 2Gi'\nX=1\n":            "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi --listen :7443 --name a\"\nX=1\n",
+		"CAPSTAND_OPTIONS=\"--listen=:9 --name b\"\n":               "CAPSTAND_OPTIONS=\"--listen=:9 --name b\"\n",
+		"CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n":            "CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
+		"#CAPSTAND_OPTIONS=\"--listen :1\"\n":                       "#CAPSTAND_OPTIONS=\"--listen :1\"\nCAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
+		"CAPSTAND_OPTIONS=\"--listen :9\"\n# --name in a comment\n": "CAPSTAND_OPTIONS=\"--listen :9 --name a\"\n# --name in a comment\n",
+	} {
+		got := withOptions(before, options)
+		if got != want {
+			t.Errorf("%q: got %q, want %q", before, got, want)
+		}
+		if again := withOptions(got, options); again != got {
+			t.Errorf("a second run changes %q to %q", got, again)
+		}
+	}
+}
+
+func TestJoinServer(t *testing.T) {
+	root := t.TempDir()
+	if err := atomicfile.WriteJSON(embedded.Layout{Root: root}.State(), embedded.State{APIAddress: "10.0.0.1:6443"}, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		a                       app
+		configured, asked, want string // an empty want is an error
+	}{
+		"the plane of this box, for other boxes": {app{root: root}, "https://127.0.0.1:20002", "", "https://10.0.0.1:6443"},
+		"the plane of this box, on loopback":     {app{root: t.TempDir()}, "https://127.0.0.1:20002", "", ""},
+		"another plane":                          {app{root: root, kubeconfig: "k"}, "https://api.example:6443", "", "https://api.example:6443"},
+		"another plane on loopback":              {app{root: root, kubeconfig: "k"}, "https://localhost:6443", "", ""},
+		"asked":                                  {app{root: root}, "https://127.0.0.1:20002", "https://10.9.9.9:1", "https://10.9.9.9:1"},
+		"without TLS":                            {app{root: root}, "https://127.0.0.1:20002", "http://10.9.9.9:1", ""},
+	} {
+		got, err := test.a.joinServer(test.configured, test.asked)
+		if got != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+func TestJoinRequest(t *testing.T) {
+	for name, test := range map[string]struct {
+		o    joinOptions
+		want string // the address; empty is an error
+	}{
+		"set":              {joinOptions{server: "https://10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, "10.0.0.5:9"},
+		"no plane":         {joinOptions{server: "10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, ""},
+		"no listen":        {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: "7443"}, ""},
+		"a bad name":       {joinOptions{server: "https://10.0.0.1", name: "A_", address: "10.0.0.5:9", listen: ":7443"}, ""},
+		"loopback":         {joinOptions{server: "https://127.0.0.1:6443", name: "a", listen: ":7443"}, ""},
+		"loopback, chosen": {joinOptions{server: "https://10.0.0.1", name: "a", address: "127.0.0.1:7443", listen: ":7443"}, ""},
+	} {
+		r, err := test.o.request()
+		if r.Address != test.want && err == nil || (err == nil) != (test.want != "") {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
+// A host that belongs to another management cluster, or has credentials that its administrator made, is not taken over.
+func TestAlreadyJoined(t *testing.T) {
+	want := joined{Server: "https://a", TokenID: "t", Request: joining.Request{Name: "a", Address: "10.0.0.5:7443"}}
+	write := func(t *testing.T, dir string, v any) {
+		t.Helper()
+		if err := atomicfile.WriteJSON(filepath.Join(dir, joinedFile), v, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, test := range map[string]struct {
+		prepare func(t *testing.T, dir string)
+		refused string
+	}{
+		"a bare host": {func(*testing.T, string) {}, ""},
+		"another token, or interrupted": {func(t *testing.T, dir string) {
+			write(t, dir, joined{Server: "https://a", TokenID: "old"})
+		}, ""},
+		"no certificate":  {func(t *testing.T, dir string) { write(t, dir, want) }, ""},
+		"another cluster": {func(t *testing.T, dir string) { write(t, dir, joined{Server: "https://b"}) }, "found one of https://b"},
+		"own credentials": {func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, "ca.key"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "capstan host credentials"},
+	} {
+		dir := t.TempDir()
+		test.prepare(t, dir)
+		done, err := joinOptions{dir: dir}.alreadyJoined(want, time.Now())
+		if done || (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+			t.Errorf("%s: %v, %v", name, done, err)
+		}
+	}
+}

@@ -1,0 +1,249 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"capstan.dev/capstan/internal/polarity"
+)
+
+// maxEvents is the number of events of a report.
+const maxEvents = 10
+
+// report describes an object: what it and its parts wait for, since when, and what a user can do.
+type report struct {
+	Kind      string      `json:"kind"`
+	Namespace string      `json:"namespace,omitempty"`
+	Name      string      `json:"name"`
+	Facts     []fact      `json:"facts,omitempty"`
+	Waiting   []waiting   `json:"waiting"`
+	Events    []eventLine `json:"events,omitempty"`
+}
+
+type fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// waiting is one condition that is not as it should be.
+type waiting struct {
+	Object    string    `json:"object"`
+	Condition string    `json:"condition"`
+	Reason    string    `json:"reason,omitempty"`
+	Message   string    `json:"message,omitempty"`
+	Since     time.Time `json:"since,omitzero"`
+	// Do is what a user can do; empty if the condition only summarizes others.
+	Do  string `json:"do,omitempty"`
+	See string `json:"see,omitempty"`
+}
+
+type eventLine struct {
+	Time    time.Time `json:"time"`
+	Object  string    `json:"object"`
+	Type    string    `json:"type"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+	Count   int32     `json:"count,omitempty"`
+}
+
+// diagnose derives the report of an object from its conditions, those of its parts, and their events.
+func diagnose(root *unstructured.Unstructured, parts []*unstructured.Unstructured, events []corev1.Event) report {
+	objects := append([]*unstructured.Unstructured{root}, parts...)
+	return report{
+		Kind: root.GetKind(), Namespace: root.GetNamespace(), Name: root.GetName(),
+		Facts: factsOf(root), Waiting: waitingFor(objects), Events: latest(objects, events),
+	}
+}
+
+// waitingFor lists what the objects wait for, a cause before its consequences. Objects that only repeat the message of
+// another one are left out.
+func waitingFor(objects []*unstructured.Unstructured) []waiting {
+	objects = slices.Clone(objects)
+	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
+		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
+	})
+	out := []waiting{}
+	seen := map[string]bool{}
+	for _, o := range objects {
+		for _, c := range problems(conditionsOf(o)) {
+			key := cmp.Or(c.message, o.GetKind()+o.GetName()+c.kind)
+			if seen[key] {
+				continue
+			}
+			seen[key] = true
+			advice := adviceFor(c.kind, c.reason)
+			w := waiting{Object: o.GetKind() + " " + o.GetName(), Condition: c.kind + "=" + c.status, Reason: c.reason, Message: oneLine(c.message), Since: c.since, Do: advice.do}
+			if advice.section != "" {
+				w.See = troubleshooting + "#" + advice.section
+			}
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// problems returns the conditions that are not as they should be. Summaries are left out if they have a cause in the same
+// object.
+func problems(all []condition) (out []condition) {
+	var summary []condition
+	for _, c := range all {
+		switch {
+		case polarity.FalseIsGood(c.kind, ""):
+			if c.status == "True" {
+				out = append(out, c)
+			}
+		case c.status == "True" || c.status == "False" && polarity.FalseIsGood(c.kind, c.reason):
+		case slices.Contains(summaries, c.kind):
+			summary = append(summary, c)
+		default:
+			out = append(out, c)
+		}
+	}
+	if len(out) == 0 {
+		return summary
+	}
+	return out
+}
+
+func oneLine(text string) string {
+	return strings.Join(strings.Fields(strings.TrimPrefix(strings.TrimSpace(text), "* ")), " ")
+}
+
+// latest returns the last events of the objects, the newest last.
+func latest(objects []*unstructured.Unstructured, events []corev1.Event) []eventLine {
+	ids := map[types.UID]bool{}
+	for _, o := range objects {
+		ids[o.GetUID()] = true
+	}
+	delete(ids, "")
+	var out []eventLine
+	for i := range events {
+		if e := &events[i]; ids[e.InvolvedObject.UID] {
+			out = append(out, eventLine{eventTime(e), e.InvolvedObject.Kind + " " + e.InvolvedObject.Name, e.Type, e.Reason, oneLine(e.Message), eventCount(e)})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b eventLine) int { return a.Time.Compare(b.Time) })
+	return out[max(0, len(out)-maxEvents):]
+}
+
+// eventTime is the time of the last occurrence, in whichever field the reporter writes it.
+func eventTime(e *corev1.Event) time.Time {
+	switch {
+	case e.Series != nil:
+		return e.Series.LastObservedTime.Time
+	case !e.LastTimestamp.IsZero():
+		return e.LastTimestamp.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
+	}
+	return e.CreationTimestamp.Time
+}
+
+func eventCount(e *corev1.Event) int32 {
+	if e.Series != nil {
+		return e.Series.Count
+	}
+	return e.Count
+}
+
+// factPaths are the fields that a report shows, per kind.
+var factPaths = map[string][]fact{
+	"Cluster":             {{"Phase", "status.phase"}, {"Endpoint", "spec.controlPlaneEndpoint.host"}, {"Control plane", "status.controlPlane.readyReplicas"}, {"of", "status.controlPlane.desiredReplicas"}, {"Workers", "status.workers.readyReplicas"}, {"of", "status.workers.desiredReplicas"}},
+	"Machine":             {{"Phase", "status.phase"}, {"Cluster", "spec.clusterName"}, {"Version", "status.nodeInfo.kubeletVersion"}, {"Node", "status.nodeRef.name"}, {"Failure domain", "status.failureDomain"}},
+	"CapstanHost":         {{"Address", "spec.address"}, {"Machines", "status.machines"}, {"CPUs", "status.capacity.cpu"}, {"Free CPUs", "status.allocatable.cpu"}, {"Memory", "status.capacity.memory"}, {"Free memory", "status.allocatable.memory"}, {"Disk", "status.capacity.ephemeral-storage"}, {"Free disk", "status.allocatable.ephemeral-storage"}, {"Kubernetes", "status.versions"}},
+	"CapstanIPPool":       poolFacts,
+	"GlobalCapstanIPPool": poolFacts,
+}
+
+var poolFacts = []fact{{"Total", "status.addresses.total"}, {"Free", "status.addresses.free"}, {"Used", "status.addresses.used"}, {"Resting", "status.addresses.resting"}, {"Out of range", "status.addresses.outOfRange"}, {"Waiting claims", "status.addresses.waiting"}}
+
+// factsOf returns the fields that have a value.
+func factsOf(o *unstructured.Unstructured) (out []fact) {
+	for _, f := range factPaths[o.GetKind()] {
+		text := field(o, f.Value)
+		if text == "" {
+			continue
+		}
+		if f.Name == "of" && len(out) > 0 {
+			out[len(out)-1].Value += " of " + text
+			continue
+		}
+		out = append(out, fact{f.Name, text})
+	}
+	return out
+}
+
+// field returns the value at a path as text; "" without a value.
+func field(o *unstructured.Unstructured, path string) string {
+	value, found, err := unstructured.NestedFieldNoCopy(o.Object, strings.Split(path, ".")...)
+	if !found || err != nil || value == nil {
+		return ""
+	}
+	if list, ok := value.([]any); ok {
+		var texts []string
+		for _, item := range list {
+			texts = append(texts, fmt.Sprint(item))
+		}
+		return strings.Join(texts, ", ")
+	}
+	return fmt.Sprint(value)
+}
+
+// print writes the report as text.
+func (r report) print(out io.Writer, now time.Time) error {
+	name := r.Name
+	if r.Namespace != "" {
+		name = r.Namespace + "/" + name
+	}
+	fmt.Fprintf(out, "%s %s\n", r.Kind, name)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, f := range r.Facts {
+		fmt.Fprintf(w, "  %s:\t%s\n", f.Name, f.Value)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(r.Waiting) == 0 {
+		fmt.Fprintln(out, "\nWaiting for: nothing")
+	} else {
+		fmt.Fprintln(out, "\nWaiting for:")
+	}
+	for _, i := range r.Waiting {
+		fmt.Fprintf(out, "  %s: %s", i.Object, i.Condition)
+		if i.Reason != "" {
+			fmt.Fprintf(out, " (%s)", i.Reason)
+		}
+		fmt.Fprintf(out, ", for %s\n", age(i.Since, now))
+		if i.Message != "" {
+			fmt.Fprintf(out, "    %s\n", i.Message)
+		}
+		if i.Do != "" {
+			fmt.Fprintf(out, "    → %s (%s)\n", i.Do, i.See)
+		}
+	}
+	if len(r.Events) > 0 {
+		fmt.Fprintln(out, "\nLast events:")
+	}
+	for _, e := range r.Events {
+		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", age(e.Time, now), e.Object, e.Reason, e.Message)
+	}
+	return w.Flush()
+}
+
+// age is the time since t; "unknown" without a time.
+func age(t, now time.Time) string {
+	if t.IsZero() {
+		return "unknown"
+	}
+	return duration.HumanDuration(now.Sub(t))
+}

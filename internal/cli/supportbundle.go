@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/version"
+)
+
+// maxLog is the size of the end of a log that a bundle contains, in bytes.
+const maxLog = 2 << 20
+
+func (a *app) supportBundleCommand() *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "support-bundle", Short: "Collect objects, events, states and logs in one archive, without secrets", Args: noArgs,
+		Long: `Collect objects, events and reports of the management cluster in one archive. On the box of a plane, the archive also
+contains the state of the plane and the logs of its components and machines.
+
+Secrets are never contained. Texts of objects are contained only from fields that hold names, states, versions, sizes or
+addresses: contents of files, commands, arguments, variables and foreign annotations are removed. Values of Secrets that the
+user can read, and texts that look like keys, tokens or passwords, are removed from logs, messages and events. Read the archive before you
+publish it: it contains names, addresses and logs.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if file == "" {
+				file = "capstan-support-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
+			}
+			files, err := a.collect(c.Context())
+			if err != nil {
+				return err
+			}
+			if err := writeBundle(file, files, time.Now()); err != nil {
+				return err
+			}
+			if a.json() {
+				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files))})
+			}
+			fmt.Fprintf(a.out, "%s: %d entries. Read it before you publish it.\n", file, len(files))
+			return nil
+		},
+	}
+	c.Flags().StringVar(&file, "file", "", "path of the archive; it must not exist (default: capstan-support-TIME.tar.gz)")
+	return c
+}
+
+// collect returns the entries of a bundle by name. What cannot be read is listed in errors.txt and does not prevent the rest.
+func (a *app) collect(ctx context.Context) (map[string][]byte, error) {
+	files := map[string][]byte{"version.txt": []byte(version.Version + "\n")}
+	known := strings.NewReplacer()
+	m, err := a.management()
+	if err == nil {
+		known, err = m.collectObjects(ctx, files)
+	}
+	local, localErr := a.boxFiles(ctx)
+	if err != nil && len(local) == 0 {
+		return nil, errors.Join(err, localErr)
+	}
+	maps.Copy(files, local)
+	if err := errors.Join(err, localErr); err != nil {
+		files["errors.txt"] = []byte(err.Error() + "\n")
+	}
+	for name, data := range files {
+		files[name] = []byte(redactText(string(data), known))
+	}
+	return files, nil
+}
+
+// collectObjects adds the objects, events and reports of the management cluster, and returns a replacer of its secrets.
+func (m *management) collectObjects(ctx context.Context, files map[string][]byte) (*strings.Replacer, error) {
+	kinds, err := m.bundledKinds()
+	if err != nil {
+		return strings.NewReplacer(), err
+	}
+	var reports []report
+	for _, gk := range kinds {
+		objects, err := m.listed(ctx, gk, "", everything)
+		if err != nil {
+			return strings.NewReplacer(), err
+		}
+		var out bytes.Buffer
+		for _, o := range objects {
+			data, err := yaml.Marshal(redactObject(o).Object)
+			if err != nil {
+				return strings.NewReplacer(), err
+			}
+			fmt.Fprintf(&out, "---\n%s", data)
+			if r := diagnose(o, nil, nil); len(r.Waiting) > 0 {
+				reports = append(reports, r)
+			}
+		}
+		if out.Len() > 0 {
+			files["objects/"+strings.ToLower(gk.Kind)+"."+gk.Group+".yaml"] = out.Bytes()
+		}
+	}
+	if files["waiting.json"], err = json.MarshalIndent(reports, "", "  "); err != nil {
+		return strings.NewReplacer(), err
+	}
+	if files["events.txt"], err = m.eventLines(ctx); err != nil {
+		return strings.NewReplacer(), err
+	}
+	secrets := &corev1.SecretList{}
+	if err := m.client.List(ctx, secrets); err != nil && !apierrors.IsForbidden(err) {
+		return strings.NewReplacer(), err
+	}
+	return knownSecrets(secrets.Items), nil
+}
+
+// bundledKinds are the kinds of Cluster API and its providers, and CapstanHosts.
+func (m *management) bundledKinds() ([]schema.GroupKind, error) {
+	resources, err := m.clusterKinds()
+	if err != nil {
+		return nil, err
+	}
+	kinds := []schema.GroupKind{
+		{Group: infraGroup, Kind: "CapstanHost"}, {Group: ipamGroup, Kind: "GlobalCapstanIPPool"}, {Group: ipamGroup, Kind: "CapstanIPPool"},
+		{Group: "cluster.x-k8s.io", Kind: "Cluster"}, {Group: "ipam.cluster.x-k8s.io", Kind: "IPAddressClaim"}, {Group: "ipam.cluster.x-k8s.io", Kind: "IPAddress"},
+		{Group: "clusterctl.cluster.x-k8s.io", Kind: "Provider"},
+	}
+	for _, r := range resources {
+		gvk, err := m.client.RESTMapper().KindFor(r)
+		if err != nil {
+			return nil, err
+		}
+		if gk := gvk.GroupKind(); !slices.Contains(kinds, gk) {
+			kinds = append(kinds, gk)
+		}
+	}
+	return kinds, nil
+}
+
+// eventLines returns all events that the user can list, the oldest first.
+func (m *management) eventLines(ctx context.Context) ([]byte, error) {
+	list := &corev1.EventList{}
+	if err := m.client.List(ctx, list); err != nil && !apierrors.IsForbidden(err) {
+		return nil, err
+	}
+	slices.SortFunc(list.Items, func(x, y corev1.Event) int { return eventTime(&x).Compare(eventTime(&y)) })
+	var out bytes.Buffer
+	for i := range list.Items {
+		e := &list.Items[i]
+		fmt.Fprintf(&out, "%s %s %s %s/%s %s: %s\n", eventTime(e).UTC().Format(time.RFC3339), e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, oneLine(e.Message))
+	}
+	return out.Bytes(), nil
+}
+
+// endOf returns the last bytes of a file, from the start of a line.
+func endOf(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	skipped := max(0, info.Size()-limit)
+	data, err := io.ReadAll(io.NewSectionReader(f, skipped, limit))
+	if skipped > 0 {
+		_, rest, _ := bytes.Cut(data, []byte("\n"))
+		data = append(fmt.Appendf(nil, "(the first %d bytes are left out)\n", info.Size()-int64(len(rest))), rest...)
+	}
+	return data, err
+}
+
+// writeBundle writes the archive for its owner only. It never replaces a file.
+func writeBundle(path string, files map[string][]byte, now time.Time) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return coded{fmt.Errorf("wanted to create %s, found a file there: choose another --file", path), exitUsage}
+	}
+	if err != nil {
+		return err
+	}
+	compressed := gzip.NewWriter(f)
+	archive := tar.NewWriter(compressed)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		err = errors.Join(err, archive.WriteHeader(&tar.Header{Name: "capstan-support/" + name, Mode: 0o600, Size: int64(len(files[name])), ModTime: now}))
+		if err == nil {
+			_, err = archive.Write(files[name])
+		}
+	}
+	err = errors.Join(err, archive.Close(), compressed.Close(), f.Close())
+	if err != nil {
+		os.Remove(path)
+	}
+	return err
+}

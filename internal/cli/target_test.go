@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+func TestChoose(t *testing.T) {
+	for name, test := range map[string]struct {
+		s    surroundings
+		want source
+	}{
+		"--kubeconfig before all others":              {surroundings{kubeconfig: "k", environment: "e", root: true, plane: true, home: true}, fromFlag},
+		"--root before $KUBECONFIG":                   {surroundings{environment: "e", root: true, plane: true, home: true}, fromPlane},
+		"$KUBECONFIG before the plane of this box":    {surroundings{environment: "e", plane: true, home: true}, fromEnvironment},
+		"--context in $KUBECONFIG":                    {surroundings{environment: "e", context: "c", plane: true, home: true}, fromEnvironment},
+		"--context in ~/.kube/config":                 {surroundings{context: "c", plane: true, home: true}, fromHome},
+		"the plane of this box before ~/.kube/config": {surroundings{plane: true, home: true}, fromPlane},
+		"~/.kube/config on a workstation":             {surroundings{home: true}, fromHome},
+		"the error names the plane of this box":       {surroundings{}, fromPlane},
+	} {
+		if got := choose(test.s); got != test.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+const twoContexts = `apiVersion: v1
+kind: Config
+current-context: one
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:1"}}, {name: b, cluster: {server: "https://127.0.0.1:2"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: one, context: {cluster: a, user: u}}, {name: two, context: {cluster: b, user: u, namespace: team}}]
+`
+
+// TestContexts: the server and the namespace are those of the context, as with kubectl.
+func TestContexts(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(file, []byte(twoContexts), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", file)
+	for name, test := range map[string]struct {
+		app               app
+		given, server, in string
+	}{
+		"current context":        {app{}, "", "https://127.0.0.1:1", "default"},
+		"named context":          {app{context: "two"}, "", "https://127.0.0.1:2", "team"},
+		"namespace of the flag":  {app{context: "two"}, "mine", "https://127.0.0.1:2", "mine"},
+		"kubeconfig of the flag": {app{kubeconfig: file, context: "two"}, "", "https://127.0.0.1:2", "team"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			loader, _, err := test.app.clientConfig()
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := loader.ClientConfig()
+			if err != nil || config.Host != test.server {
+				t.Errorf("server %v, %v", config, err)
+			}
+			if in, err := test.app.namespace(test.given); err != nil || in != test.in {
+				t.Errorf("namespace %q, %v", in, err)
+			}
+		})
+	}
+	data, err := (&app{context: "two"}).managementKubeconfig()
+	if text := string(data); err != nil || !strings.Contains(text, "127.0.0.1:2") || strings.Contains(text, "127.0.0.1:1\n") {
+		t.Errorf("kubeconfig of the context: %s, %v", text, err)
+	}
+	if _, err := (&app{kubeconfig: filepath.Join(t.TempDir(), "missing")}).management(); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+		t.Errorf("a missing file: %v", err)
+	}
+}
+
+func TestInvocation(t *testing.T) {
+	for called, want := range map[string][]string{
+		"/usr/bin/capstan":                  {"/usr/bin/capstan", "get", "clusters"},
+		"/home/a/bin/kubectl-capstan":       {"kubectl capstan", "get", "clusters"},
+		"kubectl-capstan.exe":               {"kubectl capstan", "get", "clusters"},
+		"/usr/bin/kubectl_complete-capstan": {"kubectl capstan", "__complete", "get", "clusters"},
+	} {
+		program, rest := invocation([]string{called, "get", "clusters"})
+		if got := append([]string{program}, rest...); !slices.Equal(got, want) {
+			t.Errorf("%s: %q", called, got)
+		}
+	}
+	var out bytes.Buffer
+	c := (&app{out: &out, errOut: &out, program: pluginName}).command()
+	c.SetOut(&out)
+	c.SetArgs([]string{"get", "--help"})
+	if err := c.Execute(); err != nil || !strings.Contains(out.String(), "kubectl capstan get clusters") && !strings.Contains(out.String(), "kubectl capstan get [flags]") {
+		t.Errorf("help of the plugin: %v\n%s", err, out.String())
+	}
+}
+
+func TestFit(t *testing.T) {
+	for _, test := range []struct {
+		line    string
+		columns int
+		want    string
+	}{
+		{"  1.0s  … workers: 1 of 2 ready\n", 0, "  1.0s  … workers: 1 of 2 ready\n"},
+		{"  1.0s  … workers\n", 80, "  1.0s  … workers\n"},
+		{"  1.0s  … workers: 1 of 2 ready\n", 20, "  1.0s  … workers:…\n"},
+		{"abc\n", 1, "…\n"},
+	} {
+		got := fit(test.line, test.columns)
+		if got != test.want || test.columns > 1 && len([]rune(strings.TrimSuffix(got, "\n"))) >= test.columns {
+			t.Errorf("%d columns: %q", test.columns, got)
+		}
+	}
+}
+
+func TestProgressEvents(t *testing.T) {
+	var out, events bytes.Buffer
+	p := (&app{out: &out, errOut: &events, live: true, progressFormat: "json"}).newProgress()
+	c := &clock{at: time.Unix(1000, 0)}
+	p.start, p.now = c.at, c.now
+	p.show([]step{{name: "workers", note: "0 of 1 ready"}})
+	p.show([]step{{name: "workers", note: "0 of 1 ready"}}) // no change
+	c.at = c.at.Add(1500 * time.Millisecond)
+	p.show([]step{{name: "workers", done: true, note: "1 of 1 ready"}})
+	p.close()
+	var got []event
+	for d := json.NewDecoder(&events); d.More(); {
+		var e event
+		if err := d.Decode(&e); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, e)
+	}
+	want := []event{
+		{time.Unix(1000, 0).UTC(), 0, "workers", "Waiting", "0 of 1 ready"},
+		{time.Unix(1001, 5e8).UTC(), 1.5, "workers", "Done", "1 of 1 ready"},
+	}
+	if !slices.Equal(got, want) || out.Len() > 0 {
+		t.Errorf("events %+v, output %q", got, out.String())
+	}
+}
+
+// TestForeign: a machine belongs to this plane if it has a CapstanMachine here, or if its network is that of a cluster here.
+func TestForeign(t *testing.T) {
+	machine := func(id, network, name string) located {
+		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Namespace: "a", Name: name, Network: &hostpb.Network{Id: network}}}}
+	}
+	cluster, object, unplaced := infrav1.CapstanCluster{}, infrav1.CapstanMachine{}, infrav1.CapstanMachine{}
+	cluster.Spec.ID, object.Spec.ID = "n1", "m1"
+	got := foreign([]located{machine("m1", "n9", "object"), machine("m2", "n1", "cluster"), machine("m3", "n2", "two"), machine("m4", "", "one")},
+		[]infrav1.CapstanCluster{cluster}, []infrav1.CapstanMachine{object, unplaced})
+	if !slices.Equal(got, []string{"a/one", "a/two"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestConfirm(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer   string
+		terminal bool
+		code     int
+	}{
+		"yes":                {"yes\n", true, exitOK},
+		"no":                 {"no\n", true, exitFailed},
+		"only y":             {"y\n", true, exitFailed},
+		"end of input":       {"", true, exitFailed},
+		"without a terminal": {"yes\n", false, exitUsage},
+	} {
+		err := confirm(strings.NewReader(test.answer), &bytes.Buffer{}, test.terminal, "2 machines")
+		if (err != nil) != (test.code != exitOK) || err != nil && exitCode(err) != test.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

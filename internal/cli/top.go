@@ -1,0 +1,163 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// column is a column of a table: a heading and the value of an object.
+type column struct {
+	heading string
+	value   func(*unstructured.Unstructured) string
+}
+
+func path(heading, path string) column {
+	return column{heading, func(o *unstructured.Unstructured) string { return field(o, path) }}
+}
+
+// outOf is the part of a total, for example 2/3.
+func outOf(heading, part, total string) column {
+	return column{heading, func(o *unstructured.Unstructured) string {
+		have, want := field(o, part), field(o, total)
+		if have == "" && want == "" {
+			return ""
+		}
+		return cmp.Or(have, "0") + "/" + cmp.Or(want, "0")
+	}}
+}
+
+// topColumns are the columns of each kind, besides namespace, name, and what the object waits for.
+var topColumns = map[string][]column{
+	"cluster": {
+		path("PHASE", "status.phase"),
+		outOf("CONTROL PLANE", "status.controlPlane.readyReplicas", "status.controlPlane.desiredReplicas"),
+		outOf("WORKERS", "status.workers.readyReplicas", "status.workers.desiredReplicas"),
+	},
+	"machine": {path("PHASE", "status.phase"), path("CLUSTER", "spec.clusterName"), path("VERSION", "status.nodeInfo.kubeletVersion"), path("NODE", "status.nodeRef.name")},
+	"host": {
+		path("MACHINES", "status.machines"), outOf("FREE CPUS", "status.allocatable.cpu", "status.capacity.cpu"),
+		outOf("FREE MEMORY", "status.allocatable.memory", "status.capacity.memory"),
+		outOf("FREE DISK", "status.allocatable.ephemeral-storage", "status.capacity.ephemeral-storage"), path("KUBERNETES", "status.versions"),
+	},
+	"pool": {
+		path("TOTAL", "status.addresses.total"), path("FREE", "status.addresses.free"), path("USED", "status.addresses.used"),
+		path("WAITING CLAIMS", "status.addresses.waiting"),
+	},
+}
+
+func (a *app) topCommand() *cobra.Command {
+	var namespace string
+	c := &cobra.Command{
+		Use: "top [clusters|machines|hosts|pools]", Short: "Show clusters, machines, hosts and pools, their sizes, and what they wait for",
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"clusters", "machines", "hosts", "pools"},
+		RunE: func(c *cobra.Command, args []string) error {
+			m, err := a.management()
+			if err != nil {
+				return err
+			}
+			kinds := describedOrder
+			if len(args) == 1 {
+				kinds = []string{strings.TrimSuffix(args[0], "s")}
+			}
+			return a.top(c.Context(), m, kinds, namespace)
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: all)")
+	return c
+}
+
+func (a *app) top(ctx context.Context, m *management, kinds []string, namespace string) error {
+	reports := map[string][]report{}
+	for i, kind := range kinds {
+		objects, err := m.all(ctx, kind, namespace)
+		if err != nil {
+			return err
+		}
+		if a.json() {
+			for _, o := range objects {
+				reports[kind+"s"] = append(reports[kind+"s"], diagnose(o, nil, nil))
+			}
+			continue
+		}
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+		for _, row := range topTable(kind, objects, time.Now()) {
+			fmt.Fprintln(w, strings.Join(row, "\t"))
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	if a.json() {
+		return a.printJSON(reports)
+	}
+	return nil
+}
+
+// all returns the objects that users call by one kind, in all namespaces if namespace is empty.
+func (m *management) all(ctx context.Context, kind, namespace string) (out []*unstructured.Unstructured, err error) {
+	for _, gk := range described[kind] {
+		if gk.Kind == "MachinePool" {
+			continue // It has machines and no addresses.
+		}
+		list, err := m.listed(ctx, gk, namespace, everything)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, list...)
+	}
+	return out, nil
+}
+
+// topTable returns the rows of a table, the heading first. Objects that wait come first, the longest wait at the top.
+func topTable(kind string, objects []*unstructured.Unstructured, now time.Time) [][]string {
+	head := []string{"NAMESPACE", strings.ToUpper(kind)}
+	for _, c := range topColumns[kind] {
+		head = append(head, c.heading)
+	}
+	type row struct {
+		cells []string
+		wait  *waiting
+	}
+	var rows []row
+	for _, o := range objects {
+		r := row{cells: []string{cmp.Or(o.GetNamespace(), "-"), o.GetName()}}
+		for _, c := range topColumns[kind] {
+			r.cells = append(r.cells, cmp.Or(c.value(o), "-"))
+		}
+		if all := waitingFor([]*unstructured.Unstructured{o}); len(all) > 0 {
+			r.wait = &all[0]
+			r.cells = append(r.cells, strings.TrimSpace(all[0].Condition+" "+all[0].Reason), age(all[0].Since, now))
+		} else {
+			r.cells = append(r.cells, "-", "-")
+		}
+		rows = append(rows, r)
+	}
+	slices.SortStableFunc(rows, func(a, b row) int {
+		switch {
+		case a.wait == nil && b.wait == nil:
+			return 0
+		case a.wait == nil:
+			return 1
+		case b.wait == nil:
+			return -1
+		}
+		return a.wait.Since.Compare(b.wait.Since)
+	})
+	out := [][]string{append(head, "WAITING FOR", "SINCE")}
+	for _, r := range rows {
+		out = append(out, r.cells)
+	}
+	return out
+}

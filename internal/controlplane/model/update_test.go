@@ -1,0 +1,235 @@
+package model
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
+)
+
+// TestPlanUpdates (CP-21): the outdated Machines that are updated in place, those that are replaced, and the causes that stop both.
+func TestPlanUpdates(t *testing.T) {
+	const never, prefer, only = controlplanev1.InPlaceNever, controlplanev1.InPlacePrefer, controlplanev1.InPlaceOnly
+	for _, c := range []struct {
+		what     string
+		policy   controlplanev1.InPlacePolicy
+		replicas int
+		held     string
+		machines string
+		want     string
+		why      string
+	}{
+		{what: "no policy", policy: "", replicas: 3, machines: "a:vW b:vW c:vW", want: "create 1"},
+		{what: "never", policy: never, replicas: 3, machines: "a:vW b:vW c:vW", want: "create 1"},
+		{what: "prefer", policy: prefer, replicas: 3, machines: "a:vW b:vW c:vW", want: "update a"},
+		{what: "only", policy: only, replicas: 3, machines: "a:vW b:vW c:vW", want: "update a"},
+		{what: "one machine needs no second one", policy: prefer, replicas: 1, machines: "a:vW", want: "update a"},
+		{what: "up to date", policy: only, replicas: 3, machines: "a:v b:v c:v", want: "nothing"},
+		{what: "the next one", policy: only, replicas: 3, machines: "a:v b:vW c:vW", want: "update b"},
+		{what: "the unhealthy one first", policy: prefer, replicas: 3, machines: "a:vW b:uW c:vW", want: "update b"},
+		{what: "one that is dead for long is not replaced", policy: only, replicas: 3, machines: "a:vW b:sW c:vW", want: "update b"},
+
+		{what: "prefer, another machine needed", policy: prefer, replicas: 3, machines: "a:vN b:vN c:vN", want: "create 1"},
+		{what: "prefer, the replacement goes on", policy: prefer, replicas: 3, machines: "a:vN b:vN c:vN d:v", want: "remove a"},
+		{what: "prefer, first what can be updated", policy: prefer, replicas: 3, machines: "a:vN b:vW c:vW", want: "update b"},
+		{what: "prefer, then the rest", policy: prefer, replicas: 3, machines: "a:vN b:v c:v", want: "create 1"},
+		{what: "only, another machine needed", policy: only, replicas: 3, machines: "a:vN b:vN c:vN", want: "wait", why: "spec.config.preCommands: needs another machine, because it is so"},
+		{what: "only, one of the changes needs another machine", policy: only, replicas: 1, machines: "a:vWN", want: "wait", why: "spec.config.preCommands"},
+		{what: "only, one Machine cannot: none begins", policy: only, replicas: 3, machines: "a:vW b:vW c:vN", want: "wait", why: "Machine c cannot be updated in place"},
+
+		{what: "another one is unhealthy", policy: only, replicas: 3, machines: "a:vW b:v c:u", want: "wait", why: "c is not healthy"},
+		{what: "another one's API server is down", policy: only, replicas: 3, machines: "a:vW b:v c:va", want: "wait", why: "API server of Machine c"},
+		{what: "another one is joining", policy: only, replicas: 3, machines: "a:vW b:v c:l", want: "wait", why: "c has not joined"},
+		{what: "another one is not known", policy: only, replicas: 3, machines: "a:vW b:v c:?", want: "wait", why: "not healthy"},
+		{what: "another one is being deleted", policy: only, replicas: 3, machines: "a:vW b:vW c:vd", want: "wait", why: "c is being deleted"},
+		{what: "the updated one has to be available first", policy: only, replicas: 3, machines: "a:vr b:vWR c:vWR", want: "wait", why: "a has to be Ready for 10 seconds"},
+		{what: "the updated one is available", policy: only, replicas: 3, machines: "a:vR b:vWR c:vWR", want: "update b"},
+		{what: "a single unhealthy one", policy: only, replicas: 1, machines: "a:uW", want: "wait", why: "a is not healthy"},
+		{what: "a single one without an API server", policy: only, replicas: 1, machines: "a:vaW", want: "wait", why: "API server of Machine a"},
+		{what: "the backup first", policy: only, replicas: 3, held: "waiting for a backup", machines: "a:vW b:vW c:vW", want: "wait", why: "waiting for a backup"},
+		{what: "missing ones first", policy: only, replicas: 3, held: "waiting for a backup", machines: "a:vW b:vW", want: "create 1"},
+		{what: "too many go first", policy: only, replicas: 1, machines: "a:vW b:vW c:vW", want: "remove a"},
+
+		{what: "recorded: the writes follow", policy: only, replicas: 3, machines: "a:vWM b:vW c:vW", want: "update a"},
+		{what: "recorded, and another one is unhealthy since", policy: only, replicas: 3, machines: "a:vWM b:vW c:u", want: "wait", why: "c is not healthy"},
+		{what: "recorded, and its member restarts", policy: only, replicas: 3, machines: "a:nWM b:vW c:vW", want: "update a"},
+		{what: "written", policy: only, replicas: 3, machines: "a:vP b:vW c:vW", want: "wait", why: "a: The update in place is running"},
+		{what: "running", policy: only, replicas: 3, machines: "a:vU b:vW c:vW", want: "wait", why: "kubelet: busy"},
+		{what: "running, its member is down", policy: only, replicas: 3, machines: "a:nU b:vW c:vW", want: "wait", why: "kubelet: busy"},
+		{what: "running, and the policy changes", policy: never, replicas: 3, machines: "a:vU b:vW c:vW", want: "wait", why: "kubelet: busy"},
+		{what: "running, and the spec changes", policy: only, replicas: 3, machines: "a:vWU b:vW c:vW", want: "wait", why: "kubelet: busy"},
+		{what: "running, one is missing", policy: only, replicas: 3, machines: "a:vU b:vW", want: "wait", why: "kubelet: busy"},
+		{what: "done", policy: only, replicas: 3, machines: "a:vD b:vW c:vW", want: "update a"},
+		{what: "done, and the policy has changed", policy: never, replicas: 3, machines: "a:vD b:vW c:vW", want: "update a"},
+		{what: "failed: the others stop", policy: prefer, replicas: 3, machines: "a:vF b:vW c:vW", want: "wait", why: "The update in place failed: kubelet: busy. Nothing else is updated until this is solved"},
+		{what: "rolled back: the others stop", policy: only, replicas: 3, machines: "a:vB b:vW c:vW", want: "wait", why: "rolled back: kubelet: busy"},
+		{what: "failed, and the user wants replacements", policy: never, replicas: 3, machines: "a:uF b:vW c:vW", want: "wait", why: "a is not healthy"},
+		{what: "rolled back, and the user wants replacements", policy: never, replicas: 3, machines: "a:vB b:vW c:vW", want: "create 1"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			got := PlanMachines(build(c.machines), Target{Replicas: c.replicas, maxSurge: 1, initialized: true, inPlace: c.policy, held: c.held})
+			if got.String() != c.want || !strings.Contains(got.Why, c.why) {
+				t.Errorf("got %s (%s), want %s (%s)", got, got.Why, c.want, c.why)
+			}
+		})
+	}
+}
+
+// TestPlanChangedUpdates: the spec changes after a failed update.
+func TestPlanChangedUpdates(t *testing.T) {
+	for name, test := range map[string]struct {
+		machines, want string
+		policy         controlplanev1.InPlacePolicy
+	}{
+		"another spec after a failure":                             {"a:vWB b:vW c:vW", "update a", controlplanev1.InPlaceOnly},
+		"another spec after a failure of a single machine":         {"a:aW", "update a", controlplanev1.InPlaceOnly},
+		"another spec that needs a machine, only":                  {"a:vNB b:vW c:vW", "wait", controlplanev1.InPlaceOnly},
+		"another spec that needs a machine, after a failed update": {"a:vNB b:vN c:vN", "create 1", controlplanev1.InPlacePrefer},
+	} {
+		f, replicas := build(test.machines), 3
+		if len(f.Instances) == 1 {
+			replicas = 1
+			f.Instances[0].Update = &Update{begun: true, Phase: infrav1.UpdateFailed}
+		}
+		if u := f.Instances[0].Update; u != nil {
+			u.Written = false // for the new spec
+		}
+		if got := PlanMachines(f, Target{Replicas: replicas, maxSurge: 1, initialized: true, inPlace: test.policy}); got.String() != test.want {
+			t.Errorf("%s: %s (%s), expected %s", name, got, got.Why, test.want)
+		}
+	}
+}
+
+// TestUpdatesDeferRemediation: a MachineHealthCheck does not delete a Machine in the middle of its update.
+func TestUpdatesDeferRemediation(t *testing.T) {
+	for machines, acts := range map[string]bool{"a:vfU b:v c:v": false, "a:vfM b:v c:v": false, "a:vfB b:v c:v": true, "a:vf b:v c:v": true} {
+		if p := planRemediation(build(machines), controlplanev1.RemediationSpec{}, true, nil, time.Unix(5000, 0)); p.Act != acts || p.Machine == nil {
+			t.Errorf("%s: remediates %v (%s), expected %v", machines, p.Act, p.Message, acts)
+		}
+	}
+}
+
+// updating returns the objects of a Machine whose update from v1.35.4 to v1.36.3 the host has reported.
+func updating(phase infrav1.UpdatePhase) (*clusterv1.Machine, *bootstrapv1.CapstanConfig, *infrav1.CapstanMachine) {
+	marks := map[string]string{clusterv1.UpdateInProgressAnnotation: ""}
+	m := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{
+		clusterv1.UpdateInProgressAnnotation: "", controlplanev1.UpdateFromAnnotation: "v1.35.4",
+	}}, Spec: clusterv1.MachineSpec{Version: "v1.36.3"}}
+	config := &bootstrapv1.CapstanConfig{ObjectMeta: metav1.ObjectMeta{Generation: 2, Annotations: marks}}
+	config.Status.Update = bootstrapv1.ConfigUpdateStatus{ID: "x", ObservedGeneration: 2, KubernetesVersion: "v1.36.3"}
+	infra := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Generation: 3, Annotations: marks}}
+	infra.Status.Update = infrav1.MachineUpdateStatus{Phase: phase, ConfigUpdateID: "x", KubernetesVersion: "v1.36.3", ObservedGeneration: 3}
+	return m, config, infra
+}
+
+// TestReports: a report of a host counts only for the objects as they are now.
+func TestReports(t *testing.T) {
+	type (
+		machine = *clusterv1.Machine
+		cfg     = *bootstrapv1.CapstanConfig
+		infra   = *infrav1.CapstanMachine
+	)
+	for name, test := range map[string]struct {
+		change func(machine, cfg, infra)
+		known  bool
+	}{
+		"as reported":                         {func(machine, cfg, infra) {}, true},
+		"another version":                     {func(m machine, _ cfg, _ infra) { m.Spec.Version = "v1.36.4" }, false},
+		"another config":                      {func(_ machine, c cfg, _ infra) { c.Generation++ }, false},
+		"data of another config":              {func(_ machine, c cfg, _ infra) { c.Status.Update.ID = "y" }, false},
+		"data of another version":             {func(_ machine, c cfg, _ infra) { c.Status.Update.KubernetesVersion = "v1.35.4" }, false},
+		"no data":                             {func(_ machine, c cfg, i infra) { c.Status.Update.ID, i.Status.Update.ConfigUpdateID = "", "" }, false},
+		"other limits":                        {func(_ machine, _ cfg, i infra) { i.Generation++ }, false},
+		"a report about another version":      {func(_ machine, _ cfg, i infra) { i.Status.Update.KubernetesVersion = "v1.35.4" }, false},
+		"the config is not marked":            {func(_ machine, c cfg, _ infra) { c.Annotations = nil }, false},
+		"the infrastructure machine is not":   {func(_ machine, _ cfg, i infra) { i.Annotations = nil }, false},
+		"the Machine has lost its annotation": {func(m machine, _ cfg, _ infra) { delete(m.Annotations, clusterv1.UpdateInProgressAnnotation) }, false},
+	} {
+		m, config, i := updating(infrav1.UpdateSucceeded)
+		test.change(m, config, i)
+		if u := NewUpdate(m, config, i, nil); (u.Phase == infrav1.UpdateSucceeded) != test.known {
+			t.Errorf("%s: phase %q, expected a known one: %v", name, u.Phase, test.known)
+		}
+	}
+	m, config, i := updating(infrav1.UpdateRunning)
+	if u := NewUpdate(m, config, i, []inplace.Change{{Path: "a"}}); u.Written {
+		t.Error("an update with a difference is written")
+	}
+	if u := NewUpdate(m, config, i, nil); !u.Written || !u.running() {
+		t.Errorf("%+v", u)
+	}
+	delete(m.Annotations, controlplanev1.UpdateFromAnnotation)
+	if u := NewUpdate(m, config, i, nil); u != nil {
+		t.Error("an update without a record")
+	}
+}
+
+// TestDifferences: the paths that conditions name are those of the control plane.
+func TestDifferences(t *testing.T) {
+	now := time.Unix(1000000, 0)
+	controlPlane := func(change func(*controlplanev1.CapstanControlPlane)) *controlplanev1.CapstanControlPlane {
+		out := &controlplanev1.CapstanControlPlane{Spec: controlplanev1.CapstanControlPlaneSpec{Version: "1.36.3"}}
+		change(out)
+		return out
+	}
+	same := func(*controlplanev1.CapstanControlPlane) {}
+	machine := &clusterv1.Machine{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}, Spec: clusterv1.MachineSpec{Version: "v1.36.3"}}
+	config := &bootstrapv1.CapstanConfig{Spec: bootstrapv1.CapstanConfigSpec{Role: bootstrapv1.RoleInit, Restore: bootstrapv1.RestoreSource{Name: "x"}}}
+	for name, test := range map[string]struct {
+		controlPlane *controlplanev1.CapstanControlPlane
+		parts        Parts
+		want         string
+	}{
+		"none":    {controlPlane(same), Parts{Config: config}, ""},
+		"version": {controlPlane(func(c *controlplanev1.CapstanControlPlane) { c.Spec.Version = "v1.36.4" }), Parts{Config: config}, "spec.version Restart"},
+		"back":    {controlPlane(func(c *controlplanev1.CapstanControlPlane) { c.Spec.Version = "v1.36.2" }), Parts{Config: config}, "spec.version Replace"},
+		"config": {controlPlane(func(c *controlplanev1.CapstanControlPlane) { c.Spec.Config.PreCommands = []string{"a"} }), Parts{Config: config},
+			"spec.config.preCommands Replace"},
+		"foreign": {controlPlane(same), Parts{Config: config, Foreign: true}, "spec.machineTemplate.spec.infrastructureRef Replace"},
+		"template": {controlPlane(same), Parts{Config: config, InfraMachine: &infrav1.CapstanMachine{}, Desired: &infrav1.CapstanMachineSpec{CPUs: 2}},
+			"spec.machineTemplate.spec.infrastructureRef: spec.template.spec.cpus Restart"},
+		"after": {controlPlane(func(c *controlplanev1.CapstanControlPlane) { c.Spec.Rollout.After = metav1.NewTime(now) }), Parts{Config: config},
+			"spec.rollout.after Replace"},
+	} {
+		var has []string
+		for _, c := range Differences(test.controlPlane, machine, test.parts, now) {
+			has = append(has, c.Path+" "+string(c.Verdict))
+		}
+		if strings.Join(has, "; ") != test.want {
+			t.Errorf("%s: %q, expected %q", name, has, test.want)
+		}
+	}
+}
+
+// TestVersionsDuringUpdates: workers follow when the API server runs the new version, not when its update begins.
+func TestVersionsDuringUpdates(t *testing.T) {
+	m, _, _ := updating(infrav1.UpdateRunning)
+	if v := Versions(map[string]*clusterv1.Machine{"a": m}); len(v) != 1 || v[0].Version != "v1.35.4" {
+		t.Errorf("versions %v, expected the former one", v)
+	}
+}
+
+func TestUpdatingCondition(t *testing.T) {
+	for name, test := range map[string]struct {
+		machines, reason, message string
+		policy                    controlplanev1.InPlacePolicy
+		status                    metav1.ConditionStatus
+	}{
+		"nothing":                 {"a:v b:v c:v", controlplanev1.NotUpdatingReason, "", controlplanev1.InPlaceOnly, metav1.ConditionFalse},
+		"running":                 {"a:vU b:vW c:v", controlplanev1.UpdatingReason, "Machine a: The update in place is running: kubelet: busy. 2 of 3 machines remain", controlplanev1.InPlaceOnly, metav1.ConditionTrue},
+		"failed":                  {"a:v b:vB c:vW", controlplanev1.UpdateFailedReason, "rolled back", controlplanev1.InPlacePrefer, metav1.ConditionTrue},
+		"impossible":              {"a:vN b:v c:v", controlplanev1.CannotUpdateReason, "spec.config.preCommands", controlplanev1.InPlaceOnly, metav1.ConditionFalse},
+		"impossible and replaced": {"a:vN b:v c:v", controlplanev1.NotUpdatingReason, "", controlplanev1.InPlacePrefer, metav1.ConditionFalse},
+	} {
+		if c := UpdatingCondition(build(test.machines), test.policy); c.Status != test.status || c.Reason != test.reason || !strings.Contains(c.Message, test.message) {
+			t.Errorf("%s: %+v, expected %s, %s, %q", name, c, test.status, test.reason, test.message)
+		}
+	}
+}

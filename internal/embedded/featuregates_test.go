@@ -1,0 +1,43 @@
+package embedded
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Feature gates of Cluster API are stored in the state and passed to core. A change restarts the plane.
+func TestCoreFeatureGates(t *testing.T) {
+	l := Layout{Root: t.TempDir()}
+	assets := testAssets(t, "v1.36.3")
+	const alone = "--feature-gates=ClusterTopology=true,InPlaceUpdates=true,RuntimeSDK=true"
+	for _, test := range []struct{ asked, want string }{
+		{"", alone},
+		{"MachineTaintPropagation=true", "--feature-gates=ClusterTopology=true,InPlaceUpdates=true,MachineTaintPropagation=true,RuntimeSDK=true"},
+		{"", "--feature-gates=ClusterTopology=true,InPlaceUpdates=true,MachineTaintPropagation=true,RuntimeSDK=true"},
+		{"RuntimeSDK=false, ClusterTopology=false", "--feature-gates=ClusterTopology=false,InPlaceUpdates=true,RuntimeSDK=false"},
+		{"none", alone},
+	} {
+		before, _ := LoadState(l)
+		s, err := decideState(l, assets, Options{CoreFeatureGates: test.asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.save(l); err != nil {
+			t.Fatal(err)
+		}
+		if args := coreManagerComponent(l, s).args; !slices.Contains(args, test.want) {
+			t.Errorf("--core-feature-gates %q: core has %q", test.asked, args)
+		}
+		status := Status{Hosts: s.Hosts, Assets: assets, Build: buildOf(s), KubernetesVersion: s.KubernetesVersion, CoreFeatureGates: before.CoreFeatureGates}
+		if served := (Options{CoreFeatureGates: test.asked}).served(status, assets, Layout{}); served != maps.Equal(before.CoreFeatureGates, s.CoreFeatureGates) {
+			t.Errorf("--core-feature-gates %q is accepted by a plane with %v: %v", test.asked, before.CoreFeatureGates, served)
+		}
+	}
+	for asked, why := range map[string]string{"Unheard=true": "Unheard", "MachinePool": "Name=true", "MachinePool=maybe": "Name=true"} {
+		if _, err := decideState(l, assets, Options{CoreFeatureGates: asked}); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("--core-feature-gates %q: %v", asked, err)
+		}
+	}
+}

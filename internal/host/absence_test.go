@@ -1,0 +1,101 @@
+package host
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// afterAbsence returns the record of a capstand whose last contact with the manager of the management cluster "plane" was at
+// the given time.
+func afterAbsence(t *testing.T, last time.Time, timeout time.Duration) *contacts {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "contacts.json")
+	if err := atomicfile.WriteJSON(path, map[string]time.Time{"plane": last}, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return openContacts(path, time.Minute, timeout, slog.New(slog.DiscardHandler))
+}
+
+func TestMayBeReplaced(t *testing.T) {
+	for name, tc := range map[string]struct {
+		last time.Time
+		of   string
+		want bool
+	}{
+		"a short absence":            {time.Now().Add(-30 * time.Second), "plane", false},
+		"a long absence":             {time.Now().Add(-2 * time.Minute), "plane", true},
+		"a clock that was set back":  {time.Now().Add(time.Hour), "plane", true},
+		"another management cluster": {time.Now().Add(-2 * time.Minute), "other", false},
+		"none is recorded":           {time.Now().Add(-2 * time.Minute), "", false},
+	} {
+		if got := afterAbsence(t, tc.last, 0).mayBeReplaced(tc.of); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// The record survives a restart of capstand, so the absence of managers is measured across restarts.
+func TestContactIsRecorded(t *testing.T) {
+	c := afterAbsence(t, time.Now().Add(-time.Hour), 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c.follow(ctx, "plane")
+	if next := openContacts(c.path, time.Minute, 0, c.log); next.mayBeReplaced("plane") {
+		t.Error("the contact was not recorded")
+	}
+}
+
+// A machine that may have been replaced waits for a manager, for a limited time if none connects.
+func TestUnconfirmedMachine(t *testing.T) {
+	made := func(t *testing.T, timeout time.Duration) (*Host, *machine) {
+		h := recorded(t)
+		h.runc = runc.Runc{Binary: "/bin/false", Root: t.TempDir()}
+		h.contacts = afterAbsence(t, time.Now().Add(-time.Hour), timeout)
+		m := h.machines.byID["m-1"]
+		m.state.ManagementCluster = "plane"
+		m.unconfirmed = h.contacts.mayBeReplaced("plane")
+		return h, m
+	}
+	t.Run("no manager connects", func(t *testing.T) {
+		_, m := made(t, time.Hour)
+		if pause := m.awaitConfirmation(t.Context()); pause < 59*time.Minute || !m.status.Unconfirmed {
+			t.Errorf("the machine waits %s: %v", pause, m.status)
+		}
+		m.host.contacts.started = time.Now().Add(-2 * time.Hour)
+		if pause := m.awaitConfirmation(t.Context()); pause != 0 || m.status.Unconfirmed {
+			t.Errorf("after the timeout the machine waits %s: %v", pause, m.status)
+		}
+	})
+	t.Run("a manager connects and confirms", func(t *testing.T) {
+		h, m := made(t, time.Millisecond)
+		h.contacts.note("plane")
+		if pause := m.awaitConfirmation(t.Context()); pause != forever {
+			t.Errorf("the machine waits %s", pause)
+		}
+		if _, err := h.ClaimMachine(t.Context(), &hostpb.ClaimMachineRequest{Id: "m-1", Namespace: "default", Name: "one", ManagementCluster: "plane"}); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-m.wake:
+		default:
+			t.Error("the confirmation does not wake the machine")
+		}
+		if pause := m.awaitConfirmation(t.Context()); pause != 0 || m.status.Unconfirmed || m.status.Message != "" {
+			t.Errorf("after the confirmation the machine waits %s: %v", pause, m.status)
+		}
+	})
+	t.Run("the manager of another management cluster connects", func(t *testing.T) {
+		h, m := made(t, time.Hour)
+		h.contacts.note("other")
+		if pause := m.awaitConfirmation(t.Context()); pause == forever || pause == 0 {
+			t.Errorf("the machine waits %s", pause)
+		}
+	})
+}

@@ -1,0 +1,100 @@
+package admission
+
+import (
+	"fmt"
+	"net/netip"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+)
+
+// Services decides whether a host may replace the Services that it publishes for a cluster. have is nil if the host does not
+// have the network.
+func Services(req *hostpb.SetServicesRequest, have *hostpb.Network) error {
+	if err := knownNetwork(req.GetNetworkId(), req, have); err != nil {
+		return err
+	}
+	if err := checkServices(req, have); err != nil {
+		return invalid("network %s: %v", req.NetworkId, err)
+	}
+	return nil
+}
+
+func checkServices(req *hostpb.SetServicesRequest, n *hostpb.Network) error {
+	if len(req.Services) > hostpb.MaxServices {
+		return fmt.Errorf("%d Services: expected at most %d", len(req.Services), hostpb.MaxServices)
+	}
+	subnets, err := subnetsOf(n)
+	if err != nil {
+		return err
+	}
+	ports, seen := 0, map[string]bool{}
+	for _, s := range req.Services {
+		if err := checkService(s, subnets[0]); err != nil {
+			return fmt.Errorf("service %q: %w", s.Name, err)
+		}
+		if seen[s.Address] {
+			return fmt.Errorf("two Services have the address %s", s.Address)
+		}
+		seen[s.Address] = true
+		ports += len(s.Ports)
+	}
+	if ports > hostpb.MaxServicePorts {
+		return fmt.Errorf("the Services have %d ports: expected at most %d", ports, hostpb.MaxServicePorts)
+	}
+	return nil
+}
+
+func checkService(s *hostpb.PublishedService, subnet network.Subnet) error {
+	address, err := netip.ParseAddr(s.Address)
+	switch {
+	case err != nil || !address.Is4() || !address.IsGlobalUnicast() || address.String() != s.Address:
+		return fmt.Errorf("address %q: expected an IPv4 unicast address", s.Address)
+	case len(s.Ports) == 0:
+		return fmt.Errorf("address %s has no port", s.Address)
+	case len(s.Machines) > hostpb.MaxServiceMachines:
+		return fmt.Errorf("%d machines: expected at most %d", len(s.Machines), hostpb.MaxServiceMachines)
+	case len(s.SourceRanges) > hostpb.MaxSourceRanges:
+		return fmt.Errorf("%d source ranges: expected at most %d", len(s.SourceRanges), hostpb.MaxSourceRanges)
+	}
+	if err := checkPorts(s.Ports); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for _, m := range s.Machines {
+		if err := network.CheckAddress(subnet.Prefix, m, subnet.Prefix.Bits()); err != nil {
+			return err
+		}
+		if seen[m] {
+			return fmt.Errorf("machine %s is there twice", m)
+		}
+		seen[m] = true
+	}
+	for _, r := range s.SourceRanges {
+		prefix, err := netip.ParsePrefix(r)
+		if err != nil || !prefix.Addr().Is4() || prefix != prefix.Masked() {
+			return fmt.Errorf("source range %q: expected an IPv4 network without host bits, for example 192.0.2.0/24", r)
+		}
+	}
+	return nil
+}
+
+func checkPorts(ports []*hostpb.PublishedPort) error {
+	type port struct {
+		protocol hostpb.PublishedPort_Protocol
+		number   uint32
+	}
+	seen := map[port]bool{}
+	for _, p := range ports {
+		switch {
+		case p.Protocol != hostpb.PublishedPort_TCP && p.Protocol != hostpb.PublishedPort_UDP:
+			return fmt.Errorf("port %d has the protocol %s: expected TCP or UDP", p.Port, p.Protocol)
+		case p.Port == 0 || p.Port > 65535 || p.NodePort == 0 || p.NodePort > 65535:
+			return fmt.Errorf("port %d with node port %d: expected ports from 1 to 65535", p.Port, p.NodePort)
+		case seen[port{p.Protocol, p.Port}]:
+			return fmt.Errorf("port %d of %s is there twice", p.Port, p.Protocol)
+		}
+		seen[port{p.Protocol, p.Port}] = true
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/fencing"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// reachWait is the time in which another box must answer.
+const reachWait = 2 * time.Second
+
+// SetFencing sets after how long without contact the machines of a management cluster stop.
+func (h *Host) SetFencing(_ context.Context, req *hostpb.SetFencingRequest) (*hostpb.SetFencingResponse, error) {
+	if err := admission.CheckFencing(req); err != nil {
+		return nil, err
+	}
+	changed, err := h.fence.Set(req.ManagementCluster, req.StopAfterSeconds)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "recording the fencing: %v", err)
+	}
+	if changed {
+		h.log.Info("Fencing set", "managementCluster", req.ManagementCluster, "stopAfterSeconds", req.StopAfterSeconds)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.broadcaster.Publish(events.Host(h.machines.info()))
+	}
+	return &hostpb.SetFencingResponse{}, nil
+}
+
+// ListContacts returns the last probes of other hosts in a network, and asks their boxes whether they still answer.
+func (h *Host) ListContacts(ctx context.Context, req *hostpb.ListContactsRequest) (*hostpb.ListContactsResponse, error) {
+	if err := admission.CheckID("network", req.NetworkId); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	across := h.networks.acrossHosts()
+	h.mu.Unlock()
+	var here *fencing.Network
+	if i := slices.IndexFunc(across, func(n fencing.Network) bool { return n.ID == req.NetworkId }); i >= 0 {
+		here = &across[i]
+	}
+	contacts, recorded := h.fence.Contacts(req.NetworkId, here)
+	res := &hostpb.ListContactsResponse{RecordedMilliseconds: recorded.Milliseconds(), Contacts: make([]*hostpb.Contact, len(contacts))}
+	ctx, cancel := context.WithTimeout(ctx, reachWait)
+	defer cancel()
+	var all sync.WaitGroup
+	for i, c := range contacts {
+		res.Contacts[i] = &hostpb.Contact{Host: c.Host, AgeMilliseconds: c.Age.Milliseconds(), Fencing: fencingOf(c.Settings), Peer: c.Peer}
+		if c.Peer {
+			all.Go(func() { res.Contacts[i].Reachable = fencing.Reachable(ctx, c.Own, c.Address) })
+		}
+	}
+	all.Wait()
+	return res, nil
+}
+
+func fencingOf(s fencing.Settings) (out []*hostpb.Fencing) {
+	for _, id := range slices.Sorted(maps.Keys(s)) {
+		out = append(out, &hostpb.Fencing{ManagementCluster: id, StopAfterSeconds: s[id]})
+	}
+	return out
+}
+
+// acrossHosts returns the networks that other hosts have too; mu is held.
+func (ns *networks) acrossHosts() (out []fencing.Network) {
+	for _, n := range ns.byID {
+		if n.Overlay == nil {
+			continue
+		}
+		own, others, err := ns.box.Neighbours(boxNetwork(n))
+		if err != nil {
+			ns.log.Error("The other hosts of a network are unknown: its machines are not stopped without contact", "id", n.Id, "error", err)
+		}
+		if len(others) > 0 {
+			out = append(out, fencing.Network{ID: n.Id, Own: own, Hosts: others})
+		}
+	}
+	return out
+}
+
+// keepFenced probes the other hosts, and stops the machines that have no contact any more, until ctx ends.
+func (h *Host) keepFenced(ctx context.Context) {
+	defer h.fence.Close()
+	program, err := os.Executable()
+	if err != nil {
+		h.log.Error("The guard of machines cannot be started", "error", err)
+	}
+	ticker := time.NewTicker(fencing.Pause)
+	defer ticker.Stop()
+	for {
+		h.fenceStep(ctx)
+		if program != "" {
+			h.fence.KeepGuard(program)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// fenceStep does one round. Machines end in their own goroutines.
+func (h *Host) fenceStep(ctx context.Context) {
+	h.mu.Lock()
+	h.fence.SetNetworks(h.networks.acrossHosts())
+	var all []fencing.Machine
+	byID := maps.Clone(h.machines.byID)
+	h.mu.Unlock()
+	for _, m := range byID {
+		if m.deleted.Err() == nil {
+			all = append(all, m.leased())
+		}
+	}
+	for _, id := range h.fence.Step(all) {
+		h.running.Go(func() { byID[id].stopFenced(ctx) })
+	}
+}
+
+// leased is the machine as fencing sees it.
+func (m *machine) leased() fencing.Machine {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := fencing.Machine{ID: m.spec.Id, Network: m.spec.Network.GetId(), ManagementCluster: m.state.ManagementCluster}
+	if m.broken != "" { // Its management cluster is unknown, and it may run.
+		out.ManagementCluster = m.host.fence.Any()
+	}
+	return out
+}
+
+// stopFenced stops the machine until a manager confirms it. The mark is on disk before the machine stops, so that a capstand that
+// starts meanwhile stops it too.
+func (m *machine) stopFenced(ctx context.Context) {
+	m.mu.Lock()
+	already := m.fenced
+	if !already {
+		if err := fencing.Mark(m.host.config.Root, m.spec.Id); err != nil {
+			m.log.Error("Cannot record that fencing stops the machine: a capstand that starts can start it again", "error", err)
+		}
+		m.fenced, m.unconfirmed = true, true
+		m.log.Warn("Stopping the machine: this host has reached neither a manager nor another host of the cluster for too long",
+			"stopAfter", m.host.fence.StopAfter(m.state.ManagementCluster))
+	}
+	m.mu.Unlock()
+	if already {
+		return
+	}
+	if err := m.kill(ctx); err != nil {
+		m.log.Error("Cannot stop the machine; capstand tries again", "error", err)
+		m.mu.Lock()
+		m.fenced = false
+		m.mu.Unlock()
+	}
+	m.wake.Send()
+}
+
+// kill ends all processes of the machine.
+func (m *machine) kill(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return m.cgroup().Remove(ctx)
+}
+
+// noticeMark lets a machine wait that the guard has stopped.
+func (m *machine) noticeMark() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.fenced && fencing.Marked(m.dir) {
+		m.fenced, m.unconfirmed = true, true
+	}
+}
+
+// stayFenced reports that the machine waits for a manager. It ends a machine that still runs, because a capstand ended between the
+// mark and the end of the machine.
+func (m *machine) stayFenced(life context.Context) time.Duration {
+	pid1, err := m.find(life)
+	if err == nil && pid1 != nil {
+		_ = pid1.Close()
+		err = m.kill(life)
+	}
+	if err != nil {
+		m.log.Error("Cannot stop the machine; capstand tries again", "error", err)
+		return fencing.Pause
+	}
+	after := m.host.fence.StopAfter(m.leased().ManagementCluster)
+	m.setStatus(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Unconfirmed, s.Fenced, s.Pid, s.Services = hostpb.MachineStatus_PENDING, true, true, 0, nil
+		s.Message = fmt.Sprintf("the host stopped the machine, because it had reached neither a manager nor another host of the cluster for %s: it starts when a manager confirms it", after)
+	})
+	return forever
+}

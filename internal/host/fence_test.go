@@ -1,0 +1,66 @@
+package host
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/fencing"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// A machine that fencing has stopped waits for a manager without a limit, in every capstand that starts meanwhile. Only the
+// confirmation removes its mark.
+func TestFencedMachineWaits(t *testing.T) {
+	h := recorded(t)
+	h.runc = runc.Runc{Binary: "/bin/false", Root: t.TempDir()}
+	h.contacts = afterAbsence(t, time.Now(), time.Nanosecond)
+	var err error
+	if h.fence, err = fencing.Open(h.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), h.store.root, "/none/", h.log); err != nil {
+		t.Fatal(err)
+	}
+	onDisk(t, h)
+	if err := fencing.Mark(h.store.root, "m-1"); err != nil { // As the guard does.
+		t.Fatal(err)
+	}
+	clear(h.machines.byID)
+	if err := h.loadAll(); err != nil {
+		t.Fatal(err)
+	}
+	m := h.machines.byID["m-1"]
+	if pause := m.awaitConfirmation(t.Context()); pause != forever || !m.status.Fenced || !m.status.Unconfirmed {
+		t.Errorf("the machine waits %s: %v", pause, m.status)
+	}
+	if _, err := h.ClaimMachine(t.Context(), &hostpb.ClaimMachineRequest{Id: "m-1", Namespace: "default", Name: "one", ManagementCluster: "plane"}); err != nil {
+		t.Fatal(err)
+	}
+	if pause := m.awaitConfirmation(t.Context()); pause != 0 || m.status.Fenced || onDisk(t, h).fenced {
+		t.Errorf("after the confirmation the machine waits %s: %v", pause, m.status)
+	}
+}
+
+func TestSetFencing(t *testing.T) {
+	h := recorded(t)
+	var err error
+	if h.fence, err = fencing.Open(h.store.path("fencing.json"), filepath.Join(t.TempDir(), "memory.json"), h.store.root, "/none/", h.log); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []*hostpb.SetFencingRequest{
+		{StopAfterSeconds: 60}, {ManagementCluster: "plane", StopAfterSeconds: -1}, {ManagementCluster: "plane", StopAfterSeconds: 3601},
+	} {
+		if _, err := h.SetFencing(t.Context(), bad); refusal.Of(err).GetReason() != hostpb.Refusal_INVALID {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	for _, seconds := range []int32{60, 0} {
+		if _, err := h.SetFencing(t.Context(), &hostpb.SetFencingRequest{ManagementCluster: "plane", StopAfterSeconds: seconds}); err != nil {
+			t.Fatal(err)
+		}
+		info, err := h.GetInfo(t.Context(), &hostpb.GetInfoRequest{})
+		if err != nil || (len(info.Fencing) == 1) != (seconds == 60) || info.ProtocolVersion != hostpb.ProtocolVersion {
+			t.Errorf("%d seconds: %v, %v", seconds, info, err)
+		}
+	}
+}

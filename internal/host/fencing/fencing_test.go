@@ -1,0 +1,230 @@
+package fencing
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+func TestDeadline(t *testing.T) {
+	for _, tc := range []struct{ stopAfter, manager, host, want time.Duration }{
+		{60, 0, 0, 0}, // no contact in this boot
+		{60, 100, 0, 160},
+		{60, 0, 100, 160},
+		{60, 100, 200, 260},
+		{60, 200, 100, 260},
+	} {
+		if got := Deadline(tc.stopAfter, tc.manager, tc.host); got != tc.want {
+			t.Errorf("%v: %d", tc, got)
+		}
+	}
+	if got := Expired([]Lease{{"a", 10}, {"b", 11}, {"c", 9}}, 10); !slices.Equal(got, []string{"a", "c"}) {
+		t.Errorf("expired: %v", got)
+	}
+}
+
+func TestValid(t *testing.T) {
+	many := Settings{}
+	for i := range maxSettings + 1 {
+		many[strings.Repeat("x", i)] = 60
+	}
+	nonce := strings.Repeat("n", 26)
+	for name, tc := range map[string]struct {
+		m    message
+		want bool
+	}{
+		"a probe":         {message{Nonce: nonce, Settings: Settings{"plane": 60}}, true},
+		"no nonce":        {message{Settings: Settings{"plane": 60}}, false},
+		"a long nonce":    {message{Nonce: strings.Repeat("n", 65)}, false},
+		"too many":        {message{Nonce: nonce, Settings: many}, false},
+		"never":           {message{Nonce: nonce, Settings: Settings{"plane": 0}}, false},
+		"later than ever": {message{Nonce: nonce, Settings: Settings{"plane": 3601}}, false},
+		"a long id":       {message{Nonce: nonce, Settings: Settings{strings.Repeat("x", 129): 60}}, false},
+	} {
+		if got := tc.m.valid(); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestForget(t *testing.T) {
+	m := Memory{
+		Probed:  map[string]map[string]Probed{"n": {"peer": {At: 1}, "left": {At: 1}, "lately": {At: probedLife}}},
+		Reached: map[string]time.Duration{"n": 1, "gone": 1},
+	}
+	m.forget(2*probedLife, map[string][]string{"n": {"peer"}})
+	if len(m.Probed["n"]) != 2 || m.Probed["n"]["left"].At != 0 || len(m.Reached) != 1 {
+		t.Errorf("left: %+v", m)
+	}
+}
+
+// open returns the fence of a host in its own folder.
+func open(t *testing.T, dir string) *Fence {
+	t.Helper()
+	f, err := Open(filepath.Join(dir, "fencing.json"), filepath.Join(dir, "run", "memory.json"), dir, "/none/", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	return f
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// Two hosts probe each other on addresses of the loopback device. A contact of either extends the lease, one that is forged does
+// not, and the memory survives capstand.
+func TestProbes(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
+	tunnelA, tunnelB := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	dir := t.TempDir()
+	fa, fb := open(t, dir), open(t, t.TempDir())
+	m := Machine{ID: "m", Network: "n", ManagementCluster: "plane"}
+	if _, err := fa.Set("plane", 60); err != nil {
+		t.Fatal(err)
+	}
+	if _, bound := fa.Deadline(m); bound {
+		t.Error("the machine of a network on one host can be stopped")
+	}
+	toB, toA := Network{"n", a, map[netip.Addr]netip.Addr{b: tunnelB}}, Network{"n", b, map[netip.Addr]netip.Addr{a: tunnelA}}
+	fa.SetNetworks([]Network{toB})
+	before, bound := fa.Deadline(m)
+	if !bound {
+		t.Fatal("the machine is never stopped")
+	}
+	fa.Step([]Machine{m})
+	if now, _ := fa.Deadline(m); now != before {
+		t.Error("a contact without another host")
+	}
+	if ctx, cancel := context.WithTimeout(t.Context(), time.Second); !Reachable(ctx, a, b) {
+		t.Error("the kernel of a box without capstand does not answer")
+		cancel()
+	} else {
+		cancel()
+	}
+	fa.probers["n"].answered(message{Nonce: "forged", Answer: true}, b)
+	if now, _ := fa.Deadline(m); now != before {
+		t.Error("an answer with another number counts")
+	}
+	fb.SetNetworks([]Network{toA})
+	eventually(t, "no contact", func() bool {
+		fa.Step([]Machine{m})
+		now, _ := fa.Deadline(m)
+		return now > before
+	})
+	contacts, recorded := fb.Contacts("n", &toA)
+	if len(contacts) != 1 || contacts[0].Host != tunnelA.String() || contacts[0].Settings["plane"] != 60 || contacts[0].Age > time.Second || recorded < contacts[0].Age {
+		t.Errorf("contacts of b: %+v", contacts)
+	}
+
+	fb.mu.Lock()
+	fb.saved = false // The disk is full: an answer without a record could be forgotten.
+	fb.mu.Unlock()
+	eventually(t, "a probe without an answer, as it is not recorded", func() bool { // Earlier answers can be under way.
+		before, _ = fa.Deadline(m)
+		fa.Step([]Machine{m})
+		return !waitFor(100*time.Millisecond, func() bool { now, _ := fa.Deadline(m); return now > before })
+	})
+	fa.Close()
+	if next := open(t, dir); next.memory.Reached["n"] != fa.memory.Reached["n"] || next.settings["plane"] != 60 || len(next.memory.Leases) != 1 {
+		t.Errorf("after a restart: %+v", next.memory)
+	}
+}
+
+// waitFor returns whether f becomes true in time.
+func waitFor(d time.Duration, f func() bool) bool {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if f() {
+			return true
+		}
+	}
+	return false
+}
+
+// A connected manager renews the lease, and its end does not.
+func TestManagerRenewsTheLease(t *testing.T) {
+	f := open(t, t.TempDir())
+	f.settings["plane"], f.hosts["n"] = 1, 1
+	f.memory.Since = 1
+	m := Machine{ID: "m", Network: "n", ManagementCluster: "plane"}
+	if got := f.Step([]Machine{m}); !slices.Equal(got, []string{"m"}) {
+		t.Errorf("without contact %v expired", got)
+	}
+	f.Begin("n")
+	if got := f.Step([]Machine{m}); got != nil {
+		t.Errorf("%v expired when its network got another host", got)
+	}
+	end := f.Connected("plane")
+	if got := f.Step([]Machine{m}); got != nil {
+		t.Errorf("with a manager %v expired", got)
+	}
+	end()
+	eventually(t, "the lease does not expire", func() bool { return len(f.Step([]Machine{m})) == 1 })
+	f.Connected("other")
+	if got := f.Step([]Machine{m}); got == nil {
+		t.Error("the manager of another management cluster renews the lease")
+	}
+}
+
+// The guard marks and ends without leases.
+func TestGuard(t *testing.T) {
+	root := t.TempDir()
+	path := filepath.Join(root, "memory.json")
+	m, _ := ReadMemory(path)
+	m.Root, m.Cgroup, m.Leases = root, "/none", []Lease{{"m", Now() - time.Hour}, {"gone", 1}, {"stays", Now() + time.Hour}}
+	for _, file := range []string{"machines/m/spec.json", "machines/stays/spec.json"} {
+		if err := write(filepath.Join(root, file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := atomicfile.WriteJSON(path, m, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- Guard(t.Context(), path, slog.New(slog.DiscardHandler)) }()
+	eventually(t, "the machine is not marked", func() bool { return Marked(filepath.Join(root, "machines/m")) })
+	if Marked(filepath.Join(root, "machines/stays")) || atomicfile.Exists(filepath.Join(root, "machines/gone")) {
+		t.Error("another machine is marked")
+	}
+	m.Leases = nil
+	if err := atomicfile.WriteJSON(path, m, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func write(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(path, nil, 0o600)
+}

@@ -1,0 +1,9 @@
+package hostpb
+
+// Limits of the Services of a cluster that a host publishes.
+const (
+	MaxServices        = 64
+	MaxServicePorts    = 256
+	MaxServiceMachines = 256
+	MaxSourceRanges    = 64
+)

@@ -1,0 +1,100 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"capstan.dev/capstan/internal/atomicfile"
+)
+
+// Redirect sends the connections of a network's machines to an endpoint on another box to a load balancer of this box, so
+// that no machine depends on another box.
+type Redirect struct {
+	// Balancer is the id of the load balancer.
+	Balancer string         `json:"balancer,omitempty"`
+	Endpoint netip.AddrPort `json:"endpoint,omitzero"`
+	To       netip.AddrPort `json:"to,omitzero"`
+	// Virtual: the address of the endpoint is virtual, so it can be this box's own.
+	Virtual bool `json:"virtual,omitempty"`
+	// Host is the id of the load balancer's capstand. Box.Redirect sets it.
+	Host string `json:"host,omitempty"`
+}
+
+// ChooseRedirect returns the redirection of connections to an endpoint. It leads to the first listen address (host:port) of
+// the same address family in the network. An empty endpoint has none.
+func ChooseRedirect(balancerID, endpoint string, listen []string, subnets []Subnet) (Redirect, error) {
+	r := Redirect{Balancer: balancerID}
+	if endpoint == "" {
+		return r, nil
+	}
+	var err error
+	if r.Endpoint, err = netip.ParseAddrPort(endpoint); err != nil {
+		return r, err
+	}
+	for _, l := range listen {
+		to, err := netip.ParseAddrPort(l)
+		if err != nil || to.Addr().Is4() != r.Endpoint.Addr().Is4() {
+			continue
+		}
+		for _, subnet := range subnets {
+			if subnet.Prefix.Contains(to.Addr()) {
+				r.To = to
+				return r, nil
+			}
+		}
+	}
+	return r, fmt.Errorf("endpoint %s has no listen address of its address family in the machine network to lead to: expected one, for example %s",
+		endpoint, net.JoinHostPort(subnets[len(subnets)-1].Gateway.String(), "6443"))
+}
+
+// Redirect records and applies the redirection for a load balancer. One without an endpoint ends the redirection for that
+// load balancer.
+func (b Box) Redirect(ctx context.Context, networkID string, want Redirect) error {
+	want.Host = b.HostID
+	return b.locked(func() error {
+		have, err := b.redirect(networkID)
+		if err == nil && (have == want || !want.Endpoint.IsValid() && have.Balancer != want.Balancer) {
+			return nil
+		}
+		n, ok := b.Network(networkID)
+		if !ok {
+			return nil // It has no rules. Ensure writes those of the record.
+		}
+		if !want.Endpoint.IsValid() {
+			err = remove(b.redirectFile(networkID))
+		} else {
+			err = atomicfile.WriteJSON(b.redirectFile(networkID), want, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+		return b.rewriteFirewall(ctx, n)
+	})
+}
+
+// KeepRedirect ends the redirection to a load balancer of this capstand that is not in the given list. A crash can leave a
+// redirection without its load balancer.
+func (b Box) KeepRedirect(ctx context.Context, networkID string, ids []string) error {
+	have, err := b.redirect(networkID)
+	if err != nil || have.Host != b.HostID || slices.Contains(ids, have.Balancer) {
+		return err
+	}
+	return b.Redirect(ctx, networkID, Redirect{Balancer: have.Balancer})
+}
+
+func (b Box) redirectFile(networkID string) string {
+	return filepath.Join(b.dir(networkID), "redirect.json")
+}
+
+func (b Box) redirect(networkID string) (r Redirect, err error) {
+	if err := atomicfile.ReadJSON(b.redirectFile(networkID), &r); !errors.Is(err, fs.ErrNotExist) {
+		return r, err
+	}
+	return Redirect{}, nil
+}

@@ -1,0 +1,444 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/atomicfile"
+)
+
+// Service is a Service of a cluster that clients outside of the box reach at an address of the box.
+type Service struct {
+	Name    string     `json:"name"`
+	Address netip.Addr `json:"address"`
+	// Ports of the address.
+	Ports []ServicePort `json:"ports"`
+	// Machines get the connections.
+	Machines []netip.Addr `json:"machines,omitempty"`
+	// Sources are the networks of the clients; empty for all.
+	Sources []netip.Prefix `json:"sources,omitempty"`
+}
+
+// ServicePort leads a port of the address to a port of the machines.
+type ServicePort struct {
+	Protocol string `json:"protocol"` // tcp or udp
+	Port     uint16 `json:"port"`
+	NodePort uint16 `json:"nodePort"`
+}
+
+// Refused contains the reasons why a box cannot have addresses.
+type Refused map[netip.Addr]string
+
+// SetServices publishes the Services of a network through this capstand and ends the publication of all others. It returns
+// the addresses that the box cannot have; their Services are not published.
+//
+// The record is written before a new address is added, and after a former address was removed: an address without a record
+// would count as an address of the host.
+func (b Box) SetServices(ctx context.Context, networkID string, want []Service) (Refused, error) {
+	refused, links := Refused{}, map[netip.Addr]netlink.Link{}
+	var fresh []netip.Addr
+	if err := b.locked(func() (err error) {
+		for _, s := range want {
+			link, held, why := b.serviceLink(networkID, s.Address)
+			switch {
+			case why != nil:
+				refused[s.Address] = why.Error()
+			case !held:
+				fresh = append(fresh, s.Address)
+			}
+			links[s.Address] = link
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	probeAll(ctx, fresh, links, refused) // It takes time, and the lock is that of the whole box.
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	accepted := slices.DeleteFunc(slices.Clone(want), func(s Service) bool { return refused[s.Address] != "" })
+	// The end of a request must not leave an address without its rules.
+	return refused, b.locked(func() error { return b.publish(context.WithoutCancel(ctx), networkID, accepted, links, refused) })
+}
+
+// probeAll asks for the stations that have new addresses, for all addresses at a time.
+func probeAll(ctx context.Context, addresses []netip.Addr, links map[netip.Addr]netlink.Link, refused Refused) {
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	for _, address := range addresses {
+		fd, to, err := packets(links[address])
+		if err != nil {
+			mu.Lock()
+			refused[address] = fmt.Sprintf("asking for the address %s: %v", address, err)
+			mu.Unlock()
+			continue
+		}
+		running.Go(func() {
+			mac, err := probeWith(ctx, fd, to, links[address], address)
+			if err == nil && mac == nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			refused[address] = fmt.Sprintf("the address %s belongs to the station %s in the network of %s: free it, or exclude it from the pool", address, mac, links[address].Attrs().Name)
+			if err != nil {
+				refused[address] = fmt.Sprintf("asking for the address %s: %v", address, err)
+			}
+		})
+	}
+	running.Wait()
+}
+
+// publish writes the record, the rules and the addresses; the lock is held. Another capstand of the box may have taken an
+// address during the probe.
+func (b Box) publish(ctx context.Context, networkID string, want []Service, links map[netip.Addr]netlink.Link, refused Refused) error {
+	n, ok := b.Network(networkID)
+	if !ok {
+		return fmt.Errorf("network %s does not exist on this box", networkID)
+	}
+	want = slices.DeleteFunc(want, func(s Service) bool {
+		if _, _, why := b.serviceLink(networkID, s.Address); why != nil {
+			refused[s.Address] = why.Error()
+		}
+		return refused[s.Address] != ""
+	})
+	have, err := b.ownServices(networkID)
+	if err != nil {
+		return err
+	}
+	if len(have) == 0 && len(want) == 0 {
+		return nil
+	}
+	if err := b.removeServiceAddresses(have, want); err != nil {
+		return err
+	}
+	if err := b.recordServices(networkID, want); err != nil {
+		return err
+	}
+	if err := b.rewriteFirewall(ctx, n); err != nil { // Before the address, so that no service of the host answers at it.
+		return err
+	}
+	for _, s := range want {
+		if err := addServiceAddress(links[s.Address], s.Address); err != nil {
+			return err
+		}
+	}
+	return endFlows(have, want)
+}
+
+func (b Box) servicesDir(networkID string) string { return filepath.Join(b.dir(networkID), "services") }
+
+func (b Box) servicesFile(networkID string) string {
+	return filepath.Join(b.servicesDir(networkID), b.HostID)
+}
+
+func (b Box) recordServices(networkID string, services []Service) error {
+	if len(services) == 0 {
+		return remove(b.servicesFile(networkID))
+	}
+	if err := os.MkdirAll(b.servicesDir(networkID), 0o755); err != nil {
+		return err
+	}
+	return atomicfile.WriteJSON(b.servicesFile(networkID), services, 0o644)
+}
+
+// ownServices returns the Services of a network that this capstand publishes.
+func (b Box) ownServices(networkID string) ([]Service, error) {
+	return readServices(b.servicesFile(networkID))
+}
+
+// services returns the Services of a network that the capstands of the box publish.
+func (b Box) services(networkID string) (all []Service, err error) {
+	users, err := b.users(networkID)
+	if err != nil {
+		return nil, err
+	}
+	for _, user := range users {
+		of, err := readServices(filepath.Join(b.servicesDir(networkID), user.Host))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of...)
+	}
+	return all, nil
+}
+
+func readServices(path string) (all []Service, err error) {
+	if err := atomicfile.ReadJSON(path, &all); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return all, nil
+}
+
+// releaseServices ends the publication of a network's Services through this capstand; the lock is held.
+func (b Box) releaseServices(networkID string) error {
+	have, err := b.ownServices(networkID)
+	if err != nil {
+		return err
+	}
+	if err := b.removeServiceAddresses(have, nil); err != nil {
+		return err
+	}
+	return errors.Join(endFlows(have, nil), remove(b.servicesFile(networkID)))
+}
+
+// removeForsakenAddresses removes the addresses of capstands whose state folder is gone; the lock is held, and the network has
+// no user any more.
+func (b Box) removeForsakenAddresses(networkID string) (err error) {
+	files, _ := filepath.Glob(filepath.Join(b.servicesDir(networkID), "*"))
+	for _, file := range files {
+		if have, readErr := readServices(file); readErr == nil { // A crash can leave an unfinished file.
+			err = errors.Join(err, b.removeServiceAddresses(have, nil), endFlows(have, nil))
+		}
+	}
+	return err
+}
+
+// serviceLink returns the interface whose network contains an address, and whether this capstand has recorded the address
+// for a Service of the network and the interface has it. An address of the host, or of another publication, is an error.
+func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Link, held bool, err error) {
+	recorded, err := b.publisher(networkID, address)
+	if err != nil {
+		return nil, false, err
+	}
+	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, false, err
+	}
+	best, bits := -1, -1
+	for _, a := range all {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		prefix := netip.PrefixFrom(ip.Unmap(), ones).Masked()
+		switch {
+		case ip.Unmap() == address && !recorded:
+			return nil, false, fmt.Errorf("%s is an address of the host itself: exclude it from the pool", address)
+		case ip.Unmap() == address:
+			link, err = netlink.LinkByIndex(a.LinkIndex)
+			return link, err == nil, err
+		case ones >= 31 || ones <= bits || !prefix.Contains(address):
+		case address == prefix.Addr() || address == lastAddress(prefix):
+			return nil, false, fmt.Errorf("%s is the network or broadcast address of %s: exclude it from the pool", address, prefix)
+		default:
+			best, bits = a.LinkIndex, ones
+		}
+	}
+	if best < 0 {
+		return nil, false, fmt.Errorf("no interface of the host is in the network of the address %s: correct the pool and spec.services.addresses of the CapstanHost", address)
+	}
+	link, err = netlink.LinkByIndex(best)
+	if err == nil && strings.HasPrefix(link.Attrs().Name, "cap") && link.Type() == "bridge" {
+		return nil, false, fmt.Errorf("%s is in the machine network of a cluster on the host: clients outside of the host do not reach it; use another pool", address)
+	}
+	return link, false, err
+}
+
+// publisher returns whether this capstand publishes a Service of the network at the address. It returns an error if another
+// network or capstand of the box does.
+func (b Box) publisher(networkID string, address netip.Addr) (own bool, err error) {
+	networks, err := b.list()
+	if err != nil {
+		return false, err
+	}
+	for _, n := range networks {
+		users, err := b.users(n.ID)
+		if err != nil {
+			return false, err
+		}
+		for _, user := range users {
+			services, err := readServices(filepath.Join(b.servicesDir(n.ID), user.Host))
+			if err != nil {
+				return false, err
+			}
+			i := slices.IndexFunc(services, func(s Service) bool { return s.Address == address })
+			switch {
+			case i < 0:
+			case n.ID == networkID && user.Host == b.HostID:
+				own = true
+			default:
+				return false, fmt.Errorf("another Service on this box has the address %s", address)
+			}
+		}
+	}
+	return own, nil
+}
+
+// addServiceAddress gives an interface an address, and announces it if it is new. The box does not use it for its own
+// connections.
+func addServiceAddress(link netlink.Link, address netip.Addr) error {
+	err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(address, address.BitLen())})
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("adding the address %s to %s: %w", address, link.Attrs().Name, err)
+	}
+	return AnnounceVirtual(link, address)
+}
+
+// removeServiceAddresses removes the addresses of Services that are no longer wanted.
+func (b Box) removeServiceAddresses(have, want []Service) error {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		has := func(s Service) bool { return s.Address == ip.Unmap() }
+		if !slices.ContainsFunc(have, has) || slices.ContainsFunc(want, has) {
+			continue
+		}
+		link, err := netlink.LinkByIndex(a.LinkIndex)
+		if err != nil {
+			continue // It was removed together with its addresses.
+		}
+		if err := netlink.AddrDel(link, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("removing the address %s from %s: %w", ip, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// HoldsServices announces the addresses that this capstand has for the Services of a network, and returns whether it has all
+// of them.
+func (b Box) HoldsServices(networkID string, services []Service) (whole bool, err error) {
+	whole = true
+	err = b.locked(func() error {
+		for _, s := range services {
+			link, held, why := b.serviceLink(networkID, s.Address)
+			if why != nil || !held {
+				whole = false
+				continue
+			}
+			if err := AnnounceVirtual(link, s.Address); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return whole, err
+}
+
+// endFlows ends the tracked connections that the Services do not allow any more. Otherwise a client that keeps sending from
+// one port would be served as long as it sends. TCP connections continue when their machine gets no new ones.
+func endFlows(have, want []Service) error {
+	if len(have) == 0 {
+		return nil
+	}
+	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.FAMILY_V4, unwantedFlows{have, want})
+	if err != nil {
+		return fmt.Errorf("ending the connections of former Services: %w", err)
+	}
+	return nil
+}
+
+type unwantedFlows struct{ have, want []Service }
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (u unwantedFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
+	at := func(s Service) bool { return s.Address == to.Unmap() }
+	if !slices.ContainsFunc(u.have, at) {
+		return false
+	}
+	i := slices.IndexFunc(u.want, at)
+	return i < 0 || !u.want[i].serves(flow.Forward, flow.Reverse.SrcIP)
+}
+
+// serves returns whether a connection to the Service may go on.
+func (s Service) serves(flow netlink.IPTuple, machine net.IP) bool {
+	protocol := map[uint8]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[flow.Protocol]
+	if !slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Protocol == protocol && p.Port == flow.DstPort }) {
+		return false
+	}
+	from, _ := netip.AddrFromSlice(flow.SrcIP)
+	if len(s.Sources) > 0 && !slices.ContainsFunc(s.Sources, func(p netip.Prefix) bool { return p.Contains(from.Unmap()) }) {
+		return false
+	}
+	to, _ := netip.AddrFromSlice(machine)
+	return protocol == "tcp" || slices.Contains(s.Machines, to.Unmap())
+}
+
+// toServices returns the rules that lead connections to Services to machines. A Service without machines has none.
+func (f firewall) toServices() (rules []string) {
+	for _, s := range f.services {
+		for _, p := range s.Ports {
+			if len(s.Machines) > 0 {
+				rules = append(rules, fmt.Sprintf("ip daddr %s %s dport %d%s dnat ip to %s", s.Address, p.Protocol, p.Port, sources(s.Sources), machines(s.Machines, p.NodePort)))
+			}
+		}
+	}
+	return rules
+}
+
+func sources(networks []netip.Prefix) string {
+	if len(networks) == 0 {
+		return ""
+	}
+	return " ip saddr { " + join(networks) + " }"
+}
+
+// machines returns the target of a translation: one machine at random for each connection.
+func machines(addresses []netip.Addr, port uint16) string {
+	if len(addresses) == 1 {
+		return fmt.Sprintf("%s:%d", addresses[0], port)
+	}
+	var all []string
+	for i, a := range addresses {
+		all = append(all, fmt.Sprintf("%d : %s . %d", i, a, port))
+	}
+	return fmt.Sprintf("numgen random mod %d map { %s }", len(addresses), strings.Join(all, ", "))
+}
+
+// admitServices accepts forwarded connections that were translated from a port of a Service, and no others: a client that
+// sends to the port of a machine is not a client of the Service.
+func (f firewall) admitServices() (rules []string) {
+	for _, s := range f.services {
+		for _, protocol := range []string{"tcp", "udp"} {
+			var ports []string
+			for _, p := range s.Ports {
+				if p.Protocol == protocol {
+					ports = append(ports, strconv.Itoa(int(p.Port)))
+				}
+			}
+			if len(ports) > 0 {
+				rules = append(rules, fmt.Sprintf("oifname %s ct status dnat ct original ip daddr %s meta l4proto %s ct original proto-dst { %s } accept",
+					BridgeName(f.networkID), s.Address, protocol, strings.Join(ports, ", ")))
+			}
+		}
+	}
+	return rules
+}
+
+// protectHost keeps clients at the address of a Service away from the programs of the host that listen on all addresses.
+func (f firewall) protectHost() []string {
+	var all []netip.Addr
+	for _, s := range f.services {
+		all = append(all, s.Address)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("ip daddr { %s } meta l4proto != icmp ct state != { established, related } drop", join(all))}
+}
+
+func join[T fmt.Stringer](all []T) string {
+	texts := make([]string, 0, len(all))
+	for _, a := range all {
+		texts = append(texts, a.String())
+	}
+	return strings.Join(texts, ", ")
+}

@@ -1,0 +1,338 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+// lan is a box with two machines, and a client in the network of its uplink.
+type lan struct {
+	*rack
+	box      *rackBox
+	client   netns.NsHandle
+	machines []netns.NsHandle
+}
+
+var lanNetwork = Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/demo"}
+
+func newLAN(t *testing.T) *lan {
+	r := newRack(t, false)
+	l := &lan{rack: r, box: &rackBox{Box: box(t, t.TempDir(), "a"), ns: r.namespace()}, client: r.namespace()}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Namespace = "uplink", netlink.NsFd(int(l.box.ns))
+	r.must(in(l.client, func() error { return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0"}) }))
+	r.must(in(l.client, func() error { return up("eth0", "203.0.113.2/24", "203.0.113.3/24") }))
+	r.must(in(l.box.ns, func() error { return up("uplink", "203.0.113.1/24") }))
+	r.must(in(l.box.ns, func() error { return l.box.Ensure(t.Context(), lanNetwork) }))
+	for _, address := range []string{"10.231.7.10", "10.231.7.11"} {
+		machine := r.machine(l.box, lanNetwork, "m-"+address, address)
+		l.machines = append(l.machines, machine)
+		l.serveWho(machine, address)
+	}
+	return l
+}
+
+func up(name string, addresses ...string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, a := range addresses {
+		prefix := netip.MustParsePrefix(a)
+		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix.Addr(), prefix.Bits())}); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// nodePort of the servers for TCP and UDP.
+const nodePort = 30080
+
+// serveWho answers each connection and each datagram with the machine and the address of the client.
+func (l *lan) serveWho(machine netns.NsHandle, name string) {
+	l.Helper()
+	var tcp net.Listener
+	var udp net.PacketConn
+	l.must(in(machine, func() (err error) {
+		if tcp, err = net.Listen("tcp", fmt.Sprint(":", nodePort)); err != nil {
+			return err
+		}
+		udp, err = net.ListenPacket("udp", fmt.Sprint(":", nodePort))
+		return err
+	}))
+	l.Cleanup(func() { _, _ = tcp.Close(), udp.Close() })
+	who := func(from net.Addr) string {
+		return name + " " + netip.MustParseAddrPort(from.String()).Addr().Unmap().String()
+	}
+	go func() {
+		for {
+			conn, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, who(conn.RemoteAddr()))
+			_ = conn.Close()
+		}
+	}()
+	go func() {
+		buffer := make([]byte, 64)
+		for {
+			_, from, err := udp.ReadFrom(buffer)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo([]byte(who(from)), from)
+		}
+	}()
+}
+
+// ask connects from a namespace, and from one of its addresses if from is not empty.
+func ask(ns netns.NsHandle, protocol, from, to string) (answer string, err error) {
+	err = in(ns, func() error {
+		dialer := net.Dialer{Timeout: 400 * time.Millisecond}
+		if protocol == "udp" && from != "" {
+			dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from))
+		} else if from != "" {
+			dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))
+		}
+		conn, err := dialer.DialContext(context.Background(), protocol, to)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(400 * time.Millisecond))
+		if protocol == "udp" {
+			if _, err := conn.Write([]byte("who?")); err != nil {
+				return err
+			}
+		}
+		buffer := make([]byte, 64)
+		n, err := conn.Read(buffer)
+		answer = string(buffer[:n])
+		return err
+	})
+	return answer, err
+}
+
+// answers expects an answer that contains a text, or no answer if the text is empty.
+func (l *lan) answers(what string, ns netns.NsHandle, protocol, from, to, want string) {
+	l.Helper()
+	got, err := ask(ns, protocol, from, to)
+	switch {
+	case want == "" && err == nil:
+		l.Errorf("%s: %s %s answered %q", what, protocol, to, got)
+	case want != "" && (err != nil || !strings.Contains(got, want)):
+		l.Errorf("%s: %s %s answered %q (%v), want %q", what, protocol, to, got, err, want)
+	}
+}
+
+func (l *lan) publish(services ...Service) Refused {
+	l.Helper()
+	var refused Refused
+	l.must(in(l.box.ns, func() (err error) { refused, err = l.box.SetServices(l.Context(), "n", services); return err }))
+	return refused
+}
+
+func service(address string, change func(*Service)) Service {
+	s := Service{
+		Name: "default/web", Address: netip.MustParseAddr(address), Machines: []netip.Addr{netip.MustParseAddr("10.231.7.10"), netip.MustParseAddr("10.231.7.11")},
+		Ports: []ServicePort{{"tcp", 80, nodePort}, {"udp", 53, nodePort}},
+	}
+	if change != nil {
+		change(&s)
+	}
+	return s
+}
+
+// Clients of the LAN reach exactly the published ports, the machines see their address, and nothing remains afterwards.
+func TestServices(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	const address = "203.0.113.100"
+	l.answers("before", l.client, "tcp", "", address+":80", "")
+	if refused := l.publish(service(address, nil)); len(refused) > 0 {
+		t.Fatal(refused)
+	}
+	l.onlyPublishedPorts(address)
+	l.bothMachines(address)
+	l.sourceRanges(address)
+	l.establishedFlowEnds(address)
+
+	l.publish()
+	l.answers("after", l.client, "tcp", "", address+":80", "")
+	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, address) {
+		t.Errorf("the address remains: %s", out)
+	}
+	if out := l.inBox("nft list ruleset"); strings.Contains(out, address) {
+		t.Errorf("rules remain: %s", out)
+	}
+}
+
+func (l *lan) inBox(script string) (out string) {
+	l.Helper()
+	l.must(in(l.box.ns, func() error { out = run(l.T, script); return nil }))
+	return out
+}
+
+func (l *lan) onlyPublishedPorts(address string) {
+	var host net.Listener
+	l.must(in(l.box.ns, func() (err error) { host, err = net.Listen("tcp", ":22"); return err }))
+	defer host.Close()
+	l.answers("a published port", l.client, "tcp", "", address+":80", " 203.0.113.2")
+	l.answers("a published UDP port", l.client, "udp", "", address+":53", " 203.0.113.2")
+	l.answers("the UDP port by TCP", l.client, "tcp", "", address+":53", "")
+	l.answers("the TCP port by UDP", l.client, "udp", "", address+":80", "")
+	l.answers("the node port at the address", l.client, "tcp", "", fmt.Sprintf("%s:%d", address, nodePort), "")
+	l.must(in(l.client, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(netip.MustParseAddr("10.231.7.0"), 24), Gw: net.ParseIP("203.0.113.1")})
+	}))
+	l.answers("the node port of a machine", l.client, "tcp", "", fmt.Sprint("10.231.7.10:", nodePort), "")
+	if _, err := ask(l.client, "tcp", "", address+":22"); err == nil || !strings.Contains(err.Error(), "i/o timeout") || strings.Contains(err.Error(), "read") {
+		l.Errorf("a client reaches a program of the host at the address: %v", err)
+	}
+	l.answers("the box itself", l.box.ns, "tcp", "", address+":80", "10.231.7.1")
+}
+
+func (l *lan) bothMachines(address string) {
+	seen := map[string]bool{}
+	for range 100 {
+		if got, err := ask(l.client, "tcp", "", address+":80"); err == nil {
+			seen[strings.Fields(got)[0]] = true
+		}
+	}
+	if len(seen) != 2 {
+		l.Errorf("of two machines, %v answered", seen)
+	}
+	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[1:] }))
+	for range 10 {
+		l.answers("a machine that left", l.client, "tcp", "", address+":80", "10.231.7.11 ")
+	}
+	l.publish(service(address, func(s *Service) { s.Machines = nil }))
+	l.answers("no machine", l.client, "tcp", "", address+":80", "")
+}
+
+func (l *lan) sourceRanges(address string) {
+	l.publish(service(address, func(s *Service) { s.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.3/32")} }))
+	l.answers("another source", l.client, "tcp", "203.0.113.2:0", address+":80", "")
+	l.answers("the allowed source", l.client, "tcp", "203.0.113.3:0", address+":80", " 203.0.113.3")
+}
+
+// establishedFlowEnds sends from one port: the kernel tracks this as one connection, which the rules alone do not end.
+func (l *lan) establishedFlowEnds(address string) {
+	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[:1] }))
+	l.answers("the first machine", l.client, "udp", "203.0.113.2:4000", address+":53", "10.231.7.10 ")
+	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[1:] }))
+	l.answers("the flow after its machine left", l.client, "udp", "203.0.113.2:4000", address+":53", "10.231.7.11 ")
+	l.publish(service(address, func(s *Service) { s.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.3/32")} }))
+	l.answers("the flow of a source that is not allowed any more", l.client, "udp", "203.0.113.2:4000", address+":53", "")
+}
+
+// Addresses that belong to others are refused, and the other Services are published.
+func TestRefusedServices(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	l.must(in(l.client, func() error { return up("eth0", "203.0.113.50/32") }))
+	other := Network{ID: "other", CIDR: "10.231.8.0/24", Cluster: "default/other"}
+	l.must(in(l.box.ns, func() error {
+		if err := l.box.Ensure(t.Context(), other); err != nil {
+			return err
+		}
+		_, err := l.box.SetServices(t.Context(), "other", []Service{service("203.0.113.60", nil)})
+		return err
+	}))
+	refused := l.publish(service("203.0.113.100", nil), service("203.0.113.50", nil), service("203.0.113.1", nil), service("203.0.113.255", nil),
+		service("198.51.100.7", nil), service("10.231.7.40", nil), service("203.0.113.60", nil))
+	for address, want := range map[string]string{
+		"203.0.113.50": "belongs to the station", "203.0.113.1": "of the host itself", "203.0.113.255": "broadcast", "198.51.100.7": "no interface",
+		"10.231.7.40": "machine network", "203.0.113.60": "another Service",
+	} {
+		if got := refused[netip.MustParseAddr(address)]; !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", address, got, want)
+		}
+	}
+	if len(refused) != 6 {
+		t.Errorf("refused: %v", refused)
+	}
+	l.answers("the accepted one", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+
+	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "other") }))
+	if refused := l.publish(service("203.0.113.60", nil)); len(refused) > 0 {
+		t.Errorf("an address that was released: %v", refused)
+	}
+}
+
+// The addresses of a capstand whose state folder was removed go with the network.
+func TestForsakenServices(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	forsaken := box(t, l.box.Dir, "b")
+	l.must(in(l.box.ns, func() error {
+		if err := forsaken.Ensure(t.Context(), lanNetwork); err != nil {
+			return err
+		}
+		_, err := forsaken.SetServices(t.Context(), "n", []Service{service("203.0.113.100", nil)})
+		return err
+	}))
+	l.answers("through the second capstand", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.publish(service("203.0.113.101", nil))
+	l.answers("beside another capstand", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.must(os.RemoveAll(forsaken.HostRoot))
+	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "n") }))
+	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, "203.0.113.10") {
+		t.Errorf("addresses remain: %s", out)
+	}
+}
+
+// A capstand that starts again keeps the addresses. After a reboot, and when another program removed an address, they return.
+func TestServicesReturn(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	l := newLAN(t)
+	s := service("203.0.113.100", nil)
+	whole := func() (whole bool) {
+		l.must(in(l.box.ns, func() (err error) { whole, err = l.box.HoldsServices("n", []Service{s}); return err }))
+		return whole
+	}
+	if whole() {
+		t.Error("an address that was never published is held")
+	}
+	l.publish(s)
+	l.publish(s)
+	if !whole() {
+		t.Error("the published address is not held")
+	}
+	l.inBox("ip addr del 203.0.113.100/32 dev uplink; nft flush ruleset")
+	if whole() {
+		t.Error("a removed address is held")
+	}
+	l.publish(s)
+	l.answers("after the removal by another program", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "n") }))
+	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, "203.0.113.100") {
+		t.Errorf("the network was released, and the address remains: %s", out)
+	}
+}

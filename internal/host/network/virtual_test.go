@@ -1,0 +1,230 @@
+package network
+
+import (
+	"net"
+	"net/netip"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+// run runs a shell script in the namespace of the test.
+func run(t *testing.T, script string) string {
+	t.Helper()
+	out, err := exec.Command("/bin/sh", "-euc", script).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", script, err, out)
+	}
+	return string(out)
+}
+
+// IC-10: a virtual address is unique, moves to this box in the neighbour tables of other stations, and expires without a
+// renewal.
+func TestVirtualAddress_IC10(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	run(t, `ip link set lo up
+		ip link add lan type veth peer name other
+		ip addr add 203.0.113.1/24 dev lan
+		ip link set lan up
+		ip link set other up
+		ip addr add 10.9.0.1/24 dev lan`)
+	address := netip.MustParseAddr("203.0.113.100")
+	link, err := VirtualLink(address)
+	if err != nil || link.Attrs().Name != "lan" {
+		t.Fatalf("%v, %v", link, err)
+	}
+	if err := ProbeVirtual(t.Context(), link, address); err != nil {
+		t.Errorf("a free address: %v", err)
+	}
+	for _, bad := range []string{"203.0.113.1", "10.9.0.1", "192.0.2.5"} {
+		if _, err := VirtualLink(netip.MustParseAddr(bad)); err == nil {
+			t.Errorf("%s is an address of the host, or of no network, and was accepted", bad)
+		}
+	}
+
+	frames, err := listenRaw("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := AnnounceVirtual(link, address); err != nil {
+		t.Fatal(err)
+	}
+	frame := make([]byte, 256)
+	for {
+		n, _, err := unix.Recvfrom(frames, frame, 0)
+		if err != nil {
+			t.Fatalf("no announcement: %v", err)
+		}
+		if holder := holderOf(frame[:n], address, nil); holder.String() == link.Attrs().HardwareAddr.String() {
+			break
+		}
+	}
+
+	if err := HoldVirtual(link, address, 1500*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	has := func() bool { return strings.Contains(run(t, "ip -4 addr"), "203.0.113.100/32") }
+	if again, err := VirtualLink(address); err != nil || again.Attrs().Name != "lan" {
+		t.Errorf("an address that this host holds: %v, %v", again, err)
+	}
+	if !has() {
+		t.Fatal("the host does not have the address")
+	}
+	conn, err := net.Dial("udp", "203.0.113.50:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from := conn.LocalAddr().String(); !strings.HasPrefix(from, "203.0.113.1:") {
+		t.Errorf("the host uses %s for its own connections", from)
+	}
+	since := time.Now()
+	for has() && time.Since(since) < 10*time.Second {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if after := time.Since(since); after > 5*time.Second {
+		t.Errorf("the kernel removed the address after %s", after)
+	} else {
+		t.Logf("the kernel removed the address after %s", after)
+	}
+	if err := HoldVirtual(link, address, 3*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := ReleaseVirtual(address); err != nil || has() {
+		t.Errorf("the address was not released: %v", err)
+	}
+	if err := ReleaseVirtual(address); err != nil {
+		t.Errorf("a second release: %v", err)
+	}
+}
+
+// A BGP daemon on the box can announce the addresses of an interface without cables (docs/networking.md). A virtual address
+// appears on it and disappears from it as on an Ethernet interface.
+func TestVirtualAddressForBGP(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	run(t, `ip link add anycast type bridge
+		ip addr add 198.18.5.1/28 dev anycast
+		ip link set anycast up`)
+	address := netip.MustParseAddr("198.18.5.7")
+	link, err := VirtualLink(address)
+	if err != nil || link.Attrs().Name != "anycast" {
+		t.Fatalf("%v, %v", link, err)
+	}
+	if err := ProbeVirtual(t.Context(), link, address); err != nil {
+		t.Errorf("probe: %v", err)
+	}
+	if err := HoldVirtual(link, address, 3*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := AnnounceVirtual(link, address); err != nil {
+		t.Errorf("announcement: %v", err)
+	}
+	if out := run(t, "ip -4 -o addr show dev anycast"); !strings.Contains(out, " 198.18.5.7/32 ") {
+		t.Errorf("the interface has %s", out)
+	}
+	if err := ReleaseVirtual(address); err != nil {
+		t.Error(err)
+	}
+	if out := run(t, "ip -4 -o addr show dev anycast"); strings.Contains(out, "198.18.5.7") {
+		t.Errorf("after the release, the interface has %s", out)
+	}
+}
+
+// A virtual address that another station has is refused.
+func TestProbeVirtual(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	run(t, `ip link add lan type veth peer name other
+		ip addr add 203.0.113.1/24 dev lan
+		ip link set lan up
+		ip link set other up
+		echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore
+		ip addr add 203.0.113.100/32 dev other
+		echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; echo 0 > /proc/sys/net/ipv4/conf/other/rp_filter`)
+	link, err := netlink.LinkByName("lan")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ProbeVirtual(t.Context(), link, netip.MustParseAddr("203.0.113.100"))
+	if other, _ := netlink.LinkByName("other"); err == nil || !strings.Contains(err.Error(), other.Attrs().HardwareAddr.String()) {
+		t.Errorf("%v", err)
+	}
+}
+
+// On the box with a virtual address, all connections to it go to the load balancer. On other boxes, only connections of machines
+// and of the box itself do.
+func TestVirtualRedirection(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	b := box(t, t.TempDir(), "a")
+	run(t, `ip link set lo up
+		ip link add lan type veth peer name client
+		ip addr add 203.0.113.1/24 dev lan
+		ip link set lan up`)
+	if err := b.Ensure(t.Context(), Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/n"}); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := netip.MustParseAddrPort("203.0.113.100:6443")
+	if err := b.Redirect(t.Context(), "n", Redirect{Balancer: "n", Endpoint: endpoint, To: netip.MustParseAddrPort("10.231.7.1:7443"), Virtual: true}); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "10.231.7.1:7443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("balancer"))
+			_ = conn.Close()
+		}
+	}()
+	const connect = `timeout 2 bash -c 'exec 3<>/dev/tcp/203.0.113.100/6443; head -c 8 <&3'`
+	if got := run(t, connect); got != "balancer" {
+		t.Errorf("from the box: %q", got)
+	}
+	link, err := VirtualLink(endpoint.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := exec.Command("unshare", "--net", "sleep", "60")
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = client.Process.Kill(), client.Wait() }()
+	pid := strconv.Itoa(client.Process.Pid)
+	run(t, "until [ $(readlink /proc/"+pid+"/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.02; done; ip link set client netns "+pid)
+	in := "nsenter --target " + pid + " --net -- "
+	run(t, in+"ip addr add 203.0.113.2/24 dev client; "+in+"ip link set client up")
+	if out, err := exec.Command("/bin/sh", "-c", in+connect).Output(); err == nil {
+		t.Errorf("a client reaches a box that does not have the address: %q", out)
+	}
+	// A box that only forwards the packets of the client leaves them alone.
+	run(t, in+"ip route add 203.0.113.100/32 via 203.0.113.1")
+	if out, err := exec.Command("/bin/sh", "-c", in+connect).Output(); err == nil {
+		t.Errorf("a box that does not have the address redirects a client that is not its own: %q", out)
+	}
+	run(t, in+"ip route del 203.0.113.100/32")
+	if err := HoldVirtual(link, endpoint.Addr(), virtualLife); err != nil {
+		t.Fatal(err)
+	}
+	run(t, in+"ip neigh flush all")
+	if got := run(t, in+connect); got != "balancer" {
+		t.Errorf("a client: %q", got)
+	}
+}

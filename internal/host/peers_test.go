@@ -1,0 +1,137 @@
+package host
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/conformance"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+// tunnelAddress adds the tunnel address to the namespace of the test.
+func tunnelAddress(t *testing.T) {
+	t.Helper()
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := netlink.ParseAddr(conformance.TunnelAddress + "/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(loopback, address); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// After a reboot of the box, capstand restores the last peers and the last redirection of the endpoint. Another capstand of the
+// box may have set them.
+func TestPeersAreRestored(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	tunnelAddress(t)
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	n.Overlay = &hostpb.Overlay{Vni: 5000, Address: conformance.TunnelAddress, Mtu: 1400}
+	if _, err := h.EnsureNetwork(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	set := func(host string) *hostpb.SetPeersRequest {
+		return &hostpb.SetPeersRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Peers: []*hostpb.Peer{{Addresses: []string{"10.1.0.20"}, Host: host}}}
+	}
+	if _, err := h.SetPeers(t.Context(), set("192.0.2.2")); err != nil {
+		t.Fatal(err)
+	}
+	lb := goodBalancer()
+	lb.Endpoint = "192.0.2.9:20000"
+	if _, err := h.balancers.admit(lb); err != nil {
+		t.Fatal(err)
+	}
+	h.balancers.add(lb, []string{"10.1.0.1:6443"})
+
+	recovered := func(host string) {
+		t.Helper()
+		again := onBox(t)
+		again.store, again.config, again.box = h.store, h.config, h.box
+		if err := again.loadAll(); err != nil {
+			t.Fatal(err)
+		}
+		again.balancers.byID = h.balancers.byID
+		again.recoverNetwork(again.networks.byID[n.Id])
+		if got := tunnelTo(t, n.Id, "10.1.0.20"); got != host {
+			t.Errorf("the machine is on %q, want %s", got, host)
+		}
+		if rules := ruleset(t); !strings.Contains(rules, "ip saddr "+host+" accept") || !strings.Contains(rules, "ip daddr 192.0.2.9 tcp dport 20000 dnat ip to 10.1.0.1:6443") {
+			t.Errorf("after the restart: %s", rules)
+		}
+	}
+	recovered("192.0.2.2")
+	if err := h.box.SetPeers(t.Context(), n.Id, boxPeers(set("192.0.2.3"))); err != nil { // As another capstand of the box.
+		t.Fatal(err)
+	}
+	recovered("192.0.2.3")
+	reboot(t, h, n.Id)
+	recovered("192.0.2.2")
+	if err := h.networks.unserve(t.Context(), lb); err != nil {
+		t.Fatal(err)
+	}
+	if rules := ruleset(t); strings.Contains(rules, "dnat") {
+		t.Errorf("without the load balancer: %s", rules)
+	}
+}
+
+// reboot removes the state that a reboot removes.
+func reboot(t *testing.T, h *Host, networkID string) {
+	t.Helper()
+	for _, name := range []string{network.TunnelName(networkID), network.BridgeName(networkID)} {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkDel(link)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.RemoveAll(filepath.Join(h.config.RunDir, "networks")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tunnelTo returns the tunnel address to which frames for a machine go.
+func tunnelTo(t *testing.T, networkID, address string) string {
+	t.Helper()
+	link, err := netlink.LinkByName(network.TunnelName(networkID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := netlink.NeighList(link.Attrs().Index, 7) // AF_BRIDGE
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Flags&netlink.NTF_SELF != 0 && e.HardwareAddr.String() == network.MAC(networkID, address).String() {
+			return e.IP.String()
+		}
+	}
+	return ""
+}
+
+func ruleset(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}

@@ -1,0 +1,137 @@
+package host
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+)
+
+const (
+	// servicesFile contains the last request of SetServices for a network.
+	servicesFile = "services.json"
+	// servicesPause is the time between two looks at the addresses of published Services.
+	servicesPause = 5 * time.Second
+)
+
+// SetServices replaces the Services that this host publishes for a cluster.
+func (ns *networks) SetServices(ctx context.Context, req *hostpb.SetServicesRequest) (*hostpb.SetServicesResponse, error) {
+	ns.publishing.Lock()
+	defer ns.publishing.Unlock()
+	if err := ns.recordServices(req); err != nil {
+		return nil, err
+	}
+	refused, err := ns.box.SetServices(ctx, req.NetworkId, boxServices(req))
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "services of network %s: %v", req.NetworkId, err)
+	}
+	out := &hostpb.SetServicesResponse{}
+	for _, address := range slices.SortedFunc(maps.Keys(refused), netip.Addr.Compare) {
+		out.Refused = append(out.Refused, &hostpb.RefusedAddress{Address: address.String(), Message: refused[address]})
+	}
+	ns.log.Info("Published Services", "cluster", req.Namespace+"/"+req.Name, "id", req.NetworkId, "services", len(req.Services), "refused", len(refused))
+	return out, nil
+}
+
+// recordServices writes the request to disk. The lock of all objects is held only for this: addresses are probed later.
+func (ns *networks) recordServices(req *hostpb.SetServicesRequest) error {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if err := admission.Services(req, ns.byID[req.GetNetworkId()]); err != nil {
+		return err
+	}
+	if err := writeSpec(ns.store.path(networksDir, req.NetworkId, servicesFile), req); err != nil {
+		return status.Errorf(codes.Internal, "recording services: %v", err)
+	}
+	return nil
+}
+
+// boxServices converts a request that admission.Services has checked.
+func boxServices(req *hostpb.SetServicesRequest) (out []network.Service) {
+	for _, s := range req.Services {
+		service := network.Service{Name: s.Name, Address: netip.MustParseAddr(s.Address)}
+		for _, p := range s.Ports {
+			service.Ports = append(service.Ports, network.ServicePort{Protocol: strings.ToLower(p.Protocol.String()), Port: uint16(p.Port), NodePort: uint16(p.NodePort)})
+		}
+		for _, m := range s.Machines {
+			service.Machines = append(service.Machines, netip.MustParseAddr(m))
+		}
+		for _, r := range s.SourceRanges {
+			service.Sources = append(service.Sources, netip.MustParsePrefix(r))
+		}
+		out = append(out, service)
+	}
+	return out
+}
+
+// holdServices publishes the recorded Services at the start, and later again if an address is missing: another program
+// removed it, or another station had it. It announces the addresses at times, because an announcement can be lost.
+func (h *Host) holdServices(ctx context.Context) {
+	ticker := time.NewTicker(servicesPause)
+	defer ticker.Stop()
+	for first := true; ctx.Err() == nil; first = false {
+		for _, id := range h.networkIDs() {
+			if err := h.holdServicesOf(ctx, id, first); err != nil && ctx.Err() == nil {
+				h.log.Error("Cannot publish Services of a cluster; capstand tries again", "id", id, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+}
+
+func (h *Host) networkIDs() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Sorted(maps.Keys(h.networks.byID))
+}
+
+func (h *Host) holdServicesOf(ctx context.Context, id string, first bool) error {
+	h.publishing.Lock()
+	defer h.publishing.Unlock()
+	req, err := h.recordedServices(id)
+	if err != nil || req == nil {
+		return err
+	}
+	whole, err := h.box.HoldsServices(id, boxServices(req))
+	if err != nil || whole && !first {
+		return err
+	}
+	refused, err := h.box.SetServices(ctx, id, boxServices(req))
+	for address, why := range refused {
+		h.log.Warn("Cannot publish a Service; capstand tries again", "id", id, "address", address, "reason", why)
+	}
+	return err
+}
+
+// recordedServices returns the last request for a network, or nil if there was none or if the network does not exist.
+func (ns *networks) recordedServices(id string) (*hostpb.SetServicesRequest, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	n := ns.byID[id]
+	if n == nil {
+		return nil, nil
+	}
+	data, err := os.ReadFile(ns.store.path(networksDir, id, servicesFile))
+	if err != nil {
+		return nil, ignoreNotExist(err)
+	}
+	req := &hostpb.SetServicesRequest{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, req); err != nil {
+		return nil, err
+	}
+	return req, admission.Services(req, n)
+}

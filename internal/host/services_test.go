@@ -1,0 +1,83 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/testenv/testnetns"
+)
+
+// After a reboot of the box, capstand gives the box the addresses and rules of the recorded Services again. A deleted network
+// takes them along.
+func TestServicesAreRestored(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "cable"}
+	address := func(text string) *netlink.Addr {
+		a, err := netlink.ParseAddr(text)
+		must(t, err)
+		return a
+	}
+	must(t, netlink.LinkAdd(uplink))
+	must(t, netlink.AddrAdd(uplink, address("203.0.113.1/24")))
+	must(t, netlink.LinkSetUp(uplink))
+	h, n := onBox(t), proto.CloneOf(goodSpec().Network)
+	_, err := h.EnsureNetwork(t.Context(), n)
+	must(t, err)
+	req := &hostpb.SetServicesRequest{NetworkId: n.Id, Namespace: n.Namespace, Name: n.Name, Services: []*hostpb.PublishedService{{
+		Name: "default/web", Address: "203.0.113.100", Machines: []string{"10.1.0.20"},
+		Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
+	}, {
+		Name: "default/own", Address: "203.0.113.1", Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_UDP, Port: 53, NodePort: 30053}},
+	}}}
+	answer, err := h.SetServices(t.Context(), req)
+	must(t, err)
+	if r := answer.Refused; len(r) != 1 || r[0].Address != "203.0.113.1" || !strings.Contains(r[0].Message, "of the host itself") {
+		t.Errorf("refused: %v", r)
+	}
+	published := func(what string, want bool) {
+		t.Helper()
+		has, err := network.HasAddress(boxServices(req)[0].Address)
+		must(t, err)
+		rules := strings.Contains(ruleset(t), "ip daddr 203.0.113.100 tcp dport 80 dnat ip to 10.1.0.20:30080")
+		if has != want || rules != want {
+			t.Errorf("%s: the box has the address: %v, and the rule: %v; want %v", what, has, rules, want)
+		}
+	}
+	published("after the request", true)
+
+	bridge, err := netlink.LinkByName(network.BridgeName(n.Id))
+	must(t, err)
+	must(t, netlink.LinkDel(bridge))
+	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
+	must(t, os.RemoveAll(filepath.Join(h.config.RunDir, "networks")))
+	again := onBox(t)
+	again.store, again.config, again.box = h.store, h.config, h.box
+	must(t, again.loadAll())
+	again.recoverNetwork(again.networks.byID[n.Id])
+	must(t, again.holdServicesOf(t.Context(), n.Id, true))
+	published("after a reboot", true)
+	must(t, netlink.AddrDel(uplink, address("203.0.113.100/32")))
+	must(t, again.holdServicesOf(t.Context(), n.Id, false))
+	published("after another program removed the address", true)
+
+	_, err = again.DeleteNetwork(t.Context(), &hostpb.DeleteNetworkRequest{Id: n.Id, Namespace: n.Namespace, Name: n.Name})
+	must(t, err)
+	published("after the deletion of the network", false)
+	must(t, again.holdServicesOf(t.Context(), n.Id, true))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

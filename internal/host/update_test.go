@@ -1,0 +1,219 @@
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/machineapi"
+)
+
+// updatable returns a capstand whose machine m-1 is bootstrapped and recorded on disk, and an update of it.
+func updatable(t *testing.T) (*Host, *hostpb.UpdateMachineRequest) {
+	t.Helper()
+	h := recorded(t)
+	h.capacity, h.config.Assets = 8<<30, t.TempDir()
+	folder := filepath.Join(h.config.Assets, "kubernetes", goodSpec().KubernetesVersion)
+	if err := errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, "kubelet"), nil, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	onDisk(t, h)
+	m := h.machines.byID["m-1"]
+	m.state.Bootstrap = hostpb.MachineStatus_SUCCEEDED
+	if err := m.save(); err != nil {
+		t.Fatal(err)
+	}
+	m.setStatus(func(s *hostpb.MachineStatus) {
+		s.Phase, s.Bootstrap = hostpb.MachineStatus_RUNNING, hostpb.MachineStatus_SUCCEEDED
+	})
+	req := &hostpb.UpdateMachineRequest{Spec: goodSpec(), UpdateId: "u", Data: []byte("secret")}
+	req.Spec.MemoryBytes = 2 << 30
+	return h, req
+}
+
+// The running and the desired spec are on disk before anything happens, so the next capstand continues the update.
+func TestUpdateIsRecorded(t *testing.T) {
+	h, req := updatable(t)
+	if _, err := h.UpdateMachine(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	m := h.machines.byID["m-1"]
+	if data, err := os.ReadFile(m.updateData()); err != nil || string(data) != "secret" {
+		t.Errorf("%q, %v", data, err)
+	}
+	if info, err := os.Stat(m.updateData()); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	again := newMachine(h.platform, goodSpec(), h.machines.forget)
+	if u := again.lastUpdate(); u.ended() || u.From.MemoryBytes != 1<<30 || u.To.MemoryBytes != 2<<30 {
+		t.Errorf("the next capstand has %+v", u)
+	}
+	if got := again.snapshot(); got.Spec.MemoryBytes != 2<<30 || got.Status.Update.GetId() != "u" || got.Status.Update.Phase != hostpb.UpdateStatus_PENDING {
+		t.Errorf("%v", got)
+	}
+	if got := again.reservedMemory(); got != 2<<30 {
+		t.Errorf("%d bytes are reserved", got)
+	}
+	other := proto.CloneOf(req)
+	other.UpdateId = "v"
+	if _, err := h.UpdateMachine(t.Context(), other); refusal.Of(err).Reason != hostpb.Refusal_UPDATE_IN_PROGRESS {
+		t.Errorf("a second update: %v", err)
+	}
+	for _, memory := range []int64{1 << 30, 2 << 30} {
+		spec := goodSpec()
+		spec.MemoryBytes = memory
+		if _, err := h.EnsureMachine(t.Context(), &hostpb.EnsureMachineRequest{Spec: spec}); err != nil {
+			t.Errorf("a client with %d bytes of memory: %v", memory, err)
+		}
+	}
+}
+
+// The result is recorded with the spec that the machine has then, and the data is erased.
+func TestUpdateEnds(t *testing.T) {
+	for phase, want := range map[hostpb.UpdateStatus_Phase]int64{
+		hostpb.UpdateStatus_SUCCEEDED: 2 << 30, hostpb.UpdateStatus_ROLLED_BACK: 1 << 30, hostpb.UpdateStatus_FAILED: 1 << 30,
+	} {
+		h, req := updatable(t)
+		if _, err := h.UpdateMachine(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		m := h.machines.byID["m-1"]
+		u := m.lastUpdate()
+		u.Phase, u.CompletedAt = phase, time.Now()
+		if err := m.recordEnd(u); err != nil {
+			t.Fatal(err)
+		}
+		m.eraseUpdateData()
+		if _, err := os.Stat(m.updateData()); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the data is left: %v", phase, err)
+		}
+		recordedSpec, _, err := load(h.store, machinesDir, func() *hostpb.MachineSpec { return &hostpb.MachineSpec{} }, checkRecord)
+		if err != nil || len(recordedSpec) != 1 || recordedSpec[0].MemoryBytes != want {
+			t.Errorf("%s: recorded %v, %v", phase, recordedSpec, err)
+		}
+		for name, machine := range map[string]*machine{"this capstand": m, "the next": newMachine(h.platform, goodSpec(), h.machines.forget)} {
+			if got := machine.snapshot(); got.Spec.MemoryBytes != want || got.Status.Update.Phase != phase || machine.reservedMemory() != want {
+				t.Errorf("%s, %s: %v", phase, name, got)
+			}
+		}
+		req.UpdateId = "v"
+		if _, err := h.UpdateMachine(t.Context(), req); err != nil {
+			t.Errorf("%s: the next update: %v", phase, err)
+		}
+	}
+}
+
+// A damaged record of an update makes the machine broken: capstand cannot decide which spec it has.
+func TestDamagedUpdate(t *testing.T) {
+	h, req := updatable(t)
+	if _, err := h.UpdateMachine(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	dir := h.machines.byID["m-1"].dir
+	for _, content := range []string{"{", `{"id":"u","phase":1,"from":{},"to":{}}`} {
+		if err := os.WriteFile(filepath.Join(dir, "update.json"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if m := newMachine(h.platform, goodSpec(), h.machines.forget); !strings.Contains(m.broken, "update of the machine") {
+			t.Errorf("%s: %q", content, m.broken)
+		}
+	}
+}
+
+// A disk does not grow if the machine has none of its own.
+func TestUpdateWithoutDisk(t *testing.T) {
+	h, req := updatable(t)
+	req.Spec.DiskBytes = 40 << 30
+	h.config.Root = t.TempDir()
+	if _, err := h.UpdateMachine(t.Context(), req); refusal.Of(err).Reason != hostpb.Refusal_UNSUPPORTED && refusal.Of(err).Reason != hostpb.Refusal_NO_DISK_SPACE {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestDecideUpdate(t *testing.T) {
+	now := time.Now()
+	running, succeeded, rolledBack, failed := hostpb.UpdateStatus_RUNNING, hostpb.UpdateStatus_SUCCEEDED, hostpb.UpdateStatus_ROLLED_BACK, hostpb.UpdateStatus_FAILED
+	of := func(phase machineapi.UpdatePhase) *machineapi.Update {
+		return &machineapi.Update{ID: "u", Phase: phase, Step: "kubelet", Message: "a\nb"}
+	}
+	for name, test := range map[string]struct {
+		report        report
+		phase         hostpb.UpdateStatus_Phase
+		step, message string
+	}{
+		"nothing heard yet":    {report{changedAt: now}, running, "delivery", ""},
+		"old capstan-init":     {report{heard: true, changedAt: now}, rolledBack, "delivery", "too old"},
+		"not begun":            {heardUpdate(nil, now), running, "delivery", ""},
+		"of an earlier update": {heardUpdate(&machineapi.Update{ID: "t", Phase: machineapi.UpdateSucceeded}, now), running, "delivery", ""},
+		"running":              {heardUpdate(of(machineapi.UpdateRunning), now), running, "kubelet", "a b"},
+		"unknown phase":        {heardUpdate(of("Other"), now), running, "kubelet", "a b"},
+		"succeeded":            {heardUpdate(of(machineapi.UpdateSucceeded), now), succeeded, "", "a b"},
+		"rolled back":          {heardUpdate(of(machineapi.UpdateRolledBack), now), rolledBack, "kubelet", "a b"},
+		"failed":               {heardUpdate(of(machineapi.UpdateFailed), now), failed, "kubelet", "a b"},
+		"no progress":          {heardUpdate(of(machineapi.UpdateRunning), now.Add(-stalledAfter)), failed, "verify", "no progress"},
+	} {
+		phase, step, message := decideUpdate(test.report, &updateRecord{ID: "u", Step: "verify"}, now)
+		if phase != test.phase || step != test.step || !strings.Contains(message, test.message) {
+			t.Errorf("%s: %s %q %q, want %s %q %q", name, phase, step, message, test.phase, test.step, test.message)
+		}
+	}
+}
+
+func heardUpdate(u *machineapi.Update, at time.Time) report {
+	return report{heard: true, status: machineapi.Status{Updates: true, Update: u}, changedAt: at}
+}
+
+// A machine cannot report texts without limits.
+func TestOneLine(t *testing.T) {
+	for text, want := range map[string]string{
+		"plain": "plain", "two\nlines\x1b[31m": "two lines [31m", "bad\xff": "bad ", strings.Repeat("ä", 3): "ää",
+	} {
+		limit := 20
+		if strings.HasPrefix(text, "ä") {
+			limit = 5
+		}
+		if got := oneLine(text, limit); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// When capstand writes a file into the folder of a machine, it follows no link of the machine and replaces the existing file.
+func TestWriteShared(t *testing.T) {
+	folder, outside := t.TempDir(), filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{"update-data", "update-data.capstand"} {
+		if err := os.Symlink(outside, filepath.Join(folder, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := os.OpenRoot(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	if err := writeShared(dir, "update-data", []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(outside); string(got) != "kept" {
+		t.Errorf("a file outside became %q", got)
+	}
+	info, err := os.Lstat(filepath.Join(folder, "update-data"))
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if atomicfile.Exists(filepath.Join(folder, "update-data.capstand")) {
+		t.Error("the temporary file is left")
+	}
+}

@@ -1,0 +1,264 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/machineapi"
+)
+
+const (
+	// virtualPause is the time between two looks at the files of machines.
+	virtualPause = 200 * time.Millisecond
+	// refresh is the time between two offers, and between two extensions of an address's lifetime.
+	refresh = time.Second
+	// announceAgain is the time between two announcements of an address that the host keeps.
+	announceAgain = 30 * time.Second
+	// announceOften is the time after a take-over during which each refresh announces the address: a packet can be lost.
+	announceOften = 5 * time.Second
+)
+
+// virtualAddress gives the host the virtual address of a load balancer while it may have it.
+type virtualAddress struct {
+	lb      *loadBalancer
+	address netip.Addr
+	// probed: nobody else had the address before this host took it without an election.
+	probed bool
+	// refreshed is the time of the last offer or extension, taken that of the take-over, and announced that of the last
+	// announcement; 0 if none.
+	refreshed, taken, announced time.Duration
+}
+
+// boottime is the clock that the host shares with its machines. It does not stop while the host is suspended.
+func boottime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
+	return time.Duration(t.Nano())
+}
+
+// holdVirtualAddresses manages the virtual addresses of all load balancers until ctx ends. The kernel removes an address when
+// capstand does not extend its lifetime.
+func (h *Host) holdVirtualAddresses(ctx context.Context) {
+	ticker := time.NewTicker(virtualPause)
+	defer ticker.Stop()
+	held := map[string]*virtualAddress{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		wanted := h.withVirtualAddress()
+		for id, v := range held {
+			if lb := wanted[id]; lb != v.lb || v.address.String() != lb.currentSpec().VirtualAddress.GetAddress() {
+				v.release()
+				delete(held, id)
+			}
+		}
+		for id, lb := range wanted {
+			if held[id] == nil {
+				address, _ := netip.ParseAddr(lb.currentSpec().VirtualAddress.GetAddress()) // admission.CheckLoadBalancer has checked it.
+				held[id] = &virtualAddress{lb: lb, address: address}
+			}
+			held[id].step(ctx, h.electors(lb.currentSpec().NetworkId))
+		}
+	}
+}
+
+// withVirtualAddress returns the load balancers that have one, by id.
+func (h *Host) withVirtualAddress() map[string]*loadBalancer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]*loadBalancer{}
+	for id, lb := range h.balancers.byID {
+		if lb.deleted.Err() == nil && lb.spec.VirtualAddress != nil {
+			out[id] = lb
+		}
+	}
+	return out
+}
+
+// electors returns the folders that the host shares with the control plane machines of a network.
+func (h *Host) electors(networkID string) (dirs []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.machines.byID {
+		if m.spec.ControlPlane && m.spec.Network.Id == networkID {
+			dirs = append(dirs, m.runDir())
+		}
+	}
+	return dirs
+}
+
+// step gives the host the address, or takes it away.
+func (v *virtualAddress) step(ctx context.Context, electors []string) {
+	now, first := boottime(), v.lb.currentSpec().VirtualAddress.GetFirst()
+	link, err := network.VirtualLink(v.address)
+	if err == nil && first && !v.probed && v.taken == 0 {
+		err = network.ProbeVirtual(ctx, link, v.address)
+		v.probed = err == nil
+	}
+	if err != nil {
+		v.release()
+		v.report(err)
+		return
+	}
+	due := now-v.refreshed >= refresh
+	var until time.Duration
+	switch {
+	case first:
+		until = now + machineapi.EndpointLease
+	case v.lb.hasHealthyBackend():
+		if due {
+			v.offer(electors, now+machineapi.EndpointLease)
+		}
+		until = termOf(electors, now)
+	}
+	if due {
+		v.refreshed = now
+	}
+	if until <= now {
+		v.release()
+		v.report(nil)
+		return
+	}
+	if v.taken == 0 || due {
+		v.report(v.hold(link, now, until))
+	}
+}
+
+// hold extends the lifetime of the address, and announces it.
+func (v *virtualAddress) hold(link netlink.Link, now, until time.Duration) error {
+	if err := network.HoldVirtual(link, v.address, until-now); err != nil {
+		return err
+	}
+	if v.taken == 0 {
+		v.taken, v.announced = now, 0
+		v.lb.log.Info("The host has the virtual address", "address", v.address, "link", link.Attrs().Name)
+	}
+	if now-v.taken > announceOften && now-v.announced < announceAgain {
+		return nil
+	}
+	v.announced = now
+	return network.AnnounceVirtual(link, v.address)
+}
+
+// release takes the address from the host.
+func (v *virtualAddress) release() {
+	if v.taken == 0 {
+		return
+	}
+	v.taken = 0
+	v.lb.log.Info("The host gives up the virtual address", "address", v.address)
+	if err := network.ReleaseVirtual(v.address); err != nil {
+		v.lb.log.Error("Cannot remove the virtual address; the kernel removes it within seconds", "address", v.address, "error", err)
+	}
+	v.report(nil)
+}
+
+// report shows the state to watchers.
+func (v *virtualAddress) report(err error) {
+	v.lb.change(func() {
+		v.lb.holds, v.lb.virtualMessage = v.taken != 0, ""
+		if err != nil {
+			v.lb.virtualMessage = err.Error()
+		}
+	})
+}
+
+// offer lets the machines of this host take part in the election until a time.
+func (v *virtualAddress) offer(electors []string, until time.Duration) {
+	for _, dir := range electors {
+		if err := writeOffer(dir, until); err != nil {
+			v.lb.log.Error("Cannot offer the host to a control plane machine", "error", err)
+		}
+	}
+}
+
+// writeOffer replaces the file. The machine can write to the folder: a new file and a rename do not follow its links. The file is
+// not synchronized, because it is worthless after a crash.
+func writeOffer(dir string, until time.Duration) error {
+	data, err := json.Marshal(machineapi.EndpointTerm{Until: until})
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".offer-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // It fails after the rename.
+	_, err = f.Write(data)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), filepath.Join(dir, machineapi.EndpointOfferFile))
+}
+
+// termOf returns the latest term of the machines, which does not exceed a whole Lease from now.
+func termOf(electors []string, now time.Duration) (until time.Duration) {
+	for _, dir := range electors {
+		if term, err := readTerm(dir); err == nil {
+			until = max(until, term)
+		}
+	}
+	return min(until, now+machineapi.EndpointLease)
+}
+
+// maxTerm is the size of the largest file with a term, in bytes.
+const maxTerm = 4096
+
+// readTerm reads the file of a machine, which can be a link, a device or a large file: the machine is not trusted.
+func readTerm(dir string) (time.Duration, error) {
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	file, err := unix.Openat(fd, machineapi.EndpointLeaseFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	f := os.NewFile(uintptr(file), machineapi.EndpointLeaseFile)
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("%s is not a regular file: %w", machineapi.EndpointLeaseFile, err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxTerm))
+	if err != nil {
+		return 0, err
+	}
+	var term machineapi.EndpointTerm
+	return term.Until, json.Unmarshal(data, &term)
+}
+
+// hasHealthyBackend returns whether the load balancer has an API server to which it can lead clients.
+func (lb *loadBalancer) hasHealthyBackend() bool {
+	lb.mu.Lock()
+	defer lb.mu.Unlock()
+	return len(lb.status.Healthy) > 0 && len(lb.status.Listening) > 0
+}
+
+// fillVirtualAddress sets the outputs about the virtual address; lb.mu is held.
+func (lb *loadBalancer) fillVirtualAddress(out *hostpb.LoadBalancer) {
+	if out.VirtualAddress == nil {
+		return
+	}
+	out.VirtualAddress.Held = lb.holds
+	if out.Message == "" {
+		out.Message = lb.virtualMessage
+	}
+}

@@ -1,0 +1,66 @@
+package host
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/machineapi"
+)
+
+// Machines are not trusted. capstand reads only the machine's file, does not block, and accepts at most the term of one Lease.
+func TestTermOfMachine(t *testing.T) {
+	now := time.Hour
+	term := func(until time.Duration) []byte {
+		data, _ := json.Marshal(machineapi.EndpointTerm{Until: until})
+		return data
+	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	write(t, secret, string(term(now+time.Second)))
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want time.Duration
+	}{
+		"a term":       {func(p string) error { return os.WriteFile(p, term(now+time.Second), 0o600) }, now + time.Second},
+		"a long term":  {func(p string) error { return os.WriteFile(p, term(1<<62), 0o600) }, now + machineapi.EndpointLease},
+		"a past term":  {func(p string) error { return os.WriteFile(p, term(now-time.Second), 0o600) }, now - time.Second},
+		"no file":      {func(string) error { return nil }, 0},
+		"a link":       {func(p string) error { return os.Symlink(secret, p) }, 0},
+		"a pipe":       {func(p string) error { return unix.Mkfifo(p, 0o600) }, 0},
+		"a folder":     {func(p string) error { return os.Mkdir(p, 0o700) }, 0},
+		"a large file": {func(p string) error { return os.WriteFile(p, make([]byte, 1<<20), 0o600) }, 0},
+		"a bad number": {func(p string) error { return os.WriteFile(p, []byte(`{"until":"never"}`), 0o600) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := tc.make(filepath.Join(dir, machineapi.EndpointLeaseFile)); err != nil {
+				t.Fatal(err)
+			}
+			if got := termOf([]string{dir, filepath.Join(dir, "missing")}, now); got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// An offer replaces a link of the machine in its place and does not follow the link.
+func TestOfferDoesNotFollowLinks(t *testing.T) {
+	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
+	write(t, secret, "secret")
+	if err := os.Symlink(secret, filepath.Join(dir, machineapi.EndpointOfferFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeOffer(dir, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, secret); got != "secret" {
+		t.Errorf("a file of the host is %q", got)
+	}
+	if got := read(t, filepath.Join(dir, machineapi.EndpointOfferFile)); got != `{"until":3600000000000}` {
+		t.Errorf("the offer is %q", got)
+	}
+}

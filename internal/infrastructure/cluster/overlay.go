@@ -1,0 +1,314 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/network"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
+)
+
+// spans reports whether the cluster's network spans several hosts.
+func spans(c *infrav1.CapstanCluster) bool { return c.Spec.Network.Overlay.VNI != 0 }
+
+// begun reports whether something of the cluster may be on a host. Clusters from before there was a record of hosts
+// have the id of one, or are provisioned.
+func begun(c *infrav1.CapstanCluster) bool {
+	return len(c.Spec.LoadBalancerHosts) > 0 || c.Spec.LoadBalancer.HostID != "" || ptr.Deref(c.Status.Initialization.Provisioned, false)
+}
+
+// chooseOverlay makes the network span hosts if the load balancer's host has a tunnel address, before anything is made on
+// a host. The caller holds r.reserving.
+func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.CapstanHost) error {
+	tunnel, err := netip.ParseAddr(host.Spec.TunnelAddress)
+	if err != nil || spans(s.capstan) || begun(s.capstan) {
+		return nil
+	}
+	if err := r.chooseVNI(ctx, s, 0); err != nil {
+		return err
+	}
+	s.capstan.Spec.Network.Overlay.MTU = overlay.MTU(tunnel)
+	return nil
+}
+
+// chooseVNI puts a VXLAN network identifier into spec that no CapstanCluster of any namespace has.
+func (r *Reconciler) chooseVNI(ctx context.Context, s *scope, refused int32) error {
+	clusters := &infrav1.CapstanClusterList{}
+	if err := r.LiveClient.List(ctx, clusters); err != nil {
+		return err
+	}
+	taken := map[int32]bool{}
+	for i := range clusters.Items {
+		taken[clusters.Items[i].Spec.Network.Overlay.VNI] = true
+	}
+	vni, err := overlay.ChooseVNI(s.capstan.Spec.ID, taken, refused)
+	if err != nil {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NoFreeNetworkReason, "%s", err)
+		return err // there is no event when an identifier of another plane becomes free
+	}
+	s.capstan.Spec.Network.Overlay.VNI = vni
+	return nil
+}
+
+// refuseRival stops a cluster whose VXLAN network identifier belongs to another one: a namespace can write any identifier,
+// and could send packets into the network of the other cluster. Until the network exists it reads live.
+func (r *Reconciler) refuseRival(ctx context.Context, s *scope) error {
+	if !spans(s.capstan) {
+		return nil
+	}
+	clusters := &infrav1.CapstanClusterList{}
+	var err error
+	if r.WatchNamespace != "" || !conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
+		err = r.LiveClient.List(ctx, clusters)
+	} else {
+		err = r.Client.List(ctx, clusters, client.MatchingFields{vniIndex: vniOf(s.capstan)})
+	}
+	if err != nil || overlay.Rival(s.capstan, clusters.Items) == nil {
+		return err
+	}
+	// The other cluster may belong to another tenant: its name is not shown.
+	set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
+		"spec.network.overlay.vni %d belongs to another CapstanCluster: delete this object, and create it without spec.network.overlay", s.capstan.Spec.Network.Overlay.VNI)
+	return errWaiting // A change of the other cluster is the event.
+}
+
+// choosePort puts a port for the load balancer into spec that no other cluster has on the tunnel address of its host.
+// after is one that the host refused, or 0.
+func (r *Reconciler) choosePort(ctx context.Context, s *scope, on loadbalancer.Host, after int32) error {
+	r.reserving.Lock()
+	defer r.reserving.Unlock()
+	clusters := &infrav1.CapstanClusterList{}
+	if err := r.LiveClient.List(ctx, clusters); err != nil {
+		return err
+	}
+	taken := map[int32]bool{}
+	for i := range clusters.Items {
+		c := &clusters.Items[i]
+		if c.UID != s.capstan.UID && (c.Spec.LoadBalancer.HostName == on.Name || c.Spec.ControlPlaneEndpoint.Host == on.Tunnel) {
+			taken[loadbalancer.Port(c)] = true
+		}
+	}
+	port, err := overlay.ChoosePort(s.capstan.Spec.ID, r.EndpointPorts, taken, after)
+	if err != nil {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
+		return err // there is no event when a port becomes free
+	}
+	before := s.capstan.DeepCopy()
+	s.capstan.Spec.LoadBalancer.Port = port
+	metav1.SetMetaDataAnnotation(&s.capstan.ObjectMeta, infrav1.PortFromRangeAnnotation, "")
+	return r.record(ctx, s, before)
+}
+
+// mayChoosePortAgain reports whether the controller chose the port, and the endpoint does not contain it yet.
+func mayChoosePortAgain(c *infrav1.CapstanCluster) bool {
+	_, ours := c.Annotations[infrav1.PortFromRangeAnnotation]
+	return ours && c.Spec.ControlPlaneEndpoint.IsZero()
+}
+
+// capstanHost reads a CapstanHost from the cache.
+func (r *Reconciler) capstanHost(ctx context.Context, name string) (*infrav1.CapstanHost, error) {
+	h := &infrav1.CapstanHost{}
+	return h, r.Client.Get(ctx, client.ObjectKey{Name: name}, h)
+}
+
+// machinesOf returns the CapstanMachines of the cluster. The caller must not change them: they belong to the cache.
+func (r *Reconciler) machinesOf(ctx context.Context, s *scope) ([]infrav1.CapstanMachine, error) {
+	list := &infrav1.CapstanMachineList{}
+	err := r.Client.List(ctx, list, client.InNamespace(s.capstan.Namespace),
+		client.MatchingLabels{clusterv1.ClusterNameLabel: s.cluster.Name}, client.UnsafeDisableDeepCopy)
+	return list.Items, err
+}
+
+// hostsOf are the names of the hosts that shall have a part of the cluster's network.
+func (r *Reconciler) hostsOf(ctx context.Context, s *scope) ([]string, error) {
+	if !spans(s.capstan) {
+		return []string{s.capstan.Spec.LoadBalancer.HostName}, nil
+	}
+	machines, err := r.machinesOf(ctx, s)
+	return overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), err
+}
+
+// member is a host that shall have a part of a cluster's network.
+type member struct {
+	overlay.Host
+	conn *connections.Host
+}
+
+// reconcileOverlay keeps the network, its peers and the load balancer on every host that has machines of the cluster, and
+// on the load balancer's host. The message of NetworkReady names the hosts that are not up to date; the others do not
+// wait for them.
+func (r *Reconciler) reconcileOverlay(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
+	if !spans(s.capstan) || !begun(s.capstan) || external(s.capstan) ||
+		conditions.GetReason(s.capstan, infrav1.NetworkReadyCondition) == infrav1.NetworkInvalidReason {
+		return nil
+	}
+	machines, err := r.machinesOf(ctx, s)
+	if err != nil {
+		return err
+	}
+	hosts, err := r.overlayHosts(ctx)
+	if err != nil {
+		return err
+	}
+	if r.connected(s.capstan.Spec.LoadBalancer.HostName) == nil {
+		err = r.leaveFormerHosts(ctx, s) // otherwise done before the load balancer was made
+	}
+	members, trouble := r.members(s, overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), hosts, usable)
+	if err := r.recordMembers(ctx, s, members); err != nil {
+		return err
+	}
+	err = errors.Join(err, r.ensureMembers(ctx, s, members, machines, hosts, &trouble))
+	if conditions.IsTrue(s.capstan, infrav1.NetworkReadyCondition) {
+		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason, "%s", summary(trouble))
+	}
+	return err
+}
+
+// overlayHosts are all hosts by name.
+func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host, error) {
+	list := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	out := map[string]overlay.Host{}
+	for i := range list.Items {
+		h := &list.Items[i]
+		out[h.Name] = overlay.Host{Name: h.Name, Box: hostaccess.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress}
+	}
+	return out, nil
+}
+
+// members returns those of the named hosts that are connected and usable, and a reason for each of the others. It leaves
+// out hosts that the cluster must not use and that have no part of it. Conditions of the machines there report this (ALL-18).
+func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.Host, usable []infrav1.CapstanHost) (out []member, trouble []string) {
+	recorded := recordedHosts(s.capstan)
+	for _, name := range names {
+		h, exists := hosts[name]
+		conn := r.connected(name)
+		switch {
+		case !exists || len(hostaccess.Named(usable, name)) == 0 && !r.isOn(r.Pool.Get(name), s):
+		case conn == nil:
+			trouble = append(trouble, fmt.Sprintf("Host %s is not connected: it is updated when it returns", name))
+		case hostaccess.Mismatch(name, recorded[name], conn.ID()) != "":
+			trouble = append(trouble, hostaccess.Mismatch(name, recorded[name], conn.ID()))
+		case h.Tunnel == "":
+			trouble = append(trouble, fmt.Sprintf("CapstanHost %s has no spec.tunnelAddress any more: set it again", name))
+		default:
+			out = append(out, member{h, conn})
+		}
+	}
+	return out, trouble
+}
+
+// isOn reports whether a host has something of the cluster.
+func (r *Reconciler) isOn(conn *connections.Host, s *scope) bool {
+	if conn == nil {
+		return false
+	}
+	return owner.Same(conn.LoadBalancer(s.capstan.Spec.ID), s.cluster) || slices.ContainsFunc(conn.Machines(), func(m *hostpb.Machine) bool {
+		return m.GetSpec().GetNetwork().GetId() == s.capstan.Spec.ID && owner.Same(m.GetSpec().GetNetwork(), s.cluster)
+	})
+}
+
+// recordMembers records all hosts before anything is made there.
+func (r *Reconciler) recordMembers(ctx context.Context, s *scope, members []member) error {
+	before := s.capstan.DeepCopy()
+	news := false
+	for _, m := range members {
+		news = noteHost(s.capstan, m.Name, m.conn.ID()) || news
+	}
+	if !news {
+		return nil
+	}
+	return r.record(ctx, s, before)
+}
+
+// ensureMembers brings every host up to date, and adds a reason to trouble for each host that is not.
+func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []member, machines []infrav1.CapstanMachine, hosts map[string]overlay.Host, trouble *[]string) error {
+	networks, err := network.Machines(s.capstan.Spec.Network)
+	if err != nil {
+		return err
+	}
+	backends, err := loadbalancer.Members(ctx, r.Client, s.cluster, "")
+	if err != nil {
+		return err
+	}
+	all, have := make([]overlay.Host, 0, len(members)), map[string]bool{}
+	for _, m := range members {
+		all = append(all, m.Host)
+		have[m.Name] = owner.Same(m.conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
+	}
+	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	var errs []error
+	for _, m := range members {
+		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel),
+			overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, hostaccess.BalancerHosts(s.capstan), hosts))
+		if err == nil && m.Name != s.capstan.Spec.LoadBalancer.HostName {
+			err = r.ensureBalancer(ctx, s, m, balancers[m.Name], backends)
+		}
+		if err != nil {
+			*trouble = append(*trouble, fmt.Sprintf("Host %s: %s", m.Name, connections.Message(err))+remedy(err, s.capstan))
+		}
+		if err != nil && !errors.Is(err, errWaiting) {
+			errs = append(errs, fmt.Errorf("host %s: %w", m.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remedy returns the advice for a host that has the network with another overlay, because its tunnel address was changed.
+func remedy(err error, c *infrav1.CapstanCluster) string {
+	if r := refusal.Of(err); r.Reason != hostpb.Refusal_NETWORK_CONFLICT || r.Subject != c.Spec.Network.MachineCIDR {
+		return ""
+	}
+	return " (spec.tunnelAddress of a CapstanHost can change only while the host has no network of a cluster that spans hosts: set it back)"
+}
+
+// ensureBalancer keeps the load balancer of a host that spec.loadBalancer does not name. It removes the load balancer from
+// a host if another host of its box has it.
+func (r *Reconciler) ensureBalancer(ctx context.Context, s *scope, m member, wanted bool, backends []*hostpb.Backend) error {
+	h, err := r.capstanHost(ctx, m.Name)
+	if err != nil {
+		return err
+	}
+	desired := loadbalancer.Desired(s.capstan, s.key(), backends, loadbalancer.Host{Name: m.Name, Tunnel: m.Tunnel, Virtual: r.virtualAddress(s, h, m.conn)})
+	if wanted {
+		lb, err := loadbalancer.Ensure(ctx, m.conn, desired)
+		if err == nil && !lb.GetServing() {
+			return fmt.Errorf("%w: the load balancer does not listen: %s", errWaiting, lb.GetMessage()) // A change of the load balancer is the event.
+		}
+		return err
+	}
+	if !owner.Same(m.conn.LoadBalancer(desired.GetId()), s.cluster) {
+		return nil
+	}
+	_, err = m.conn.DeleteLoadBalancer(ctx, &hostpb.DeleteLoadBalancerRequest{Id: desired.GetId(), Namespace: desired.GetNamespace(), Name: desired.GetName()})
+	return err
+}
+
+// summary returns a message with the first reasons.
+func summary(trouble []string) string {
+	const most = 10
+	if more := len(trouble) - most; more > 0 {
+		trouble = append(trouble[:most:most], fmt.Sprintf("%d more hosts are not up to date", more))
+	}
+	return strings.Join(trouble, "; ")
+}

@@ -1,0 +1,156 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/overlay"
+)
+
+// virtualAddress returns what a host does with the endpoint's virtual address.
+func (r *Reconciler) virtualAddress(s *scope, h *infrav1.CapstanHost, conn *connections.Host) *hostpb.VirtualAddress {
+	// The last report counts also while the load balancer's host is away.
+	var first *hostpb.LoadBalancer
+	if host := r.Pool.Get(s.capstan.Spec.LoadBalancer.HostName); host != nil {
+		first = host.LoadBalancer(s.capstan.Spec.ID)
+	}
+	initialized := ptr.Deref(s.cluster.Status.Initialization.ControlPlaneInitialized, false)
+	return loadbalancer.VirtualAddress(s.capstan, h, initialized, conn.LoadBalancer(s.capstan.Spec.ID), first)
+}
+
+// endpointHolder returns the connected host that has the endpoint's virtual address and serves it. It returns "" if no host does.
+func (r *Reconciler) endpointHolder(s *scope) string {
+	for _, name := range hostaccess.BalancerHosts(s.capstan) {
+		conn := r.connected(name)
+		if conn == nil {
+			continue
+		}
+		lb := conn.LoadBalancer(s.capstan.Spec.ID)
+		if owner.Same(lb, s.cluster) && lb.GetServing() && lb.GetVirtualAddress().GetHeld() {
+			return name
+		}
+	}
+	return ""
+}
+
+// chooseVirtual makes a virtual address of the load balancer's host the endpoint of a new cluster across hosts, unless the user
+// decided otherwise.
+func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.CapstanHost) error {
+	lb := s.capstan.Spec.LoadBalancer
+	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(h.Spec.VirtualAddresses) == 0 ||
+		lb.BindAddress != "" || lb.Address != "" || lb.AddressFromPool != nil {
+		return nil
+	}
+	r.reserving.Lock()
+	defer r.reserving.Unlock()
+	taken, err := r.takenAddresses(ctx)
+	if err != nil {
+		return err
+	}
+	address, err := overlay.ChooseAddress(s.capstan.Spec.ID, h.Spec.VirtualAddresses, taken)
+	if err != nil {
+		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
+		return err // there is no event when an address becomes free
+	}
+	before := s.capstan.DeepCopy()
+	endpoint := &s.capstan.Spec.ControlPlaneEndpoint
+	endpoint.Host, endpoint.Port = address, cmp.Or(endpoint.Port, loadbalancer.Port(s.capstan))
+	return r.record(ctx, s, before)
+}
+
+// takenAddresses are those of all hosts, and those of endpoints that clusters reserve.
+func (r *Reconciler) takenAddresses(ctx context.Context) (map[string]bool, error) {
+	clusters, hosts := &infrav1.CapstanClusterList{}, &infrav1.CapstanHostList{}
+	if err := r.LiveClient.List(ctx, clusters); err != nil {
+		return nil, err
+	}
+	if err := r.Client.List(ctx, hosts); err != nil {
+		return nil, err
+	}
+	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts.Items)
+	if err != nil {
+		return nil, err
+	}
+	taken := map[string]bool{}
+	for i := range reserving {
+		taken[reserving[i].Spec.ControlPlaneEndpoint.Host] = true
+	}
+	for i := range hosts.Items {
+		taken[hosts.Items[i].Spec.TunnelAddress] = true
+	}
+	return taken, nil
+}
+
+// reservingClusters returns the clusters whose endpoint no other cluster can have; see loadbalancer.Reserves.
+func (r *Reconciler) reservingClusters(ctx context.Context, clusters []infrav1.CapstanCluster, hosts []infrav1.CapstanHost) (out []infrav1.CapstanCluster, err error) {
+	admitting := map[string][]infrav1.CapstanHost{} // by namespace
+	for i := range clusters {
+		c := &clusters[i]
+		if c.Spec.ControlPlaneEndpoint.Host == "" {
+			continue
+		}
+		if _, ok := admitting[c.Namespace]; !ok {
+			if admitting[c.Namespace], err = hostaccess.Admitting(ctx, r.Client, c.Namespace, hosts); err != nil {
+				return nil, err
+			}
+		}
+		if loadbalancer.Reserves(c, admitting[c.Namespace]) {
+			out = append(out, *c)
+		}
+	}
+	return out, nil
+}
+
+// refuseRivalEndpoint stops a cluster whose virtual address is the endpoint of another one, or an address of a host: a namespace
+// can write any address. Until the load balancer exists it reads live.
+func (r *Reconciler) refuseRivalEndpoint(ctx context.Context, s *scope) error {
+	hosts := &infrav1.CapstanHostList{}
+	if err := r.Client.List(ctx, hosts); err != nil {
+		return err
+	}
+	virtual, address := false, s.capstan.Spec.ControlPlaneEndpoint.Host
+	for i := range hosts.Items {
+		virtual = virtual || loadbalancer.IsVirtual(s.capstan, hosts.Items[i].Spec.VirtualAddresses)
+	}
+	if !virtual {
+		return nil
+	}
+	why := ""
+	for i := range hosts.Items {
+		if hosts.Items[i].Spec.TunnelAddress == address {
+			why = "is the tunnel address of a CapstanHost"
+		}
+	}
+	clusters := &infrav1.CapstanClusterList{}
+	reader := r.LiveClient
+	if ptr.Deref(s.capstan.Status.Initialization.Provisioned, false) && r.WatchNamespace == "" {
+		reader = r.Client
+	}
+	if err := reader.List(ctx, clusters); err != nil {
+		return err
+	}
+	reserving, err := r.reservingClusters(ctx, clusters.Items, hosts.Items)
+	if err != nil {
+		return err
+	}
+	// The other cluster may belong to another tenant: its name is not shown.
+	if overlay.RivalEndpoint(s.capstan, reserving) != nil {
+		why = "belongs to another CapstanCluster"
+	}
+	if why == "" {
+		return nil
+	}
+	set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason,
+		"The virtual address %s of spec.controlPlaneEndpoint %s: delete this object, and create it without controlPlaneEndpoint", address, why)
+	return fmt.Errorf("the virtual address %s %s", address, why) // There is no event when the address becomes free.
+}

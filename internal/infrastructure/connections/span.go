@@ -1,0 +1,84 @@
+package connections
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// span is a network with an overlay, and its peers, as the host last accepted them.
+type span struct {
+	network *hostpb.Network
+	peers   *hostpb.SetPeersRequest
+}
+
+// EnsurePeers makes a network with an overlay, and sets its peers and the tunnel addresses of the other hosts that have
+// it. It calls the host only if the host accepted something else last on this connection.
+func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*hostpb.Peer, hosts []string) error {
+	want := &span{n, &hostpb.SetPeersRequest{NetworkId: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), Peers: peers, Hosts: hosts}}
+	h.mu.RLock()
+	have, before := h.spans[n.GetId()], h.forgotten
+	h.mu.RUnlock()
+	if have != nil && proto.Equal(have.network, want.network) && proto.Equal(have.peers, want.peers) {
+		return nil
+	}
+	if _, err := h.EnsureNetwork(ctx, want.network); err != nil {
+		return err
+	}
+	if _, err := h.SetPeers(ctx, want.peers); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// The host may have removed the network since the calls.
+	if h.err == nil && h.forgotten == before {
+		h.spans[n.GetId()] = want
+	}
+	return nil
+}
+
+// EnsureServices sets the published Services of a network, and returns the addresses that the host refused. It calls the host
+// only if the host accepted something else last on this connection, or refused an address.
+func (h *Host) EnsureServices(ctx context.Context, want *hostpb.SetServicesRequest) (map[string]string, error) {
+	h.mu.Lock()
+	have, before := h.services[want.GetNetworkId()], h.forgotten
+	if have != nil && proto.Equal(have, want) {
+		h.mu.Unlock()
+		return nil, nil
+	}
+	delete(h.services, want.GetNetworkId()) // A call that fails may have changed the host.
+	h.mu.Unlock()
+	answer, err := h.SetServices(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	refused := map[string]string{}
+	for _, r := range answer.GetRefused() {
+		refused[r.GetAddress()] = r.GetMessage()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// The host may have removed the network since the call.
+	if h.err == nil && h.forgotten == before && len(refused) == 0 {
+		h.services[want.GetNetworkId()] = want
+	}
+	return refused, nil
+}
+
+// DeleteNetwork removes a network with its peers. The next EnsurePeers sets them again.
+func (h *Host) DeleteNetwork(ctx context.Context, r *hostpb.DeleteNetworkRequest, opts ...grpc.CallOption) (*hostpb.DeleteNetworkResponse, error) {
+	h.mu.Lock()
+	h.forget(r.GetId())
+	h.mu.Unlock()
+	return h.HostClient.DeleteNetwork(ctx, r, opts...)
+}
+
+// forget deletes the record of a network, so that the next EnsurePeers or EnsureServices calls the host. The caller holds h.mu.
+func (h *Host) forget(network string) {
+	delete(h.spans, network)
+	delete(h.services, network)
+	h.forgotten++
+}

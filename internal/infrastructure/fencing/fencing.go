@@ -1,0 +1,142 @@
+// Package fencing decides whether a host that is not connected has stopped the machines of a cluster. All functions are pure.
+//
+// A host stops machines after it had no contact with a manager and with any other host of the cluster for a time. So the manager
+// must know when its own connection ended, and when each other host answered the lost one for the last time. Another host that
+// does not answer the manager may still answer the lost one: then nothing is decided.
+//
+// Layer: reconciler. Allowed imports: api, library, contract.
+package fencing
+
+import (
+	"fmt"
+	"time"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Margin is how much longer than stopAfterSeconds a host must be without contact. A host needs up to 20 s to notice that a manager
+// is gone (hostpb.DefaultKeepalive), and some seconds to stop the machines, by its guard if capstand does not run.
+const Margin = 40 * time.Second
+
+// askAgain is the time until the next decision if a host still answers another one. No event announces the end of that.
+const askAgain = 15 * time.Second
+
+// Lost is a host that is not connected.
+type Lost struct {
+	// Tunnel is its tunnel address.
+	Tunnel string
+	// ManagementCluster is the manager's.
+	ManagementCluster string
+	// Wanted and Acknowledged are spec.fencing and status.fencing of its CapstanHost; 0 is none.
+	Wanted, Acknowledged int32
+	// Away is for how long it was not connected.
+	Away time.Duration
+}
+
+// Other is another host.
+type Other struct {
+	Name string
+	// Abandoned: the administrator states that it is permanently lost.
+	Abandoned bool
+	// SameBox as the lost host.
+	SameBox bool
+	// Member: it has a machine or a load balancer of the cluster.
+	Member bool
+	// Connected to the manager, or for how long not.
+	Connected bool
+	Away      time.Duration
+	// Contacts that it reports; nil if its capstand answers no probes.
+	Contacts *hostpb.ListContactsResponse
+}
+
+// Decision is whether the machines of a cluster on a lost host have stopped.
+type Decision struct {
+	Fenced bool
+	// Why not, and when to decide again; 0: after an event.
+	Why   string
+	Again time.Duration
+}
+
+// Decide returns the decision for one cluster. unchanged is for how long no CapstanHost was deleted: a deleted host could have
+// answered the lost one.
+func Decide(lost Lost, others []Other, unchanged time.Duration) Decision {
+	if lost.Wanted == 0 {
+		return Decision{Why: "its spec.fencing is not set"}
+	}
+	if lost.Acknowledged != lost.Wanted {
+		return Decision{Why: "it has not acknowledged its spec.fencing"}
+	}
+	seconds, evidence := lost.Acknowledged, false
+	for _, o := range others {
+		if s := announced(o, lost); s > 0 {
+			seconds, evidence = max(seconds, s), true
+		}
+	}
+	if !evidence {
+		return Decision{Why: "no connected host of the cluster knows that it stops machines"}
+	}
+	need := time.Duration(seconds)*time.Second + Margin
+	for _, o := range others {
+		if d := decideOne(o, lost, need); d.Why != "" {
+			return d
+		}
+	}
+	if silent := min(lost.Away, unchanged); silent < need {
+		return waitFor(need-silent, "it stops its machines if it stays cut off")
+	}
+	return Decision{Fenced: true}
+}
+
+// announced returns after how many seconds the lost host stops the machines of the cluster, as it has told another host of the
+// cluster; 0 if it has not.
+func announced(o Other, lost Lost) int32 {
+	if o.Abandoned || !o.Connected {
+		return 0
+	}
+	for _, c := range o.Contacts.GetContacts() {
+		if c.GetHost() != lost.Tunnel || !c.GetPeer() {
+			continue
+		}
+		for _, f := range c.GetFencing() {
+			if f.GetManagementCluster() == lost.ManagementCluster {
+				return f.GetStopAfterSeconds()
+			}
+		}
+	}
+	return 0
+}
+
+// decideOne returns a Why if another host may have been in contact with the lost one.
+func decideOne(o Other, lost Lost, need time.Duration) Decision {
+	switch {
+	case o.Abandoned:
+		return Decision{}
+	case o.Connected && o.SameBox:
+		return Decision{Why: fmt.Sprintf("host %s on the same box is connected", o.Name)}
+	case !o.Connected && o.Member:
+		return Decision{Why: fmt.Sprintf("host %s of the cluster is not connected either, and the two may reach each other", o.Name)}
+	case !o.Connected && o.Away < need:
+		return waitFor(need-o.Away, fmt.Sprintf("host %s was lost recently", o.Name))
+	case !o.Connected || o.Contacts == nil:
+		return Decision{}
+	}
+	if recorded := time.Duration(o.Contacts.GetRecordedMilliseconds()) * time.Millisecond; recorded < need {
+		return waitFor(need-recorded, fmt.Sprintf("host %s has recorded its contacts only for a short time", o.Name))
+	}
+	for _, c := range o.Contacts.GetContacts() {
+		if c.GetHost() != lost.Tunnel {
+			continue
+		}
+		if c.GetReachable() {
+			return Decision{Why: fmt.Sprintf("host %s reaches it", o.Name), Again: askAgain}
+		}
+		if age := time.Duration(c.GetAgeMilliseconds()) * time.Millisecond; age < need {
+			return waitFor(need-age, fmt.Sprintf("host %s answered it %s ago", o.Name, age.Round(time.Second)))
+		}
+	}
+	return Decision{}
+}
+
+func waitFor(d time.Duration, why string) Decision {
+	return Decision{Why: why, Again: d + time.Second}
+}

@@ -1,0 +1,159 @@
+package hostjoin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/pki"
+)
+
+// admit takes a host in. Each step can be repeated. The token is used first, so that it never serves two hosts.
+func (r *Reconciler) admit(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, j joiner, secret *corev1.Secret, t token) error {
+	if err := r.use(ctx, j, secret, t); err != nil {
+		return err
+	}
+	authority, err := r.ensureCredentials(ctx, j, t)
+	if err != nil {
+		return err
+	}
+	if err := r.ensureHost(ctx, j, t); err != nil {
+		return err
+	}
+	if err := r.approve(ctx, csr, j); err != nil {
+		return err
+	}
+	leaf := pki.Leaf{CommonName: "capstand", Usages: pki.Server}
+	if ip := net.ParseIP(j.host); ip != nil {
+		leaf.IPs = []net.IP{ip}
+	} else {
+		leaf.DNSNames = []string{j.host}
+	}
+	made, err := authority.Sign(leaf, j.request.PublicKey, t.terms.Validity.Duration, time.Now())
+	if err != nil {
+		return err
+	}
+	before := csr.DeepCopy()
+	// The host trusts the clients of its authority, so it gets the authority as well.
+	csr.Status.Certificate = append(pki.EncodeCert(made), pki.EncodeCert(authority.Cert)...)
+	if err := r.LiveClient.Status().Patch(ctx, csr, locked(before)); err != nil {
+		return err
+	}
+	ctrl.LoggerFrom(ctx).Info("A host has joined", "host", j.Name, "address", j.Address, "token", secret.Name)
+	return nil
+}
+
+// use records the key of the host at the token.
+func (r *Reconciler) use(ctx context.Context, j joiner, secret *corev1.Secret, t token) error {
+	if _, done := t.uses[j.fingerprint]; done {
+		return nil
+	}
+	uses := maps.Clone(t.uses)
+	uses[j.fingerprint] = j.Name
+	data, err := json.Marshal(uses)
+	if err != nil {
+		return err
+	}
+	before := secret.DeepCopy()
+	secret.Data[joining.KeyHosts] = data
+	return r.LiveClient.Patch(ctx, secret, locked(before))
+}
+
+func credentialsName(host string) string { return host + "-credentials" }
+
+// ensureCredentials returns the authority of the host. The Secret of a host that joins again keeps its authority.
+func (r *Reconciler) ensureCredentials(ctx context.Context, j joiner, t token) (pki.Authority, error) {
+	key := client.ObjectKey{Namespace: r.namespace, Name: credentialsName(j.Name)}
+	secret := &corev1.Secret{}
+	err := r.LiveClient.Get(ctx, key, secret)
+	if client.IgnoreNotFound(err) != nil {
+		return pki.Authority{}, err
+	}
+	exists := err == nil
+	for _, owner := range secret.OwnerReferences {
+		if owner.Kind != "CapstanHost" || owner.Name != j.Name {
+			return pki.Authority{}, fmt.Errorf("%w: %s %s", errForeignSecret, owner.Kind, owner.Name)
+		}
+	}
+	if old, err := credentials.AuthorityFromSecret(secret.Data); err == nil && old.Usable(time.Now()) {
+		return old.Authority, nil
+	}
+	made, err := credentials.NewAuthority(t.terms.Validity.Duration, time.Now())
+	if err != nil {
+		return pki.Authority{}, err
+	}
+	if exists {
+		before := secret.DeepCopy()
+		secret.Data = made.Data()
+		return made.Authority, r.LiveClient.Patch(ctx, secret, locked(before))
+	}
+	// The label lets the controller of the CapstanHost see changes at once.
+	return made.Authority, r.LiveClient.Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{infrav1.HostCredentialsLabel: ""}},
+		Type:       corev1.SecretTypeTLS, Data: made.Data(),
+	})
+}
+
+// ensureHost creates the CapstanHost. One that exists gets the address and the credentials of the join, and keeps everything
+// else: an administrator may have changed it.
+func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
+	host := &infrav1.CapstanHost{}
+	ref := infrav1.SecretReference{Namespace: r.namespace, Name: credentialsName(j.Name)}
+	err := r.LiveClient.Get(ctx, client.ObjectKey{Name: j.Name}, host)
+	if err == nil {
+		before := host.DeepCopy()
+		host.Spec.Address, host.Spec.CredentialsRef = j.Address, ref
+		return r.LiveClient.Patch(ctx, host, locked(before))
+	}
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	host = desiredHost(j, t.terms, ref)
+	if r.WatchFilter != "" {
+		metav1.SetMetaDataLabel(&host.ObjectMeta, clusterv1.WatchLabel, r.WatchFilter)
+	}
+	return r.LiveClient.Create(ctx, host)
+}
+
+// desiredHost returns the CapstanHost of a host that joins for the first time.
+func desiredHost(j joiner, terms joining.Terms, ref infrav1.SecretReference) *infrav1.CapstanHost {
+	host := &infrav1.CapstanHost{
+		ObjectMeta: metav1.ObjectMeta{Name: j.Name, Labels: maps.Clone(terms.Labels)},
+		Spec:       infrav1.CapstanHostSpec{Address: j.Address, CredentialsRef: ref, FailureDomain: j.FailureDomain},
+	}
+	if terms.FailureDomain != "" {
+		host.Spec.FailureDomain = terms.FailureDomain
+	}
+	if len(terms.AllowedNamespaces) > 0 {
+		host.Spec.AllowedNamespaces = &infrav1.AllowedNamespaces{Names: terms.AllowedNamespaces}
+	}
+	return host
+}
+
+func (r *Reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, j joiner) error {
+	for _, c := range csr.Status.Conditions {
+		if c.Type == certificatesv1.CertificateApproved {
+			return nil
+		}
+	}
+	before := csr.DeepCopy()
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "TokenValid",
+		Message: fmt.Sprintf("The host joins as CapstanHost %s", j.Name),
+	})
+	return r.LiveClient.SubResource("approval").Patch(ctx, csr, locked(before))
+}

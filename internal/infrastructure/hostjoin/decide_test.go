@@ -1,0 +1,146 @@
+package hostjoin
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/pki"
+)
+
+var now = time.Now()
+
+// properties of the host in these tests.
+var properties = joining.Request{Name: "rack-1", Address: "10.0.0.5:7443", BoxID: "box-1"}
+
+func TestRefusal(t *testing.T) {
+	host := func(name, address, box string) infrav1.CapstanHost {
+		return infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: address}, Status: infrav1.CapstanHostStatus{BoxID: box}}
+	}
+	leaving := host("rack-1", "10.0.0.5:7443", "box-1")
+	leaving.DeletionTimestamp = &metav1.Time{Time: now}
+	for name, test := range map[string]struct {
+		terms joining.Terms
+		uses  joining.Uses
+		hosts []infrav1.CapstanHost
+		want  string // a part of the refusal; empty: admitted
+	}{
+		"a first host":                        {},
+		"beside other hosts":                  {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "box-2"), host("local", "unix:///run/x", "")}},
+		"expired":                             {terms: joining.Terms{Expires: metav1.NewTime(now.Add(-time.Second))}, want: "expired on"},
+		"for another name":                    {terms: joining.Terms{HostName: "rack-2"}, want: `only for the host name "rack-2"`},
+		"for another failure domain":          {terms: joining.Terms{FailureDomain: "row-9"}, want: "only for the failure domain"},
+		"used by another key":                 {uses: joining.Uses{"other": "rack-2"}, want: "used by another host"},
+		"used by another key, several hosts":  {terms: joining.Terms{Hosts: 2}, uses: joining.Uses{"other": "rack-2"}},
+		"used up by other keys":               {terms: joining.Terms{Hosts: 2}, uses: joining.Uses{"a": "a", "b": "b"}, want: "used by another host"},
+		"interrupted":                         {uses: joining.Uses{"key": "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.5:7443", "")}},
+		"interrupted, and another name":       {uses: joining.Uses{"key": "rack-2"}, want: `used the token for the name "rack-2"`},
+		"the name exists":                     {hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.9:7443", "box-9")}, want: "a CapstanHost rack-1 exists"},
+		"the name exists, even on this box":   {hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.5:7443", "box-1")}, want: "a CapstanHost rack-1 exists"},
+		"returns":                             {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.4:7443", "box-1")}},
+		"returns, but is another box":         {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.5:7443", "box-9")}, want: "is another box"},
+		"returns while it is deleted":         {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{leaving}, want: "is being deleted"},
+		"the address exists":                  {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.5:7443", "")}, want: "has the address"},
+		"the machine-id exists":               {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "box-1")}, want: "has the same machine-id"},
+		"a second host of one box":            {hosts: []infrav1.CapstanHost{host("rack-1b", "10.0.0.5:7444", "box-1")}},
+		"a box without an id beside the same": {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "")}},
+	} {
+		if test.terms.Hosts == 0 {
+			test.terms.Hosts = 1
+		}
+		if test.terms.Expires.IsZero() {
+			test.terms.Expires = metav1.NewTime(now.Add(time.Hour))
+		}
+		j := joiner{Request: properties, host: "10.0.0.5", fingerprint: "key"}
+		j.FailureDomain = "row-1"
+		got := refusal(j, token{terms: test.terms, uses: test.uses}, test.hosts, now)
+		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: want %q, got %q", name, test.want, got)
+		}
+	}
+}
+
+// signingRequest is the CertificateSigningRequest of the host in these tests.
+func signingRequest(t *testing.T, leaf pki.Leaf) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := pki.NewRequest(leaf, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{infrav1.HostJoinAnnotation: properties.Encode()}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pki.EncodeRequest(der), Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+		},
+	}
+}
+
+func TestRead(t *testing.T) {
+	own := pki.Leaf{CommonName: "rack-1", IPs: []net.IP{net.ParseIP("10.0.0.5")}}
+	if j, err := read(signingRequest(t, own)); err != nil || j.host != "10.0.0.5" || len(j.fingerprint) != 64 {
+		t.Fatalf("%+v, %v", j, err)
+	}
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := pki.NewRequest(own, weak)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		leaf   pki.Leaf
+		change func(*certificatesv1.CertificateSigningRequest)
+		want   string
+	}{
+		"no annotation": {own, func(c *certificatesv1.CertificateSigningRequest) { c.Annotations = nil }, "properties of the host"},
+		"no request":    {own, func(c *certificatesv1.CertificateSigningRequest) { c.Spec.Request = []byte("x") }, "in PEM"},
+		"two requests": {own, func(c *certificatesv1.CertificateSigningRequest) {
+			c.Spec.Request = append(c.Spec.Request, c.Spec.Request...)
+		}, "one certificate request"},
+		"another address": {pki.Leaf{IPs: []net.IP{net.ParseIP("10.0.0.6")}}, nil, "expected a certificate request for the address"},
+		"two addresses":   {pki.Leaf{IPs: []net.IP{net.ParseIP("10.0.0.5"), net.ParseIP("10.0.0.6")}}, nil, "expected a certificate request for the address"},
+		"a further name":  {pki.Leaf{IPs: own.IPs, DNSNames: []string{"capstan-manager"}}, nil, "expected a certificate request for the address"},
+		"a client": {own, func(c *certificatesv1.CertificateSigningRequest) {
+			c.Spec.Usages = append(c.Spec.Usages, certificatesv1.UsageClientAuth)
+		}, "expected the usage"},
+		"no server":  {own, func(c *certificatesv1.CertificateSigningRequest) { c.Spec.Usages = nil }, "expected the usage"},
+		"a weak key": {own, func(c *certificatesv1.CertificateSigningRequest) { c.Spec.Request = pki.EncodeRequest(der) }, "2048"},
+		"another key's request": {own, func(c *certificatesv1.CertificateSigningRequest) {
+			forged := append([]byte{}, der...)
+			forged[len(forged)-1] ^= 1
+			c.Spec.Request = pki.EncodeRequest(forged)
+		}, "not signed by its own key"},
+	} {
+		csr := signingRequest(t, test.leaf)
+		if test.change != nil {
+			test.change(csr)
+		}
+		if _, err := read(csr); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: want %q, got %v", name, test.want, err)
+		}
+	}
+}
+
+func TestTokenID(t *testing.T) {
+	csr := &certificatesv1.CertificateSigningRequest{}
+	if id := tokenID(csr); id != "" {
+		t.Error(id)
+	}
+	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{claimID: {"X509SHA256=abc", "JTI=id-1"}}
+	if id := tokenID(csr); id != "id-1" {
+		t.Error(id)
+	}
+}

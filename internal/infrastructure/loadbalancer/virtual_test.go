@@ -1,0 +1,114 @@
+package loadbalancer
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+func virtualCluster(host string) *infrav1.CapstanCluster {
+	c := &infrav1.CapstanCluster{}
+	c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: host, Port: 6443}
+	c.Spec.Network.MachineCIDR, c.Spec.Network.Overlay.VNI = "10.200.8.0/21", 5000
+	c.Spec.LoadBalancer.HostName = "first"
+	return c
+}
+
+// ALL-18: only an address that the administrator of the host allows is virtual.
+func TestIsVirtual_ALL18(t *testing.T) {
+	allowed := []string{"203.0.113.64/28", "198.51.100.7/32"}
+	for host, want := range map[string]bool{
+		"203.0.113.64": true, "203.0.113.79": true, "198.51.100.7": true,
+		"203.0.113.80": false, "198.51.100.8": false, "api.example.com": false, "": false, "::ffff:203.0.113.64": false, "203.0.113.064": false,
+	} {
+		if got := IsVirtual(virtualCluster(host), allowed); got != want {
+			t.Errorf("%q: %v", host, got)
+		}
+	}
+	for name, change := range map[string]func(*infrav1.CapstanCluster){
+		"one box":         func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
+		"external":        func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal },
+		"its own address": func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.BindAddress = "203.0.113.64" },
+	} {
+		c := virtualCluster("203.0.113.64")
+		if change(c); IsVirtual(c, allowed) {
+			t.Errorf("%s: virtual", name)
+		}
+	}
+}
+
+// ALL-18: a namespace that no host admits cannot keep an address from others by writing it into its objects.
+func TestReserves_ALL18(t *testing.T) {
+	listed := []infrav1.CapstanHost{{Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"203.0.113.64/28"}}}}
+	provisioned := func(c *infrav1.CapstanCluster) { c.Status.Initialization.Provisioned = ptr.To(true) }
+	external := func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal }
+	for name, tc := range map[string]struct {
+		host      string
+		admitting []infrav1.CapstanHost
+		changes   []func(*infrav1.CapstanCluster)
+		want      bool
+	}{
+		"admitted":                           {host: "203.0.113.64", admitting: listed, want: true},
+		"no host admits it":                  {host: "203.0.113.64"},
+		"provisioned, not admitted any more": {host: "203.0.113.64", changes: []func(*infrav1.CapstanCluster){provisioned}, want: true},
+		"not listed":                         {host: "203.0.113.80", admitting: listed},
+		"external":                           {host: "203.0.113.64", admitting: listed, changes: []func(*infrav1.CapstanCluster){external, provisioned}},
+		"one box": {host: "203.0.113.64", admitting: listed, changes: []func(*infrav1.CapstanCluster){
+			func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
+		}},
+	} {
+		c := virtualCluster(tc.host)
+		for _, change := range tc.changes {
+			change(c)
+		}
+		if got := Reserves(c, tc.admitting); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Two hosts never have a virtual address at the same time: as long as the first may have it without an election, or this is not
+// known, no other host takes part in one.
+func TestVirtualAddress(t *testing.T) {
+	reported := func(first bool) *hostpb.LoadBalancer {
+		return &hostpb.LoadBalancer{VirtualAddress: &hostpb.VirtualAddress{Address: "203.0.113.64", First: first}}
+	}
+	without := &hostpb.LoadBalancer{}
+	for name, tc := range map[string]struct {
+		host           string
+		initialized    bool
+		current, first *hostpb.LoadBalancer
+		want           string
+	}{
+		"the first, before the API server answers":          {"first", false, nil, nil, "first"},
+		"the first, after that":                             {"first", true, reported(true), reported(true), "elected"},
+		"the first, in a new management cluster":            {"first", false, reported(false), reported(false), "elected"},
+		"another, before the API server answers":            {"other", false, nil, reported(true), "none"},
+		"another, before the first takes part":              {"other", true, without, reported(true), "none"},
+		"another, after that":                               {"other", true, without, reported(false), "elected"},
+		"another, the first is unknown":                     {"other", true, without, nil, "none"},
+		"another, the first is unknown, but it takes part":  {"other", true, reported(false), nil, "elected"},
+		"another, that was the first before it was changed": {"other", true, reported(true), reported(true), "none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: tc.host}, Spec: infrav1.CapstanHostSpec{VirtualAddresses: []string{"203.0.113.64/28"}}}
+			want := map[string]*hostpb.VirtualAddress{
+				"first": {Address: "203.0.113.64", First: true}, "elected": {Address: "203.0.113.64"},
+			}[tc.want]
+			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.initialized, tc.current, tc.first); !proto.Equal(got, want) {
+				t.Errorf("%v, want %v", got, want)
+			}
+			h.Spec.VirtualAddresses = nil
+			if got := VirtualAddress(virtualCluster("203.0.113.64"), h, tc.initialized, tc.current, tc.first); got != nil {
+				t.Errorf("%v on a host that does not allow it", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,127 @@
+package machine
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/fencing"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+)
+
+// fenced returns whether a host that is not connected has stopped the machine, so that the machine needs no answer of the host. It
+// returns why not, and sets when to decide again.
+func (r *Reconciler) fenced(ctx context.Context, s *scope, h *infrav1.CapstanHost) (bool, string, error) {
+	if h.Spec.Fencing.StopAfterSeconds == nil {
+		return false, "", nil
+	}
+	if r.WatchNamespace != "" || r.WatchFilter != "" {
+		// Another manager of this management cluster may be connected to the host.
+		return false, "spec.fencing of the host has no effect on the deletion, because this manager is responsible for a part of the objects", nil
+	}
+	capstanCluster, err := r.capstanClusterOf(ctx, s)
+	if err != nil || capstanCluster == nil {
+		return false, "", err
+	}
+	conn := r.Pool.Get(h.Name)
+	if conn == nil || conn.Away() == 0 {
+		return false, "", nil
+	}
+	id, err := hostaccess.ManagementCluster(ctx, r.Client)
+	if err != nil {
+		return false, "", err
+	}
+	others, err := r.observers(ctx, h, s.cluster.Name, capstanCluster)
+	if err != nil {
+		return false, "", err
+	}
+	d := fencing.Decide(fencing.Lost{
+		Tunnel: h.Spec.TunnelAddress, ManagementCluster: id,
+		Wanted: ptr.Deref(h.Spec.Fencing.StopAfterSeconds, 0), Acknowledged: ptr.Deref(h.Status.Fencing.StopAfterSeconds, 0), Away: conn.Away(),
+	}, others, r.Pool.Unchanged())
+	if !d.Fenced {
+		s.again = d.Again
+		return false, "Its machines do not count as stopped, because " + d.Why, nil
+	}
+	ctrl.LoggerFrom(ctx).Info("The lost host has stopped the machine", "CapstanHost", h.Name, "id", s.capstan.Spec.ID)
+	r.recorder.Eventf(s.capstan, nil, corev1.EventTypeWarning, infrav1.HostFencedReason, "Delete",
+		"Host %s is cut off from the managers and all hosts of the cluster, and has stopped the machine: it is removed without an answer of the host", h.Name)
+	return true, "", nil
+}
+
+// capstanClusterOf returns the CapstanCluster of the machine, or nil.
+func (r *Reconciler) capstanClusterOf(ctx context.Context, s *scope) (*infrav1.CapstanCluster, error) {
+	if s.cluster == nil {
+		return nil, nil
+	}
+	c, err := r.capstanCluster(ctx, s)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return c, err
+}
+
+// observers describes all other hosts, and asks the connected ones for their contacts in the network of the cluster.
+func (r *Reconciler) observers(ctx context.Context, lost *infrav1.CapstanHost, cluster string, c *infrav1.CapstanCluster) ([]fencing.Other, error) {
+	hosts, machines := &infrav1.CapstanHostList{}, &infrav1.CapstanMachineList{}
+	if err := r.Client.List(ctx, hosts); err != nil {
+		return nil, err
+	}
+	if err := r.Client.List(ctx, machines, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	members := hostaccess.BalancerHosts(c)
+	for i := range machines.Items {
+		members = append(members, machines.Items[i].Spec.HostName)
+	}
+	others := slices.DeleteFunc(hosts.Items, func(h infrav1.CapstanHost) bool { return h.Name == lost.Name })
+	out := make([]fencing.Other, len(others))
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	for i := range others {
+		h := &others[i]
+		out[i] = fencing.Other{
+			Name: h.Name, Abandoned: hostaccess.Abandoned(h), Member: slices.Contains(members, h.Name), SameBox: sameBox(h, lost, r.Pool),
+		}
+		conn := r.Pool.Get(h.Name)
+		if conn == nil {
+			continue // It was lost just now, as far as this process knows.
+		}
+		out[i].Connected, out[i].Away = conn.Connected() == nil, conn.Away()
+		if !out[i].Connected {
+			continue
+		}
+		all.Go(func() {
+			contacts, err := conn.ListContacts(ctx, &hostpb.ListContactsRequest{NetworkId: c.Spec.ID})
+			if connections.Code(err) == codes.Unimplemented {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = err
+			}
+			out[i].Contacts = contacts
+		})
+	}
+	all.Wait()
+	return out, failed
+}
+
+func sameBox(a, b *infrav1.CapstanHost, pool *connections.Pool) bool {
+	box := hostaccess.Box(a, pool)
+	return box != "" && box == b.Status.BoxID || a.Spec.TunnelAddress != "" && a.Spec.TunnelAddress == b.Spec.TunnelAddress
+}

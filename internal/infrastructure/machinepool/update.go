@@ -1,0 +1,367 @@
+package machinepool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// Machines of a pool are updated in place with these writes:
+//
+//  1. MachinePool: Cluster API's annotation of an update in progress. The bootstrap provider renders the data of the update.
+//  2. CapstanMachine: the annotation, the spec, the version, the name of the bootstrap data and the hash, in one patch. The
+//     machine's controller carries out the update.
+//  3. After the success: the annotation of the CapstanMachine is removed, and that of the MachinePool with the last one.
+//
+// The annotations are the record: after an interruption, the next reconcile continues.
+
+// +kubebuilder:rbac:groups=bootstrap.capstan.dev,resources=capstanconfigs,verbs=get
+
+// updateRetry is the interval at which updates are looked at if no event announces their progress.
+const updateRetry = 10 * time.Second
+
+// updating is the part of the desired state that updates in place need.
+type updating struct {
+	policy infrav1.InPlacePolicy
+	// config are the parts of the CapstanConfig that belong to the bootstrap data; nil while they are not known.
+	config inplace.Fixed
+	// id is that of the update data of the CapstanConfig.
+	id string
+	// spec is that of the machines.
+	spec infrav1.CapstanMachineSpec
+}
+
+// allowed reports whether the policy allows updates in place.
+func (u updating) allowed() bool {
+	return u.policy == infrav1.InPlacePrefer || u.policy == infrav1.InPlaceOnly
+}
+
+// record returns the parts of the CapstanConfig that a machine records; "" while they are not known.
+func (u updating) record() string {
+	if u.config == nil {
+		return ""
+	}
+	return u.config.String()
+}
+
+// annotations returns the annotations of a machine that has the desired state. The parts of the CapstanConfig are missing while they
+// are not known: an update that keeps the bootstrap data must not erase the record of them.
+func (d desired) annotations() map[string]string {
+	out := map[string]string{
+		infrav1.MachineSpecHashAnnotation:        d.hash,
+		infrav1.MachineVersionAnnotation:         d.version,
+		infrav1.MachineBootstrapSecretAnnotation: d.secret,
+	}
+	if record := d.updating.record(); record != "" {
+		out[infrav1.MachineConfigAnnotation] = record
+	}
+	return out
+}
+
+// desireUpdates reads the CapstanConfig of the pool if updates are allowed.
+func (r *Reconciler) desireUpdates(ctx context.Context, s *scope) error {
+	u := updating{policy: s.pool.Spec.RollingUpdate.InPlace, spec: s.pool.Spec.MachineTemplate.Spec}
+	s.want.updating = u
+	ref := s.machinePool.Spec.Template.Spec.Bootstrap.ConfigRef
+	if !u.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) || ref.Kind != "CapstanConfig" || ref.APIGroup != bootstrapv1.GroupVersion.Group {
+		return nil
+	}
+	config := &bootstrapv1.CapstanConfig{}
+	if err := r.LiveClient.Get(ctx, client.ObjectKey{Namespace: s.pool.Namespace, Name: ref.Name}, config); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if config.Status.DataSecretName == s.want.secret && config.Status.ObservedGeneration == config.Generation {
+		u.config = inplace.FixedParts(config.Spec)
+	}
+	if data := config.Status.Update; data.ObservedGeneration == config.Generation && data.KubernetesVersion == s.want.version {
+		u.id = data.ID
+	}
+	s.want.updating = u
+	return nil
+}
+
+// isUpdating reports whether an update of the machine was begun and is not finished.
+func (m member) isUpdating() bool {
+	_, ok := m.capstan.Annotations[clusterv1.UpdateInProgressAnnotation]
+	return ok
+}
+
+// changes returns the differences of a machine from the desired state, with their decisions.
+func (d desired) changes(m member) []inplace.Change {
+	annotations := m.capstan.Annotations
+	version := annotations[infrav1.MachineVersionAnnotation]
+	if m.isUpdating() {
+		version = cmp.Or(nodeVersion(m.machine), version) // The annotation has the new one.
+	}
+	var out []inplace.Change
+	if c := inplace.Version(version, d.version); c.Path != "" {
+		out = append(out, c)
+	}
+	out = append(out, inplace.Machine(m.capstan.Spec, d.updating.spec)...)
+	if len(d.domains) > 0 && !slices.Contains(d.domains, m.domain()) {
+		out = append(out, inplace.Change{Path: "failureDomains", Verdict: inplace.Replace, Why: "a machine cannot move to another failure domain"})
+	}
+	if annotations[infrav1.MachineBootstrapSecretAnnotation] == d.secret {
+		return out
+	}
+	had := inplace.ReadFixed(annotations[infrav1.MachineConfigAnnotation])
+	switch {
+	case d.updating.config == nil:
+		out = append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "its bootstrap data is not that of the CapstanConfig of the MachinePool"})
+	case had == nil:
+		out = append(out, inplace.Change{Path: "bootstrap", Verdict: inplace.Replace, Why: "the machine was made before the pool allowed updates in place"})
+	default:
+		out = append(out, had.Changes(d.updating.config)...)
+	}
+	return out
+}
+
+// updateState is the state of a machine for the plan of updates.
+type updateState struct {
+	// can: every difference can be changed in place. Without it, why names the differences.
+	can bool
+	why string
+	// drained: its Node was cordoned for the update.
+	drained bool
+	// begun: the annotation is on the machine. current: for the desired state of now.
+	begun, current bool
+	phase          infrav1.UpdatePhase
+	text           string
+}
+
+// updateOf describes a machine for the plan.
+func (d desired) updateOf(m member) updateState {
+	out := updateState{drained: m.isDrained(), begun: m.isUpdating(), current: m.capstan.Annotations[infrav1.MachineSpecHashAnnotation] == d.hash}
+	if blocking := inplace.Blocking(d.changes(m)); len(blocking) > 0 {
+		var all []string
+		for _, c := range blocking {
+			all = append(all, c.String())
+		}
+		out.why = strings.Join(all, "; ")
+	}
+	out.can = out.why == "" && m.provisioned() && failure(m.capstan) == ""
+	report := m.capstan.Status.Update
+	about := report.ObservedGeneration == m.capstan.Generation && report.KubernetesVersion == m.capstan.Annotations[infrav1.MachineVersionAnnotation]
+	if out.begun && about && (!out.current || report.ConfigUpdateID != "" && report.ConfigUpdateID == d.updating.id) {
+		out.phase = report.Phase
+	}
+	out.text = strings.Trim(report.Step+": "+report.Message, ": ")
+	return out
+}
+
+func (u updateState) failed() bool {
+	return u.phase == infrav1.UpdateFailed || u.phase == infrav1.UpdateRolledBack
+}
+
+// busy reports whether the update must not be disturbed.
+func (u updateState) busy() bool {
+	if !u.begun {
+		return false
+	}
+	return u.phase == infrav1.UpdateRunning || u.phase == infrav1.UpdatePending || u.current && u.phase == ""
+}
+
+// replace reports whether an outdated machine is replaced. A machine that has never run is always replaced: nothing is lost.
+func (d desired) replace(m member, u updateState) bool {
+	switch {
+	case u.busy(), u.begun && u.phase == infrav1.UpdateSucceeded:
+		return false
+	case !d.updating.allowed(), !m.provisioned():
+		return true
+	case u.current && u.failed():
+		return false
+	}
+	return d.updating.policy == infrav1.InPlacePrefer && !u.can
+}
+
+// updatePlan has the next actions of updates in place.
+type updatePlan struct {
+	// start, finish and release have the names of machines. The Nodes of the last ones become schedulable again.
+	start, finish, release []string
+	// why is the reason to start none although machines are outdated.
+	why string
+}
+
+func (p updatePlan) empty() bool {
+	return len(p.start) == 0 && len(p.finish) == 0 && len(p.release) == 0
+}
+
+// planUpdates decides which machines are updated. It depends only on its arguments. maxUnavailable machines, and at least one,
+// may be missing, unavailable or updating at the same time. A failed update stops further ones.
+func planUpdates(want desired, instances []instance) updatePlan {
+	out := planStarts(want, instances)
+	out.release = toRelease(instances, out.start)
+	return out
+}
+
+func planStarts(want desired, instances []instance) updatePlan {
+	var out updatePlan
+	var candidates []instance
+	busy, active := 0, 0
+	for _, i := range instances {
+		if i.leaving {
+			continue
+		}
+		active++
+		u := i.update
+		if u.busy() || !i.available {
+			busy++
+		}
+		switch {
+		case u.begun && u.phase == infrav1.UpdateSucceeded:
+			out.finish = append(out.finish, i.name)
+		case !i.behind || u.busy() || i.outdated:
+		case u.current && u.failed():
+			out.why = fmt.Sprintf("the update of machine %s in place ended as %s: %s", i.name, u.phase, u.text)
+		case !u.can:
+			out.why = cmp.Or(out.why, fmt.Sprintf("machine %s cannot be updated in place, and rollingUpdate.inPlace is Only: %s", i.name, cmp.Or(u.why, "it has failed")))
+		default:
+			candidates = append(candidates, i)
+		}
+	}
+	if out.why != "" || want.frozen || !want.updating.allowed() {
+		return out
+	}
+	busy += max(0, want.replicas-active)
+	slices.SortFunc(candidates, func(a, b instance) int {
+		return cmp.Or(cmp.Compare(boolToInt(a.available), boolToInt(b.available)), a.created.Compare(b.created), cmp.Compare(a.name, b.name))
+	})
+	limit := max(1, want.budget.maxUnavailable)
+	for _, i := range candidates {
+		if i.available {
+			busy++
+		}
+		if busy > limit {
+			break
+		}
+		out.start = append(out.start, i.name)
+	}
+	return out
+}
+
+func boolToInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// update carries out the plan of updates.
+func (r *Reconciler) update(ctx context.Context, s *scope, p updatePlan) error {
+	byName := map[string]member{}
+	for _, m := range s.members {
+		byName[m.capstan.Name] = m
+	}
+	if err := r.release(ctx, s, p.release, byName); err != nil {
+		return err
+	}
+	start, err := r.drained(ctx, s, p.start, byName)
+	if err != nil {
+		return err
+	}
+	if len(start) > 0 {
+		if err := r.announce(ctx, s, true); err != nil {
+			return err
+		}
+		r.event(s, "UpdatesStarted", "Update", "Updating %s in place to Kubernetes %s", strings.Join(start, ", "), s.want.version)
+	}
+	if err := forEach(start, func(name string) error { return r.startUpdate(ctx, s, byName[name].capstan) }); err != nil {
+		return err
+	}
+	return forEach(p.finish, func(name string) error {
+		return r.finishUpdate(ctx, byName[name].capstan)
+	})
+}
+
+// announce writes or removes the annotation of the MachinePool.
+func (r *Reconciler) announce(ctx context.Context, s *scope, wanted bool) error {
+	_, has := s.machinePool.Annotations[clusterv1.UpdateInProgressAnnotation]
+	if has == wanted {
+		return nil
+	}
+	before := s.machinePool
+	s.machinePool = before.DeepCopy() // not the cache's
+	if wanted {
+		metav1.SetMetaDataAnnotation(&s.machinePool.ObjectMeta, clusterv1.UpdateInProgressAnnotation, "")
+	} else {
+		delete(s.machinePool.Annotations, clusterv1.UpdateInProgressAnnotation)
+	}
+	return r.Client.Patch(ctx, s.machinePool, client.MergeFrom(before))
+}
+
+func (r *Reconciler) startUpdate(ctx context.Context, s *scope, m *infrav1.CapstanMachine) error {
+	ctrl.LoggerFrom(ctx).Info("Updating a machine in place", "CapstanMachine", klog.KObj(m), "version", s.want.version)
+	m = m.DeepCopy()
+	return client.IgnoreNotFound(reconciling.Change(ctx, r.Client, m, func() {
+		m.Spec = inplace.KeepIdentity(m.Spec, s.want.updating.spec)
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, clusterv1.UpdateInProgressAnnotation, "")
+		for key, value := range s.want.annotations() {
+			metav1.SetMetaDataAnnotation(&m.ObjectMeta, key, value)
+		}
+	}))
+}
+
+func (r *Reconciler) finishUpdate(ctx context.Context, m *infrav1.CapstanMachine) error {
+	ctrl.LoggerFrom(ctx).Info("Updated a machine in place", "CapstanMachine", klog.KObj(m))
+	m = m.DeepCopy()
+	return client.IgnoreNotFound(reconciling.Change(ctx, r.Client, m, func() { delete(m.Annotations, clusterv1.UpdateInProgressAnnotation) }))
+}
+
+// recordConfig writes the parts of the CapstanConfig on machines that are up to date and lack them: those that were made before
+// the pool allowed updates in place.
+func (r *Reconciler) recordConfig(ctx context.Context, s *scope) error {
+	if s.want.updating.config == nil || !s.want.updating.allowed() {
+		return nil
+	}
+	config := s.want.updating.config.String()
+	behind := slices.DeleteFunc(slices.Clone(s.members), func(m member) bool {
+		annotations := m.capstan.Annotations
+		return m.leaving() || m.isUpdating() || annotations[infrav1.MachineBootstrapSecretAnnotation] != s.want.secret || annotations[infrav1.MachineConfigAnnotation] == config
+	})
+	return forEach(behind, func(m member) error {
+		machine := m.capstan.DeepCopy()
+		return client.IgnoreNotFound(reconciling.Change(ctx, r.Client, machine, func() {
+			metav1.SetMetaDataAnnotation(&machine.ObjectMeta, infrav1.MachineConfigAnnotation, config)
+		}))
+	})
+}
+
+// setUpdating shows the progress of updates in place. A pool that has never allowed any has no condition.
+func setUpdating(s *scope, p updatePlan, instances []instance) {
+	if !s.want.updating.allowed() && !slices.ContainsFunc(s.members, member.isUpdating) {
+		return
+	}
+	remaining, current := 0, ""
+	for _, i := range instances {
+		if i.behind && !i.leaving {
+			remaining++
+		}
+		if i.update.busy() && current == "" {
+			current = fmt.Sprintf("machine %s: %s", i.name, cmp.Or(i.update.text, "the update waits for its host"))
+		}
+	}
+	current = cmp.Or(current, s.draining)
+	switch {
+	case current != "":
+		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionTrue, infrav1.UpdateRunningReason, "%d of %d machines remain; %s", remaining, len(instances), current)
+	case p.why != "":
+		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.UpdateFailedReason, "%d of %d machines remain; %s", remaining, len(instances), p.why)
+	default:
+		set(s.pool, infrav1.UpdatingCondition, metav1.ConditionFalse, infrav1.NotUpdatingReason, "")
+	}
+}

@@ -1,0 +1,168 @@
+package machinepool
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/inplace"
+)
+
+// updatable parses machines like pool: a available, b behind and updatable, n behind and not updatable, l leaving,
+// p begun, u running, d done, f rolled back; x begun for a former spec; c its Node is drained.
+func updatable(machines ...string) []instance {
+	var out []instance
+	for n, m := range machines {
+		name, flags, _ := strings.Cut(m, ":")
+		has := func(flag string) bool { return strings.Contains(flags, flag) }
+		i := instance{name: name, created: epoch.Add(time.Duration(n) * time.Minute), available: has("a"), leaving: has("l"), behind: strings.ContainsAny(flags, "bnpudf")}
+		i.update = updateState{drained: has("c"), can: !has("n"), begun: strings.ContainsAny(flags, "pudf"), current: !has("x"), text: "kubelet: busy"}
+		if has("n") {
+			i.update.why = "preCommands: needs another machine"
+		}
+		for flag, phase := range map[string]infrav1.UpdatePhase{"u": infrav1.UpdateRunning, "d": infrav1.UpdateSucceeded, "f": infrav1.UpdateRolledBack} {
+			if has(flag) {
+				i.update.phase = phase
+			}
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+func TestPlanUpdates(t *testing.T) {
+	const only = infrav1.InPlaceOnly
+	for _, tc := range []struct {
+		name        string
+		replicas    int
+		unavailable int
+		policy      infrav1.InPlacePolicy
+		frozen      bool
+		pool        []instance
+		start       []string
+		finish      []string
+		release     []string
+		why         string
+	}{
+		{name: "a drained one waits for a missing one", replicas: 3, policy: only, pool: updatable("a:abc", "b:ab"), release: []string{"a"}},
+		{name: "the drained one is next", replicas: 2, policy: only, pool: updatable("a:abc", "b:ab"), start: []string{"a"}},
+		{name: "a drained one runs", replicas: 2, policy: only, pool: updatable("a:auc", "b:ab")},
+		{name: "a drained one is done", replicas: 2, policy: only, pool: updatable("a:adc", "b:a"), finish: []string{"a"}, release: []string{"a"}},
+		{name: "a drained one was rolled back", replicas: 2, policy: only, pool: updatable("a:afc", "b:a"), release: []string{"a"}, why: "machine a in place ended as RolledBack"},
+		{name: "a drained one need not change any more", replicas: 2, policy: only, pool: updatable("a:ac", "b:a"), release: []string{"a"}},
+		{name: "another one became unavailable", replicas: 2, policy: only, pool: updatable("a:abc", "b:b"), start: []string{"b"}, release: []string{"a"}},
+		{name: "a drained one is deleted", replicas: 2, policy: only, pool: updatable("a:alc", "b:a")},
+		{name: "up to date", replicas: 2, policy: only, pool: updatable("a:a", "b:a")},
+		{name: "not allowed", replicas: 2, policy: infrav1.InPlaceNever, pool: updatable("a:ab", "b:ab")},
+		{name: "one at a time by default", replicas: 3, policy: only, pool: updatable("a:ab", "b:ab", "c:ab"), start: []string{"a"}},
+		{name: "maxUnavailable at once", replicas: 3, unavailable: 2, policy: only, pool: updatable("a:ab", "b:ab", "c:ab"), start: []string{"a", "b"}},
+		{name: "one runs", replicas: 3, policy: only, pool: updatable("a:u", "b:ab", "c:ab")},
+		{name: "one runs and is available", replicas: 3, policy: only, pool: updatable("a:au", "b:ab", "c:ab")},
+		{name: "one is begun", replicas: 3, policy: only, pool: updatable("a:ap", "b:ab", "c:ab")},
+		{name: "one is done", replicas: 3, policy: only, pool: updatable("a:ad", "b:ab", "c:ab"), finish: []string{"a"}, start: []string{"b"}},
+		{name: "one is done and not available yet", replicas: 3, policy: only, pool: updatable("a:d", "b:ab", "c:ab"), finish: []string{"a"}},
+		{name: "one is done, no longer allowed", replicas: 3, policy: infrav1.InPlaceNever, pool: updatable("a:ad", "b:ab"), finish: []string{"a"}},
+		{name: "one is unavailable", replicas: 3, policy: only, pool: updatable("a:a", "b:", "c:ab")},
+		{name: "the unavailable one is updated", replicas: 3, policy: only, pool: updatable("a:ab", "b:b", "c:ab"), start: []string{"b"}},
+		{name: "one is missing", replicas: 3, policy: only, pool: updatable("a:ab", "b:ab")},
+		{name: "one is leaving", replicas: 3, policy: only, pool: updatable("a:ab", "b:ab", "c:al")},
+		{name: "one was rolled back", replicas: 3, unavailable: 3, policy: only, pool: updatable("a:ab", "b:af", "c:ab"), why: "machine b in place ended as RolledBack: kubelet: busy"},
+		{name: "one was rolled back from a former spec", replicas: 3, policy: only, pool: updatable("a:a", "b:abfx", "c:a"), start: []string{"b"}},
+		{name: "one runs for a former spec", replicas: 3, policy: only, pool: updatable("a:ab", "b:aux", "c:a")},
+		{name: "a change needs another machine", replicas: 3, policy: only, pool: updatable("a:ab", "b:an", "c:ab"), why: "machine b cannot be updated in place, and rollingUpdate.inPlace is Only: preCommands"},
+		{name: "frozen", replicas: 3, policy: only, frozen: true, pool: updatable("a:ab", "b:ab", "c:ab")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			want := desired{replicas: tc.replicas, budget: budget{maxSurge: 1, maxUnavailable: tc.unavailable}, frozen: tc.frozen, updating: updating{policy: tc.policy}}
+			got := planUpdates(want, tc.pool)
+			if !slices.Equal(got.start, tc.start) || !slices.Equal(got.finish, tc.finish) || !slices.Equal(got.release, tc.release) || !strings.Contains(got.why, tc.why) || (got.why == "") != (tc.why == "") {
+				t.Errorf("got %+v, want start %v, finish %v, release %v, why %q", got, tc.start, tc.finish, tc.release, tc.why)
+			}
+		})
+	}
+}
+
+// aMember is a machine of a pool with version v1.35.4 and bootstrap data "old".
+func aMember(change func(*infrav1.CapstanMachine)) member {
+	m := &infrav1.CapstanMachine{ObjectMeta: metav1.ObjectMeta{Generation: 4, Annotations: map[string]string{
+		infrav1.MachineSpecHashAnnotation: "old", infrav1.MachineVersionAnnotation: "v1.35.4", infrav1.MachineBootstrapSecretAnnotation: "old",
+		infrav1.MachineConfigAnnotation: inplace.Fixed{"preCommands": "a"}.String(),
+	}}}
+	m.Spec.ProviderID, m.Spec.ID, m.Spec.CPUs = "capstan://x", "x", 2
+	m.Status.Initialization.Provisioned = ptr.To(true)
+	change(m)
+	return member{capstan: m}
+}
+
+// TestMemberUpdates: the differences that can be changed in place, and the machines that are replaced.
+func TestMemberUpdates(t *testing.T) {
+	want := func(change func(*desired)) desired {
+		out := desired{version: "v1.36.3", secret: "new", hash: "new", updating: updating{
+			policy: infrav1.InPlacePrefer, config: inplace.Fixed{"preCommands": "a"}, id: "u", spec: infrav1.CapstanMachineSpec{CPUs: 4},
+		}}
+		change(&out)
+		return out
+	}
+	begun := func(phase infrav1.UpdatePhase) func(*infrav1.CapstanMachine) {
+		return func(m *infrav1.CapstanMachine) {
+			m.Annotations[clusterv1.UpdateInProgressAnnotation] = ""
+			m.Annotations[infrav1.MachineSpecHashAnnotation] = "new"
+			m.Annotations[infrav1.MachineVersionAnnotation] = "v1.36.3"
+			m.Annotations[infrav1.MachineBootstrapSecretAnnotation] = "new"
+			m.Spec.CPUs = 4
+			m.Status.Update = infrav1.MachineUpdateStatus{Phase: phase, ObservedGeneration: 4, KubernetesVersion: "v1.36.3", ConfigUpdateID: "u"}
+		}
+	}
+	same := func(*desired) {}
+	for name, test := range map[string]struct {
+		want    func(*desired)
+		machine func(*infrav1.CapstanMachine)
+		why     string
+		phase   infrav1.UpdatePhase
+		replace bool
+	}{
+		"in place":                       {want: same, machine: func(*infrav1.CapstanMachine) {}},
+		"in place, never":                {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"without a policy":               {want: func(d *desired) { d.updating.policy = "" }, machine: func(*infrav1.CapstanMachine) {}, replace: true},
+		"two minor versions":             {want: func(d *desired) { d.version = "v1.37.0" }, machine: func(*infrav1.CapstanMachine) {}, why: "one minor version at a time", replace: true},
+		"another image":                  {want: func(d *desired) { d.updating.spec.Image = "x" }, machine: func(*infrav1.CapstanMachine) {}, why: "image: needs another machine", replace: true},
+		"another image, only":            {want: func(d *desired) { d.updating.spec.Image, d.updating.policy = "x", infrav1.InPlaceOnly }, machine: func(*infrav1.CapstanMachine) {}, why: "image"},
+		"another domain":                 {want: func(d *desired) { d.domains = []string{"a"} }, machine: func(*infrav1.CapstanMachine) {}, why: "failureDomains", replace: true},
+		"other commands":                 {want: func(d *desired) { d.updating.config = inplace.Fixed{"preCommands": "b"} }, machine: func(*infrav1.CapstanMachine) {}, why: "preCommands: needs another machine", replace: true},
+		"the config is not known":        {want: func(d *desired) { d.updating.config = nil }, machine: func(*infrav1.CapstanMachine) {}, why: "bootstrap data", replace: true},
+		"the machine recorded no config": {want: same, machine: func(m *infrav1.CapstanMachine) { delete(m.Annotations, infrav1.MachineConfigAnnotation) }, why: "before the pool allowed", replace: true},
+		"a machine that has never run":   {want: func(d *desired) { d.updating.policy = infrav1.InPlaceOnly }, machine: func(m *infrav1.CapstanMachine) { m.Spec.ProviderID = "" }, replace: true},
+		"begun":                          {want: same, machine: begun("")},
+		"running":                        {want: same, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"running, no longer allowed":     {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRunning), phase: infrav1.UpdateRunning},
+		"done":                           {want: same, machine: begun(infrav1.UpdateSucceeded), phase: infrav1.UpdateSucceeded},
+		"done with other data":           {want: func(d *desired) { d.updating.id = "v" }, machine: begun(infrav1.UpdateSucceeded)},
+		"rolled back":                    {want: same, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack},
+		"rolled back, no longer allowed": {want: func(d *desired) { d.updating.policy = infrav1.InPlaceNever }, machine: begun(infrav1.UpdateRolledBack), phase: infrav1.UpdateRolledBack, replace: true},
+	} {
+		d, m := want(test.want), aMember(test.machine)
+		u := d.updateOf(m)
+		if !strings.Contains(u.why, test.why) || (u.why == "") != (test.why == "") || u.phase != test.phase || d.replace(m, u) != test.replace {
+			t.Errorf("%s: %+v, replaced %v; want %q, %q, replaced %v", name, u, d.replace(m, u), test.why, test.phase, test.replace)
+		}
+	}
+}
+
+// TestAnnotations: the record of the CapstanConfig is written when it is known, and never erased.
+func TestAnnotations(t *testing.T) {
+	want := desired{hash: "h", version: "v1.36.3", secret: "s"}
+	if record, ok := want.annotations()[infrav1.MachineConfigAnnotation]; ok {
+		t.Errorf("the record is %q without a known CapstanConfig", record)
+	}
+	want.updating.config = inplace.Fixed{"preCommands": "a"}
+	if got := want.annotations()[infrav1.MachineConfigAnnotation]; got != want.updating.config.String() {
+		t.Errorf("the record is %q", got)
+	}
+}

@@ -1,0 +1,149 @@
+// Package overlay decides how the network of one cluster spans several hosts: its identifier, the hosts that have a
+// part of it, and the machines that each of them reaches on others. All functions are pure.
+//
+// Layer: reconciler. Allowed imports: api, library, contract.
+package overlay
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+)
+
+const (
+	// MinVNI is the first VXLAN network identifier of clusters. Those below are left to the administrators.
+	MinVNI = 4096
+	// MaxVNI is the last one.
+	MaxVNI = 1<<24 - 1
+
+	// DefaultPorts is where the load balancers of clusters that span several hosts listen.
+	DefaultPorts = "20000-23999"
+
+	ethernetMTU = 1500
+	// overhead of VXLAN: inner Ethernet, VXLAN, UDP and outer IP header.
+	overheadIPv4, overheadIPv6 = 50, 70
+)
+
+// MTU of machines whose packets travel between tunnel addresses of this family.
+func MTU(tunnel netip.Addr) int32 {
+	if tunnel.Is4() || tunnel.Is4In6() {
+		return ethernetMTU - overheadIPv4
+	}
+	return ethernetMTU - overheadIPv6
+}
+
+// ChooseVNI returns an identifier that none of the clusters has. The search starts at a hash of the cluster's id. Two management
+// clusters that share hosts therefore seldom choose the same one, and tenants cannot predict it. If a host has refused the
+// identifier after, the search starts behind it.
+func ChooseVNI(id string, taken map[int32]bool, after int32) (int32, error) {
+	const size = MaxVNI - MinVNI + 1
+	start := start(id, size)
+	if after != 0 {
+		start = uint32(after-MinVNI+1) % size
+	}
+	for i := range uint32(size) {
+		if vni := int32(MinVNI + (start+i)%size); !taken[vni] && vni != after {
+			return vni, nil
+		}
+	}
+	return 0, fmt.Errorf("no VXLAN network identifier between %d and %d is free: delete clusters", MinVNI, MaxVNI)
+}
+
+// ChoosePort returns a port of the range that is not taken; see ChooseVNI.
+func ChoosePort(id string, ports net.PortRange, taken map[int32]bool, after int32) (int32, error) {
+	start := start(id, uint32(ports.Size))
+	if after != 0 {
+		start = uint32(int(after)-ports.Base+1) % uint32(ports.Size)
+	}
+	for i := range uint32(ports.Size) {
+		if port := int32(ports.Base + int((start+i)%uint32(ports.Size))); !taken[port] && port != after {
+			return port, nil
+		}
+	}
+	return 0, fmt.Errorf("no port of %s is free on the load balancer's host: set spec.loadBalancer.port, or give the manager a larger --endpoint-port-range", ports)
+}
+
+func start(id string, size uint32) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id))
+	return h.Sum32() % size
+}
+
+// Rival returns the cluster that has the same identifier and comes first, or nil. A cluster that is provisioned comes
+// before one that is not: a namespace can write an identifier into an old CapstanCluster, but not into one that is
+// provisioned. Then the older one comes first.
+func Rival(c *infrav1.CapstanCluster, all []infrav1.CapstanCluster) *infrav1.CapstanCluster {
+	vni := c.Spec.Network.Overlay.VNI
+	for i := range all {
+		if o := &all[i]; vni != 0 && o.UID != c.UID && o.Spec.Network.Overlay.VNI == vni && before(o, c) {
+			return o
+		}
+	}
+	return nil
+}
+
+// RivalEndpoint returns a cluster that has the same virtual address as its endpoint and comes first, as Rival does, or nil.
+func RivalEndpoint(c *infrav1.CapstanCluster, all []infrav1.CapstanCluster) *infrav1.CapstanCluster {
+	host := c.Spec.ControlPlaneEndpoint.Host
+	for i := range all {
+		if o := &all[i]; host != "" && o.UID != c.UID && o.Spec.ControlPlaneEndpoint.Host == host && before(o, c) {
+			return o
+		}
+	}
+	return nil
+}
+
+// ChooseAddress returns an address of the networks that is not taken. The search starts at a place that depends on the id of the
+// cluster, as in ChooseVNI.
+func ChooseAddress(id string, networks []string, taken map[string]bool) (string, error) {
+	var prefixes []netip.Prefix
+	size := uint32(0)
+	for _, text := range networks {
+		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is4() {
+			prefixes = append(prefixes, p.Masked())
+			size += 1 << (32 - p.Bits())
+		}
+	}
+	if size > 0 {
+		for i, first := uint32(0), start(id, size); i < size; i++ {
+			if a := at(prefixes, (first+i)%size).String(); !taken[a] {
+				return a, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("no virtual address of %s is free on the load balancer's host: add some to its spec.virtualAddresses, or set controlPlaneEndpoint", strings.Join(networks, ", "))
+}
+
+// at returns an address by its place in the networks, which have more addresses than that.
+func at(prefixes []netip.Prefix, place uint32) netip.Addr {
+	for _, p := range prefixes {
+		if size := uint32(1) << (32 - p.Bits()); place >= size {
+			place -= size
+			continue
+		}
+		raw := p.Addr().As4()
+		binary.BigEndian.PutUint32(raw[:], binary.BigEndian.Uint32(raw[:])+place)
+		return netip.AddrFrom4(raw)
+	}
+	return netip.Addr{}
+}
+
+func before(a, b *infrav1.CapstanCluster) bool {
+	provisioned := func(c *infrav1.CapstanCluster) int {
+		if ptr.Deref(c.Status.Initialization.Provisioned, false) {
+			return 0
+		}
+		return 1
+	}
+	return cmp.Or(cmp.Compare(provisioned(a), provisioned(b)),
+		a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare[types.UID](a.UID, b.UID)) < 0
+}

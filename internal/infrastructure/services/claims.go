@@ -1,0 +1,108 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/addresses"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// readClaims reads the claims live: they are the record of the hosts that have addresses, and a decision on an old record
+// could give an address to two hosts.
+func (r *Reconciler) readClaims(ctx context.Context, s *scope) error {
+	claims, err := claimsOf(ctx, r.LiveClient, s.capstan, s.cluster.Name)
+	s.claims = map[string]*capiipamv1.IPAddressClaim{}
+	for i := range claims {
+		s.claims[claims[i].Name] = &claims[i]
+	}
+	return err
+}
+
+func claimsOf(ctx context.Context, c client.Reader, capstan *infrav1.CapstanCluster, cluster string) ([]capiipamv1.IPAddressClaim, error) {
+	list := &capiipamv1.IPAddressClaimList{}
+	if err := c.List(ctx, list, client.InNamespace(capstan.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster}); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(claim capiipamv1.IPAddressClaim) bool {
+		controller := metav1.GetControllerOfNoCopy(&claim)
+		return !strings.HasPrefix(claim.Name, claimPrefix(capstan.Name)) || controller != nil && (controller.Kind != "CapstanCluster" || controller.Name != capstan.Name)
+	}), nil
+}
+
+// ClaimsGone deletes the claims for the Services of a cluster that hosts no longer have, and reports whether none remains.
+// Claims are watched.
+func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.CapstanCluster, cluster string) (bool, error) {
+	claims, err := claimsOf(ctx, live, capstan, cluster)
+	if err != nil {
+		return false, err
+	}
+	names := make([]string, 0, len(claims))
+	for i := range claims {
+		names = append(names, claims[i].Name)
+	}
+	return addresses.ClaimsGone(ctx, live, capstan, cluster, names...)
+}
+
+// addressFor returns the address of a Service and its claim, or the reason why there is none yet.
+func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.Service) (address netip.Addr, claim *capiipamv1.IPAddressClaim, waiting string, err error) {
+	ref := s.capstan.Spec.Services.LoadBalancer.AddressesFromPool
+	pool := capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
+	name := claimName(s.capstan.Name, service)
+	claim = s.claims[name]
+	if claim == nil {
+		if claim, err = addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, name); err != nil {
+			return address, nil, "", err
+		}
+		s.claims[name] = claim
+	}
+	if claim.Spec.PoolRef != pool {
+		return address, nil, fmt.Sprintf("its address is still from the former pool %s", claim.Spec.PoolRef.Name), nil
+	}
+	if want := service.Namespace + "/" + service.Name; claim.Annotations[infrav1.ServiceAnnotation] != want && claim.DeletionTimestamp.IsZero() {
+		if err := reconciling.Change(ctx, r.LiveClient, claim, func() {
+			metav1.SetMetaDataAnnotation(&claim.ObjectMeta, infrav1.ServiceAnnotation, want)
+		}); err != nil {
+			return address, nil, "", err
+		}
+	}
+	found, waiting, err := addresses.FetchAddress(ctx, r.LiveClient, claim)
+	if err != nil || found == nil {
+		return address, nil, waiting + " (from " + pool.Kind + " " + pool.Name + ")", err
+	}
+	address, err = netip.ParseAddr(found.Spec.Address)
+	if err != nil || !address.Is4() {
+		return address, nil, fmt.Sprintf("%s %s provided %s: expected an IPv4 address", pool.Kind, pool.Name, found.Spec.Address), nil
+	}
+	return address, claim, "", nil
+}
+
+// recordHosts writes the hosts that may have the address of a claim.
+func (r *Reconciler) recordHosts(ctx context.Context, claim *capiipamv1.IPAddressClaim, hosts []string) error {
+	want := strings.Join(hosts, ",")
+	if claim.Annotations[infrav1.ServiceHostsAnnotation] == want {
+		return nil
+	}
+	err := reconciling.Change(ctx, r.LiveClient, claim, func() {
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, infrav1.ServiceHostsAnnotation, want)
+	})
+	if apierrors.IsNotFound(err) && want == "" {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("recording the hosts of the address of IPAddressClaim %s: %w", claim.Name, err)
+	}
+	return nil
+}

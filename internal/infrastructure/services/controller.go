@@ -1,0 +1,213 @@
+// Package services publishes the Services of workload clusters: each Service of type LoadBalancer gets an address from a pool,
+// and a host with machines of the cluster has this address and forwards its ports to machines.
+//
+// A cluster opts in with spec.services.loadBalancer of its CapstanCluster. A host opts in with spec.services of its CapstanHost.
+//
+// The IPAddressClaim of a Service is the record of its publication: the annotation service-hosts names all hosts that may have
+// the address. It is written before a host gets the address, and the claim is deleted after all of them lost it, so no
+// address is free while a host has it.
+//
+// Layer: reconciler. Allowed imports: api, library, contract.
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+	"sigs.k8s.io/cluster-api/util"
+	"sigs.k8s.io/cluster-api/util/annotations"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	capicontroller "sigs.k8s.io/cluster-api/util/controller"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/selection"
+)
+
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanclusters/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanhosts,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters;machines,verbs=get;list;watch
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddressclaims,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=ipam.cluster.x-k8s.io,resources=ipaddresses,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=secrets;namespaces,verbs=get;list;watch
+
+// controllerName is the name of the controller, and that of its events.
+const controllerName = "capstan-services"
+
+// Reconciler publishes the Services of the clusters that opt in.
+type Reconciler struct {
+	reconciling.Options
+	Client client.Client
+	Pool   *connections.Pool
+
+	controller capicontroller.Controller
+	told       told
+}
+
+// scope contains the objects of one reconcile.
+type scope struct {
+	cluster *clusterv1.Cluster
+	capstan *infrav1.CapstanCluster
+	// workload is the client of the workload cluster, or nil while it is not connected.
+	workload client.Client
+	hosts    map[string]*host
+	// claims are those of the cluster's Services, by name.
+	claims map[string]*capiipamv1.IPAddressClaim
+	// trouble contains the reasons why Services are not published, by their namespace and name.
+	trouble map[string]string
+	// again is the time after which a host counts as lost.
+	again time.Duration
+}
+
+func (s *scope) optedIn() bool { return s.capstan.Spec.Services.LoadBalancer != nil }
+
+// SetupWithManager adds the reconciler. It uses the index of package cluster.
+func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+	gvk := infrav1.GroupVersion.WithKind("CapstanCluster")
+	toInfrastructure := util.ClusterToInfrastructureMapFunc(ctx, gvk, mgr.GetClient(), &infrav1.CapstanCluster{})
+	c, err := r.Controller(mgr, controllerName).
+		WithOptions(r.For("CapstanCluster")).
+		For(&infrav1.CapstanCluster{}, builder.WithPredicates(predicate.NewPredicateFuncs(concerned))).
+		Owns(&capiipamv1.IPAddressClaim{}).
+		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(toInfrastructure), reconciling.IgnoreStatus()).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []ctrl.Request {
+			return r.listed(ctx)
+		}), reconciling.IgnoreStatus()).
+		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []ctrl.Request {
+			return r.listed(ctx, client.InNamespace(o.GetName()))
+		}), selection.NamespaceChanged()).
+		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
+		WatchesRawSource(r.Pool.Source(r.ofEvent)).
+		Build(ctx, r)
+	r.controller = c
+	return err
+}
+
+// concerned reports whether a cluster publishes Services, or has not ended this.
+func concerned(o client.Object) bool {
+	c := o.(*infrav1.CapstanCluster)
+	return c.Spec.Services.LoadBalancer != nil || conditions.Has(c, infrav1.ServicesPublishedCondition)
+}
+
+// listed returns the requests for the concerned clusters.
+func (r *Reconciler) listed(ctx context.Context, opts ...client.ListOption) (out []ctrl.Request) {
+	list := &infrav1.CapstanClusterList{}
+	if err := r.Client.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...); err != nil {
+		ctrl.LoggerFrom(ctx).Error(err, "Cannot list the clusters that an event concerns")
+		return nil
+	}
+	for i := range list.Items {
+		if concerned(&list.Items[i]) {
+			out = append(out, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		}
+	}
+	return out
+}
+
+// ofEvent maps a machine to its cluster, and a connection to all clusters.
+func (r *Reconciler) ofEvent(ctx context.Context, e connections.Event) []ctrl.Request {
+	switch {
+	case e.Machine != nil:
+		return r.listed(ctx, client.MatchingFields{"spec.id": e.Machine.GetSpec().GetNetwork().GetId()})
+	case e.Connection:
+		return r.listed(ctx)
+	}
+	return nil
+}
+
+// Reconcile implements reconcile.Reconciler. The reconciler of package cluster ends the publication of a cluster that is being
+// deleted, together with its networks.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	c := &infrav1.CapstanCluster{}
+	if err := r.Client.Get(ctx, req.NamespacedName, c); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.Watches(c) || !concerned(c) || !c.DeletionTimestamp.IsZero() || c.Spec.ID == "" || annotations.IsExternallyManaged(c) {
+		return ctrl.Result{}, nil
+	}
+	cluster, err := util.GetOwnerCluster(ctx, r.Client, c.ObjectMeta)
+	if err != nil || cluster == nil || !cluster.DeletionTimestamp.IsZero() || annotations.IsPaused(cluster, c) {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	s := &scope{cluster: cluster, capstan: c, trouble: map[string]string{}}
+	err = r.reconcile(ctx, s)
+	if err == nil {
+		r.controller.DeferNextReconcile(req, time.Now()) // Clients wait for the answer to an event.
+	}
+	return ctrl.Result{RequeueAfter: s.again}, err
+}
+
+// reconcile publishes the Services, or ends the publication, and shows the result.
+func (r *Reconciler) reconcile(ctx context.Context, s *scope) error {
+	if err := errors.Join(r.readClaims(ctx, s), r.readHosts(ctx, s)); err != nil {
+		return err
+	}
+	v, err := r.view(ctx, s)
+	if errors.Is(err, clustercache.ErrClusterNotConnected) {
+		// The connection is an event. What an administrator has forbidden ends now; an opt-out too.
+		err = r.withdraw(ctx, s)
+		return errors.Join(err, r.show(ctx, s, metav1.ConditionUnknown, infrav1.WorkloadNotConnectedReason, "The manager is not connected to the API server of the cluster. Published Services continue"))
+	}
+	if err != nil {
+		return err
+	}
+	err = r.publish(ctx, s, v)
+	left, endErr := r.release(ctx, s, v)
+	err = errors.Join(err, endErr)
+	switch {
+	case !s.optedIn() && err == nil && left == "":
+		return r.show(ctx, s, "", "", "")
+	case !s.optedIn():
+		return errors.Join(err, r.show(ctx, s, metav1.ConditionFalse, infrav1.ServicesEndingReason, left))
+	case len(s.trouble) > 0:
+		return errors.Join(err, r.show(ctx, s, metav1.ConditionFalse, infrav1.ServicesNotPublishedReason, summary(s.trouble)))
+	}
+	return errors.Join(err, r.show(ctx, s, metav1.ConditionTrue, infrav1.ServicesPublishedReason, ""))
+}
+
+// summary returns a message with the first reasons.
+func summary(trouble map[string]string) string {
+	const most = 10
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(trouble)) {
+		all = append(all, fmt.Sprintf("Service %s: %s", name, trouble[name]))
+	}
+	if more := len(all) - most; more > 0 {
+		all = append(all[:most:most], fmt.Sprintf("%d more Services are not published", more))
+	}
+	return strings.Join(all, "; ")
+}
+
+// show writes the condition, or removes it if status is empty. It writes only this: another reconciler has the rest.
+func (r *Reconciler) show(ctx context.Context, s *scope, status metav1.ConditionStatus, reason, message string) error {
+	before := conditions.Get(s.capstan, infrav1.ServicesPublishedCondition)
+	if before == nil && status == "" || before != nil && before.Status == status && before.Reason == reason && before.Message == message &&
+		before.ObservedGeneration == s.capstan.Generation {
+		return nil
+	}
+	return client.IgnoreNotFound(reconciling.ChangeStatus(ctx, r.LiveClient, s.capstan, func() {
+		if status == "" {
+			conditions.Delete(s.capstan, infrav1.ServicesPublishedCondition)
+			return
+		}
+		conditions.Set(s.capstan, metav1.Condition{Type: infrav1.ServicesPublishedCondition, Status: status, Reason: reason, Message: message})
+	}))
+}

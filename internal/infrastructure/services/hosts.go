@@ -1,0 +1,138 @@
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"sigs.k8s.io/cluster-api/util/conditions"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
+	"capstan.dev/capstan/internal/infrastructure/placement"
+	"capstan.dev/capstan/internal/selection"
+)
+
+// patience is how long a host may be away before its addresses move. A capstand that is upgraded or killed returns sooner.
+const patience = 40 * time.Second
+
+// readHosts describes the hosts that have machines of the cluster or may have addresses of its Services.
+func (r *Reconciler) readHosts(ctx context.Context, s *scope) error {
+	list, ns := &infrav1.CapstanHostList{}, &corev1.Namespace{}
+	if err := r.Client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return err
+	}
+	if err := r.Client.Get(ctx, client.ObjectKey{Name: s.capstan.Namespace}, ns); err != nil {
+		return err
+	}
+	s.hosts = map[string]*host{}
+	for i := range list.Items {
+		h := &list.Items[i]
+		if hostaccess.Abandoned(h) {
+			continue
+		}
+		described := &host{name: h.Name, allowed: allowed(h, ns, s.optedIn())}
+		s.hosts[h.Name] = described
+		if conn := r.Pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+			described.connected, described.machines = true, machinesOn(conn, s)
+			continue
+		}
+		described.wait = patience
+		if c := conditions.Get(h, infrav1.HostConnectedCondition); c != nil && c.Status != "True" {
+			described.wait = time.Until(c.LastTransitionTime.Add(patience))
+		}
+		described.lost = described.wait <= 0
+	}
+	return nil
+}
+
+// allowed returns the addresses that the clusters of a namespace may publish on a host.
+func allowed(h *infrav1.CapstanHost, ns *corev1.Namespace, optedIn bool) (out []netip.Prefix) {
+	services := h.Spec.Services
+	if !optedIn || services == nil || !placement.Admits(h, ns.Name, ns.Labels) ||
+		!selection.Namespace(services.AllowedNamespaces.Names, services.AllowedNamespaces.Selector, ns.Name, ns.Labels) {
+		return nil
+	}
+	for _, text := range services.Addresses {
+		if prefix, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, prefix)
+		}
+	}
+	return out
+}
+
+// machinesOn returns the machines of the cluster on a host. A host keeps an address while its machines start again.
+func machinesOn(conn *connections.Host, s *scope) (out []machine) {
+	for _, m := range conn.Machines() {
+		n := m.GetSpec().GetNetwork()
+		phase := m.GetStatus().GetPhase()
+		if n.GetId() != s.capstan.Spec.ID || !owner.Same(n, s.cluster) || phase == hostpb.MachineStatus_DELETING || len(m.GetSpec().GetAddresses()) == 0 {
+			continue
+		}
+		out = append(out, machine{
+			name: m.GetSpec().GetName(), address: m.GetSpec().GetAddresses()[0].GetAddress(), running: phase == hostpb.MachineStatus_RUNNING,
+		})
+	}
+	return out
+}
+
+// set publishes the Services of one host. It returns the addresses that the host refused.
+func (r *Reconciler) set(ctx context.Context, s *scope, name string, services []*hostpb.PublishedService) (map[string]string, error) {
+	conn := r.Pool.Get(name)
+	if conn == nil {
+		return nil, fmt.Errorf("host %s is not connected", name)
+	}
+	refused, err := conn.EnsureServices(ctx, &hostpb.SetServicesRequest{
+		NetworkId: s.capstan.Spec.ID, Namespace: s.cluster.Namespace, Name: s.cluster.Name, Services: services,
+	})
+	switch {
+	case err == nil:
+		return refused, nil
+	case len(services) == 0 && (connections.Code(err) == codes.NotFound || connections.Code(err) == codes.Unimplemented):
+		return nil, nil // The host has nothing of the cluster, or is older than Services.
+	case connections.Code(err) == codes.Unimplemented:
+		return nil, fmt.Errorf("host %s has a capstand that cannot publish Services: upgrade it", name)
+	}
+	return nil, fmt.Errorf("host %s: %s", name, connections.Message(err))
+}
+
+// withdraw ends the publication on hosts that do not allow it any more, without a view of the workload cluster.
+func (r *Reconciler) withdraw(ctx context.Context, s *scope) (err error) {
+	for name, h := range s.hosts {
+		if !h.connected || len(h.allowed) > 0 || !s.published(name) {
+			continue
+		}
+		if _, e := r.set(ctx, s, name, nil); e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		for _, claim := range s.claims {
+			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation]), name)))
+		}
+	}
+	return err
+}
+
+// published reports whether a host may have the address of a Service.
+func (s *scope) published(name string) bool {
+	for _, claim := range s.claims {
+		if slices.Contains(hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation]), name) {
+			return true
+		}
+	}
+	return false
+}
+
+func without(names []string, name string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name })
+}

@@ -1,0 +1,253 @@
+package services
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// wants reports whether Capstan is the load balancer of a Service.
+func wants(s *corev1.Service) bool {
+	class := ptr.Deref(s.Spec.LoadBalancerClass, infrav1.ServiceLoadBalancerClass)
+	return s.DeletionTimestamp.IsZero() && s.Spec.Type == corev1.ServiceTypeLoadBalancer && class == infrav1.ServiceLoadBalancerClass
+}
+
+// flaw returns the reason why a Service cannot be published as it is, or "".
+func flaw(s *corev1.Service) string {
+	if !slices.Contains(s.Spec.IPFamilies, corev1.IPv4Protocol) {
+		return "it has no IPv4 address family: set spec.ipFamilies to IPv4, because Capstan publishes IPv4 addresses only"
+	}
+	if s.Spec.LoadBalancerIP != "" { // Deprecated in Kubernetes. The pool chooses.
+		return "spec.loadBalancerIP is not supported: remove it; the pool of the cluster provides the address"
+	}
+	if n := len(s.Spec.LoadBalancerSourceRanges); n > hostpb.MaxSourceRanges {
+		return fmt.Sprintf("it has %d loadBalancerSourceRanges: at most %d are possible", n, hostpb.MaxSourceRanges)
+	}
+	for _, p := range s.Spec.Ports {
+		switch {
+		case p.Protocol != corev1.ProtocolTCP && p.Protocol != corev1.ProtocolUDP:
+			return fmt.Sprintf("port %d has the protocol %s: only TCP and UDP are possible", p.Port, p.Protocol)
+		case p.NodePort == 0:
+			return fmt.Sprintf("port %d has no node port: set spec.allocateLoadBalancerNodePorts to true, because the host forwards to node ports", p.Port)
+		}
+	}
+	if _, err := sourceRanges(s); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// sourceRanges returns the IPv4 networks of the clients in the form that hosts accept, or nothing for all clients.
+func sourceRanges(s *corev1.Service) (out []string, err error) {
+	for _, text := range s.Spec.LoadBalancerSourceRanges {
+		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("loadBalancerSourceRanges has %q: expected a network, for example 192.0.2.0/24", text)
+		}
+		if prefix.Addr().Is4() {
+			out = append(out, prefix.Masked().String())
+		}
+	}
+	if len(out) == 0 && len(s.Spec.LoadBalancerSourceRanges) > 0 {
+		return nil, fmt.Errorf("loadBalancerSourceRanges has no IPv4 network, so no client could reach the IPv4 address: add one")
+	}
+	return slices.Compact(slices.Sorted(slices.Values(out))), nil
+}
+
+// choice is the result of choose.
+type choice struct {
+	// accepted Services get addresses, in the order of their creation.
+	accepted []*corev1.Service
+	// refused contains the reasons why others do not.
+	refused map[*corev1.Service]string
+}
+
+// choose selects the Services to publish. The oldest come first, so that a new Service never displaces another one.
+func choose(all []corev1.Service) choice {
+	out := choice{refused: map[*corev1.Service]string{}}
+	sorted := make([]*corev1.Service, 0, len(all))
+	for i := range all {
+		sorted = append(sorted, &all[i])
+	}
+	slices.SortFunc(sorted, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
+	ports := 0
+	for _, s := range sorted {
+		if !wants(s) {
+			continue
+		}
+		why := flaw(s)
+		switch {
+		case why != "":
+		case len(out.accepted) == hostpb.MaxServices:
+			why = fmt.Sprintf("the cluster has %d published Services, which is the limit: delete one", hostpb.MaxServices)
+		case ports+len(s.Spec.Ports) > hostpb.MaxServicePorts:
+			why = fmt.Sprintf("the published Services would have %d ports, and the limit of a cluster is %d", ports+len(s.Spec.Ports), hostpb.MaxServicePorts)
+		}
+		if why != "" {
+			out.refused[s] = why
+			continue
+		}
+		out.accepted = append(out.accepted, s)
+		ports += len(s.Spec.Ports)
+	}
+	return out
+}
+
+// eligibleNodes returns the names of the Nodes that can get connections for Services.
+func eligibleNodes(nodes []corev1.Node) map[string]bool {
+	out := map[string]bool{}
+	for i := range nodes {
+		n := &nodes[i]
+		if _, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]; excluded || !n.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}) {
+			out[n.Name] = true
+		}
+	}
+	return out
+}
+
+// nodesOf returns the Nodes that get the connections of a Service. With externalTrafficPolicy Local these are Nodes with a
+// ready endpoint, because they preserve the address of the client and do not forward to other Nodes.
+func nodesOf(s *corev1.Service, eligible map[string]bool, slicesOf map[string][]discoveryv1.EndpointSlice) map[string]bool {
+	if s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return eligible
+	}
+	out := map[string]bool{}
+	for _, slice := range slicesOf[s.Namespace+"/"+s.Name] {
+		if slice.AddressType != discoveryv1.AddressTypeIPv4 {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if name := ptr.Deref(e.NodeName, ""); eligible[name] && ptr.Deref(e.Conditions.Ready, true) {
+				out[name] = true
+			}
+		}
+	}
+	return out
+}
+
+// machine is a machine of the cluster.
+type machine struct {
+	name, address string
+	running       bool
+}
+
+// host is a CapstanHost from the view of a cluster.
+type host struct {
+	name string
+	// connected: the manager is connected to the host.
+	connected bool
+	// lost: the host has not been connected for longer than patience. Until then, wait is the time that is left.
+	lost bool
+	wait time.Duration
+	// allowed are the addresses that the cluster may publish on the host.
+	allowed []netip.Prefix
+	// machines of the cluster on the host.
+	machines []machine
+	// services is the number of Services that the host publishes for the cluster.
+	services int
+}
+
+func (h *host) allows(address netip.Addr) bool {
+	return slices.ContainsFunc(h.allowed, func(p netip.Prefix) bool { return p.Contains(address) })
+}
+
+// targets returns the addresses of the host's machines among the Nodes.
+func (h *host) targets(nodes map[string]bool) (out []string) {
+	for _, m := range h.machines {
+		if m.running && nodes[m.name] {
+			out = append(out, m.address)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// place returns the host that publishes an address, or the reason why there is none. The current host keeps the address while
+// it is connected and has a target, and for a time while it is not connected: a capstand that restarts moves nothing, and
+// its box goes on forwarding.
+func place(address netip.Addr, nodes map[string]bool, current string, hosts map[string]*host) (name, why string) {
+	var best *host
+	permitted := false
+	for _, h := range hosts {
+		permitted = permitted || h.allows(address)
+		if h.allows(address) && h.connected && len(h.machines) > 0 && (best == nil || better(h, best, nodes, current)) {
+			best = h
+		}
+	}
+	if now := hosts[current]; now != nil && now.allows(address) && !now.connected && (!now.lost || best == nil || len(best.targets(nodes)) == 0) {
+		return current, ""
+	}
+	switch {
+	case best != nil:
+		return best.name, ""
+	case permitted:
+		return "", fmt.Sprintf("no connected host that allows the address %s runs a machine of the cluster", address)
+	}
+	return "", fmt.Sprintf("no host allows the namespace to publish the address %s: see spec.services of the CapstanHosts", address)
+}
+
+// better prefers a host with targets, then the current host, then the one with the fewest Services.
+func better(a, b *host, nodes map[string]bool, current string) bool {
+	has := func(h *host) int { return min(1, len(h.targets(nodes))) }
+	is := func(h *host) int {
+		if h.name == current {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(has(b), has(a)), cmp.Compare(is(b), is(a)), cmp.Compare(a.services, b.services), cmp.Compare(a.name, b.name)) < 0
+}
+
+// published is the Service as its host publishes it.
+func published(s *corev1.Service, address netip.Addr, targets []string) *hostpb.PublishedService {
+	out := &hostpb.PublishedService{Name: s.Namespace + "/" + s.Name, Address: address.String(), Machines: targets}
+	out.SourceRanges, _ = sourceRanges(s) // flaw has checked them.
+	for _, p := range s.Spec.Ports {
+		protocol := hostpb.PublishedPort_TCP
+		if p.Protocol == corev1.ProtocolUDP {
+			protocol = hostpb.PublishedPort_UDP
+		}
+		out.Ports = append(out.Ports, &hostpb.PublishedPort{Protocol: protocol, Port: uint32(p.Port), NodePort: uint32(p.NodePort)})
+	}
+	return out
+}
+
+// claimPrefix is the beginning of the names of the claims for Services of a cluster.
+func claimPrefix(cluster string) string { return cluster + "-svc-" }
+
+// claimName is the name of the claim for a Service. A Service that is created again gets another address.
+func claimName(cluster string, s *corev1.Service) string {
+	sum := sha256.Sum256([]byte(s.UID))
+	return claimPrefix(cluster) + fmt.Sprintf("%x", sum[:8])
+}
+
+// hostNames are the hosts in the annotation of a claim.
+func hostNames(annotation string) []string {
+	return slices.DeleteFunc(strings.Split(annotation, ","), func(name string) bool { return name == "" })
+}
+
+// withHost returns the hosts that may have an address after name has become its host.
+func withHost(hosts []string, name string) []string {
+	if name == "" {
+		return hosts
+	}
+	return append([]string{name}, slices.DeleteFunc(slices.Clone(hosts), func(h string) bool { return h == name })...)
+}

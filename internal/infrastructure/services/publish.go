@@ -1,0 +1,248 @@
+package services
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// Reasons of the events on Services.
+const (
+	publishedEvent    = "Published"
+	notPublishedEvent = "NotPublished"
+)
+
+// target is a Service with an address.
+type target struct {
+	service *corev1.Service
+	claim   *capiipamv1.IPAddressClaim
+	address netip.Addr
+	host    string
+	// done: the host publishes it.
+	done bool
+}
+
+func hostsOf(claim *capiipamv1.IPAddressClaim) []string {
+	return hostNames(claim.Annotations[infrav1.ServiceHostsAnnotation])
+}
+
+func currentHost(claim *capiipamv1.IPAddressClaim) string {
+	if hosts := hostsOf(claim); len(hosts) > 0 {
+		return hosts[0]
+	}
+	return ""
+}
+
+// publish gives the Services their addresses and publishes them. It ends the publication of all others on connected hosts.
+func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
+	targets, err := r.targets(ctx, s, v)
+	if err := r.placeAll(ctx, s, v, targets); err != nil {
+		return err // Without the record of a host, the host must not get an address.
+	}
+	err = errors.Join(err, r.apply(ctx, s, v, targets))
+	for _, t := range targets {
+		name := t.service.Namespace + "/" + t.service.Name
+		switch {
+		case t.done:
+			e := r.setIngress(ctx, s, t.service, t.address.String())
+			if err = errors.Join(err, e); e == nil {
+				r.tell(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
+			}
+		case s.trouble[name] != "" && t.host == "" || s.trouble[name] != "" && s.hosts[t.host].connected:
+			err = errors.Join(err, r.setIngress(ctx, s, t.service, ""))
+		}
+	}
+	return err
+}
+
+// targets returns the Services that have an address.
+func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*target, err error) {
+	if !s.optedIn() {
+		return nil, nil
+	}
+	chosen := choose(v.services)
+	for service, why := range chosen.refused {
+		r.refuse(ctx, s, service, why)
+	}
+	for _, service := range chosen.accepted {
+		if e := r.mark(ctx, s, service); e != nil {
+			err = errors.Join(err, client.IgnoreNotFound(e))
+			continue
+		}
+		address, claim, waiting, e := r.addressFor(ctx, s, service)
+		switch {
+		case e != nil:
+			err = errors.Join(err, e)
+			r.refuse(ctx, s, service, e.Error())
+		case claim == nil:
+			r.refuse(ctx, s, service, waiting)
+		default:
+			out = append(out, &target{service: service, claim: claim, address: address})
+		}
+	}
+	return out, err
+}
+
+// refuse notes the reason why a Service is not published, and shows it to the users of the workload cluster.
+func (r *Reconciler) refuse(ctx context.Context, s *scope, service *corev1.Service, why string) {
+	s.trouble[service.Namespace+"/"+service.Name] = why
+	r.tell(ctx, s, service, corev1.EventTypeWarning, notPublishedEvent, why)
+}
+
+// placeAll chooses the hosts of all Services and records them.
+func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []*target) error {
+	for _, t := range targets {
+		if h := s.hosts[currentHost(t.claim)]; h != nil {
+			h.services++
+		}
+	}
+	for _, t := range targets {
+		current := currentHost(t.claim)
+		var why string
+		t.host, why = place(t.address, nodesOf(t.service, v.eligible, v.slices), current, s.hosts)
+		if t.host == "" {
+			r.refuse(ctx, s, t.service, why)
+			continue
+		}
+		if t.host == current {
+			continue
+		}
+		if h := s.hosts[current]; h != nil {
+			h.services--
+		}
+		s.hosts[t.host].services++
+		if err := r.recordHosts(ctx, t.claim, withHost(hostsOf(t.claim), t.host)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply sets the Services of each connected host, first on those that lose an address: another host waits for it.
+func (r *Reconciler) apply(ctx context.Context, s *scope, v *view, targets []*target) (err error) {
+	on := map[string][]*target{}
+	for _, t := range targets {
+		on[t.host] = append(on[t.host], t)
+	}
+	names := slices.DeleteFunc(slices.Collect(maps.Keys(s.hosts)), func(name string) bool { return len(on[name]) == 0 && !s.published(name) })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.losses(b, on[b]), s.losses(a, on[a])), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		if h := s.hosts[name]; !h.connected {
+			r.awayWith(ctx, s, h, on[name])
+			continue
+		}
+		err = errors.Join(err, r.applyTo(ctx, s, v, name, on[name]))
+	}
+	return err
+}
+
+// losses is 1 if a host has to give up an address.
+func (s *scope) losses(name string, keeps []*target) int {
+	for _, claim := range s.claims {
+		if slices.Contains(hostsOf(claim), name) && !slices.ContainsFunc(keeps, func(t *target) bool { return t.claim.Name == claim.Name }) {
+			return 1
+		}
+	}
+	return 0
+}
+
+// awayWith handles the Services of a host that is not connected. It goes on publishing them if it runs.
+func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []*target) {
+	if !h.lost && len(targets) > 0 {
+		// No event follows when the patience ends.
+		s.again = max(time.Second, h.wait)
+		return
+	}
+	for _, t := range targets {
+		r.refuse(ctx, s, t.service, "its host is not connected, and no other host can publish it")
+	}
+}
+
+// applyTo sets the Services of one host, and records which addresses the host no longer has.
+func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string, targets []*target) error {
+	var services []*hostpb.PublishedService
+	for _, t := range targets {
+		nodes := nodesOf(t.service, v.eligible, v.slices)
+		services = append(services, published(t.service, t.address, s.hosts[name].targets(nodes)))
+	}
+	slices.SortFunc(services, func(a, b *hostpb.PublishedService) int { return cmp.Compare(a.Name, b.Name) })
+	refused, err := r.set(ctx, s, name, services)
+	if err != nil {
+		for _, t := range targets {
+			s.trouble[t.service.Namespace+"/"+t.service.Name] = err.Error()
+		}
+		return err
+	}
+	for _, t := range targets {
+		if why := refused[t.address.String()]; why != "" {
+			r.refuse(ctx, s, t.service, why)
+			err = errors.Join(err, fmt.Errorf("service %s/%s: %s", t.service.Namespace, t.service.Name, why)) // No event follows when the address becomes free.
+			continue
+		}
+		t.done = true
+	}
+	for _, claim := range s.claims {
+		if !slices.ContainsFunc(targets, func(t *target) bool { return t.claim.Name == claim.Name }) {
+			err = errors.Join(err, r.recordHosts(ctx, claim, without(hostsOf(claim), name)))
+		}
+	}
+	return err
+}
+
+// release deletes the claims of Services that no longer have an address, and lets the Services go. left is the reason why
+// something remains, or "".
+func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left string, err error) {
+	keep := map[string]bool{}
+	if s.optedIn() {
+		for _, service := range choose(v.services).accepted {
+			keep[claimName(s.capstan.Name, service)] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.claims)) {
+		if keep[name] {
+			continue
+		}
+		why, e := r.releaseClaim(ctx, s, s.claims[name])
+		left, err = cmp.Or(left, why), errors.Join(err, e)
+	}
+	for i := range v.services {
+		service := &v.services[i]
+		name := claimName(s.capstan.Name, service)
+		if keep[name] || !marked(service) || s.claims[name] != nil {
+			continue
+		}
+		err = errors.Join(err, r.unmark(ctx, s, service))
+	}
+	return left, err
+}
+
+// releaseClaim deletes a claim when no host has its address any more. Hosts that do not exist any more count as hosts without it.
+func (r *Reconciler) releaseClaim(ctx context.Context, s *scope, claim *capiipamv1.IPAddressClaim) (left string, err error) {
+	for _, name := range hostsOf(claim) {
+		if s.hosts[name] == nil {
+			continue
+		}
+		return fmt.Sprintf("Host %s may still publish the Service %s: it is not connected, or refuses the end. If it is permanently lost, annotate the CapstanHost with %s",
+			name, claim.Annotations[infrav1.ServiceAnnotation], infrav1.HostAbandonedAnnotation), nil
+	}
+	if claim.DeletionTimestamp.IsZero() {
+		uid := claim.UID
+		err = client.IgnoreNotFound(r.LiveClient.Delete(ctx, claim, client.Preconditions{UID: &uid}))
+	}
+	return fmt.Sprintf("IPAddressClaim %s is being deleted", claim.Name), err // Its end is an event.
+}

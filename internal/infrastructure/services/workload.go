@@ -1,0 +1,197 @@
+package services
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	servicehelper "k8s.io/cloud-provider/service/helpers"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"sigs.k8s.io/cluster-api/controllers/clustercache"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/reconciling"
+)
+
+// view is the part of the workload cluster that the publication depends on.
+type view struct {
+	services []corev1.Service
+	// eligible are the Nodes that can get connections.
+	eligible map[string]bool
+	// slices are the EndpointSlices by the namespace and name of the Service. They are read only if a Service needs them.
+	slices map[string][]discoveryv1.EndpointSlice
+}
+
+// view watches and reads the workload cluster.
+func (r *Reconciler) view(ctx context.Context, s *scope) (*view, error) {
+	key := client.ObjectKeyFromObject(s.cluster)
+	if err := r.watch(ctx, s, &corev1.Service{}, relevant()); err != nil {
+		return nil, err
+	}
+	if err := r.watch(ctx, s, &corev1.Node{}, nodeChanged()); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.workload, err = r.ClusterCache.GetClient(ctx, key); err != nil {
+		return nil, err
+	}
+	services, nodes := &corev1.ServiceList{}, &corev1.NodeList{}
+	if err := s.workload.List(ctx, services); err != nil {
+		return nil, err
+	}
+	if err := s.workload.List(ctx, nodes); err != nil {
+		return nil, err
+	}
+	v := &view{services: services.Items, eligible: eligibleNodes(nodes.Items), slices: map[string][]discoveryv1.EndpointSlice{}}
+	local := func(s corev1.Service) bool {
+		return wants(&s) && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	}
+	if !s.optedIn() || !slices.ContainsFunc(v.services, local) {
+		return v, nil
+	}
+	if err := r.watch(ctx, s, &discoveryv1.EndpointSlice{}, predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return o.GetLabels()[discoveryv1.LabelServiceName] != ""
+	})); err != nil {
+		return nil, err
+	}
+	list := &discoveryv1.EndpointSliceList{}
+	if err := s.workload.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	for _, slice := range list.Items {
+		name := slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]
+		v.slices[name] = append(v.slices[name], slice)
+	}
+	return v, nil
+}
+
+func (r *Reconciler) watch(ctx context.Context, s *scope, kind client.Object, passes predicate.Predicate) error {
+	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.capstan)}
+	return r.ClusterCache.Watch(ctx, client.ObjectKeyFromObject(s.cluster), clustercache.NewWatcher(clustercache.WatcherOptions{
+		Name:    fmt.Sprintf("%s-%T", controllerName, kind),
+		Watcher: r.controller,
+		Kind:    kind,
+		EventHandler: handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []ctrl.Request {
+			return []ctrl.Request{request}
+		}),
+		Predicates: []predicate.TypedPredicate[client.Object]{passes},
+	}))
+}
+
+// relevant passes Services that have, had or want an address.
+func relevant() predicate.Predicate {
+	is := func(o client.Object) bool { return wants(o.(*corev1.Service)) || marked(o.(*corev1.Service)) }
+	return predicate.Funcs{
+		CreateFunc:  func(e event.CreateEvent) bool { return is(e.Object) },
+		DeleteFunc:  func(e event.DeleteEvent) bool { return is(e.Object) },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return is(e.ObjectOld) || is(e.ObjectNew) },
+		GenericFunc: func(event.GenericEvent) bool { return false },
+	}
+}
+
+// nodeChanged passes the changes of a Node that can change eligibleNodes: a Node reports its state every few minutes.
+func nodeChanged() predicate.Predicate {
+	eligible := func(o client.Object) bool { return len(eligibleNodes([]corev1.Node{*o.(*corev1.Node)})) > 0 }
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return eligible(e.ObjectOld) != eligible(e.ObjectNew) }}
+}
+
+// marked reports whether a Service has, or may have, an address of ours.
+func marked(s *corev1.Service) bool { return s.Annotations[infrav1.ServiceClaimAnnotation] != "" }
+
+// mark makes the Service wait for its address to be removed before it is deleted. This comes before the claim.
+func (r *Reconciler) mark(ctx context.Context, s *scope, service *corev1.Service) error {
+	name := claimName(s.capstan.Name, service)
+	if service.Annotations[infrav1.ServiceClaimAnnotation] == name && controllerutil.ContainsFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer) {
+		return nil
+	}
+	return reconciling.Change(ctx, s.workload, service, func() {
+		metav1.SetMetaDataAnnotation(&service.ObjectMeta, infrav1.ServiceClaimAnnotation, name)
+		controllerutil.AddFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer)
+	})
+}
+
+// unmark removes the mark and the address from the status, and lets a deleted Service go.
+func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Service) error {
+	if err := r.setIngress(ctx, s, service, ""); err != nil {
+		return err
+	}
+	err := reconciling.Change(ctx, s.workload, service, func() {
+		delete(service.Annotations, infrav1.ServiceClaimAnnotation)
+		controllerutil.RemoveFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer)
+	})
+	return client.IgnoreNotFound(err)
+}
+
+// setIngress shows the address of a Service, or none.
+func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, address string) error {
+	var want []corev1.LoadBalancerIngress
+	if address != "" {
+		want = []corev1.LoadBalancerIngress{{IP: address}}
+	}
+	have := service.Status.LoadBalancer.Ingress
+	if len(have) == len(want) && (len(want) == 0 || have[0].IP == address) {
+		return nil
+	}
+	return client.IgnoreNotFound(reconciling.ChangeStatus(ctx, s.workload, service, func() { service.Status.LoadBalancer.Ingress = want }))
+}
+
+// tell creates an event on a Service. An event with the same reason and message exists at most once until Kubernetes removes
+// it, an hour later.
+func (r *Reconciler) tell(ctx context.Context, s *scope, service *corev1.Service, kind, reason, message string) {
+	sum := sha256.Sum256([]byte(string(service.UID) + reason + message))
+	name := fmt.Sprintf("%.200s.%x", service.Name, sum[:8])
+	now := metav1.NewTime(time.Now())
+	if !r.told.first(name, now.Time) {
+		return
+	}
+	e := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: service.Namespace, Name: name},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name, UID: service.UID},
+		Type:           kind, Reason: reason, Message: fmt.Sprintf("%.1000s", message),
+		FirstTimestamp: now, LastTimestamp: now, Count: 1,
+		Source: corev1.EventSource{Component: controllerName}, ReportingController: controllerName,
+	}
+	if err := s.workload.Create(ctx, e); err != nil && !apierrors.IsAlreadyExists(err) {
+		ctrl.LoggerFrom(ctx).V(4).Info("Cannot create an event in the workload cluster", "error", err.Error())
+	}
+}
+
+// told contains the times of the last events, so that not every reconcile sends a request for each Service.
+type told struct {
+	mu sync.Mutex
+	at map[string]time.Time
+}
+
+const (
+	// eventLife is the time after which an event is created again if its reason still applies.
+	eventLife = time.Hour
+	// maxTold bounds the memory. Without the record, a request has no effect while the event exists.
+	maxTold = 10000
+)
+
+// first records an event, and returns whether it is due.
+func (t *told) first(name string, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if at, ok := t.at[name]; ok && now.Sub(at) < eventLife {
+		return false
+	}
+	if t.at == nil || len(t.at) >= maxTold {
+		t.at = map[string]time.Time{}
+	}
+	t.at[name] = now
+	return true
+}

@@ -1,0 +1,88 @@
+package ledger
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+)
+
+// twoAddresses is the spec of a pool with the addresses 10.0.0.1 and 10.0.0.2.
+func twoAddresses() ipamv1.CapstanIPPoolSpec {
+	return ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{CIDR: "10.0.0.0/30"}}}
+}
+
+// The end of a pending allocation without an IPAddress wakes the next claim in the queue.
+func TestExpiryWakesNextClaim(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.ask("a")
+	f.ask("b")
+	if got := f.ask("c"); got.Outcome != Exhausted {
+		t.Fatalf("got %+v, want Exhausted", got)
+	}
+	f.dead["claim-a"] = f.clock
+	f.tick()
+	if len(f.woken) != 0 {
+		t.Errorf("claims were woken before the deadline: %v", f.woken)
+	}
+	f.clock = f.clock.Add(2 * time.Minute)
+	f.tick()
+	if !slices.Equal(f.woken, []string{"c"}) {
+		t.Errorf("woken claims: %v, want c", f.woken)
+	}
+}
+
+// A takeover replaces the pending allocations in memory by those of the record.
+func TestTakeoverReadsRecord(t *testing.T) {
+	f := newFixture(twoAddresses())
+	if got := f.ask("a"); got.Address != "10.0.0.1" {
+		t.Fatalf("got %+v", got)
+	}
+	doc := f.doc.DeepCopyObject().(*ipamv1.CapstanIPPool) //nolint:forcetypeassert // newFixture has created it.
+	doc.Status.Allocator = &ipamv1.AllocatorStatus{Pending: []ipamv1.PendingAllocation{
+		{Address: "10.0.0.2", Namespace: "ns", Name: "b", UID: "claim-b", Until: metav1.NewTime(f.clock.Add(time.Minute))},
+	}}
+	f.adopt(doc, true)
+	if len(f.pending) != 1 || f.pending["claim-b"] == nil || !f.pending["claim-b"].shared {
+		t.Errorf("got the pending allocations %v, want that of claim b", f.pending)
+	}
+	if got := f.ask("c"); got.Address != "10.0.0.1" {
+		t.Errorf("got %+v, want the address that is not in the record", got)
+	}
+}
+
+// The address of a deleted claim stays used until no request to create its IPAddress can be in progress.
+func TestAbandonedAllocationStaysUntilDeadline(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.ask("a")
+	pool := f.reg.Pool(f.key)
+	pool.Abandon("claim-a")
+	pool.Retract("claim-a")
+	pool.Created("claim-a", f.address("a", "10.0.0.1", nil))
+	f.removeAddress("ip-a", false)
+	if free := f.view().Free; free.AtLeast(2) {
+		t.Errorf("%v addresses are free before the deadline, want 1", free)
+	}
+	f.clock = f.clock.Add(2 * time.Minute)
+	f.tick()
+	if free := f.view().Free; !free.AtLeast(2) {
+		t.Errorf("%v addresses are free after the deadline, want 2", free)
+	}
+}
+
+// A claim whose IPAddress conflicts with another one does not delay later claims.
+func TestConflictDoesNotDelayLaterClaims(t *testing.T) {
+	f := newFixture(twoAddresses())
+	f.addAddress(f.address("other", "10.0.0.1", nil))
+	f.addAddress(f.address("a", "10.0.0.1", nil))
+	if got := f.ask("a"); got.Outcome != Failed {
+		t.Fatalf("got %+v, want Failed", got)
+	}
+	f.clock = f.clock.Add(time.Second)
+	if got := f.ask("b"); got.Outcome != Granted || got.Address != "10.0.0.2" {
+		t.Errorf("got %+v, want 10.0.0.2", got)
+	}
+}

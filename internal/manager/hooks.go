@@ -1,0 +1,105 @@
+package manager
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	runtimecatalog "sigs.k8s.io/cluster-api/api/runtime/catalog"
+	runtimehooksv1 "sigs.k8s.io/cluster-api/api/runtime/hooks/v1alpha1"
+	"sigs.k8s.io/cluster-api/exp/runtime/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+)
+
+// webhookServer returns the server of the webhooks. Providers can add hooks of Cluster API's runtime SDK to it.
+func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server, error) {
+	catalog := runtimecatalog.New()
+	if err := runtimehooksv1.AddToCatalog(catalog); err != nil {
+		return nil, err
+	}
+	if flags.HookClientCA != "" {
+		ca, err := os.ReadFile(flags.HookClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("--runtime-extension-client-ca-file: %w", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(ca) {
+			return nil, fmt.Errorf("--runtime-extension-client-ca-file: %s contains no certificate", flags.HookClientCA)
+		}
+		// The API server calls the webhooks on the same port, without a certificate.
+		tlsOptions = append(slices.Clone(tlsOptions), func(c *tls.Config) { c.ClientAuth, c.ClientCAs = tls.VerifyClientCertIfGiven, pool })
+	}
+	s, err := server.New(server.Options{
+		Catalog: catalog,
+		Host:    flags.WebhookHost, Port: flags.WebhookPort, CertDir: flags.WebhookCertDir,
+		CertName: flags.WebhookCertName, KeyName: flags.WebhookKeyName, TLSOpts: tlsOptions,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Server = guarded{Server: s.Server, verify: flags.HookClientCA != "", name: flags.HookClientName, slots: make(chan struct{}, maxHooks)}
+	return s, nil
+}
+
+// Limits of the hooks. Without an authority every client that reaches the port can call them.
+const (
+	// maxHooks is the number of requests at the same time. Further ones get an error, after which core asks again.
+	maxHooks = 16
+	// maxHookBody is the size of a request in bytes. The largest one has two MachineSets with their templates, each of which the
+	// API server limits to 1.5 MiB.
+	maxHookBody = 10 << 20
+	// hookTimeout bounds the time in which a client sends its request.
+	hookTimeout = 10 * time.Second
+)
+
+// guarded limits the hooks, and answers them only to a client with a verified certificate if there is an authority.
+type guarded struct {
+	webhook.Server
+
+	verify bool
+	// name is the required common name; any if empty.
+	name  string
+	slots chan struct{}
+}
+
+// Register implements webhook.Server.
+func (g guarded) Register(path string, handler http.Handler) {
+	if strings.HasPrefix(path, "/"+runtimehooksv1.GroupVersion.Group+"/") {
+		handler = g.bounded(handler)
+		if g.verify {
+			handler = g.verified(handler)
+		}
+	}
+	g.Server.Register(path, handler)
+}
+
+func (g guarded) verified(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 || g.name != "" && r.TLS.VerifiedChains[0][0].Subject.CommonName != g.name {
+			http.Error(w, "the hooks require the client certificate of Cluster API core", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (g guarded) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case g.slots <- struct{}{}:
+			defer func() { <-g.slots }()
+		default:
+			http.Error(w, fmt.Sprintf("more than %d hooks at the same time: try again later", cap(g.slots)), http.StatusServiceUnavailable)
+			return
+		}
+		// Not every writer has deadlines; those of the server have.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(hookTimeout))
+		r.Body = http.MaxBytesReader(w, r.Body, maxHookBody)
+		next.ServeHTTP(w, r)
+	})
+}

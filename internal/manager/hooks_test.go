@@ -1,0 +1,108 @@
+package manager
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+)
+
+// recorded records the handlers of a server.
+type recorded struct {
+	webhook.Server
+	handlers map[string]http.Handler
+}
+
+func (r recorded) Register(path string, handler http.Handler) { r.handlers[path] = handler }
+
+// Only Cluster API core can call hooks if a client authority is configured. Webhooks stay open for the API server, which has
+// no certificate.
+func TestGuardedHooks(t *testing.T) {
+	r := recorded{handlers: map[string]http.Handler{}}
+	g := guarded{Server: r, verify: true, name: "core", slots: make(chan struct{}, 1)}
+	const hook, validation = "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine/x", "/validate"
+	for _, path := range []string{hook, validation} {
+		g.Register(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
+	}
+	client := func(name string) *tls.ConnectionState {
+		cert := &x509.Certificate{Subject: pkix.Name{CommonName: name}}
+		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
+	}
+	unverified := client("core")
+	unverified.VerifiedChains = nil
+	for name, test := range map[string]struct {
+		path  string
+		state *tls.ConnectionState
+		want  int
+	}{
+		"core":                            {hook, client("core"), http.StatusOK},
+		"another client":                  {hook, client("other"), http.StatusForbidden},
+		"a certificate of nobody":         {hook, unverified, http.StatusForbidden},
+		"no certificate":                  {hook, &tls.ConnectionState{}, http.StatusForbidden},
+		"no TLS":                          {hook, nil, http.StatusForbidden},
+		"a webhook without a certificate": {validation, &tls.ConnectionState{}, http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, request := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, test.path, nil)
+			request.TLS = test.state
+			r.handlers[test.path].ServeHTTP(w, request)
+			if w.Code != test.want {
+				t.Errorf("status %d, want %d", w.Code, test.want)
+			}
+		})
+	}
+}
+
+// TestBoundedHooks: a hook that is called too often at the same time, or with too large a request, is an error. Webhooks have no
+// limit. The slot of an ended request is free again.
+func TestBoundedHooks(t *testing.T) {
+	r := recorded{handlers: map[string]http.Handler{}}
+	g := guarded{Server: r, slots: make(chan struct{}, 1)}
+	const hook, validation = "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine/x", "/validate"
+	entered, leave := make(chan struct{}), make(chan struct{})
+	for _, path := range []string{hook, validation} {
+		g.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Wait") != "" {
+				entered <- struct{}{}
+				<-leave
+			}
+			if _, err := io.ReadAll(r.Body); err != nil {
+				http.Error(w, err.Error(), http.StatusRequestEntityTooLarge)
+			}
+		}))
+	}
+	call := func(path, wait string, size int) int {
+		w, request := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, path, bytes.NewReader(make([]byte, size)))
+		request.Header.Set("Wait", wait)
+		r.handlers[path].ServeHTTP(w, request)
+		return w.Code
+	}
+	var first sync.WaitGroup
+	first.Go(func() {
+		if code := call(hook, "yes", maxHookBody); code != http.StatusOK {
+			t.Errorf("the first one: %d", code)
+		}
+	})
+	<-entered
+	if code := call(hook, "", 1); code != http.StatusServiceUnavailable {
+		t.Errorf("the second one: %d", code)
+	}
+	if code := call(validation, "", maxHookBody+1); code != http.StatusOK {
+		t.Errorf("a webhook: %d", code)
+	}
+	close(leave)
+	first.Wait()
+	if code := call(hook, "", 1); code != http.StatusOK {
+		t.Errorf("after the first one: %d", code)
+	}
+	if code := call(hook, "", maxHookBody+1); code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a large request: %d", code)
+	}
+}

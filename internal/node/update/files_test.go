@@ -1,0 +1,68 @@
+package update
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A snapshot restores content, modes and missing files, and removes new ones.
+func TestSnapshot(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string, mode fs.FileMode) {
+		t.Helper()
+		full := filepath.Join(root, path)
+		must(t, os.MkdirAll(filepath.Dir(full), 0o755))
+		must(t, os.WriteFile(full, []byte(text), mode))
+	}
+	read := func(path string) string {
+		data, err := os.ReadFile(filepath.Join(root, path))
+		if errors.Is(err, fs.ErrNotExist) {
+			return "missing"
+		}
+		must(t, err)
+		return string(data)
+	}
+	write("etc/changed", "old", 0o640)
+	write("etc/removed", "old", 0o600)
+	write("etc/dir/a", "old", 0o600)
+	write("etc/dir/sub/b", "old", 0o600)
+	s := snapshot{root: root, dir: filepath.Join(root, "copies")}
+	must(t, os.MkdirAll(s.dir+".new", 0o700)) // left by a process that was killed
+	must(t, s.take([]string{"/etc/changed", "/etc/removed", "/etc/new", "/etc/dir", "/etc/nothing"}))
+	write("etc/changed", "new", 0o600)
+	write("etc/new", "new", 0o600)
+	write("etc/dir/a", "new", 0o600)
+	write("etc/dir/sub/c", "new", 0o600)
+	must(t, os.Remove(filepath.Join(root, "etc/removed")))
+	must(t, os.RemoveAll(filepath.Join(root, "etc/dir/sub/b")))
+	for range 2 {
+		must(t, s.restore())
+	}
+	for path, want := range map[string]string{
+		"etc/changed": "old", "etc/removed": "old", "etc/new": "missing", "etc/dir/a": "old", "etc/dir/sub/b": "old", "etc/dir/sub/c": "missing",
+	} {
+		if got := read(path); got != want {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(root, "etc/changed")); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the copies: %v, %v", info.Mode(), err)
+	}
+	must(t, s.remove())
+	if err := s.restore(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a removed snapshot was restored: %v", err)
+	}
+}

@@ -1,0 +1,66 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/machineapi"
+	"capstan.dev/capstan/internal/node/process/processtest"
+)
+
+// follower returns a Follower whose engine is a shell script with the journal's path as $1.
+func follower(dir, script string) *Follower {
+	f := &Follower{
+		Starter: processtest.Starter{}, Log: slog.New(slog.DiscardHandler),
+		Request: filepath.Join(dir, "update.json"), Journal: filepath.Join(dir, "journal", "journal.json"), Output: filepath.Join(dir, "log"),
+	}
+	f.Engine = []string{"/bin/sh", "-c", script, "sh", f.Journal}
+	return f
+}
+
+// PID 1 starts the engine again until the update has a result, reports it, and starts nothing for an update that has ended.
+func TestFollow(t *testing.T) {
+	dir := t.TempDir()
+	script := `echo start >> ` + dir + `/starts
+cd ` + dir + `; j=$1
+case $(wc -l < starts) in
+1) kill -9 $$;;
+2) printf '{"id":"u","phase":"Running","step":"etcd"}' > j && mv j $j; exit 1;;
+*) printf '{"id":"u","phase":"Succeeded"}' > j && mv j $j;;
+esac`
+	follow := func(until func(*machineapi.Update) bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		done := false
+		follower(dir, script).Run(ctx, func(u *machineapi.Update) {
+			if until(u) {
+				done = true
+				cancel()
+			}
+		})
+		if !done {
+			t.Fatal("the result was not reported")
+		}
+	}
+	must(t, atomicfile.WriteJSON(filepath.Join(dir, "update.json"), machineapi.UpdateRequest{ID: "u"}, 0o600))
+	succeeded := func(u *machineapi.Update) bool { return u.ID == "u" && u.Phase == machineapi.UpdateSucceeded }
+	follow(succeeded)
+	follow(succeeded) // the next PID 1
+	if got := lines(t, filepath.Join(dir, "starts")); got != 3 {
+		t.Errorf("the engine was started %d times, want 3", got)
+	}
+}
+
+func lines(t *testing.T, path string) int {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	must(t, err)
+	return bytes.Count(data, []byte("\n"))
+}

@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/test/bench/measure"
+)
+
+const (
+	namespace   = metav1.NamespaceDefault
+	hollowLabel = "hollow"
+	// bootstrapData is the Secret of all machines. Hollow machines run no programs. Without the data of a cluster they register
+	// no Node.
+	bootstrapData = "bootstrap"
+	// limit bounds each step.
+	limit = 30 * time.Minute
+	// listEvery is the time between two looks at all objects. A list of thousands of objects occupies the API server.
+	listEvery = 2 * time.Second
+)
+
+// fleet is a number of hollow hosts with one plane.
+type fleet struct {
+	o      options
+	n      int
+	root   string // of the plane
+	client client.Client
+	meter  measure.Meter
+	hosts  []*exec.Cmd
+}
+
+func newFleet(kubeconfig []byte, root string, o options, n int) (*fleet, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, clusterv1.AddToScheme, infrav1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
+	}
+	f := &fleet{o: o, n: n, root: root}
+	if f.client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		return nil, err
+	}
+	var api rest.Interface
+	raw, err := kubernetes.NewForConfig(config)
+	if err == nil {
+		api = raw.Discovery().RESTClient()
+	}
+	f.meter = measure.Meter{API: api, Root: root}
+	return f, err
+}
+
+func (f *fleet) measure(ctx context.Context) (*result, error) {
+	r := &result{hosts: f.n, clusters: f.n * f.o.clusters, machines: f.n * f.o.machines}
+	for _, step := range []struct {
+		name string
+		into *measure.Step
+		run  func(context.Context) error
+	}{
+		{"hosts", &r.connect, f.startHosts},
+		{"clusters", &r.provision, f.createClusters},
+		{"machines", &r.create, f.createMachines},
+	} {
+		var err error
+		if *step.into, err = f.meter.Timed(ctx, step.run); err != nil {
+			return nil, fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	err := f.spread(ctx, r)
+	if err == nil {
+		r.rest, err = f.meter.AtRest(ctx)
+	}
+	if err == nil {
+		r.lost, err = f.loseHost(ctx)
+	}
+	return r, err
+}
+
+// stop ends the hosts.
+func (f *fleet) stop() {
+	for _, host := range f.hosts {
+		_ = host.Process.Kill()
+		_ = host.Wait()
+	}
+}
+
+// startHosts starts the hosts and waits until all are Ready. Their sockets are in the folder of the plane's own sockets, and
+// have the same owner, because the manager does not run as root.
+func (f *fleet) startHosts(ctx context.Context) error {
+	sockets := filepath.Join(f.root, "sockets")
+	info, err := os.Stat(sockets)
+	if err != nil {
+		return err
+	}
+	uid := strconv.Itoa(int(info.Sys().(*syscall.Stat_t).Uid))
+	for i := range f.n {
+		name := hostName(i)
+		socket := filepath.Join(sockets, name+".sock")
+		cmd := exec.Command(filepath.Join(f.o.bin, "capstand"), "hollow", "--root", filepath.Join(f.root, name), "--name", name,
+			"--socket", socket, "--socket-uid", uid, "--versions", f.o.version, "--cpus", "128", "--memory", "512Gi")
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		f.hosts = append(f.hosts, cmd)
+		host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{hollowLabel: "true"}}}
+		host.Spec = infrav1.CapstanHostSpec{
+			Address: "unix://" + socket, ControlPlane: ptr.To(false), FailureDomain: fmt.Sprintf("rack-%d", i/10),
+		}
+		if err := f.client.Create(ctx, host); err != nil {
+			return err
+		}
+	}
+	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
+		list := &infrav1.CapstanHostList{}
+		err := f.client.List(ctx, list, client.MatchingLabels{hollowLabel: "true"})
+		ready := 0
+		for i := range list.Items {
+			if conditions.IsTrue(&list.Items[i], clusterv1.ReadyCondition) {
+				ready++
+			}
+		}
+		return remaining("hosts Ready", ready, f.n), err
+	})
+}
+
+func hostName(i int) string { return fmt.Sprintf("hollow-%03d", i) }
+
+func clusterName(i int) string { return fmt.Sprintf("fleet-%03d", i) }
+
+// createClusters creates clusters with an external endpoint.
+func (f *fleet) createClusters(ctx context.Context) error {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: bootstrapData}, Type: clusterv1.ClusterSecretType,
+		StringData: map[string]string{"value": "#cloud-config\n", "format": "cloud-config"}}
+	if err := f.client.Create(ctx, secret); err != nil {
+		return err
+	}
+	n := f.n * f.o.clusters
+	for i := range n {
+		meta := metav1.ObjectMeta{Namespace: namespace, Name: clusterName(i)}
+		capstan := &infrav1.CapstanCluster{ObjectMeta: meta}
+		capstan.Labels = map[string]string{clusterv1.ClusterNameLabel: meta.Name}
+		capstan.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal
+		capstan.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "198.19.0.1", Port: 6443}
+		capstan.Spec.HostSelector = &metav1.LabelSelector{MatchLabels: map[string]string{hollowLabel: "true"}}
+		cluster := &clusterv1.Cluster{ObjectMeta: meta}
+		cluster.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanCluster", Name: meta.Name}
+		for _, o := range []client.Object{cluster, capstan} {
+			if err := f.client.Create(ctx, o); err != nil {
+				return err
+			}
+		}
+	}
+	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
+		list := &clusterv1.ClusterList{}
+		err := f.client.List(ctx, list)
+		ready := 0
+		for _, c := range list.Items {
+			if ptr.Deref(c.Status.Initialization.InfrastructureProvisioned, false) {
+				ready++
+			}
+		}
+		return remaining("clusters provisioned", ready, n), err
+	})
+}
+
+// createMachines creates the Machines of all clusters and waits until all run on hosts.
+func (f *fleet) createMachines(ctx context.Context) error {
+	n := f.n * f.o.machines
+	for i := range n {
+		cluster := clusterName(i % (f.n * f.o.clusters))
+		meta := metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%05d", cluster, i), Labels: map[string]string{clusterv1.ClusterNameLabel: cluster}}
+		capstan := &infrav1.CapstanMachine{ObjectMeta: meta}
+		capstan.Spec.CPUs, capstan.Spec.Memory = 1, ptr.To(resource.MustParse("1Gi"))
+		machine := &clusterv1.Machine{ObjectMeta: meta}
+		machine.Spec = clusterv1.MachineSpec{
+			ClusterName: cluster, Version: f.o.version, Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To(bootstrapData)},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: infrav1.GroupVersion.Group, Kind: "CapstanMachine", Name: meta.Name},
+		}
+		for _, o := range []client.Object{machine, capstan} {
+			if err := f.client.Create(ctx, o); err != nil {
+				return err
+			}
+		}
+	}
+	return f.until(ctx, listEvery, func(ctx context.Context) (string, error) {
+		list := &infrav1.CapstanMachineList{}
+		err := f.client.List(ctx, list)
+		running, why := 0, ""
+		for i := range list.Items {
+			if m := &list.Items[i]; m.Spec.HostName != "" && conditions.IsTrue(m, infrav1.MachineRunningCondition) {
+				running++
+			} else {
+				why = m.Name + ": " + conditions.GetMessage(m, clusterv1.ReadyCondition)
+			}
+		}
+		return remaining("machines running. "+why, running, n), err
+	})
+}
+
+// spread reads how the machines are distributed.
+func (f *fleet) spread(ctx context.Context, r *result) error {
+	list := &infrav1.CapstanMachineList{}
+	if err := f.client.List(ctx, list); err != nil {
+		return err
+	}
+	on := map[string]int{}
+	for _, m := range list.Items {
+		on[m.Spec.HostName]++
+	}
+	r.hostsInUse, r.leastBusy = len(on), len(list.Items)
+	for _, n := range on {
+		r.busiest, r.leastBusy = max(r.busiest, n), min(r.leastBusy, n)
+	}
+	return nil
+}
+
+// loseHost stops a host without notice, and returns the seconds until its CapstanHost is not Ready.
+func (f *fleet) loseHost(ctx context.Context) (float64, error) {
+	start := time.Now()
+	// A stopped process keeps its connections, like a host without power.
+	if err := f.hosts[0].Process.Signal(syscall.SIGSTOP); err != nil {
+		return 0, err
+	}
+	err := f.until(ctx, 100*time.Millisecond, func(ctx context.Context) (string, error) {
+		host := &infrav1.CapstanHost{}
+		err := f.client.Get(ctx, client.ObjectKey{Name: hostName(0)}, host)
+		if conditions.IsTrue(host, clusterv1.ReadyCondition) {
+			return "the stopped host is still Ready", err
+		}
+		return "", err
+	})
+	return time.Since(start).Seconds(), err
+}
+
+func remaining(what string, have, want int) string {
+	if have >= want {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d %s", have, want, what)
+}
+
+// until waits until missing returns nothing.
+func (f *fleet) until(ctx context.Context, every time.Duration, missing func(context.Context) (string, error)) error {
+	last := ""
+	err := wait.PollUntilContextTimeout(ctx, every, limit, true, func(ctx context.Context) (done bool, err error) {
+		last, err = missing(ctx)
+		return last == "" && err == nil, err
+	})
+	if err != nil && last != "" {
+		return errors.Join(err, errors.New(last))
+	}
+	return err
+}

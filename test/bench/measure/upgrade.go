@@ -1,0 +1,47 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"capstan.dev/capstan/test/bench/floor"
+	"capstan.dev/capstan/test/versions"
+)
+
+// Upgrade is what measurements of upgrades have in common.
+type Upgrade struct {
+	*Capstan
+	// Floor is the time of etcd and an API server of the newer version from empty folders to /readyz.
+	Floor time.Duration
+	// From is the built version of the minor before the newer version.
+	From string
+	// Management is the kubeconfig of the management plane.
+	Management []byte
+}
+
+// UpUpgrade measures and prints the floor, and then starts a separate management plane. The caller must call Down, also after an
+// interruption.
+func UpUpgrade(ctx context.Context, bin, to string) (*Upgrade, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return nil, err
+	}
+	u := &Upgrade{}
+	if u.Floor, err = floor.Measure(ctx, filepath.Join(bin, "kubernetes", to)); err != nil {
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	fmt.Printf("floor: etcd and API server from empty folders to /readyz: %.2f s\n\n", u.Floor.Seconds())
+	if u.From, err = versions.FormerMinor(bin, to); err != nil {
+		return nil, err
+	}
+	if u.Capstan, err = Up(ctx, bin, ""); err != nil {
+		return nil, err
+	}
+	if u.Management, err = u.Run(ctx, "get", "kubeconfig", "--management"); err != nil {
+		return nil, errors.Join(err, u.Down(ctx))
+	}
+	return u, nil
+}

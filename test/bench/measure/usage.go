@@ -1,0 +1,170 @@
+package measure
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// Cost is what the manager of a plane and the writers of its API server have used since their start.
+type Cost struct {
+	// Writes to the objects of Cluster API and Capstan, and those of them to the objects of Capstan's infrastructure provider.
+	Writes, Ours int64
+	// CPU is the processor time of the manager, RSS its memory in bytes.
+	CPU time.Duration
+	RSS int64
+}
+
+// Since returns what was used since an earlier measurement. The memory stays that of now.
+func (c Cost) Since(before Cost) Cost {
+	return Cost{Writes: c.Writes - before.Writes, Ours: c.Ours - before.Ours, CPU: c.CPU - before.CPU, RSS: c.RSS}
+}
+
+// Meter measures one plane.
+type Meter struct {
+	// API is a client of the plane's API server. It reads /metrics.
+	API rest.Interface
+	// Root is the root folder of the plane. The manager has it as an argument.
+	Root string
+}
+
+// Read measures now.
+func (m Meter) Read(ctx context.Context) (Cost, error) {
+	metrics, err := m.API.Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return Cost{}, err
+	}
+	var c Cost
+	lines := bufio.NewScanner(bytes.NewReader(metrics))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		labels, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "apiserver_request_total{"), "} ")
+		if !ok || !strings.HasPrefix(lines.Text(), "apiserver_request_total{") || !isWrite(labels) {
+			continue
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return c, err
+		}
+		switch {
+		case strings.Contains(labels, `group="infrastructure.capstan.dev"`):
+			c.Ours += int64(n)
+			c.Writes += int64(n)
+		case strings.Contains(labels, `group="cluster.x-k8s.io"`), strings.Contains(labels, `group="bootstrap.capstan.dev"`):
+			c.Writes += int64(n)
+		}
+	}
+	c.CPU, c.RSS, err = m.manager()
+	return c, err
+}
+
+// Step is the time and the cost of an operation.
+type Step struct {
+	Cost
+	Seconds float64
+}
+
+// Timed measures an operation.
+func (m Meter) Timed(ctx context.Context, run func(context.Context) error) (Step, error) {
+	before, err := m.Read(ctx)
+	if err != nil {
+		return Step{}, err
+	}
+	start := time.Now()
+	if err := run(ctx); err != nil {
+		return Step{}, err
+	}
+	took := time.Since(start).Seconds()
+	after, err := m.Read(ctx)
+	return Step{after.Since(before), took}, err
+}
+
+func isWrite(labels string) bool {
+	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE"} {
+		if strings.Contains(labels, `verb="`+verb+`"`) {
+			return true
+		}
+	}
+	return false
+}
+
+// manager reads the resources that the manager of the plane has used.
+func (m Meter) manager() (cpu time.Duration, rss int64, err error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, dir := range dirs {
+		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		args := strings.Split(string(cmdline), "\x00")
+		if err != nil || filepath.Base(args[0]) != "manager" || !strings.Contains(string(cmdline), m.Root) {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+		if err != nil {
+			return 0, 0, err
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest)
+		user, _ := strconv.ParseInt(fields[11], 10, 64)
+		system, _ := strconv.ParseInt(fields[12], 10, 64)
+		pages, _ := strconv.ParseInt(fields[21], 10, 64)
+		const ticks = 100 // USER_HZ, the same on all Linux systems
+		return time.Duration(user+system) * time.Second / ticks, pages * int64(os.Getpagesize()), nil
+	}
+	return 0, 0, fmt.Errorf("no manager with --root %s", m.Root)
+}
+
+// Rest is what happens after the last operation.
+type Rest struct {
+	// Settled is the time until the last write, Quiet the time after it in which Cost was measured.
+	Settled, Quiet time.Duration
+	Cost           Cost
+}
+
+// AtRest waits until the writes to the objects of Cluster API and Capstan end, and measures the time after that. Core
+// continues for some time after the last machine, because it reconciles each object again.
+func (m Meter) AtRest(ctx context.Context) (Rest, error) {
+	const still, quiet, patience = 10 * time.Second, 30 * time.Second, 5 * time.Minute
+	r := Rest{Quiet: quiet}
+	start := time.Now()
+	last, err := m.Read(ctx)
+	for since := start; err == nil && time.Since(since) < still && time.Since(start) < patience; {
+		if err = Sleep(ctx, time.Second); err != nil {
+			break
+		}
+		var now Cost
+		if now, err = m.Read(ctx); now.Writes != last.Writes {
+			since = time.Now()
+			r.Settled = since.Sub(start)
+		}
+		last = now
+	}
+	if err == nil {
+		err = Sleep(ctx, quiet)
+	}
+	if err != nil {
+		return r, err
+	}
+	after, err := m.Read(ctx)
+	r.Cost = after.Since(last)
+	return r, err
+}
+
+// Sleep waits for some time, or returns the error of a context that ends before.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

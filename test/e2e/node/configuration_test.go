@@ -1,0 +1,334 @@
+//go:build e2e
+
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
+	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+)
+
+const (
+	registryImage = registryAddress + "/team/pause:v1"
+	// mirroredImage is an image of a public registry that only the mirror has.
+	mirroredImage = "docker.io/team/pause:v1"
+	// outsideImage is an image of a registry that only the proxy reaches.
+	outsideImage = outsideRegistry + "/team/pause:v1"
+)
+
+// specs returns the CapstanConfigs of the machines of TestMachines.
+func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
+	login := bootstrapv1.SecretReference{Name: "login"}
+	inline := bootstrapv1.Document{Content: string(o.ca)}
+	mapped := bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{ConfigMap: registryCA}}
+	proxy := bootstrapv1.ProxySpec{HTTPS: "http://" + proxyAddress, NoProxy: []string{"unused.outside.test"}}
+	worker := bootstrapv1.CapstanConfigSpec{
+		Registries: []bootstrapv1.Registry{
+			{Host: registryAddress, Credentials: login, CA: inline},
+			{Host: "docker.io", Mirrors: []string{"https://" + registryAddress}, Credentials: login, CA: mapped},
+			{Host: outsideRegistry, Credentials: login, CA: mapped},
+		},
+		Proxy:     proxy,
+		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}},
+		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}},
+		Files: []bootstrapv1.File{{Path: "/etc/containerd/conf.d/own.toml", Permissions: "0600", Content: `version = 3
+[metrics]
+  address = "0.0.0.0:1338"
+[plugins."io.containerd.cri.v1.images"]
+  max_concurrent_downloads = 7
+`}},
+	}
+	proxy.ControlPlane = ptr.To(true)
+	return map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec{
+		nodeconfig.RoleWorker: worker,
+		nodeconfig.RoleInit: {Proxy: proxy, Cluster: bootstrapv1.ClusterConfiguration{CoreDNS: bootstrapv1.CoreDNSSpec{
+			Upstreams:   []string{upstreamAddress},
+			StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.test", Servers: []string{stubAddress}}},
+		}}},
+	}
+}
+
+var registryCA = bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}
+
+// rendered returns the bootstrap data of a machine with a CapstanConfig.
+func (c *cluster) rendered(role nodeconfig.Role, o *outside) []byte {
+	c.t.Helper()
+	in := render.Input{
+		ClusterName: "e2e", KubernetesVersion: version, Role: role, Endpoint: c.endpoint, APIServerPort: 6443,
+		Network: nodeconfig.Network{
+			PodCIDRs: []string{"10.244.0.0/16"}, ServiceCIDRs: []string{"10.96.0.0/16"}, ServiceDomain: "cluster.local", DNSServiceIP: "10.96.0.10",
+		},
+		Spec:          o.specs()[role],
+		EncryptionKey: make([]byte, render.EncryptionKeySize),
+		Secrets: map[bootstrapv1.SecretKeyReference][]byte{
+			{Name: "login", Key: "username"}: []byte(registryUser), {Name: "login", Key: "password"}: []byte(registryPassword),
+		},
+		ConfigMaps: map[bootstrapv1.ConfigMapKeyReference][]byte{registryCA: o.ca},
+	}
+	for path, content := range c.files {
+		ca := path == nodeconfig.PKIDir+"/ca.crt"
+		if path != nodeconfig.EncryptionConfigPath && (ca || role != nodeconfig.RoleWorker) {
+			in.Certificates = append(in.Certificates, render.File{Path: path, Permissions: "0600", Content: content})
+		}
+	}
+	if role == nodeconfig.RoleWorker {
+		in.Token = tokenID + "." + tokenSecret
+	}
+	data, err := render.CloudConfig(in)
+	must(c.t, err)
+	return data
+}
+
+// testConfiguration observes the effect of each setting of the machines' CapstanConfigs.
+func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
+	push(t, worker)
+	testPulls(t, o, cp)
+	testProxyUse(t, o, cp, worker)
+	testComponentSettings(t, cp, worker)
+	testDNSOptions(t, cp)
+	testImports(t, worker)
+	testRegistrySecrets(t, cp, worker)
+	testChangedConfiguration(t, cp, worker)
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "registry", "mirrored", "outside", "stranger")
+}
+
+// push copies an image into the registry that no pod of other tests has: the kubelet allows no pod to use an image without a pull
+// that it has itself pulled by another name.
+func push(t *testing.T, worker *host) {
+	ctr := []string{"/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images"}
+	ca := worker.root + "/etc/capstan/registries/10.77.0.1_5000/ca.crt"
+	_, err := os.Stat(ca)
+	must(t, err)
+	for _, args := range [][]string{
+		{"tag", "registry.capstan.dev/pause:v1", registryImage},
+		{"push", "--local", "--tlscacert", strings.TrimPrefix(ca, worker.root), "--user", registryUser + ":" + registryPassword, registryImage},
+		{"rm", registryImage},
+	} {
+		_, err := worker.exec(append(ctr, args...)...)
+		must(t, err)
+	}
+}
+
+func pullPod(name, node, image string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, labels: {app: pulled}}
+spec:
+  nodeName: %s
+  tolerations: [{operator: Exists}]
+  containers: [{name: pause, image: %q, imagePullPolicy: Always}]
+---`, name, node, image)
+}
+
+// testPulls: the worker pulls from the registry, its mirror and the registry behind the proxy. A machine without the registry's
+// authority refuses it.
+func testPulls(t *testing.T, o *outside, cp *host) {
+	cp.apply(pullPod("registry", "worker", registryImage) + pullPod("mirrored", "worker", mirroredImage) +
+		pullPod("outside", "worker", outsideImage) + pullPod("stranger", "cp", registryImage))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/registry", "pod/mirrored", "pod/outside", "--timeout=3m")
+	eventually(t, time.Minute, func() error {
+		out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name=stranger,reason=Failed", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "x509: certificate signed by unknown authority") {
+			err = fmt.Errorf("a machine without the authority says %q", out)
+		}
+		return err
+	})
+	if targets := o.proxy.seen(); !slices.Contains(targets, outsideRegistry+":443") {
+		t.Errorf("the proxy has seen %v, and not %s", targets, outsideRegistry)
+	}
+}
+
+const webhook = `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: outside}
+webhooks:
+- name: webhook.outside.test
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  failurePolicy: Fail
+  clientConfig: {url: "https://webhook.outside.test/validate"}
+  objectSelector: {matchLabels: {checked: outside}}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}]
+`
+
+// testProxyUse: the API server uses the proxy too. Nothing in the networks of the cluster was reached through it.
+func testProxyUse(t *testing.T, o *outside, cp, worker *host) {
+	cp.apply(webhook)
+	eventually(t, time.Minute, func() error {
+		_, err := cp.execInput("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: checked, labels: {checked: outside}}\n",
+			kubectl, "--kubeconfig=/etc/kubernetes/admin.conf", "create", "--dry-run=server", "-f", "-")
+		if err == nil || !slices.Contains(o.proxy.seen(), outsideWebhook+":443") {
+			return fmt.Errorf("the API server did not call the webhook through the proxy: %w; the proxy has seen %v", err, o.proxy.seen())
+		}
+		return nil
+	})
+	cp.mustKubectl("delete", "validatingwebhookconfiguration", "outside")
+	for _, target := range o.proxy.seen() {
+		if !strings.HasSuffix(target, ".outside.test:443") {
+			t.Errorf("the proxy was used for %s", target)
+		}
+	}
+	for name, uses := range map[string]bool{"containerd": true, "kubelet": true, "kube-proxy": false, "node-agent": false} {
+		if got := strings.Contains(environment(t, worker, name), "HTTPS_PROXY=http://"+proxyAddress+"\n"); got != uses {
+			t.Errorf("%s has the proxy in its environment: %v, want %v", name, got, uses)
+		}
+	}
+	if env := environment(t, worker, "containerd"); !strings.Contains(env, "10.77.0.0/24,10.244.0.0/16,10.96.0.0/16,.svc,.cluster.local") ||
+		!strings.Contains(env, ",unused.outside.test\n") {
+		t.Errorf("the environment of containerd:\n%s", env)
+	}
+}
+
+// environment returns the environment of a service, one variable a line.
+func environment(t *testing.T, h *host, service string) string {
+	t.Helper()
+	pid := find(h.until("ready", time.Minute, allReady), service).PID
+	out, err := h.exec("/bin/sh", "-c", fmt.Sprintf(`tr '\0' '\n' < /proc/%d/environ`, pid))
+	must(t, err)
+	return out
+}
+
+// testComponentSettings: the kubelet and kube-proxy run with the patched fields and keep the others.
+func testComponentSettings(t *testing.T, cp, worker *host) {
+	if got := cp.mustKubectl("get", "node", "worker", "-o", "jsonpath={.status.capacity.pods}"); got != "77" {
+		t.Errorf("the worker takes %s pods, want 77", got)
+	}
+	var kubelet struct {
+		KubeletConfig struct {
+			EvictionHard  map[string]string
+			Authorization struct{ Mode string }
+		}
+	}
+	out := cp.mustKubectl("get", "--raw", "/api/v1/nodes/worker/proxy/configz")
+	must(t, json.Unmarshal([]byte(out), &kubelet))
+	if c := kubelet.KubeletConfig; c.EvictionHard["memory.available"] != "64Mi" || c.EvictionHard["nodefs.available"] != "1Gi" || c.Authorization.Mode != "Webhook" {
+		t.Errorf("the kubelet runs with %s", out)
+	}
+	config, err := worker.get(t, "http://"+worker.ip+":10249/configz")
+	must(t, err)
+	if !strings.Contains(config, `"syncPeriod":"41s"`) || !strings.Contains(config, `"mode":"nftables"`) {
+		t.Errorf("kube-proxy runs with %s", config)
+	}
+}
+
+// testDNSOptions: a stub domain has its own servers, and other names go to the upstream.
+func testDNSOptions(t *testing.T, cp *host) {
+	for name, want := range map[string]string{
+		"a.corp.test": "192.0.2.2", "corp.test": "192.0.2.2", "www.example.com": "192.0.2.1", "kubernetes.default.svc.cluster.local": "10.96.0.1",
+	} {
+		out, err := cp.kubectl("exec", "other", "--", "/echo", "lookup", "-for", "60s", name+".")
+		if err != nil || strings.TrimSpace(out) != want {
+			t.Errorf("%s is %q, %v; want %s", name, out, err, want)
+		}
+	}
+}
+
+// testImports: containerd reads the user's file in addition to Capstan's, whose registries work (testPulls).
+func testImports(t *testing.T, worker *host) {
+	metrics, err := worker.get(t, "http://"+worker.ip+":1338/v1/metrics")
+	if err != nil || !strings.Contains(metrics, "containerd_build_info") {
+		t.Errorf("containerd's metrics: %v, %.200s", err, metrics)
+	}
+	out, err := worker.exec("/opt/capstan/node/bin/containerd", "--config", "/etc/containerd/config.toml", "config", "dump")
+	must(t, err)
+	for _, want := range []string{"max_concurrent_downloads = 7", `config_path = '/etc/containerd/certs.d'`, `runtimes.runc.options]`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("want %s in containerd's configuration:\n%s", want, out)
+		}
+	}
+}
+
+// testRegistrySecrets: the password is only in files of root, and in no log.
+func testRegistrySecrets(t *testing.T, cp, worker *host) {
+	var found []string
+	quoted, _ := json.Marshal(registryPassword)
+	must(t, filepath.WalkDir(worker.root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil // Files are created and removed meanwhile.
+		}
+		data, _ := os.ReadFile(path)
+		if !bytes.Contains(data, []byte(registryPassword)) && !bytes.Contains(data, bytes.Trim(quoted, `"`)) {
+			return nil
+		}
+		found = append(found, strings.TrimPrefix(path, worker.root))
+		if info, err := entry.Info(); err == nil && info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("others can read %s, which has the password", path)
+		}
+		return nil
+	}))
+	if want := []string{"/etc/capstan/node.yaml", "/etc/containerd/config.toml"}; !slices.Equal(found, want) {
+		t.Errorf("the password is in %v, want %v", found, want)
+	}
+	log, err := os.ReadFile(filepath.Join(worker.dir, worker.name+".log"))
+	must(t, err)
+	if bytes.Contains(log, []byte(registryPassword)) {
+		t.Error("the log of the machine has the password")
+	}
+	if out := cp.mustKubectl("get", "events,pods,nodes", "-A", "-o", "yaml"); strings.Contains(out, registryPassword) {
+		t.Error("an object of the cluster has the password")
+	}
+}
+
+// testChangedConfiguration: another configuration replaces the former one completely, and keeps files of users.
+func testChangedConfiguration(t *testing.T, cp, worker *host) {
+	own := filepath.Join(worker.root, "etc/containerd/certs.d/own.test/hosts.toml")
+	must(t, os.MkdirAll(filepath.Dir(own), 0o755))
+	must(t, os.WriteFile(own, []byte("server = \"https://own.test\"\n"), 0o600))
+	path := filepath.Join(worker.root, nodeconfig.Path)
+	data, err := os.ReadFile(path)
+	must(t, err)
+	var config nodeconfig.NodeConfiguration
+	must(t, yaml.UnmarshalStrict(data, &config))
+	config.Registries, config.Proxy, config.KubeProxy, config.Kubelet.Configuration["maxPods"] = config.Registries[:1], nil, nil, 78
+	data, err = yaml.Marshal(config)
+	must(t, err)
+	must(t, os.WriteFile(path, data, 0o600))
+	before := worker.until("ready", time.Minute, allReady)
+	_, err = worker.exec("/opt/capstan/capstan-init", "node", "up")
+	must(t, err)
+	after := worker.until("ready", time.Minute, allReady)
+	for name, restarts := range map[string]bool{"containerd": true, "kubelet": true, "kube-proxy": true, "node-agent": false} {
+		if restarted := find(before, name).PID != find(after, name).PID; restarted != restarts {
+			t.Errorf("%s was restarted: %v, want %v", name, restarted, restarts)
+		}
+	}
+	if env := environment(t, worker, "containerd"); strings.Contains(env, "PROXY") {
+		t.Errorf("containerd still has the proxy:\n%s", env)
+	}
+	entries, err := os.ReadDir(filepath.Join(worker.root, "etc/containerd/certs.d"))
+	must(t, err)
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	if want := []string{registryAddress, "own.test"}; !slices.Equal(names, want) {
+		t.Errorf("containerd has configurations for %v, want %v", names, want)
+	}
+	eventually(t, time.Minute, func() error {
+		if got, err := cp.kubectl("get", "node", "worker", "-o", "jsonpath={.status.capacity.pods}"); err != nil || got != "78" {
+			return errors.Join(err, fmt.Errorf("the worker takes %s pods, want 78", got))
+		}
+		return nil
+	})
+	eventually(t, time.Minute, func() error {
+		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/worker", "pod/registry", "pod/server", "--timeout=10s")
+		return err
+	})
+}

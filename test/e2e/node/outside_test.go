@@ -1,0 +1,231 @@
+//go:build e2e
+
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"capstan.dev/capstan/internal/pki"
+)
+
+// The hosts outside the cluster. Only the proxy knows the names.
+const (
+	registryAddress = gateway + ":5000"
+	outsideRegistry = "registry.outside.test"
+	outsideWebhook  = "webhook.outside.test"
+	proxyAddress    = gateway + ":3128"
+	upstreamAddress = gateway + ":5301"
+	stubAddress     = gateway + ":5302"
+
+	registryUser     = "puller"
+	registryPassword = `pull"me-4f9c2e7a`
+	// registryHash is the bcrypt hash of the password.
+	registryHash = "$2a$04$PLOR4bq1bvALWAf/SaSZnOkrh0eppXwxPiS3Iv4i32IYiSCc6CwY6"
+)
+
+// outside are the services outside the cluster: a registry with TLS and users, a forward proxy, and DNS servers.
+type outside struct {
+	ca    []byte
+	proxy *forwardProxy
+}
+
+func newOutside(w *testNetwork) *outside {
+	w.t.Helper()
+	w.inside(w.bridge, func() { // The services reach each other through it.
+		lo, err := netlink.LinkByName("lo")
+		must(w.t, err)
+		must(w.t, netlink.LinkSetUp(lo))
+	})
+	o := &outside{proxy: &forwardProxy{w: w}}
+	o.startRegistry(w)
+	var listener net.Listener
+	var err error
+	w.inside(w.bridge, func() { listener, err = net.Listen("tcp", proxyAddress) })
+	must(w.t, err)
+	server := &http.Server{Handler: o.proxy, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }()
+	w.t.Cleanup(func() { must(w.t, server.Close()) })
+	answerDNS(w, upstreamAddress, netip.MustParseAddr("192.0.2.1"))
+	answerDNS(w, stubAddress, netip.MustParseAddr("192.0.2.2"))
+	return o
+}
+
+// startRegistry starts the registry in the network of the machines' gateway.
+func (o *outside) startRegistry(w *testNetwork) {
+	w.t.Helper()
+	key, err := pki.NewKey()
+	must(w.t, err)
+	authority, err := pki.NewAuthority("registry authority", key, time.Now())
+	must(w.t, err)
+	o.ca = pki.EncodeCert(authority.Cert)
+	leaf, leafKey, err := authority.Issue(pki.Leaf{
+		CommonName: "registry", DNSNames: []string{outsideRegistry, outsideWebhook}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
+	}, time.Hour, time.Now())
+	must(w.t, err)
+	keyPEM, err := pki.EncodeKey(leafKey)
+	must(w.t, err)
+	dir := filepath.Join(w.dir, "registry")
+	must(w.t, os.MkdirAll(dir, 0o700))
+	for name, content := range map[string]string{
+		"tls.crt": string(pki.EncodeCert(leaf)), "tls.key": string(keyPEM), "users": registryUser + ":" + registryHash + "\n",
+		"config.yaml": `version: "0.1"
+log: {level: warn}
+storage: {filesystem: {rootdirectory: ` + dir + `/data}}
+http: {addr: "` + registryAddress + `", tls: {certificate: ` + dir + `/tls.crt, key: ` + dir + `/tls.key}}
+auth: {htpasswd: {realm: test, path: ` + dir + `/users}}
+`,
+	} {
+		must(w.t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	must(w.t, err)
+	cmd := exec.Command(filepath.Join(w.assets, "tools/registry"), "serve", filepath.Join(dir, "config.yaml"))
+	cmd.Stdout, cmd.Stderr = log, log
+	w.inside(w.bridge, func() { err = cmd.Start() })
+	if err != nil {
+		w.t.Fatalf("%v: run `make registry`", err)
+	}
+	w.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = log.Close()
+		if data, _ := os.ReadFile(log.Name()); w.t.Failed() {
+			w.t.Logf("=== registry ===\n%s", tail(data, 3000))
+		}
+	})
+	eventually(w.t, time.Minute, func() error {
+		conn, err := w.dial(registryAddress)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	})
+}
+
+// dial connects from the network of the machines' gateway.
+func (w *testNetwork) dial(address string) (conn net.Conn, err error) {
+	w.inside(w.bridge, func() { conn, err = net.DialTimeout("tcp", address, 10*time.Second) })
+	return conn, err
+}
+
+// forwardProxy is an HTTP proxy for TLS connections. All names lead to the registry.
+type forwardProxy struct {
+	w       *testNetwork
+	mu      sync.Mutex
+	targets []string
+}
+
+// seen returns the hosts and ports to which clients have connected, each once.
+func (p *forwardProxy) seen() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.targets)
+}
+
+func (p *forwardProxy) ServeHTTP(out http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	if target := r.Host; !slices.Contains(p.targets, target) {
+		p.targets = append(p.targets, target)
+	}
+	p.mu.Unlock()
+	if r.Method != http.MethodConnect {
+		http.Error(out, "this proxy is for TLS only", http.StatusMethodNotAllowed)
+		return
+	}
+	server, err := p.w.dial(registryAddress)
+	if err != nil {
+		http.Error(out, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer func() { _ = server.Close() }()
+	client, buffered, err := http.NewResponseController(out).Hijack()
+	if err != nil {
+		return
+	}
+	defer func() { _ = client.Close() }()
+	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return
+	}
+	var wait sync.WaitGroup
+	wait.Go(func() { _, _ = io.Copy(server, buffered); _ = server.Close() })
+	_, _ = io.Copy(client, server)
+	_ = client.Close()
+	wait.Wait()
+}
+
+// answerDNS starts a DNS server that answers every question for an IPv4 address with the same one.
+func answerDNS(w *testNetwork, address string, ip netip.Addr) {
+	w.t.Helper()
+	var conn net.PacketConn
+	var err error
+	w.inside(w.bridge, func() { conn, err = net.ListenPacket("udp", address) })
+	must(w.t, err)
+	ended := make(chan struct{})
+	w.t.Cleanup(func() { _ = conn.Close(); <-ended })
+	go func() {
+		defer close(ended)
+		for buffer := make([]byte, 1500); ; {
+			n, client, err := conn.ReadFrom(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = conn.WriteTo(dnsAnswer(buffer[:n], ip), client)
+			}
+		}
+	}()
+}
+
+// dnsAnswer returns the answer to a query with one question (RFC 1035, section 4).
+func dnsAnswer(query []byte, ip netip.Addr) []byte {
+	const header = 12
+	end := header
+	for end < len(query) && query[end] != 0 {
+		end += int(query[end]) + 1
+	}
+	end += 5 // the root label, the type and the class
+	if end > len(query) {
+		return nil
+	}
+	out := slices.Clone(query[:end])
+	binary.BigEndian.PutUint16(out[2:], 0x8180) // a response, recursion desired and available
+	clear(out[6:header])
+	if binary.BigEndian.Uint16(query[end-4:]) == 1 { // type A
+		out[7] = 1
+		out = append(out, 0xc0, header, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4) // name of the question, type, class, TTL, length
+		out = append(out, ip.AsSlice()...)
+	}
+	return out
+}
+
+// get sends a request from the network of the machines' gateway.
+func (w *testNetwork) get(t *testing.T, url string) (string, error) {
+	t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, Dial: func(_, address string) (net.Conn, error) { return w.dial(address) },
+	}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(resp.Status)
+	}
+	return string(body), err
+}

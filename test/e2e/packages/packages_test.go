@@ -1,0 +1,234 @@
+//go:build e2e
+
+// Package packages installs, upgrades and removes the Debian packages with the real dpkg.
+//
+// Layer: main. Allowed imports: api, library, contract, reconciler, manager, host, node, tool.
+package packages
+
+import (
+	"crypto/sha256"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/testenv"
+)
+
+const (
+	first  = "v0.1.0-rc.1"
+	second = "v0.1.0"
+)
+
+// build builds the packages of a version, without compression.
+func build(t *testing.T, version, folder string) {
+	t.Helper()
+	c := exec.Command(filepath.Join(testenv.Root(), "hack", "packages.sh"), version, folder)
+	c.Env = append(os.Environ(), "COMPRESSION=none", "SOURCE_DATE_EPOCH=4000000000")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("packages.sh %s: %v\n%s", version, err, out)
+	}
+}
+
+// checksums returns the checksum of each package in a folder.
+func checksums(t *testing.T, folder string) map[string][sha256.Size]byte {
+	t.Helper()
+	sums := map[string][sha256.Size]byte{}
+	for _, file := range packagesIn(t, folder, "") {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[filepath.Base(file)] = sha256.Sum256(content)
+	}
+	return sums
+}
+
+func packagesIn(t *testing.T, folder, prefix string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, prefix+"*.deb"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("want packages %s*.deb in %s: %v", prefix, folder, err)
+	}
+	return files
+}
+
+// TestReproducible: two builds of the same programs give the same packages.
+func TestReproducible(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	build(t, first, a)
+	build(t, first, b)
+	of, other := checksums(t, a), checksums(t, b)
+	if len(of) < 4 {
+		t.Errorf("want the packages of the command, the host and two Kubernetes versions, got %v", of)
+	}
+	for name, sum := range of {
+		if other[name] != sum {
+			t.Errorf("%s differs between two builds", name)
+		}
+	}
+}
+
+// box is a copy of this system, in which files can change.
+type box struct {
+	t     *testing.T
+	root  string // the copy
+	upper string // the changed files
+}
+
+// newBox mounts an overlay over this system. The overlay needs a file system other than an overlay for its changes.
+func newBox(t *testing.T) *box {
+	t.Helper()
+	dir := t.TempDir()
+	mount := func(source, target, kind string, flags uintptr, data string) {
+		t.Helper()
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(source, target, kind, flags, data); err != nil {
+			t.Fatalf("mount %s: %v", target, err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	changes := filepath.Join(dir, "changes")
+	mount("tmpfs", changes, "tmpfs", 0, "")
+	b := &box{t: t, root: filepath.Join(dir, "root"), upper: filepath.Join(changes, "upper")}
+	work := filepath.Join(changes, "work")
+	for _, folder := range []string{b.upper, work} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount("overlay", b.root, "overlay", 0, "lowerdir=/,upperdir="+b.upper+",workdir="+work)
+	mount("proc", filepath.Join(b.root, "proc"), "proc", 0, "")
+	mount("/dev", filepath.Join(b.root, "dev"), "", unix.MS_BIND, "")
+	return b
+}
+
+// try runs a command in the box.
+func (b *box) try(command string) (string, error) {
+	out, err := exec.Command("chroot", b.root, "/bin/sh", "-euc", command).CombinedOutput()
+	return string(out), err
+}
+
+func (b *box) run(command string) string {
+	b.t.Helper()
+	out, err := b.try(command)
+	if err != nil {
+		b.t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return out
+}
+
+// install installs packages of this system's folders.
+func (b *box) install(files []string) {
+	b.t.Helper()
+	c := exec.Command("dpkg", append([]string{"--root=" + b.root, "--force-confold", "-i"}, files...)...)
+	c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	if out, err := c.CombinedOutput(); err != nil {
+		b.t.Fatalf("dpkg -i: %v\n%s", err, out)
+	}
+}
+
+// refused runs a command that must fail with a message.
+func (b *box) refused(command, message string) {
+	b.t.Helper()
+	if out, err := b.try(command); err == nil || !strings.Contains(out, message) {
+		b.t.Errorf("%s: want an error with %q, got %v\n%s", command, message, err, out)
+	}
+}
+
+// write writes a file of the box.
+func (b *box) write(path, content string) {
+	b.t.Helper()
+	path = filepath.Join(b.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// leftovers returns the files of the box with a name of Capstan, without the records of dpkg.
+func (b *box) leftovers() []string {
+	b.t.Helper()
+	var found []string
+	err := filepath.WalkDir(b.upper, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel := strings.TrimPrefix(path, b.upper)
+		if rel == "/var/lib/dpkg" {
+			return filepath.SkipDir
+		}
+		// A character device of number 0/0 is the deletion of a file of this system.
+		if strings.Contains(rel, "capstan") && d.Type()&fs.ModeCharDevice == 0 {
+			found = append(found, rel)
+		}
+		return nil
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return found
+}
+
+// TestPackages: packages are installed, upgraded and removed as an administrator expects. Settings and the Kubernetes
+// version of running machines survive an upgrade, a removal is refused while machines exist, and a purge leaves backups only.
+func TestPackages(t *testing.T) {
+	old, latest := t.TempDir(), t.TempDir()
+	build(t, first, old)
+	build(t, second, latest)
+	b := newBox(t)
+
+	b.install(packagesIn(t, old, ""))
+	b.run("test -x /usr/bin/capstan; capstan version; capstan doctor --help; /usr/lib/capstan/capstand --help")
+	b.run("test -L /etc/systemd/system/multi-user.target.wants/capstan.service")
+	b.run("test ! -e /etc/systemd/system/multi-user.target.wants/capstand.service")
+	for _, page := range []string{"man1/capstan-create-cluster.1", "man8/capstand.8"} {
+		b.run("zcat /usr/share/man/" + page + ".gz | grep -q '^.SH OPTIONS'")
+	}
+	b.run("bash -c '. /usr/share/bash-completion/completions/capstan; complete -p capstan'")
+	b.run("systemd-analyze verify /usr/lib/systemd/system/capstan.service /usr/lib/systemd/system/capstand.service")
+
+	// An upgrade keeps the settings, and the Kubernetes version that another package contains.
+	b.write("/etc/default/capstand", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi\"\n")
+	b.write("/var/lib/capstan/host/run/m1/metadata.json", `{"kubernetesVersion":"v1.35.4"}`)
+	b.write("/var/lib/capstan/host/machines/m1/spec.json", "{}")
+	b.install(append(append(packagesIn(t, latest, "capstan_"), packagesIn(t, latest, "capstan-cli_")...), packagesIn(t, latest, "capstan-kubernetes-1.36")...))
+	b.run(`grep -qx 'CAPSTAND_OPTIONS="--reserve-memory 2Gi"' /etc/default/capstand`)
+	b.run("test -x /usr/lib/capstan/kubernetes/v1.35.4/kubelet")
+	if status := b.run("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' 'capstan*'"); !strings.Contains(status, "capstan 0.1.0 installed") ||
+		!strings.Contains(status, "capstan-kubernetes-1.35.4 0.1.0~rc.1 installed") {
+		t.Errorf("after the upgrade: %s", status)
+	}
+
+	// Nothing takes programs away from a machine.
+	b.refused("dpkg -r capstan", "this host has machines")
+	b.refused("dpkg -r capstan-kubernetes-1.35.4", "uses Kubernetes v1.35.4")
+	b.run("rm -r /var/lib/capstan/host/machines/m1 /var/lib/capstan/host/run/m1")
+	b.write("/var/lib/capstan/state.json", `{"kubernetesVersion":"v1.36.3"}`)
+	b.refused("dpkg -r capstan", "this box has a management plane")
+	b.run("rm /var/lib/capstan/state.json")
+	b.run("dpkg -r capstan-kubernetes-1.35.4 2>&1")
+
+	b.write("/var/lib/capstan/host/backups/team/demo/first.db", "a backup")
+	b.write("/var/lib/capstan/host/tls/ca.key", "a key")
+	if out := b.run("dpkg -P capstan capstan-cli capstan-kubernetes-1.35.4 capstan-kubernetes-1.36.3 2>&1"); !strings.Contains(out, "backups remain") {
+		t.Errorf("the purge does not name the backups:\n%s", out)
+	}
+	b.run("test -e /var/lib/capstan/host/backups/team/demo/first.db; test ! -e /var/lib/capstan/host/tls")
+	b.run("rm -r /var/lib/capstan")
+	if found := b.leftovers(); len(found) > 0 {
+		t.Errorf("files remain after the purge: %v", found)
+	}
+}

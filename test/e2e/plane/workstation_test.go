@@ -1,0 +1,189 @@
+//go:build e2e
+
+package plane
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/thread"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+// nobody is the user on the workstation.
+const nobody = "65534"
+
+// workstation is a network namespace without any route. Only connections to the address of the management API leave it, as
+// through a firewall. Its user has a kubeconfig and no privileges.
+type workstation struct {
+	i          *installation
+	namespace  *os.File
+	kubeconfig string
+}
+
+// newWorkstation creates the user and the Role of docs/workstation.md.
+func (i *installation) newWorkstation() *workstation {
+	i.t.Helper()
+	w := &workstation{i: i, kubeconfig: filepath.Join(filepath.Dir(i.root), "ada.kubeconfig")}
+	server, err := url.Parse(i.status().Server)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	w.openNamespace(server.Host)
+	i.kubectl("create", "namespace", "team-a")
+	i.kubectl("create", "serviceaccount", "ada", "--namespace", "team-a")
+	roles := filepath.Join(i.t.TempDir(), "roles.yaml")
+	page, err := os.ReadFile("../../../docs/workstation.md")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(string(page), "```yaml\n")
+	block, _, _ = strings.Cut(block, "```")
+	if err := os.WriteFile(roles, []byte(block), 0o600); err != nil {
+		i.t.Fatal(err)
+	}
+	i.kubectl("apply", "-f", roles)
+	i.kubectl("create", "rolebinding", "ada", "--namespace", "team-a", "--role", "cluster-operator", "--serviceaccount", "team-a:ada")
+	i.kubectl("create", "clusterrolebinding", "ada", "--clusterrole", "capstan-host-viewer", "--serviceaccount", "team-a:ada")
+	token := strings.TrimSpace(i.kubectl("create", "token", "ada", "--namespace", "team-a"))
+	ca, err := base64.StdEncoding.DecodeString(i.kubectl("config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.certificate-authority-data}"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	content := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: none, contexts: [{name: none, context: {cluster: none, user: none}},
+{name: team-a, context: {cluster: c, user: u, namespace: team-a}}], users: [{name: u, user: {token: %q}}],
+clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %q}}]}`, token, server.String(), base64.StdEncoding.EncodeToString(ca))
+	if err := os.WriteFile(w.kubeconfig, []byte(content), 0o644); err != nil {
+		i.t.Fatal(err)
+	}
+	i.t.Cleanup(func() { os.Remove(w.kubeconfig) })
+	return w
+}
+
+// openNamespace creates the network namespace. Connections to the address in it reach the same address of this process.
+func (w *workstation) openNamespace(address string) {
+	t := w.i.t
+	t.Helper()
+	var listener net.Listener
+	var err error
+	thread.Throwaway(func() {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return
+		}
+		var lo netlink.Link
+		if lo, err = netlink.LinkByName("lo"); err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err == nil {
+			listener, err = net.Listen("tcp", address)
+		}
+		if err == nil {
+			w.namespace, err = os.Open("/proc/thread-self/ns/net")
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close(); w.namespace.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go relay(conn, address)
+		}
+	}()
+}
+
+func relay(conn net.Conn, address string) {
+	defer conn.Close()
+	other, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	defer other.Close()
+	go func() { _, _ = io.Copy(other, conn); other.Close(); conn.Close() }()
+	_, _ = io.Copy(conn, other)
+}
+
+// try runs a program as the user of the workstation.
+func (w *workstation) try(name string, args ...string) (string, error) {
+	all := []string{fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), w.namespace.Fd()), "--",
+		"setpriv", "--reuid", nobody, "--regid", nobody, "--clear-groups", "--bounding-set", "-all", "--no-new-privs", "--",
+		"env", "-i", "HOME=/nonexistent", "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + w.kubeconfig, name}
+	return run("nsenter", append(all, args...)...)
+}
+
+func (w *workstation) capstan(args ...string) string {
+	w.i.t.Helper()
+	began := time.Now()
+	out, err := w.try(filepath.Join(w.i.bin, "capstan"), append([]string{"--context", "team-a"}, args...)...)
+	if err != nil {
+		w.i.t.Fatalf("capstan %v: %v\n%s", args, err, out)
+	}
+	w.i.t.Logf("capstan %v: %.1f s", args, time.Since(began).Seconds())
+	return out
+}
+
+// A user with nothing but a kubeconfig does a day's work: docs/workstation.md.
+func (i *installation) testWorkstation() {
+	w := i.newWorkstation()
+	if routes, err := w.try("ip", "route", "show", "table", "main"); err != nil || strings.TrimSpace(routes) != "" {
+		i.t.Fatalf("the workstation has routes: %q, %v", routes, err)
+	}
+	old := harness.FormerMinor(i.t)
+	w.capstan("create", "cluster", "day", "--kubernetes-version", old, "--workers", "0")
+	if out := w.capstan("get", "clusters", "-n", "team-a"); !strings.Contains(out, "day") {
+		i.t.Errorf("clusters: %s", out)
+	}
+	if out := w.capstan("describe", "day"); !strings.Contains(out, "Cluster team-a/day") || !strings.Contains(out, "Phase:") {
+		i.t.Errorf("description: %s", out)
+	}
+	if out := w.capstan("top"); !strings.Contains(out, "FREE MEMORY") || !strings.Contains(out, "local") {
+		i.t.Errorf("top: %s", out)
+	}
+	if out := w.capstan("__complete", "get", "kubeconfig", ""); !strings.HasPrefix(out, "day\n") {
+		i.t.Errorf("completed names: %q", out)
+	}
+	if out := w.capstan("get", "kubeconfig", "day"); !strings.Contains(out, "client-certificate-data") {
+		i.t.Errorf("kubeconfig: %s", out)
+	}
+	w.capstan("scale", "cluster", "day", "--workers", "1")
+	w.capstan("upgrade", "cluster", "day", "--kubernetes-version", harness.KubernetesVersion)
+	machines := i.kubectl("get", "machines", "-n", "team-a", "-o", "jsonpath={range .items[*]}{.status.nodeInfo.kubeletVersion}{'\\n'}{end}")
+	if strings.Count(machines, harness.KubernetesVersion) != 2 || strings.Contains(machines, old) {
+		i.t.Errorf("versions of the Nodes after the upgrade: %q", machines)
+	}
+	w.refusals()
+	w.capstan("delete", "cluster", "day")
+	if left := i.kubectl("get", "machines,capstanmachines", "-n", "team-a", "-o", "name"); left != "" {
+		i.t.Errorf("left after the deletion: %s", left)
+	}
+}
+
+// refusals checks the errors for a foreign namespace, a missing context, and a command that needs the box of the plane.
+func (w *workstation) refusals() {
+	for what, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"another namespace":      {[]string{"--context", "team-a", "get", "kubeconfig", "one", "-n", "default"}, "forbidden"},
+		"a context that is none": {[]string{"get", "clusters"}, "$KUBECONFIG"},
+		"a command of a box":     {[]string{"status"}, "capstan up"},
+	} {
+		if out, err := w.try(filepath.Join(w.i.bin, "capstan"), test.args...); err == nil || !strings.Contains(err.Error(), test.want) {
+			w.i.t.Errorf("%s: %v %s", what, err, out)
+		}
+	}
+}

@@ -1,0 +1,160 @@
+//go:build e2e
+
+package rack_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/e2e/harness"
+	"capstan.dev/capstan/test/rack"
+)
+
+// IM-02, CP-16, IC-10: a control plane has a machine on each of three boxes, and its endpoint a virtual address. The cluster
+// survives a cut between two boxes, and the loss of the box with the endpoint together with the management plane: it loses no
+// write that it has acknowledged, and writes succeed again within seconds. Then the lost machines are replaced, and they do not
+// start again when their box returns. The management plane is on a fourth box. The boxes are empty after the cluster is deleted:
+// see cleanUp.
+func TestClusterOnThreeBoxes(t *testing.T) {
+	plane, err := harness.Start()
+	if plane != nil {
+		t.Cleanup(func() { check(t, plane.Down()) })
+	}
+	check(t, err)
+	boxes, router := rack.Register(t.Context(), t, plane, 3)
+	empty := emptyAtTheEnd(t, boxes)
+	c := plane.CreateCluster(t, "default", "rack", "--control-plane-machines", "3", "--workers", "1", "--timeout", "5m")
+	harness.Eventually(t, "four Nodes Ready", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 4) })
+	on := map[string]int{}
+	for _, m := range c.Machines(t) {
+		on[m.Spec.HostName]++
+	}
+	if len(on) != len(boxes) {
+		t.Errorf("the machines are on %v, want all boxes", on)
+	}
+	cluster := &infrav1.CapstanCluster{}
+	check(t, plane.Client.Get(t.Context(), client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, cluster))
+	if host := cluster.Spec.ControlPlaneEndpoint.Host; host != rack.VirtualAddress {
+		t.Fatalf("the endpoint is %s, want the virtual address", host)
+	}
+	for _, b := range empty {
+		healthy(b, 3)
+	}
+	w := newWriter(t, c)
+
+	lost := rack.Holder(t, boxes)
+	other := boxes[lost.Number%len(boxes)]
+	mend := rack.Cut(router, lost, other)
+	w.write("cut between two boxes", 10*time.Second)
+	mend()
+	w.write("end of the cut", 5*time.Second)
+
+	lost = rack.Holder(t, boxes)
+	replaceLostMachines(t, plane)
+	freeze := func(sig syscall.Signal) {
+		for _, p := range plane.Find(t, "", "manager") {
+			check(t, syscall.Kill(p.PID, sig))
+		}
+	}
+	freeze(syscall.SIGSTOP)
+	lost.Lose()
+	since := time.Now()
+	longest := w.write("loss of the endpoint's box and of the management plane", 12*time.Second)
+	if longest > 10*time.Second {
+		t.Errorf("%s without a write", longest)
+	}
+	if now := rack.Holder(t, rack.Others(boxes, lost)); now == lost {
+		t.Error("the lost box has the endpoint")
+	}
+	w.check()
+	freeze(syscall.SIGCONT)
+
+	harness.Eventually(t, "four Nodes Ready on two boxes", 3*time.Minute, func(ctx context.Context) error {
+		for _, m := range c.Machines(t) {
+			if m.Spec.HostName == lost.Name() && m.DeletionTimestamp.IsZero() {
+				return fmt.Errorf("%s is not replaced", m.Name)
+			}
+		}
+		return c.NodesReady(ctx, 4)
+	})
+	t.Logf("the machines of the lost box were replaced after %s", time.Since(since).Round(time.Second))
+
+	returned := time.Now()
+	lost.Return()
+	harness.Eventually(t, "no machine on the returned box", time.Minute, func(ctx context.Context) error {
+		list, err := lost.ListMachines(ctx, &hostpb.ListMachinesRequest{})
+		if err == nil && len(list.Machines) > 0 {
+			err = fmt.Errorf("%d machines", len(list.Machines))
+		}
+		return err
+	})
+	t.Logf("the replaced machines were removed %s after the return of their box", time.Since(returned).Round(time.Second))
+	if strings.Contains(lost.Output.String(), "Machine started") {
+		t.Error("a replaced machine was started again")
+	}
+	w.write("return of the box", 3*time.Second)
+	w.check()
+}
+
+// replaceLostMachines creates a MachineHealthCheck for machines whose host is lost.
+func replaceLostMachines(t *testing.T, plane *harness.Plane) {
+	t.Helper()
+	check(t, plane.Client.Create(t.Context(), &clusterv1.MachineHealthCheck{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "lost-hosts"},
+		Spec: clusterv1.MachineHealthCheckSpec{
+			ClusterName: "rack",
+			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.ClusterNameLabel: "rack"}},
+			Checks: clusterv1.MachineHealthCheckChecks{UnhealthyMachineConditions: []clusterv1.UnhealthyMachineCondition{
+				{Type: clusterv1.MachineInfrastructureReadyCondition, Status: metav1.ConditionUnknown, TimeoutSeconds: ptr.To[int32](5)},
+			}},
+		},
+	}))
+}
+
+// writer is a client that must lose no write.
+type writer struct {
+	*rack.Writer
+	t *testing.T
+}
+
+func newWriter(t *testing.T, c *harness.Cluster) *writer {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
+	check(t, err)
+	w, err := rack.NewWriter(config)
+	check(t, err)
+	return &writer{w, t}
+}
+
+// write writes for a time, and until one more write succeeds. It returns the longest time without a write.
+func (w *writer) write(what string, d time.Duration) (longest time.Duration) {
+	w.t.Helper()
+	got, err := w.Write(w.t.Context(), d)
+	if err != nil {
+		w.t.Fatalf("%s: %v", what, err)
+	}
+	w.t.Logf("%s: %s", what, got)
+	return got.Longest
+}
+
+// check expects that every acknowledged write is there.
+func (w *writer) check() {
+	w.t.Helper()
+	lost, err := w.Lost(w.t.Context())
+	check(w.t, err)
+	if len(lost) > 0 {
+		w.t.Errorf("acknowledged, and lost: %v", lost)
+	}
+}

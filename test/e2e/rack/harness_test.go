@@ -1,0 +1,213 @@
+//go:build e2e
+
+// Package rack_test tests several real capstands, each on a box of its own: see package rack. Where no cluster is needed,
+// machines are real runc containers with the testinit of package host_test as PID 1.
+package rack_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/test/rack"
+)
+
+const version = "v1.36.3"
+
+var programs string // folder with capstand and testinit
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		fmt.Println("these tests create containers and networks: run them as root")
+		os.Exit(1)
+	}
+	dir, err := os.MkdirTemp("", "capstan-e2e-rack-")
+	if err == nil {
+		programs, err = dir, build(dir)
+	}
+	code := 1
+	if err != nil {
+		fmt.Println(err)
+	} else {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func build(dir string) error {
+	for name, pkg := range map[string]string{"capstand": "../../../cmd/capstand", "testinit": "../host/testinit"} {
+		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
+		}
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// get asks a testinit; each request has a connection of its own.
+func (b *box) get(address, path string, query ...string) (string, error) {
+	web := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DialContext: b.Dial, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true,
+	}}
+	values := url.Values{}
+	for i := 0; i < len(query); i += 2 {
+		values.Set(query[i], query[i+1])
+	}
+	res, err := web.Get("https://" + address + path + "?" + values.Encode())
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", res.Status, body)
+	}
+	return string(body), err
+}
+
+// box is a host of the rack, with one machine that is a stand-in.
+type box struct {
+	*rack.Box
+	t *testing.T
+}
+
+// standIns are machines that start in a second.
+func standIns(t *testing.T) rack.Software {
+	t.Helper()
+	return rack.Software{Capstand: filepath.Join(programs, "capstand"), Assets: assets(t, t.TempDir())}
+}
+
+// newRack creates boxes with running capstands, and the router between them.
+func newRack(t *testing.T, size int, s rack.Software) ([]*box, rack.Space) {
+	t.Helper()
+	made, router := rack.New(t, size, s)
+	return emptyAtTheEnd(t, made), router
+}
+
+// emptyAtTheEnd lets the test fail if it leaves anything on a box.
+func emptyAtTheEnd(t *testing.T, made []*rack.Box) (boxes []*box) {
+	for _, m := range made {
+		b := &box{m, t}
+		boxes = append(boxes, b)
+		t.Cleanup(b.cleanUp)
+	}
+	return boxes
+}
+
+// assets creates an assets folder with testinit as capstan-init and the real runc.
+func assets(t *testing.T, dir string) string {
+	t.Helper()
+	bin, err := filepath.Abs("../../../bin")
+	check(t, err)
+	for to, from := range map[string]string{
+		"capstan-init":                       filepath.Join(programs, "testinit"),
+		"node/bin/runc":                      filepath.Join(bin, "node/bin/runc"),
+		"kubernetes/" + version + "/kubelet": filepath.Join(programs, "testinit"), // Only its presence counts.
+	} {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatalf("%v; run `make build` first", err)
+		}
+		path := filepath.Join(dir, "assets", to)
+		check(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		check(t, os.WriteFile(path, data, 0o755))
+	}
+	return filepath.Join(dir, "assets")
+}
+
+func (b *box) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), rack.Patience)
+	b.t.Cleanup(cancel)
+	return ctx
+}
+
+// The cluster of the rack.
+const (
+	clusterID = "e2e-rack"
+	machines  = "10.231.16."
+)
+
+func (b *box) address() string { return fmt.Sprint(machines, 9+b.Number) }
+func (b *box) name() string    { return fmt.Sprint("rack-", b.Number) }
+
+func (b *box) network() *hostpb.Network {
+	return &hostpb.Network{
+		Id: clusterID, Namespace: "default", Name: "rack", Cidr: machines + "0/24",
+		Overlay: &hostpb.Overlay{Vni: 70001, Address: b.Tunnel(), Mtu: 1450},
+	}
+}
+
+func (b *box) machine() *hostpb.MachineSpec {
+	return &hostpb.MachineSpec{
+		Id: fmt.Sprint(clusterID, "-", b.Number), Namespace: "default", Name: b.name(), Cluster: "rack", Network: b.network(),
+		Addresses: []*hostpb.Address{{Address: b.address(), Prefix: 24}},
+		Cpus:      1, MemoryBytes: 256 << 20, DiskBytes: 64 << 20, Image: "host", KubernetesVersion: version, ProviderId: "capstan://rack",
+	}
+}
+
+// make creates the box's machine and waits until it runs.
+func (b *box) make() {
+	b.t.Helper()
+	_, err := b.EnsureNetwork(b.ctx(), b.network())
+	check(b.t, err)
+	_, err = b.EnsureMachine(b.ctx(), &hostpb.EnsureMachineRequest{Spec: b.machine(), BootstrapData: []byte("#cloud-config\n")})
+	check(b.t, err)
+	rack.Eventually(b.t, "machine "+b.name(), func() error { return b.reaches(b) })
+}
+
+// reaches returns nil if the box, as its load balancer does, connects to the machine of another one.
+func (b *box) reaches(other *box) error {
+	got, err := b.get(other.address()+":6443", "/name")
+	if err == nil && got != other.name() {
+		err = fmt.Errorf("%s answers as %q", other.address(), got)
+	}
+	return err
+}
+
+// machineReaches returns nil if the box's machine connects to an address.
+func (b *box) machineReaches(address string) error {
+	_, err := b.get(b.address()+":6443", "/dial", "to", address)
+	return err
+}
+
+// cleanUp deletes everything through capstand, and expects that the box is then as it was.
+func (b *box) cleanUp() {
+	if b.t.Failed() {
+		b.t.Logf("box %d: %s", b.Number, b.Output)
+	}
+	if !b.Runs() {
+		b.Start()
+	}
+	m := b.machine()
+	res, err := b.DeleteMachine(b.ctx(), &hostpb.DeleteMachineRequest{Id: m.Id, Namespace: m.Namespace, Name: m.Name})
+	if err != nil || !res.Done {
+		b.t.Errorf("machine %s was not deleted: %v, %v", m.Name, res, err)
+	}
+	_, err = b.DeleteLoadBalancer(b.ctx(), &hostpb.DeleteLoadBalancerRequest{Id: clusterID, Namespace: "default", Name: "rack"})
+	check(b.t, err)
+	_, err = b.DeleteNetwork(b.ctx(), &hostpb.DeleteNetworkRequest{Id: clusterID, Namespace: "default", Name: "rack"})
+	check(b.t, err)
+	if left := b.Run("ip -o link | grep -E ': (cap|cpx|cpm)' || true; nft list tables; ip route | grep -E '^(24[0-7]|10[.]231)' || true; ls /run/capstan/networks /run/capstan/netns"); left != "/run/capstan/netns:\n\n/run/capstan/networks:" {
+		b.t.Errorf("box %d has left: %s", b.Number, left)
+	}
+	b.End(syscall.SIGTERM)
+}

@@ -1,0 +1,224 @@
+//go:build e2e
+
+// Package v1beta1 contains end-to-end tests of a cluster with both contract versions, and with CRDs that are labelled
+// only for v1beta1. It needs root and the built binaries.
+package v1beta1
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	ipamv1 "capstan.dev/capstan/api/ipam/v1beta2"
+	"capstan.dev/capstan/test/e2e/harness"
+)
+
+const (
+	namespace = "default"
+	cidr      = "10.218.40.0/24"
+)
+
+var plane *harness.Plane
+
+func TestMain(m *testing.M) { os.Exit(harness.Run(m, &plane)) }
+
+// TestLife (ALL-04, IC-01, IC-02, IM-01, IM-02, IM-03, IM-04, IM-07, MP-01, MP-02, MP-03, MP-04, MP-05, MP-08, CP-05, CP-06, CP-09,
+// BC-01, BC-02, BC-03): Cluster API core creates, scales, upgrades and deletes a cluster with a machine deployment, a machine pool and
+// addresses from an IP pool. It does so through the v1beta2 contract with the labels of a release, and through the v1beta1
+// contract without the labels for v1beta2.
+func TestLife(t *testing.T) {
+	t.Run("both versions", func(t *testing.T) { life(t, "v1beta2") })
+	onlyV1Beta1(t)
+	t.Run("v1beta1 only", func(t *testing.T) { life(t, "v1beta1") })
+}
+
+// life creates, changes and deletes a cluster. contract is the version that core must use.
+func life(t *testing.T, contract string) {
+	former := harness.FormerMinor(t)
+	makePool(t)
+	t.Setenv("CAPSTAN_MACHINE_CIDR", cidr)
+	t.Setenv("CAPSTAN_CONTROL_PLANE_MEMORY", "1536Mi")
+	t.Setenv("CAPSTAN_WORKER_MEMORY", "768Mi")
+	c := plane.CreateCluster(t, namespace, "former", "--flavor", "ipam", "--workers", "0", "--kubernetes-version", former)
+	kubectl(t, "apply", "-f", writeMachinePool(t, c.Name, former))
+
+	kubectl(t, "-n", namespace, "scale", "machinedeployment", c.Name+"-md-0", "--replicas=1")
+	kubectl(t, "-n", namespace, "scale", "machinepool", c.Name+"-mp-0", "--replicas=1")
+	running(t, c, former)
+	createdIn(t, c, contract)
+	checkObjects(t, c)
+
+	version := fmt.Sprintf(`{"spec":{"version":%q}}`, harness.KubernetesVersion)
+	kubectl(t, "-n", namespace, "patch", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane", "--type=merge", "-p", version)
+	upgraded(t, c)
+	workers := fmt.Sprintf(`{"spec":{"template":%s}}`, version)
+	kubectl(t, "-n", namespace, "patch", "machinedeployment", c.Name+"-md-0", "--type=merge", "-p", workers)
+	kubectl(t, "-n", namespace, "patch", "machinepool", c.Name+"-mp-0", "--type=merge", "-p", workers)
+	running(t, c, harness.KubernetesVersion)
+
+	c.Delete(t)
+	addresses := &capiipamv1.IPAddressList{}
+	if err := plane.Client.List(t.Context(), addresses, client.InNamespace(namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if len(addresses.Items) > 0 {
+		t.Errorf("%d addresses are still allocated", len(addresses.Items))
+	}
+}
+
+func kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := harness.Command(t.Context(), nil, harness.Kubectl(), append([]string{"--kubeconfig", filepath.Join(plane.Root, "admin.kubeconfig")}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// onlyV1Beta1 removes the label for v1beta2 from the CRDs that serve v1beta1, so that core finds no newer contract.
+func onlyV1Beta1(t *testing.T) {
+	t.Helper()
+	labelled := 0
+	for crd := range strings.FieldsSeq(kubectl(t, "get", "crd", "-l", "cluster.x-k8s.io/v1beta1=v1beta1", "-o", "name")) {
+		if strings.HasSuffix(crd, ".capstan.dev") {
+			kubectl(t, "label", crd, "cluster.x-k8s.io/v1beta2-")
+			labelled++
+		}
+	}
+	if labelled != 10 {
+		t.Fatalf("%d CRDs are labelled for v1beta1, want 10", labelled)
+	}
+}
+
+func makePool(t *testing.T) {
+	t.Helper()
+	pool := &ipamv1.CapstanIPPool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"},
+		Spec: ipamv1.CapstanIPPoolSpec{Subnets: []ipamv1.Subnet{{
+			CIDR: cidr, Gateway: "10.218.40.1", Ranges: []ipamv1.AddressRange{"10.218.40.10-10.218.40.29"},
+		}}},
+	}
+	// The pool of the previous part may still exist.
+	harness.Eventually(t, "the pool", time.Minute, func(ctx context.Context) error { return plane.Client.Create(ctx, pool) })
+	t.Cleanup(func() {
+		if err := plane.Client.Delete(context.WithoutCancel(t.Context()), pool); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// writeMachinePool returns a file with an empty machine pool, in v1beta1 for Capstan's kinds.
+func writeMachinePool(t *testing.T, cluster, version string) string {
+	t.Helper()
+	manifests := strings.NewReplacer("CLUSTER", cluster, "VERSION", version).Replace(`
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachinePool
+metadata: {name: CLUSTER-mp-0, namespace: default}
+spec:
+  clusterName: CLUSTER
+  replicas: 0
+  template:
+    spec:
+      clusterName: CLUSTER
+      version: VERSION
+      bootstrap:
+        configRef: {apiGroup: bootstrap.capstan.dev, kind: CapstanConfig, name: CLUSTER-mp-0}
+      infrastructureRef: {apiGroup: infrastructure.capstan.dev, kind: CapstanMachinePool, name: CLUSTER-mp-0}
+---
+apiVersion: infrastructure.capstan.dev/v1beta1
+kind: CapstanMachinePool
+metadata: {name: CLUSTER-mp-0, namespace: default}
+spec:
+  machineTemplate:
+    spec:
+      memory: 768Mi
+      network:
+        addressesFromPools:
+        - {apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: machines}
+---
+apiVersion: bootstrap.capstan.dev/v1beta1
+kind: CapstanConfig
+metadata: {name: CLUSTER-mp-0, namespace: default}
+spec: {}
+`)
+	file := filepath.Join(t.TempDir(), "machinepool.yaml")
+	if err := os.WriteFile(file, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// running waits until the control plane and both workers have a version, and Cluster API reports the cluster as
+// available.
+func running(t *testing.T, c *harness.Cluster, version string) {
+	t.Helper()
+	harness.Eventually(t, "three Nodes of "+version, 6*time.Minute, func(ctx context.Context) error {
+		if err := c.NodesReady(ctx, 3); err != nil {
+			return err
+		}
+		nodes := &corev1.NodeList{}
+		if err := c.Client.List(ctx, nodes); err != nil {
+			return err
+		}
+		for _, node := range nodes.Items {
+			if got := node.Status.NodeInfo.KubeletVersion; got != version {
+				return fmt.Errorf("%s has %s", node.Name, got)
+			}
+		}
+		return nil
+	})
+	harness.Eventually(t, "an available Cluster", time.Minute, func(ctx context.Context) error {
+		cluster := &clusterv1.Cluster{}
+		if err := plane.Client.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: c.Name}, cluster); err != nil {
+			return err
+		}
+		if !conditions.IsTrue(cluster, clusterv1.AvailableCondition) {
+			return fmt.Errorf("conditions: %v", cluster.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// upgraded waits until the control plane has only machines of the new version.
+func upgraded(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	harness.Eventually(t, "the upgraded control plane", 6*time.Minute, func(context.Context) error {
+		status := kubectl(t, "-n", namespace, "get", "capstancontrolplanes.v1beta1.controlplane.capstan.dev", c.Name+"-control-plane",
+			"-o", "jsonpath={.status.version} {.status.ready} {.status.replicas} {.status.updatedReplicas} {.status.unavailableReplicas}")
+		if want := harness.KubernetesVersion + " true 1 1 0"; status != want {
+			return fmt.Errorf("status is %q, want %q", status, want)
+		}
+		return nil
+	})
+}
+
+// createdIn checks the contract version in which core created the CapstanMachine of the deployment.
+func createdIn(t *testing.T, c *harness.Cluster, contract string) {
+	t.Helper()
+	machines := c.Machines(t)
+	if !slices.ContainsFunc(machines, func(m infrav1.CapstanMachine) bool {
+		return slices.ContainsFunc(m.ManagedFields, func(f metav1.ManagedFieldsEntry) bool {
+			return strings.HasPrefix(f.Manager, "capi-") && f.APIVersion == "infrastructure.capstan.dev/"+contract
+		})
+	}) {
+		for _, m := range machines {
+			for _, f := range m.ManagedFields {
+				t.Logf("%s: %s wrote %s", m.Name, f.Manager, f.APIVersion)
+			}
+		}
+		t.Errorf("core wrote no CapstanMachine in %s", contract)
+	}
+}
