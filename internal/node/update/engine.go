@@ -11,6 +11,7 @@ package update
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -40,6 +41,9 @@ type plan struct {
 	undo    []step
 	// forget removes what only an unfinished update needs. It comes after the result was recorded.
 	forget func() error
+	// running returns an error if the machine ends. Its processes die one after the other, so a step can fail because
+	// another process is already dead, before the engine itself is killed.
+	running func(context.Context) error
 }
 
 // engine carries out a plan.
@@ -64,11 +68,11 @@ func (e *engine) run(ctx context.Context, id string) error {
 	}
 	if !j.undoing() {
 		err := e.do(ctx, j, e.plan.steps, &j.Done)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if err == nil {
 			return e.end(j, machineapi.UpdateSucceeded, "")
+		}
+		if interrupted := e.interrupted(ctx); interrupted != nil {
+			return errors.Join(interrupted, err)
 		}
 		e.log.Error("The update failed and is rolled back", "step", j.Step, "error", err)
 		if !e.changed(j) {
@@ -77,13 +81,25 @@ func (e *engine) run(ctx context.Context, id string) error {
 		j.Cause, j.Attempts = bounded(fmt.Sprintf("step %q failed: %v", j.Step, err)), 1
 	}
 	err = e.do(ctx, j, e.plan.undo, &j.Undone)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
 	if err != nil {
+		if interrupted := e.interrupted(ctx); interrupted != nil {
+			return errors.Join(interrupted, err)
+		}
 		return e.end(j, machineapi.UpdateFailed, fmt.Sprintf("the rollback failed in step %q: %v; it became necessary because %s", j.Step, err, j.Cause))
 	}
 	return e.end(j, machineapi.UpdateRolledBack, j.Cause)
+}
+
+// interrupted returns an error if a failure does not count, because the engine or the machine ends. The next process repeats
+// the step.
+func (e *engine) interrupted(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := e.plan.running(ctx); err != nil {
+		return fmt.Errorf("the machine ends, so the step counts as interrupted: %w", err)
+	}
+	return nil
 }
 
 // changed returns whether a step that changes the machine has begun.

@@ -15,7 +15,10 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 )
 
-var errKilled = errors.New("killed")
+var (
+	errKilled = errors.New("killed")
+	errEnding = errors.New("PID 1 does not answer")
+)
 
 // world is a machine with three steps that change values in a file each, and a copy of them.
 type world struct {
@@ -24,6 +27,8 @@ type world struct {
 	// dieAt is the place where the process is killed: "before X", "in X" or "after X"; deaths counts them.
 	dieAt  string
 	deaths int
+	// machineDies is true if PID 1 dies first: the engine sees an error before it is killed. ending is true from then on.
+	machineDies, ending bool
 	// fail is the name of a step that returns an error.
 	fail   string
 	ran    []string
@@ -61,7 +66,11 @@ func (w *world) die(place string) error {
 		return nil
 	}
 	w.deaths--
-	w.cancel()
+	if w.machineDies {
+		w.ending = true
+	} else {
+		w.cancel()
+	}
 	return errKilled
 }
 
@@ -105,7 +114,15 @@ func (w *world) plan() plan {
 		changes: "one",
 		undo:    []step{w.step("restore", func() error { return w.snapshot().restore() }), w.step("healthy", func() error { return nil })},
 		forget:  func() error { return w.snapshot().remove() },
+		running: w.running,
 	}
+}
+
+func (w *world) running(context.Context) error {
+	if w.ending {
+		return errEnding
+	}
+	return nil
 }
 
 func (w *world) journal() string { return filepath.Join(w.dir, "journal.json") }
@@ -114,7 +131,7 @@ func (w *world) journal() string { return filepath.Join(w.dir, "journal.json") }
 func (w *world) process(id string) error {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
-	w.cancel = cancel
+	w.cancel, w.ending = cancel, false
 	return (&engine{path: w.journal(), plan: w.plan(), log: slog.New(slog.DiscardHandler)}).run(ctx, id)
 }
 
@@ -128,7 +145,7 @@ func (w *world) run(id string) *journal {
 				w.t.Fatal(err)
 			}
 			return j
-		} else if !errors.Is(err, context.Canceled) {
+		} else if !errors.Is(err, context.Canceled) && !errors.Is(err, errEnding) {
 			w.t.Fatal(err)
 		}
 	}
@@ -143,14 +160,14 @@ func places(steps ...string) (all []string) {
 	return append(all, "nowhere")
 }
 
-// A process that is killed anywhere is continued by the next one, and no finished step runs again.
+// A process that is killed anywhere, alone or with its machine, is continued by the next one, and no finished step runs again.
 func TestKilledAnywhere(t *testing.T) {
 	for _, place := range places("check", "save", "one", "two", "three") {
-		for _, deaths := range []int{2} {
-			t.Run(fmt.Sprintf("%d times %s", deaths, place), func(t *testing.T) {
+		for _, machineDies := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, machine dies %v", place, machineDies), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
-				w.dieAt, w.deaths = place, deaths
+				w.dieAt, w.deaths, w.machineDies = place, 2, machineDies
 				j := w.run("u")
 				for _, s := range w.plan().steps {
 					runs := len(slices.DeleteFunc(slices.Clone(w.ran), func(name string) bool { return name != s.name }))
@@ -177,15 +194,17 @@ func TestKilledAnywhere(t *testing.T) {
 func TestRollbackKilledAnywhere(t *testing.T) {
 	for _, fail := range []string{"one", "two", "three"} {
 		for _, place := range places("save", "one", "two", "three", "restore", "healthy") {
-			t.Run(fail+" fails, killed "+place, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t)
-				w.fail, w.dieAt, w.deaths = fail, place, 2
-				j := w.run("u")
-				if j.Phase != machineapi.UpdateRolledBack || w.files() != "old old old" || !strings.Contains(j.Message, `step "`+fail+`" failed: does not work`) {
-					t.Errorf("%s %q, files %s", j.Phase, j.Message, w.files())
-				}
-			})
+			for _, machineDies := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s fails, killed %s, machine dies %v", fail, place, machineDies), func(t *testing.T) {
+					t.Parallel()
+					w := newWorld(t)
+					w.fail, w.dieAt, w.deaths, w.machineDies = fail, place, 2, machineDies
+					j := w.run("u")
+					if j.Phase != machineapi.UpdateRolledBack || w.files() != "old old old" || !strings.Contains(j.Message, `step "`+fail+`" failed: does not work`) {
+						t.Errorf("%s %q, files %s", j.Phase, j.Message, w.files())
+					}
+				})
+			}
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/bootstrap"
 	"capstan.dev/capstan/internal/node/cloudconfig"
+	"capstan.dev/capstan/internal/node/initapi"
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 	"capstan.dev/capstan/internal/node/provision"
@@ -106,8 +107,20 @@ func (u *updater) plan() plan {
 			{"restart services", u.reload},
 			{"verify the previous version", u.verify},
 		},
-		forget: u.forget,
+		forget:  u.forget,
+		running: initRuns,
 	}
+}
+
+// statusTimeout bounds the answer of PID 1, which answers at once unless the host is very busy.
+const statusTimeout = 30 * time.Second
+
+// initRuns returns an error if PID 1 does not answer.
+func initRuns(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	_, err := initapi.NewClient(initapi.Socket).Status(ctx)
+	return err
 }
 
 // data returns the cloud-config of the update; it is empty if capstand has passed none.
