@@ -271,11 +271,14 @@ func (c *Care) do(ctx context.Context, v view, a action) error {
 			err = nil
 		}
 		if err == nil {
-			c.compacted = v.now
+			c.compacted, c.compactedRevision = v.now, a.member.Revision
 		}
 	case actDefragment:
 		c.defragments[a.member.ID] = v.now
 		_, err = c.remote[a.member.ClientURLs[0]].Defragment(ctx, a.member.ClientURLs[0])
+		if err != nil { // The next compaction repeats a defragmentation for space.
+			c.compactedRevision = 0
+		}
 	case actDisarm:
 		_, err = c.local.AlarmDisarm(ctx, &clientv3.AlarmMember{MemberID: a.member.ID, Alarm: etcdserverpb.AlarmType_NOSPACE})
 	case actNone:

@@ -25,9 +25,8 @@ const (
 	// defragEvery, because etcd serves no requests meanwhile.
 	defragWaste = 128 << 20
 	defragEvery = time.Hour
-	// A member that is out of space is defragmented in any case. Its alarm is disarmed when a fifth of the quota is free.
-	defragWasteFull = 1 << 20
-	spaceRegained   = 0.8
+	// The alarm of a member that ran out of space is disarmed when a fifth of the quota is free.
+	spaceRegained = 0.8
 	// compactEvery is the period of compactions while there is no space, because the API server cannot compact then.
 	compactEvery = time.Minute
 
@@ -55,8 +54,10 @@ type memory struct {
 	// failing contains the times since when members do not answer.
 	failing     map[uint64]time.Time
 	defragments map[uint64]time.Time
-	compacted   time.Time
-	led         time.Time
+	// compacted is the time of the last compaction for space, compactedRevision its revision.
+	compacted         time.Time
+	compactedRevision int64
+	led               time.Time
 	// busySince is the time since when a change is in progress.
 	busySince time.Time
 }
@@ -276,19 +277,20 @@ func promote(v view) action {
 	return action{}
 }
 
-// mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm.
+// mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm. Each
+// compaction of a new revision is followed by one defragmentation, whatever size is in use: etcd counts the pages that a
+// compaction frees only after the next write, and it refuses writes.
 func mendSpace(v view) action {
 	for _, m := range v.members {
 		if !slices.Contains(m.Alarms, alarmNoSpace) || m.Err != nil || m.Quota == 0 {
 			continue
 		}
-		limit := int64(spaceRegained * float64(m.Quota))
 		switch {
-		case v.now.Sub(v.compacted) >= compactEvery:
+		case m.Revision > v.compactedRevision && v.now.Sub(v.compacted) >= compactEvery:
 			return action{actCompact, m, "it has no space"}
-		case m.Size-m.InUse >= defragWasteFull && m.InUse <= limit:
+		case v.defragments[m.ID].Before(v.compacted):
 			return action{actDefragment, m, "it has no space"}
-		case m.Size <= limit:
+		case m.Size <= int64(spaceRegained*float64(m.Quota)):
 			return action{actDisarm, m, "it has space again"}
 		}
 	}

@@ -66,7 +66,7 @@ const (
 func TestDecide(t *testing.T) {
 	a, b, c := voter(1, "a"), voter(2, "b"), voter(3, "c")
 	full := func(m Member) Member {
-		return with(m, func(m *Member) { m.Alarms = []string{alarmNoSpace}; m.Quota = m.Size })
+		return with(m, func(m *Member) { m.Alarms, m.Quota, m.Revision = []string{alarmNoSpace}, m.Size, 100 })
 	}
 	wasteful := func(m Member) Member { return with(m, func(m *Member) { m.Size, m.InUse = 400<<20, 100<<20 }) }
 	for _, test := range []struct {
@@ -120,17 +120,21 @@ func TestDecide(t *testing.T) {
 		{"no defragmentation beside a learner", viewOf([]Member{wasteful(a), dead(learner(b))}), nil, ""},
 		{"no defragmentation beside an unhealthy member", viewOf([]Member{wasteful(a), b, dead(c)}), nil, ""},
 		{"out of space: compact the history first", viewOf([]Member{full(a), b, c}), nil, "compact history a"},
-		{"out of space: defragment after the compaction", viewOf([]Member{full(a), b, c}), func(v *view) { v.compacted = noon.Add(-time.Second) }, "defragment a"},
-		{
-			"space is free again: disarm the alarm", viewOf([]Member{full(a), b, c}),
-			func(v *view) {
-				v.compacted, v.members[0].InUse, v.members[0].Quota = noon, v.members[0].Size, 2*v.members[0].Size
-			}, "disarm alarm a",
-		},
-		{
-			"out of space: nothing can be freed", viewOf([]Member{full(a), b, c}),
-			func(v *view) { v.members[0].InUse, v.compacted = v.members[0].Size, noon.Add(-time.Second) }, "",
-		},
+		{"out of space: defragment after the compaction, whatever is in use", viewOf([]Member{full(a), b, c}), func(v *view) {
+			v.members[0].InUse, v.compacted, v.compactedRevision, v.defragments[1] = v.members[0].Size, noon.Add(-time.Second), 100, noon.Add(-time.Hour)
+		}, "defragment a"},
+		{"space is free again: disarm the alarm", viewOf([]Member{full(a), b, c}), func(v *view) {
+			v.compacted, v.compactedRevision, v.defragments[1], v.members[0].Quota = noon.Add(-time.Second), 100, noon, 2*v.members[0].Size
+		}, "disarm alarm a"},
+		{"out of space: nothing can be freed", viewOf([]Member{full(a), b, c}), func(v *view) {
+			v.compacted, v.compactedRevision, v.defragments[1] = noon.Add(-time.Hour), 100, noon
+		}, ""},
+		{"out of space: objects were deleted since", viewOf([]Member{full(a), b, c}), func(v *view) {
+			v.compacted, v.compactedRevision, v.defragments[1] = noon.Add(-compactEvery), 99, noon
+		}, "compact history a"},
+		{"out of space: no second compaction at once", viewOf([]Member{full(a), b, c}), func(v *view) {
+			v.compacted, v.compactedRevision, v.defragments[1] = noon.Add(-time.Second), 99, noon
+		}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.change != nil {

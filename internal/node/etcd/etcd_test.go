@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -151,7 +150,7 @@ func (m *process) care() {
 	must(m.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	objects, forget := m.objects.watch()
-	care := &Care{Name: m.name, Endpoint: m.client, TLS: config, Objects: objects, Log: quiet}
+	care := &Care{Name: m.name, Endpoint: m.client, TLS: config, Objects: objects, Log: m.log()}
 	done := make(chan error, 1)
 	go func() { done <- care.Run(ctx) }()
 	m.t.Cleanup(func() {
@@ -161,7 +160,10 @@ func (m *process) care() {
 	})
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+// log writes to the output of the test, which go test shows if the test fails.
+func (m *process) log() *slog.Logger {
+	return slog.New(slog.NewTextHandler(m.t.Output(), nil)).With("agent", m.name)
+}
 
 // joining returns the Joining that `node up` uses on the member's machine.
 func (m *process) joining(others ...*process) Joining {
@@ -172,7 +174,7 @@ func (m *process) joining(others ...*process) Joining {
 		endpoints = append(endpoints, o.client)
 	}
 	return Joining{
-		Name: m.name, PeerURL: m.peer, DataDir: m.data, Endpoints: endpoints, Local: m.client, TLS: config, Log: quiet,
+		Name: m.name, PeerURL: m.peer, DataDir: m.data, Endpoints: endpoints, Local: m.client, TLS: config, Log: m.log(),
 		Start:   func(_ context.Context, cluster string) error { return m.start(cluster, "existing") },
 		Restart: func(context.Context) error { return m.again() },
 		Wanted:  func(context.Context) error { return m.announce() },

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -60,7 +61,7 @@ func TestObjects(t *testing.T) {
 	v := viewOf([]Member{a}, objects.List()["a"])
 	must(t, objects.ApplyStatus(ctx, "a", v.status(objects.List()["a"])))
 	expires := metav1.NewTime(time.Now().Add(time.Hour).UTC().Truncate(time.Second))
-	self := &Self{Name: "a", Client: dynamicClient, Log: quiet, expires: &expires, Stop: func(context.Context, string) error { return nil }}
+	self := &Self{Name: "a", Client: dynamicClient, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), expires: &expires, Stop: func(context.Context, string) error { return nil }}
 	must(t, self.look(ctx, objects.List()["a"]))
 	eventually(t, func() error {
 		return seen(objects, func(m etcdv1.EtcdMember) bool {
