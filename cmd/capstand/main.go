@@ -50,6 +50,7 @@ type options struct {
 	listen                     string
 	absence, confirmTimeout    time.Duration
 	tls                        credentials.Server
+	metrics                    metricsOptions
 }
 
 func command(log *slog.Logger) *cobra.Command {
@@ -73,6 +74,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f.StringVar(&o.socketGroup, "socket-group", "", "group, name or number, that can also connect (mode 0660)")
 	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: root)")
 	o.addListenFlags(f)
+	o.metrics.addFlags(f)
 	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that machines cannot use: for the host itself and the management plane")
 	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free disk space below which the host accepts no new machine")
 	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
@@ -96,11 +98,16 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if o.root = config.Root; o.listen != "" {
 		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
 	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	h, err := host.New(ctx, config, log)
 	if err != nil {
 		return err
 	}
-	err = o.serve(ctx, socket, h, log)
+	if err = o.serveMetrics(ctx, h.Metrics(), log); err == nil {
+		err = o.serve(ctx, socket, h, log)
+	}
+	end()
 	h.Wait()
 	log.Info("capstand ends. Machines and load balancers continue")
 	return err

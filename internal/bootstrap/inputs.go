@@ -8,7 +8,6 @@ import (
 	"path"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 	kubeadmv1 "sigs.k8s.io/cluster-api/api/bootstrap/kubeadm/v1beta2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -19,6 +18,7 @@ import (
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/render"
+	"capstan.dev/capstan/internal/contentsource"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
@@ -263,42 +263,27 @@ func (r *Reconciler) references(ctx context.Context, config *bootstrapv1.Capstan
 	secretKeys, configMapKeys := render.References(config.Spec)
 	secrets, configMaps := map[bootstrapv1.SecretKeyReference][]byte{}, map[bootstrapv1.ConfigMapKeyReference][]byte{}
 	for _, ref := range secretKeys {
-		s := &corev1.Secret{}
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: ref.Name}, s)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, nil, err
-		}
-		content, ok := s.Data[ref.Key]
-		if !ok {
-			return nil, nil, missingKey("secret", ref.Name, ref.Key, err)
+		content, err := contentsource.Secret(ctx, r.Client, config.Namespace, ref)
+		if err != nil {
+			return nil, nil, missingReference(err)
 		}
 		secrets[ref] = content
 	}
 	for _, ref := range configMapKeys {
-		m := &corev1.ConfigMap{}
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: ref.Name}, m)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, nil, err
-		}
-		text, ok := m.Data[ref.Key]
-		content, binary := m.BinaryData[ref.Key]
-		switch {
-		case ok:
-			content = []byte(text)
-		case !binary:
-			return nil, nil, missingKey("ConfigMap", ref.Name, ref.Key, err)
+		content, err := contentsource.ConfigMap(ctx, r.Client, config.Namespace, ref)
+		if err != nil {
+			return nil, nil, missingReference(err)
 		}
 		configMaps[ref] = content
 	}
 	return secrets, configMaps, nil
 }
 
-func missingKey(kind, name, key string, err error) error {
-	what := fmt.Sprintf("the %s %s does not exist", kind, name)
-	if !apierrors.IsNotFound(err) {
-		what = fmt.Sprintf("the %s %s has no key %q", kind, name, key)
+func missingReference(err error) error {
+	if missing := (*contentsource.MissingError)(nil); errors.As(err, &missing) {
+		return &notYet{reason: bootstrapv1.SecretMissingReason, message: missing.Error() + ", which the spec references", unseen: true}
 	}
-	return &notYet{reason: bootstrapv1.SecretMissingReason, message: what + ", which the spec references", unseen: true}
+	return err
 }
 
 func asNotYet(err error) (*notYet, bool) {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
+	"capstan.dev/capstan/internal/contentsource"
 	"capstan.dev/capstan/internal/manifest"
 )
 
@@ -118,30 +119,13 @@ func shortened(err error) error {
 
 // content reads the documents of a manifest.
 func (r *creation) content(ctx context.Context, namespace string, m controlplanev1.Manifest) ([]byte, error) {
-	from := m.ContentFrom
-	switch {
+	switch from := m.ContentFrom; {
 	case from.Secret.Name != "":
-		object := &corev1.Secret{}
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: from.Secret.Name}, object)
-		content, found := object.Data[from.Secret.Key]
-		return content, missing("secret", from.Secret.Name, from.Secret.Key, found, err)
+		return contentsource.Secret(ctx, r.Client, namespace, from.Secret)
 	case from.ConfigMap.Name != "":
-		object := &corev1.ConfigMap{}
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: from.ConfigMap.Name}, object)
-		content, found := object.Data[from.ConfigMap.Key]
-		return []byte(content), missing("ConfigMap", from.ConfigMap.Name, from.ConfigMap.Key, found, err)
+		return contentsource.ConfigMap(ctx, r.Client, namespace, from.ConfigMap)
 	}
 	return []byte(m.Content), nil
-}
-
-func missing(kind, name, key string, found bool, err error) error {
-	switch {
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("the %s %s does not exist", kind, name)
-	case err == nil && !found:
-		return fmt.Errorf("the %s %s has no key %q", kind, name, key)
-	}
-	return err
 }
 
 // parseManifest reads the objects of a manifest. Errors do not quote it.

@@ -80,6 +80,7 @@ var _ hostpb.HostServer = (*Host)(nil)
 
 // newHost connects the registries, which are empty.
 func newHost(p *platform) *Host {
+	p.startSeconds = newStartSeconds()
 	ns := &networks{platform: p, byID: map[string]*hostpb.Network{}}
 	h := &Host{
 		platform: p, networks: ns,

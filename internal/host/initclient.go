@@ -11,25 +11,30 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/unixsocket"
 	"capstan.dev/capstan/internal/machineapi"
 )
 
 const (
-	// maxCertificates and maxCertificateName bound the report of a machine, because its users may have replaced PID 1.
-	maxCertificates    = 64
-	maxCertificateName = 128
+	// The bounds of the report of a machine, because its users may have replaced PID 1. Lengths are in bytes.
+	maxCertificates = 64
+	maxServices     = 64
+	maxName         = 128
+	maxMessage      = 4096
 )
+
+// usable reports whether a name of a report can be a label.
+func usable(name string) bool { return name != "" && len(name) <= maxName && utf8.ValidString(name) }
 
 // certificateStatuses converts the certificates that a machine reports. It omits names that are too long for a label.
 func certificateStatuses(s machineapi.Status) []*hostpb.CertificateStatus {
 	var all []*hostpb.CertificateStatus
 	for _, c := range s.Certificates[:min(len(s.Certificates), maxCertificates)] {
-		if c.Name == "" || len(c.Name) > maxCertificateName || !utf8.ValidString(c.Name) {
+		if !usable(c.Name) {
 			continue
 		}
 		all = append(all, &hostpb.CertificateStatus{Name: c.Name, NotBefore: timestamppb.New(c.NotBefore), NotAfter: timestamppb.New(c.NotAfter)})
@@ -45,13 +50,16 @@ var bootstrapStates = map[machineapi.Bootstrap]hostpb.MachineStatus_Bootstrap{
 	machineapi.Failed:    hostpb.MachineStatus_BOOTSTRAP_FAILED,
 }
 
-// serviceStatuses converts the services that a machine reports.
+// serviceStatuses converts the services that a machine reports. It omits names that are too long for a label.
 func serviceStatuses(s machineapi.Status) []*hostpb.ServiceStatus {
 	var all []*hostpb.ServiceStatus
-	for _, service := range s.Services {
+	for _, service := range s.Services[:min(len(s.Services), maxServices)] {
+		if !usable(service.Name) {
+			continue
+		}
 		all = append(all, &hostpb.ServiceStatus{
-			Name: service.Name, State: string(service.State), Restarts: service.Restarts,
-			Message: service.Message, Pid: service.PID,
+			Name: service.Name, State: oneLine(string(service.State), maxName), Restarts: service.Restarts,
+			Message: oneLine(service.Message, maxMessage), Pid: service.PID,
 		})
 	}
 	return all
@@ -89,7 +97,9 @@ func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) e
 	defer func() { _ = dir.Close() }()
 	transport := &http.Transport{
 		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dialInit(ctx, dir) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return unixsocket.Dial(ctx, dir, "init.sock")
+		},
 	}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://init/v1/status?watch=true", nil)
@@ -111,16 +121,4 @@ func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) e
 		f(s)
 	}
 	return lines.Err()
-}
-
-// dialInit connects to init's socket. It opens the socket's file first, and connects through the descriptor: the path of a
-// socket is limited to 107 characters, and the machine may have replaced the file by a link to a socket of the host.
-func dialInit(ctx context.Context, dir *os.File) (net.Conn, error) {
-	fd, err := unix.Openat(int(dir.Fd()), "init.sock", unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("opening the socket of capstan-init: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", fd))
 }

@@ -80,7 +80,7 @@ func TestWatchInit(t *testing.T) {
 func TestInitCertificates(t *testing.T) {
 	at := time.Unix(7, 0)
 	var claimed []machineapi.Certificate
-	for _, name := range []string{"apiserver", "", strings.Repeat("a", maxCertificateName+1), "\xff", "clients/kube-proxy"} {
+	for _, name := range []string{"apiserver", "", strings.Repeat("a", maxName+1), "\xff", "clients/kube-proxy"} {
 		claimed = append(claimed, machineapi.Certificate{Name: name, NotBefore: at, NotAfter: at.Add(time.Hour)})
 	}
 	got := certificateStatuses(machineapi.Status{Certificates: claimed})
@@ -91,6 +91,23 @@ func TestInitCertificates(t *testing.T) {
 		claimed = append(claimed, machineapi.Certificate{Name: "more"})
 	}
 	if got := certificateStatuses(machineapi.Status{Certificates: claimed}); len(got) > maxCertificates {
+		t.Errorf("accepted %d", len(got))
+	}
+}
+
+// The same holds for its services.
+func TestInitServices(t *testing.T) {
+	claimed := []machineapi.Service{
+		{Name: "etcd", State: machineapi.StateReady, Message: "one\ntwo" + strings.Repeat("x", maxMessage)}, {Name: ""}, {Name: strings.Repeat("a", maxName+1)},
+	}
+	got := serviceStatuses(machineapi.Status{Services: claimed})
+	if len(got) != 1 || got[0].Name != "etcd" || got[0].State != "ready" || len(got[0].Message) != maxMessage || !strings.HasPrefix(got[0].Message, "one two") {
+		t.Errorf("accepted %v", got)
+	}
+	for range 2 * maxServices {
+		claimed = append(claimed, machineapi.Service{Name: "more"})
+	}
+	if got := serviceStatuses(machineapi.Status{Services: claimed}); len(got) > maxServices {
 		t.Errorf("accepted %d", len(got))
 	}
 }

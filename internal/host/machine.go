@@ -405,6 +405,7 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	// The end of capstand does not interrupt a start.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
 	defer cancel()
+	begun := time.Now()
 	if err := m.clear(ctx); err != nil {
 		return nil, err
 	}
@@ -434,6 +435,7 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 		err = errors.New("PID 1 ended right after its start; read the log `init` of the machine")
 	}
 	if err == nil {
+		m.host.startSeconds.Observe(time.Since(begun).Seconds())
 		m.log.Info("Machine started", "pid", pid1.PID)
 	}
 	return pid1, err
@@ -520,17 +522,17 @@ func (m *machine) died() time.Duration {
 func (m *machine) heard(life context.Context, s machineapi.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	state := bootstrapStates[s.Bootstrap]
+	state, message := bootstrapStates[s.Bootstrap], oneLine(s.BootstrapMessage, maxMessage)
 	m.hearUpdate(s)
 	m.publish(func(status *hostpb.MachineStatus) {
 		status.Services, status.Certificates = serviceStatuses(s), certificateStatuses(s)
 		if !m.state.bootstrapped() { // Later starts have no bootstrap data and report no bootstrap.
-			status.Bootstrap, status.BootstrapMessage = state, s.BootstrapMessage
+			status.Bootstrap, status.BootstrapMessage = state, message
 		}
 	})
 	final := state == hostpb.MachineStatus_SUCCEEDED || state == hostpb.MachineStatus_BOOTSTRAP_FAILED
 	if final && !m.state.bootstrapped() {
-		m.state.Bootstrap, m.state.BootstrapMessage, m.unsynced = state, s.BootstrapMessage, true
+		m.state.Bootstrap, m.state.BootstrapMessage, m.unsynced = state, message, true
 		m.host.running.Go(func() { m.recordBootstrap(life) })
 	}
 }

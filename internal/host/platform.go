@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/events"
@@ -33,6 +35,7 @@ type platform struct {
 	broadcaster  *events.Broadcaster
 	contacts     *contacts
 	fence        *fencing.Fence // nil in some tests
+	startSeconds prometheus.Histogram
 
 	// running counts the goroutines of machines, load balancers, the firewall and the trash.
 	running sync.WaitGroup

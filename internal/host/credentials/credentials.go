@@ -96,19 +96,28 @@ func In(dir string) Server {
 	return Server{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), ClientCA: filepath.Join(dir, "ca.crt")}
 }
 
-// Transport returns mutual TLS with the files. It reads them at each handshake, so that certificates can be renewed without
-// a restart. While they are unusable, for example half-written, the last good ones stay in use. It calls warn with the
-// reason, and with the refusal of a client that the right authority has signed.
+// Transport returns mutual TLS for gRPC, as Config.
 func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, error) {
-	last, err := s.load(warn)
+	config, err := s.Config("h2", warn)
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// Config returns mutual TLS with the files for an application protocol. It reads the files at each handshake, so that certificates
+// can be renewed without a restart. While they are unusable, for example half-written, the last good ones stay in use. It calls warn
+// with the reason, and with the refusal of a client that the right authority has signed.
+func (s Server) Config(protocol string, warn func(error)) (*tls.Config, error) {
+	last, err := s.load(protocol, warn)
 	if err != nil {
 		return nil, fmt.Errorf("%w: join a management cluster with `capstan host join`, or make them with `capstan host credentials`", err)
 	}
 	var mu sync.Mutex
-	return credentials.NewTLS(&tls.Config{
+	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			config, err := s.load(warn)
+			config, err := s.load(protocol, warn)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -118,10 +127,10 @@ func (s Server) Transport(warn func(error)) (credentials.TransportCredentials, e
 			last = config
 			return config, nil
 		},
-	}), nil
+	}, nil
 }
 
-func (s Server) load(warn func(error)) (*tls.Config, error) {
+func (s Server) load(protocol string, warn func(error)) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(s.Cert, s.Key)
 	if err != nil {
 		return nil, fmt.Errorf("expected a certificate in %s and its key in %s: %w", s.Cert, s.Key, err)
@@ -132,7 +141,7 @@ func (s Server) load(warn func(error)) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
-		NextProtos:   []string{"h2"},
+		NextProtos:   []string{protocol},
 		Certificates: []tls.Certificate{pair},
 		ClientAuth:   tls.RequireAndVerifyClientCert,
 		ClientCAs:    roots,

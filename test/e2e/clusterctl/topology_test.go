@@ -38,6 +38,10 @@ func TestTopology(t *testing.T) {
 	t.Cleanup(func() { c.Delete(t) })
 
 	t.Run("an unknown variable is named", func(t *testing.T) {
+		// Core checks the variables of a Cluster at admission only after it has reconciled those of the class.
+		class := slices.DeleteFunc(strings.Split(manifests, "\n---\n"), func(m string) bool { return strings.Contains("\n"+m, "\nkind: Cluster\n") })
+		mustKubectl(t, kubeconfig, strings.Join(class, "\n---\n"), "apply", "-f", "-")
+		mustKubectl(t, kubeconfig, "", "wait", "--namespace", namespace, "--for=condition=VariablesReady", "clusterclass", "--all", "--timeout=5m")
 		_, err := kubectl(t, kubeconfig, strings.Replace(manifests, "name: workerMachine\n      value:", "name: nonesuch\n      value:", 1), "apply", "-f", "-")
 		if err == nil || !strings.Contains(err.Error(), "variables[nonesuch]") || !strings.Contains(err.Error(), "variable is not defined") {
 			t.Errorf("got %v", err)
