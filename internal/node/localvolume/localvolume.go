@@ -7,6 +7,7 @@ package localvolume
 import (
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 
@@ -92,6 +93,9 @@ func checkSize(request int64, disk Disk, promised int64) error {
 
 func size(list corev1.ResourceList) int64 {
 	quantity := list[corev1.ResourceStorage]
+	if quantity.CmpInt64(math.MaxInt64) > 0 {
+		return math.MaxInt64
+	}
 	return quantity.Value()
 }
 
