@@ -3,8 +3,8 @@
 package node
 
 import (
-	"errors"
 	"fmt"
+	"path"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +81,7 @@ func testLocalVolumes(t *testing.T, cp, worker *host) {
 	testLargeClaim(t, cp)
 	testHostileVolumes(t, cp, worker)
 	testStoppedAgent(t, cp, worker)
+	testLostVolume(t, cp)
 }
 
 func post(cp, worker *host, line string) error {
@@ -107,12 +108,7 @@ func podIP(cp *host, pod string) string {
 func testLargeClaim(t *testing.T, cp *host) {
 	cp.apply(fmt.Sprintf(claimAndPod, "large", "100Ti"))
 	eventually(t, time.Minute, func() error {
-		events, err := cp.kubectl("get", "events", "--field-selector", "involvedObject.kind=PersistentVolumeClaim,involvedObject.name=large,reason=ProvisioningFailed",
-			"-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(events, "found a request for 100Ti") {
-			err = fmt.Errorf("the events of the claim are %q", events)
-		}
-		return err
+		return told(cp, "PersistentVolumeClaim", "large", "ProvisioningFailed", "found a request for 100Ti")
 	})
 	cp.mustKubectl("delete", "pod/large", "pvc/large")
 }
@@ -172,16 +168,54 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 	service("start")
 
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/late", "--timeout=2m")
-	eventually(t, time.Minute, func() error {
-		left, err := cp.kubectl("get", "pv", bound, "--ignore-not-found", "-o", "name")
-		if err == nil && left != "" {
-			err = errors.New("the volume of the deleted claim remains")
-		}
-		return err
-	})
+	eventually(t, time.Minute, func() error { return volumeIsGone(cp, bound) })
 	_, err = worker.exec("sh", "-c", "test ! -e "+volumesFolder+bound+" && test -s /etc/capstan/node.yaml")
 	must(t, err)
 	cp.mustKubectl("delete", "pv", "pvc-"+foreignUID)
+	testMountInVolume(t, cp, worker, late)
+}
+
+// testMountInVolume: a mount in the folder of a deleted claim has the data of something else.
+func testMountInVolume(t *testing.T, cp, worker *host, folder string) {
+	_, err := worker.exec("sh", "-c", "mkdir "+folder+"/mount && mount --bind /etc/capstan "+folder+"/mount")
+	must(t, err)
 	cp.mustKubectl("delete", "pod/late", "pvc/late")
-	eventually(t, time.Minute, func() error { _, err := worker.exec("test", "!", "-e", late); return err })
+	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolume", path.Base(folder), "DeletionFailed", "no mount in the volume") })
+	_, err = worker.exec("sh", "-c", "test -s /etc/capstan/node.yaml && umount "+folder+"/mount")
+	must(t, err)
+	eventually(t, time.Minute, func() error { _, err := worker.exec("test", "!", "-e", folder); return err })
+}
+
+// testLostVolume: the users of a volume whose Node is gone are told. The volume goes with its claim.
+func testLostVolume(t *testing.T, cp *host) {
+	cp.apply(`
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: gone}
+spec: {storageClassName: capstan-local, accessModes: [ReadWriteOnce], resources: {requests: {storage: 16Mi}}}
+`)
+	uid := cp.mustKubectl("get", "pvc", "gone", "-o", "jsonpath={.metadata.uid}")
+	cp.apply(fmt.Sprintf(volumeOfAgent, "pvc-"+uid, volumesFolder+"pvc-"+uid, "gone-node", uid))
+	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolumeClaim", "gone", "VolumeLost", "gone-node") })
+	must(t, phase(cp, "pvc-"+uid, "Bound"))
+	cp.mustKubectl("delete", "pvc", "gone")
+	eventually(t, time.Minute, func() error { return volumeIsGone(cp, "pvc-"+uid) })
+}
+
+// told returns an error unless an object has an event with a reason and a part of the message.
+func told(cp *host, kind, name, reason, part string) error {
+	events, err := cp.kubectl("get", "events", "--field-selector", fmt.Sprintf("involvedObject.kind=%s,involvedObject.name=%s,reason=%s", kind, name, reason),
+		"-o", "jsonpath={.items[*].message}")
+	if err == nil && !strings.Contains(events, part) {
+		err = fmt.Errorf("the events %s of %s %s are %q", reason, kind, name, events)
+	}
+	return err
+}
+
+func volumeIsGone(cp *host, name string) error {
+	left, err := cp.kubectl("get", "pv", name, "--ignore-not-found", "-o", "name")
+	if err == nil && left != "" {
+		err = fmt.Errorf("the volume %s remains", name)
+	}
+	return err
 }
