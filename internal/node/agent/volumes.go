@@ -64,16 +64,19 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	if err := v.follow(ctx, wake.Send); err != nil {
 		return err
 	}
-	wake.Send()
+	// One timer: a refused claim can stay for days, and each change would add another one.
+	retry := time.NewTimer(0)
+	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-wake:
+		case <-retry.C:
 		}
 		if err := v.sync(ctx); err != nil {
 			a.log.Error("Local volumes are not up to date; trying again", "error", err)
-			time.AfterFunc(volumeRetry, wake.Send)
+			retry.Reset(volumeRetry)
 		}
 	}
 }

@@ -177,10 +177,13 @@ func testStoppedAgent(t *testing.T, cp, worker *host) {
 
 // testMountInVolume: a mount in the folder of a deleted claim has the data of something else.
 func testMountInVolume(t *testing.T, cp, worker *host, folder string) {
+	cp.mustKubectl("delete", "pod/late") // The kubelet's mount of the volume would have the same mount, and stay.
 	_, err := worker.exec("sh", "-c", "mkdir "+folder+"/mount && mount --bind /etc/capstan "+folder+"/mount")
 	must(t, err)
-	cp.mustKubectl("delete", "pod/late", "pvc/late")
-	eventually(t, time.Minute, func() error { return told(cp, "PersistentVolume", path.Base(folder), "DeletionFailed", "no mount in the volume") })
+	cp.mustKubectl("delete", "pvc/late")
+	eventually(t, time.Minute, func() error {
+		return told(cp, "PersistentVolume", path.Base(folder), "DeletionFailed", "no mount in the volume")
+	})
 	_, err = worker.exec("sh", "-c", "test -s /etc/capstan/node.yaml && umount "+folder+"/mount")
 	must(t, err)
 	eventually(t, time.Minute, func() error { _, err := worker.exec("test", "!", "-e", folder); return err })
