@@ -31,7 +31,7 @@ func (f Folders) Create(name string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	if err := root.Mkdir(name, 0o777); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
@@ -52,7 +52,7 @@ func (f Folders) Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	path, err := filepath.EvalSymlinks(f.Dir)
 	if err != nil {
 		return err
