@@ -27,11 +27,12 @@ const (
 // of the version of Capstan that created its first machine, or those from a restored backup. Each manager applies them once,
 // and again when the cluster does not have a kind. An error does not hold up other steps.
 func (r *workloads) reconcile(ctx context.Context, s *scope) (result, error) {
-	sum := sha256.Sum256([]byte("installed " + s.Object.Annotations[controlplanev1.RestoredAnnotation]))
+	localVolumes := string(s.Object.Spec.Config.Cluster.LocalVolumes)
+	sum := sha256.Sum256([]byte("installed " + localVolumes + " " + s.Object.Annotations[controlplanev1.RestoredAnnotation]))
 	if s.client == nil || !installDue(s.Object, s.Now) || r.installed.is(s.Object.UID, sum) && !s.Workload.Missing {
 		return result{}, nil
 	}
-	if err := install(ctx, s.client, s.Stacked()); err != nil {
+	if err := install(ctx, s.client, s.Stacked(), localVolumes); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "Cannot bring the kinds and roles of the machines' agents up to date")
 		return result{}, nil
 	}
@@ -50,14 +51,18 @@ func installDue(controlPlane *controlplanev1.CapstanControlPlane, now time.Time)
 
 // install applies the kinds and roles as the first machine does; unchanged objects are not written. It removes objects that
 // only former versions needed.
-func install(ctx context.Context, c client.Client, stackedEtcd bool) error {
+func install(ctx context.Context, c client.Client, stackedEtcd bool, localVolumes string) error {
 	ctx, cancel := context.WithTimeout(ctx, installTimeout)
 	defer cancel()
 	objects, err := manifests.Parse(nil, manifests.ForAgents(stackedEtcd)...)
 	if err != nil {
 		return err
 	}
-	for _, o := range objects {
+	volumes, err := manifests.ForLocalVolumes(localVolumes)
+	if err != nil {
+		return err
+	}
+	for _, o := range append(objects, volumes...) {
 		if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), err)
 		}

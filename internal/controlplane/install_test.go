@@ -5,12 +5,14 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap/testcluster"
@@ -132,6 +134,34 @@ func TestFormerBindingIsRemoved(t *testing.T) {
 		const requests = "system:certificates.k8s.io:certificatesigningrequests:"
 		if approved[requests+"nodeclient"] || !approved[requests+"selfnodeclient"] {
 			t.Error("want kube-controller-manager to approve exactly the renewals of kubelets")
+		}
+	}
+}
+
+// TestLocalVolumesFollowTheSetting: a cluster that exists gets the StorageClass when a user sets localVolumes. None removes nothing.
+func TestLocalVolumesFollowTheSetting(t *testing.T) {
+	object := initializedFor(time.Hour)
+	s := &scope{ControlPlane: &model.ControlPlane{Object: object, Workload: &model.Workload{}, Now: time.Now()}, client: env.Client}
+	r := &workloads{}
+	for _, c := range []struct {
+		setting bootstrapv1.LocalVolumes
+		want    string
+	}{
+		{"", "none"}, {bootstrapv1.LocalVolumesNone, "none"}, {bootstrapv1.LocalVolumesStorageClass, "false"},
+		{bootstrapv1.LocalVolumesDefaultStorageClass, "true"}, {bootstrapv1.LocalVolumesNone, "true"},
+	} {
+		object.Spec.Config.Cluster.LocalVolumes = c.setting
+		if _, err := r.reconcile(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		class, got := &storagev1.StorageClass{}, "none"
+		if err := env.Client.Get(t.Context(), client.ObjectKey{Name: "capstan-local"}, class); err == nil {
+			got = class.Annotations["storageclass.kubernetes.io/is-default-class"]
+		} else if !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		if got != c.want {
+			t.Errorf("localVolumes %q: the StorageClass is the default: %s, want %s", c.setting, got, c.want)
 		}
 	}
 }

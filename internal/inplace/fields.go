@@ -65,6 +65,7 @@ var configFields = []field{
 	replaced("cluster.dns", "the services of a machine are chosen at its first start"),
 	restarts("cluster.coreDNS.upstreams", coreDNS),
 	restarts("cluster.coreDNS.stubDomains", coreDNS).of("domain", "servers"),
+	{path: "cluster.localVolumes", decide: decideInPlace},
 	restarts("cluster.certificateValidityDays", nodeAgent),
 	restarts("kubelet.extraArgs", kubelet).of("name", "value"),
 	restarts("kubelet.configuration", kubelet),

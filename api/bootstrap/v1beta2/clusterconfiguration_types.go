@@ -49,6 +49,19 @@ const (
 	EncryptionNone EncryptionMode = "None"
 )
 
+// LocalVolumes selects whether the cluster has volumes on the disks of its machines.
+// +kubebuilder:validation:Enum=None;StorageClass;DefaultStorageClass
+type LocalVolumes string
+
+const (
+	// LocalVolumesNone provides no volumes.
+	LocalVolumesNone LocalVolumes = "None"
+	// LocalVolumesStorageClass provides the StorageClass capstan-local.
+	LocalVolumesStorageClass LocalVolumes = "StorageClass"
+	// LocalVolumesDefaultStorageClass makes this StorageClass the default of the cluster.
+	LocalVolumesDefaultStorageClass LocalVolumes = "DefaultStorageClass"
+)
+
 // ClusterConfiguration contains the settings of a control plane and of its whole cluster.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.coreDNS) || !has(self.dns) || self.dns != 'None'",message="coreDNS cannot be set with dns None: the cluster has no CoreDNS"
@@ -88,6 +101,12 @@ type ClusterConfiguration struct {
 	// coreDNS configures the cluster's DNS server.
 	// +optional
 	CoreDNS CoreDNSSpec `json:"coreDNS,omitempty,omitzero"`
+
+	// localVolumes selects volumes on the disks of machines: None (default), StorageClass for the StorageClass capstan-local, or
+	// DefaultStorageClass to make it the default. The data of a volume is lost with its machine. A change to None removes nothing:
+	// delete the StorageClass capstan-local to stop new volumes.
+	// +optional
+	LocalVolumes LocalVolumes `json:"localVolumes,omitempty"`
 
 	// certificateValidityDays is the validity of the certificates on control plane machines in days. The machines
 	// renew them after two thirds of this time. Default: 365.

@@ -335,6 +335,7 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 		out.ExternalEtcd = &nodeconfig.ExternalEtcd{Endpoints: cluster.Etcd.External.Endpoints}
 	}
 	out.CoreDNS = coreDNS(cluster.CoreDNS)
+	out.LocalVolumes = string(cluster.LocalVolumes)
 	return out
 }
 

@@ -1,6 +1,6 @@
 // Package agent is `capstan-init node agent`, a service of every machine. It configures pod networking between machines (CNI
-// configuration, routes, masquerading), enforces NetworkPolicies, publishes the endpoints of the DNS Service, manages the
-// members of etcd, and renews certificates.
+// configuration, routes, masquerading), enforces NetworkPolicies, provides local volumes, publishes the endpoints of the DNS
+// Service, manages the members of etcd, and renews certificates.
 //
 // The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
 // which may read its own Node. Everything else uses the agent's own credential.
@@ -66,6 +66,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		group.Go(func() error { return a.routePods(ctx) })
 		group.Go(func() error { return a.enforcePolicies(ctx) })
 	}
+	group.Go(func() error { return a.provideVolumes(ctx) })
 	controlPlane := config.Role != nodeconfig.RoleWorker
 	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
 		group.Go(func() error { return a.publishDNS(ctx) })

@@ -47,7 +47,13 @@ var (
 	Pods             = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	Namespaces       = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	NetworkPolicies  = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}
-	Leases           = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	StorageClasses   = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}
+	Events           = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+
+	PersistentVolumes      = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumes"}
+	PersistentVolumeClaims = schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}
+
+	Leases = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 
 // Credential authenticates a client: certificate files or a token.

@@ -126,6 +126,8 @@ type ControlPlane struct {
 	ExternalEtcd *ExternalEtcd `json:"externalEtcd,omitempty"`
 	// CoreDNS contains the user's settings of CoreDNS.
 	CoreDNS *CoreDNS `json:"coreDNS,omitempty"`
+	// LocalVolumes: StorageClass, DefaultStorageClass or None (default).
+	LocalVolumes string `json:"localVolumes,omitempty"`
 
 	// AuditPolicy, Authentication and Encryption are true if the file of that name exists.
 	AuditPolicy    bool `json:"auditPolicy,omitempty"`

@@ -3,13 +3,12 @@ package provision
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"capstan.dev/capstan/internal/node/kube"
@@ -29,7 +28,12 @@ func (n *node) manifests() ([]*unstructured.Unstructured, error) {
 	if n.Network.DNS == nodeconfig.DNSCoreDNS {
 		names = append(names, manifests.CoreDNS)
 	}
-	return manifests.Parse(n.Network, names...)
+	objects, err := manifests.Parse(n.Network, names...)
+	if err != nil {
+		return nil, err
+	}
+	volumes, err := manifests.ForLocalVolumes(n.ControlPlane.LocalVolumes)
+	return append(objects, volumes...), err
 }
 
 // applyManifests applies the basic objects. The namespace of some appears a moment after the API server is ready, so
@@ -59,8 +63,7 @@ func (n *node) applyManifests(ctx context.Context) error {
 
 func apply(ctx context.Context, client dynamic.Interface, object *unstructured.Unstructured) error {
 	kind := object.GroupVersionKind()
-	// The plural of each kind in the manifests is regular.
-	resource := schema.GroupVersionResource{Group: kind.Group, Version: kind.Version, Resource: strings.ToLower(kind.Kind) + "s"}
+	resource, _ := meta.UnsafeGuessKindToResource(kind) // the plural of each kind in the manifests is regular
 	var api dynamic.ResourceInterface = client.Resource(resource)
 	if object.GetNamespace() != "" {
 		api = client.Resource(resource).Namespace(object.GetNamespace())

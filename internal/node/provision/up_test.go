@@ -12,6 +12,7 @@ import (
 
 	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/node/provision/manifests"
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
@@ -107,6 +108,27 @@ func TestOptionalServices(t *testing.T) {
 	for _, o := range objects {
 		if strings.Contains(o.GetName(), "dns") || strings.Contains(o.GetName(), "proxy") {
 			t.Errorf("%s %s is applied", o.GetKind(), o.GetName())
+		}
+	}
+}
+
+// TestLocalVolumes: only a cluster with the setting gets the StorageClass and the rights of node agents.
+func TestLocalVolumes(t *testing.T) {
+	for setting, isDefault := range map[string]string{"": "", nodeconfig.None: "", manifests.StorageClass: "false", manifests.DefaultStorageClass: "true"} {
+		n := testNode(nodeconfig.RoleInit, nil)
+		n.ControlPlane.LocalVolumes = setting
+		objects, err := n.manifests()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := ""
+		for _, o := range objects {
+			if o.GetKind() == "StorageClass" {
+				found = o.GetAnnotations()["storageclass.kubernetes.io/is-default-class"]
+			}
+		}
+		if found != isDefault {
+			t.Errorf("%q: the StorageClass is the default: %q, want %q", setting, found, isDefault)
 		}
 	}
 }

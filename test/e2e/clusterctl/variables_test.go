@@ -24,6 +24,7 @@ const everyVariable = `
     variables:
     - {name: podNetwork, value: None}
     - {name: kubeProxy, value: None}
+    - {name: localVolumes, value: StorageClass}
     - {name: machineCIDR, value: 10.231.0.0/24}
     - {name: machineIPv6CIDR, value: "fd00:10:231::/64"}
     - {name: endpointPool, value: {name: endpoints}}
@@ -87,7 +88,8 @@ func checkVariables(ctx context.Context, c *harness.Cluster) error {
 	if from := spec.LoadBalancer.AddressFromPool; spec.LoadBalancer.Port != 7443 || from == nil || *from != (infrav1.IPPoolReference{APIGroup: "ipam.capstan.dev", Kind: "CapstanIPPool", Name: "endpoints"}) {
 		return fmt.Errorf("the CapstanCluster has %+v", spec)
 	}
-	if config := controlPlanes.Items[0].Spec.Config.Cluster; config.PodNetwork != bootstrapv1.PodNetworkNone || config.KubeProxy != bootstrapv1.KubeProxyNone {
+	if config := controlPlanes.Items[0].Spec.Config.Cluster; config.PodNetwork != bootstrapv1.PodNetworkNone || config.KubeProxy != bootstrapv1.KubeProxyNone ||
+		config.LocalVolumes != bootstrapv1.LocalVolumesStorageClass {
 		return fmt.Errorf("the CapstanControlPlane has %+v", config)
 	}
 	if config := controlPlanes.Items[0].Spec.Config; len(config.PreCommands) != 1 || len(config.Kubelet.ExtraArgs) != 1 || config.Cluster.CertificateValidityDays != 90 {

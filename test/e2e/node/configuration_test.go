@@ -57,7 +57,7 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 	proxy.ControlPlane = ptr.To(true)
 	return map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec{
 		nodeconfig.RoleWorker: worker,
-		nodeconfig.RoleInit: {Proxy: proxy, Cluster: bootstrapv1.ClusterConfiguration{CoreDNS: bootstrapv1.CoreDNSSpec{
+		nodeconfig.RoleInit: {Proxy: proxy, Cluster: bootstrapv1.ClusterConfiguration{LocalVolumes: bootstrapv1.LocalVolumesStorageClass, CoreDNS: bootstrapv1.CoreDNSSpec{
 			Upstreams:   []string{upstreamAddress},
 			StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.test", Servers: []string{stubAddress}}},
 		}}},

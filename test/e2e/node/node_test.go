@@ -43,6 +43,7 @@ func TestMachines(t *testing.T) {
 		{"data erased IM-08", testErased},
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
+		{"local volumes", testLocalVolumes},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"credentials", testCredentials},
 		{"users", testUsers},

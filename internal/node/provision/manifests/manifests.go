@@ -23,6 +23,21 @@ const (
 	CoreDNS   = "coredns.yaml"
 )
 
+// Values of the setting for local volumes.
+const (
+	StorageClass        = "StorageClass"
+	DefaultStorageClass = "DefaultStorageClass"
+)
+
+// ForLocalVolumes returns the StorageClass of local volumes, and the rights of node agents that provide them. Without the
+// setting there are none.
+func ForLocalVolumes(setting string) ([]*unstructured.Unstructured, error) {
+	if setting != StorageClass && setting != DefaultStorageClass {
+		return nil, nil
+	}
+	return Parse(map[string]bool{"Default": setting == DefaultStorageClass}, "local-volumes.yaml")
+}
+
 // ForAgents returns the objects that joining machines and all node agents need: roles, and the CRDs for etcd if etcd
 // runs on the machines. The first machine applies them; from then on the control plane provider keeps them current.
 func ForAgents(stackedEtcd bool) []string {

@@ -1,0 +1,245 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+
+	"capstan.dev/capstan/internal/node/kube"
+	"capstan.dev/capstan/internal/node/localvolume"
+	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/wakeup"
+)
+
+const (
+	// volumeRetry is the pause after which a refused claim is examined again: no event tells that the disk has free space.
+	volumeRetry = 30 * time.Second
+	// eventRepeat keeps an event of a problem in existence: the API server removes events after an hour.
+	eventRepeat = 10 * time.Minute
+)
+
+// volumes provides the local volumes of one node.
+type volumes struct {
+	*agent
+	client  dynamic.Interface
+	folders localvolume.Folders
+	// controlPlane machines also remove the volumes of Nodes that are gone.
+	controlPlane           bool
+	claims, known, members cache.Store
+	// told has the last event of each claim.
+	told map[string]toldEvent
+}
+
+type toldEvent struct {
+	message string
+	at      time.Time
+}
+
+// provideVolumes creates and deletes local volumes of this node from the moment that the cluster has the StorageClass for them.
+// The claims and volumes in the API are the only record, so each step can be repeated after a crash.
+func (a *agent) provideVolumes(ctx context.Context) error {
+	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
+	if err != nil {
+		return err
+	}
+	exists := func(*unstructured.Unstructured) (bool, error) { return true, nil }
+	if err := kube.WaitFor(ctx, client, kube.StorageClasses, localvolume.Class, exists); err != nil {
+		return err
+	}
+	wake := wakeup.New()
+	v := &volumes{
+		agent: a, client: client, folders: localvolume.Folders{Dir: localvolume.Root}, told: map[string]toldEvent{},
+		controlPlane: a.config.Role != nodeconfig.RoleWorker,
+	}
+	if err := v.follow(ctx, wake.Send); err != nil {
+		return err
+	}
+	// One timer: a refused claim can stay for days, and each change would add another one.
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wake:
+		case <-retry.C:
+		}
+		if err := v.sync(ctx); err != nil {
+			a.log.Error("Local volumes are not up to date; trying again", "error", err)
+			retry.Reset(volumeRetry)
+		}
+	}
+}
+
+func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
+	if v.known, err = follow(ctx, v.client, kube.PersistentVolumes, "", typed[corev1.PersistentVolume](nil), changed); err != nil {
+		return err
+	}
+	if v.controlPlane {
+		if v.members, err = follow(ctx, v.client, kube.Nodes, "", stripNode, changed); err != nil {
+			return err
+		}
+	}
+	v.claims, err = follow(ctx, v.client, kube.PersistentVolumeClaims, "", typed[corev1.PersistentVolumeClaim](nil), changed)
+	return err
+}
+
+// sync takes the next step of all claims and volumes. An error of one does not hold up others.
+func (v *volumes) sync(ctx context.Context) error {
+	var errs []error
+	known := listed[corev1.PersistentVolume](v.known)
+	for _, volume := range known {
+		if localvolume.Node(volume) == v.name && localvolume.Released(volume) {
+			errs = append(errs, v.remove(ctx, volume))
+		}
+	}
+	promised := localvolume.Promised(known, v.name)
+	for _, claim := range listed[corev1.PersistentVolumeClaim](v.claims) {
+		if !localvolume.Wants(claim, v.name) || v.has(claim) {
+			continue
+		}
+		if err := v.provide(ctx, claim, promised); err != nil {
+			v.tell(ctx, reference(claim), "ProvisioningFailed", err.Error())
+			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
+			continue
+		}
+		request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		promised += request.Value()
+	}
+	if v.controlPlane {
+		errs = append(errs, v.removeLost(ctx, known))
+	}
+	return errors.Join(errs...)
+}
+
+// has returns whether the volume of a claim exists, and only Kubernetes has not bound it yet.
+func (v *volumes) has(claim *corev1.PersistentVolumeClaim) bool {
+	_, found, _ := v.known.GetByKey(localvolume.Name(claim))
+	return found
+}
+
+// provide creates the folder first: a volume without its folder would make its pods fail.
+func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeClaim, promised int64) error {
+	disk, err := v.folders.Disk()
+	if err != nil {
+		return err
+	}
+	if err := localvolume.Check(claim, disk, promised); err != nil {
+		return err
+	}
+	if err := v.folders.Create(localvolume.Name(claim)); err != nil {
+		return err
+	}
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(localvolume.Volume(claim, v.name))
+	if err != nil {
+		return err
+	}
+	_, err = v.client.Resource(kube.PersistentVolumes).Create(ctx, &unstructured.Unstructured{Object: fields}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	v.log.Info("Local volume created", "volume", localvolume.Name(claim), "namespace", claim.Namespace, "claim", claim.Name)
+	return nil
+}
+
+// remove removes the folder first: the volume is the record that the folder remains.
+func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
+	if err := v.folders.Remove(volume.Name); err != nil {
+		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
+		v.tell(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
+		return err
+	}
+	if err := v.deleteVolume(ctx, volume); err != nil {
+		return err
+	}
+	v.log.Info("Local volume removed", "volume", volume.Name)
+	return nil
+}
+
+func (v *volumes) deleteVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
+	err := v.client.Resource(kube.PersistentVolumes).Delete(ctx, volume.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &volume.UID}})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// removeLost deletes the volumes of Nodes that are gone after their claims. It tells the users of the other claims.
+func (v *volumes) removeLost(ctx context.Context, known []*corev1.PersistentVolume) error {
+	var errs []error
+	for _, volume := range localvolume.Lost(known, v.members.ListKeys()) {
+		node := localvolume.Node(volume)
+		// The store of Nodes can be older than that of volumes.
+		if _, err := v.client.Resource(kube.Nodes).Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+			continue
+		}
+		if localvolume.Released(volume) {
+			errs = append(errs, v.deleteVolume(ctx, volume))
+			continue
+		}
+		if claim := volume.Spec.ClaimRef; claim != nil && volume.Status.Phase == corev1.VolumeBound {
+			errs = append(errs, errors.New(v.tellLost(ctx, *claim, node)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (v *volumes) tellLost(ctx context.Context, claim corev1.ObjectReference, node string) string {
+	message := fmt.Sprintf("expected the node %s with the data of this claim, found no such Node: the data is lost with the machine; "+
+		"delete the claim and its pod to start with an empty volume", node)
+	v.tell(ctx, claim, "VolumeLost", message)
+	return fmt.Sprintf("the claim %s/%s: %s", claim.Namespace, claim.Name, message)
+}
+
+func reference(claim *corev1.PersistentVolumeClaim) corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+}
+
+// tell writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
+// written is not told: the next attempt writes it.
+func (v *volumes) tell(ctx context.Context, object corev1.ObjectReference, reason, message string) {
+	key := string(object.UID) + reason
+	last := v.told[key]
+	if last.message == message && time.Since(last.at) < eventRepeat {
+		return
+	}
+	namespace := object.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	event := volumeEvent(object, namespace, reason, message, v.name)
+	_, err := v.client.Resource(kube.Events).Namespace(namespace).Apply(ctx, event.GetName(), event,
+		metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true})
+	if err != nil {
+		v.log.Error("Cannot write an event", "reason", reason, "error", err)
+		return
+	}
+	v.told[key] = toldEvent{message: message, at: time.Now()}
+}
+
+// volumeEvent has a name that depends only on the object and the reason, so that several agents and repetitions are one event.
+func volumeEvent(object corev1.ObjectReference, namespace, reason, message, node string) *unstructured.Unstructured {
+	now := metav1.Now().UTC().Format(time.RFC3339)
+	sum := sha256.Sum256([]byte(string(object.UID) + reason))
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata": map[string]any{"name": fmt.Sprintf("capstan-volume.%x", sum[:8]), "namespace": namespace},
+		"involvedObject": map[string]any{
+			"apiVersion": "v1", "kind": object.Kind, "namespace": object.Namespace, "name": object.Name, "uid": string(object.UID),
+		},
+		"type": corev1.EventTypeWarning, "reason": reason, "message": message,
+		"source":         map[string]any{"component": "capstan-node-agent", "host": node},
+		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
+	}}
+}

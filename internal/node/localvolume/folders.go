@@ -1,0 +1,78 @@
+package localvolume
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Folders are the folders of the volumes in one folder. Only root can enter that folder. Every operation can be repeated.
+type Folders struct{ Dir string }
+
+// Disk returns the size of the disk.
+func (f Folders) Disk() (Disk, error) {
+	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
+		return Disk{}, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(f.Dir, &fs); err != nil {
+		return Disk{}, fmt.Errorf("reading the size of the disk of %s: %w", f.Dir, err)
+	}
+	return Disk{Total: int64(fs.Blocks) * fs.Bsize, Free: int64(fs.Bavail) * fs.Bsize}, nil
+}
+
+// Create creates the folder of a volume. Pods of every user can write to it.
+func (f Folders) Create(name string) error {
+	root, err := f.open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	if err := root.Mkdir(name, 0o777); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	info, err := root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("expected the folder %s, found another file; remove it", filepath.Join(f.Dir, name))
+	}
+	return root.Chmod(name, 0o777) // the process has a umask
+}
+
+// Remove removes the folder of a volume with its content. It follows no symbolic link, and refuses a folder with a mount,
+// because the content of the mount belongs to something else.
+func (f Folders) Remove(name string) error {
+	root, err := f.open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	path, err := filepath.EvalSymlinks(f.Dir)
+	if err != nil {
+		return err
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(path, name)))
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("expected no mount in the volume, found %s; unmount it on the machine", mounts[0].Mountpoint)
+	}
+	return root.RemoveAll(name)
+}
+
+func (f Folders) open(name string) (*os.Root, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(f.Dir)
+}

@@ -1,0 +1,194 @@
+package localvolume
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const uid = "01234567-89ab-cdef-0123-456789abcdef"
+
+func claim(request string, change func(*corev1.PersistentVolumeClaim)) *corev1.PersistentVolumeClaim {
+	class := Class
+	c := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a", Name: "data", UID: uid, Annotations: map[string]string{StorageProvisioner: Provisioner, SelectedNode: "n"},
+		},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(request)}},
+		},
+	}
+	if change != nil {
+		change(c)
+	}
+	return c
+}
+
+func TestWants(t *testing.T) {
+	other := "other"
+	for name, change := range map[string]func(*corev1.PersistentVolumeClaim){
+		"no node selected":  func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, SelectedNode) },
+		"another node":      func(c *corev1.PersistentVolumeClaim) { c.Annotations[SelectedNode] = "m" },
+		"another class":     func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = &other },
+		"no class":          func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = nil },
+		"no provisioner":    func(c *corev1.PersistentVolumeClaim) { delete(c.Annotations, StorageProvisioner) },
+		"bound":             func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeName = "v" },
+		"is being deleted ": func(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = &metav1.Time{} },
+	} {
+		if Wants(claim("1Gi", change), "n") {
+			t.Errorf("%s: the node provides a volume", name)
+		}
+	}
+	if !Wants(claim("1Gi", nil), "n") {
+		t.Error("the node does not provide the volume")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	block := corev1.PersistentVolumeBlock
+	disk := Disk{Total: 10 << 30, Free: 6 << 30}
+	for _, c := range []struct {
+		name     string
+		claim    *corev1.PersistentVolumeClaim
+		promised int64
+		want     string
+	}{
+		{"all that is free", claim("6Gi", nil), 4 << 30, ""},
+		{"more than is free", claim("6145Mi", nil), 0, "expected at most 6Gi, found a request for 6145Mi"},
+		{"more than is not promised", claim("2Gi", nil), 9 << 30, "expected at most 1Gi, found a request for 2Gi"},
+		{"more is promised than the disk has", claim("1", nil), 11 << 30, "expected at most 0, found a request for 1"},
+		{"more than a number holds", claim("10E", nil), 0, "expected at most 6Gi"},
+		{"nothing", claim("0", nil), 0, "larger than 0"},
+		{"a path as UID", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.UID = "../../../../etc" }), 0, "pvc-UID"},
+		{"block", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = &block }), 0, "volumeMode"},
+		{"shared", claim("1Gi", func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+		}), 0, "ReadWriteMany"},
+		{"one pod", claim("1Gi", func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		}), 0, ""},
+		{"selector", claim("1Gi", func(c *corev1.PersistentVolumeClaim) { c.Spec.Selector = &metav1.LabelSelector{} }), 0, "spec.selector"},
+		{"clone", claim("1Gi", func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "x"}
+		}), 0, "spec.dataSource"},
+	} {
+		err := Check(c.claim, disk, c.promised)
+		if (c.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+}
+
+// TestNode: only volumes that an agent can have created have a node. Others are never removed.
+func TestNode(t *testing.T) {
+	for name, change := range map[string]func(*corev1.PersistentVolume){
+		"another path":    func(v *corev1.PersistentVolume) { v.Spec.Local.Path = "/etc" },
+		"path of another": func(v *corev1.PersistentVolume) { v.Name = "pvc-" + strings.Repeat("0", 8) + uid[8:] },
+		"another name":    func(v *corev1.PersistentVolume) { v.Name, v.Spec.Local.Path = "..", Root+"/.." },
+		"another class":   func(v *corev1.PersistentVolume) { v.Spec.StorageClassName = "x" },
+		"not provisioned": func(v *corev1.PersistentVolume) { v.Annotations = nil },
+		"not local":       func(v *corev1.PersistentVolume) { v.Spec.Local = nil },
+		"no affinity":     func(v *corev1.PersistentVolume) { v.Spec.NodeAffinity = nil },
+		"several terms": func(v *corev1.PersistentVolume) {
+			terms(v, func(t []corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm { return append(t, t[0]) })
+		},
+		"another operator": func(v *corev1.PersistentVolume) { expression(v).Operator = corev1.NodeSelectorOpNotIn },
+		"another label":    func(v *corev1.PersistentVolume) { expression(v).Key = "zone" },
+		"several nodes":    func(v *corev1.PersistentVolume) { expression(v).Values = []string{"n", "m"} },
+	} {
+		volume := Volume(claim("1Gi", nil), "n")
+		change(volume)
+		if node := Node(volume); node != "" {
+			t.Errorf("%s: the node is %q", name, node)
+		}
+	}
+	if node := Node(Volume(claim("1Gi", nil), "n")); node != "n" {
+		t.Errorf("the node is %q", node)
+	}
+}
+
+func terms(v *corev1.PersistentVolume, change func([]corev1.NodeSelectorTerm) []corev1.NodeSelectorTerm) {
+	required := v.Spec.NodeAffinity.Required
+	required.NodeSelectorTerms = change(required.NodeSelectorTerms)
+}
+
+func expression(v *corev1.PersistentVolume) *corev1.NodeSelectorRequirement {
+	return &v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]
+}
+
+func TestPromisedLostReleased(t *testing.T) {
+	here, gone, foreign := Volume(claim("1Gi", nil), "n"), Volume(claim("2Gi", nil), "gone"), &corev1.PersistentVolume{}
+	all := []*corev1.PersistentVolume{here, gone, foreign}
+	if sum := Promised(all, "n"); sum != 1<<30 {
+		t.Errorf("promised %d", sum)
+	}
+	if lost := Lost(all, []string{"n"}); len(lost) != 1 || lost[0] != gone {
+		t.Errorf("lost %v", lost)
+	}
+	if Released(here) {
+		t.Error("a volume with a claim is released")
+	}
+	here.Status.Phase = corev1.VolumeReleased
+	if !Released(here) {
+		t.Error("a volume without a claim is not released")
+	}
+	here.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	if Released(here) {
+		t.Error("a volume that an administrator retains is released")
+	}
+}
+
+// TestFolders: each operation can be repeated, and changes nothing outside of the folder of its volume.
+func TestFolders(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "precious")
+	must(t, os.MkdirAll(filepath.Join(precious, "inner"), 0o755))
+	f, name := Folders{Dir: filepath.Join(dir, "volumes")}, "pvc-"+uid
+	for range 2 {
+		must(t, f.Create(name))
+	}
+	volume := filepath.Join(f.Dir, name)
+	if info, err := os.Stat(volume); err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("the folder of the volume: %v, %v", info, err)
+	}
+	if info, err := os.Stat(f.Dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the folder of all volumes: %v, %v", info, err)
+	}
+	must(t, os.Symlink(precious, filepath.Join(volume, "escape")))
+	for range 2 {
+		must(t, f.Remove(name))
+	}
+	if _, err := os.Stat(volume); !os.IsNotExist(err) {
+		t.Errorf("the folder remains: %v", err)
+	}
+	must(t, os.Symlink(precious, volume))
+	if f.Create(name) == nil {
+		t.Error("a link is the folder of a volume")
+	}
+	must(t, f.Remove(name))
+	for _, bad := range []string{"", ".", "..", "../precious", "precious", name + "/..", name + "/", strings.ToUpper(name), name + "\n"} {
+		if f.Create(bad) == nil || f.Remove(bad) == nil {
+			t.Errorf("%q is a volume", bad)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(precious, "inner")); err != nil {
+		t.Error("data outside of the volume is gone")
+	}
+	disk, err := f.Disk()
+	if err != nil || disk.Total <= 0 || disk.Free < 0 || disk.Free > disk.Total {
+		t.Errorf("disk %+v, %v", disk, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
