@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds Kubernetes' end-to-end tests and the images that its conformance specs use into bin/conformance: without Docker and without
 # a registry, from the module kube/conformance and programs of Debian packages. docs/conformance.md lists the images.
-set -euo pipefail
+set -euo pipefail -f # no patterns of file names: a program is called "["
 cd "$(dirname "$0")/.."
 
 module=kube/conformance
@@ -56,7 +56,7 @@ tools() {
 	for applet in $(/bin/busybox --list); do
 		[[ $applet == sh || $applet == busybox || " $* " == *" $applet "* ]] || printf -- '-link /bin/busybox:/bin/%s\n' "$applet"
 	done
-	printf -- '-file /bin/busybox:/bin/busybox\n'
+	printf -- '-file /bin/busybox:/bin/busybox\n-link sh:/bin/bash\n'
 }
 
 build_images() {
