@@ -19,9 +19,8 @@ build_programs() {
 	kubernetes="-s -w -X k8s.io/component-base/version.gitVersion=$version"
 	(cd $module && go test -c -ldflags "$kubernetes" -o "$OLDPWD/$work/e2e.test" k8s.io/kubernetes/test/e2e)
 	hack/go-install.sh $module "$work" github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/test/images/agnhost \
-		k8s.io/sample-apiserver go.etcd.io/etcd/server/v3
-	(cd "$source/nonewprivs" && go build -ldflags '-s -w' -o "$OLDPWD/$work/nnp" nnp.go)
-	chmod u+s "$work/nnp"
+		k8s.io/kubernetes/test/images/nonewprivs k8s.io/sample-apiserver go.etcd.io/etcd/server/v3
+	chmod u+s "$work/nonewprivs"
 	mv "$work/server" "$work/etcd"
 	hack/go-install.sh node/images "$work" ./mkimage ./pause
 }
@@ -75,7 +74,7 @@ build_images() {
 	image busybox -no-entrypoint "${tools[@]}" /bin/busybox sh
 	image glibc-dns-testing -no-entrypoint "${network[@]}" /bin/busybox sh
 	image nonroot -user 1234:0 -no-entrypoint "${tools[@]}" /bin/busybox sh
-	image nonewprivs -no-entrypoint "${tools[@]}" "$work/nnp" /nnp
+	image nonewprivs -no-entrypoint "${tools[@]}" "$work/nonewprivs" /nonewprivs
 	image nginx -no-entrypoint "${tools[@]}" -file "$work/index.html:/usr/share/nginx/html/index.html" /bin/busybox \
 		/bin/busybox httpd -f -p 80 -h /usr/share/nginx/html
 	image nautilus "${agnhost[@]}" -file "$source/nautilus/html/nautilus.jpg:/nautilus.jpg" \
