@@ -51,9 +51,19 @@ func (r Run) Do(ctx context.Context) ([]Spec, error) {
 	}
 	report, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("the tests wrote no report (%w): the output is in %s: %w", failed, log.Name(), err)
+		return nil, fmt.Errorf("the tests ended without a report: %w\n%s", errors.Join(failed, err), end(log.Name()))
 	}
 	return Parse(report)
+}
+
+// end returns the last lines of a file.
+func end(path string) []byte {
+	const size = 4 << 10
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return content[max(0, len(content)-size):]
 }
 
 func (r Run) arguments() []string {
