@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 source=$(cd $module && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images
 
 build_programs() {
-	hack/download.sh $module list -deps -tags suite .
+	hack/download.sh $module list -deps -test k8s.io/kubernetes/test/e2e
 	# The tests compare their version with that of the API server.
 	local kubernetes version
 	version=$(cd $module && go list -m -f '{{.Version}}' k8s.io/kubernetes)
