@@ -116,6 +116,13 @@ build-coredns: ## CoreDNS: bin/node/bin/coredns.
 	@$(CACHED) coredns $(BIN)/node/bin/coredns \
 		'coredns hack/go-install.sh' hack/go-install.sh coredns $(BIN)/node/bin .
 
+# Kubernetes' own tests, and what their images contain beside our programs.
+.PHONY: build-conformance
+build-conformance: ## Kubernetes' own end-to-end tests and their images: bin/conformance/.
+	@hack/setup.sh busybox-static bash-static bind9-dnsutils netcat-openbsd curl
+	@$(CACHED) conformance '$(addprefix $(BIN)/conformance/,e2e.test ginkgo images/agnhost.tar)' \
+		'kube/conformance node/images hack/conformance-build.sh hack/go-install.sh' hack/conformance-build.sh
+
 # A release sets its version. Other builds keep the version in the source. Only the linker uses it.
 STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))
 
@@ -228,11 +235,11 @@ registry:
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
 	@$(MAKE) lint verify
-	@$(MAKE) build gotestsum versitygw registry
+	@$(MAKE) build build-conformance gotestsum versitygw registry
 	@$(MAKE) --jobs --keep-going side-by-side-run-unit side-by-side-run-e2e-changes side-by-side-run-e2e-others
 
 .PHONY: test-e2e
-test-e2e: setup build gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
+test-e2e: setup build build-conformance gotestsum versitygw registry ## End-to-end tests only: real machines and the clusterctl program.
 	@$(MAKE) --jobs --keep-going side-by-side-run-e2e-changes side-by-side-run-e2e-others
 
 # End-to-end tests wait more than they compute, so several series of tests run at a time, each in namespaces of its own.
@@ -273,6 +280,10 @@ test-expiry: setup build ## Run a cluster past the expiry of all its certificate
 	@$(MAKE) build-capstan BIN=$(EXPIRY_BIN) STAMP='-X capstan.dev/capstan/internal/pki.maxLife=$(EXPIRY_LIFE)'
 	CAPSTAN_BIN=$(CURDIR)/$(EXPIRY_BIN) CAPSTAN_MAX_LIFE=$(EXPIRY_LIFE) \
 		go test -tags e2e,expiry ./test/e2e/expiry -count=1 -v -timeout 90m
+
+.PHONY: conformance
+conformance: setup build build-conformance ## Run all conformance specs of Kubernetes, hours (not part of test). FOCUS=sig-network for a part.
+	CAPSTAN_CONFORMANCE_FOCUS='$(FOCUS)' go test -tags e2e,conformance ./test/e2e/conformance -run TestAll -count=1 -v -timeout 13h
 
 .PHONY: test-rack
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -28,7 +29,7 @@ func TestArchive(t *testing.T) {
 	var archives [2][]byte
 	for i := range archives {
 		out := filepath.Join(folder, "image.tar")
-		o := options{name: "registry.example.org/hello:v1", out: out, user: "1:2", files: []string{extra + ":/etc/ssl/ca.pem"}}
+		o := options{names: []string{"registry.example.org/hello:v1"}, out: out, user: "1:2", files: []string{extra + ":/etc/ssl/ca.pem"}}
 		if err := run(o, []string{binary, "serve"}); err != nil {
 			t.Fatal(err)
 		}
@@ -64,16 +65,79 @@ func TestArchive(t *testing.T) {
 	}
 }
 
+// An image with many programs: two names, symbolic links, a folder that every user can write, a program that changes the user, and no
+// entrypoint.
+func TestManyPrograms(t *testing.T) {
+	folder := t.TempDir()
+	binary := filepath.Join(folder, "busybox")
+	if err := os.WriteFile(binary, []byte("a binary"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(binary, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	o := options{names: []string{"r.example.org/a:v1", "r.example.org/b:v2"}, noEntrypoint: true,
+		links: []string{"/busybox:/bin/ls"}, folders: []string{"/tmp"}}
+	image, err := build(o, binary, []string{"sh"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil || config.Config.Entrypoint != nil || !slices.Equal(config.Config.Cmd, []string{"sh"}) {
+		t.Errorf("config: %+v, %v", config, err)
+	}
+	layers, err := image.Layers()
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("%d layers, %v", len(layers), err)
+	}
+	content, err := layers[0].Uncompressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for r := tar.NewReader(content); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%s %o %s", h.Name, h.Mode, h.Linkname))
+	}
+	if want := []string{"tmp/ 1777 ", "busybox 4755 ", "bin/ 755 ", "bin/ls 777 /busybox"}; !slices.Equal(got, want) {
+		t.Errorf("the layer contains %q, expected %q", got, want)
+	}
+
+	o.out = filepath.Join(folder, "image.tar")
+	if err := run(o, []string{binary, "sh"}); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.ReadFile(o.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var index v1.IndexManifest
+	decode(t, untar(t, archive)["index.json"], &index)
+	if len(index.Manifests) != 2 || index.Manifests[0].Digest != index.Manifests[1].Digest ||
+		index.Manifests[1].Annotations["io.containerd.image.name"] != "r.example.org/b:v2" {
+		t.Errorf("index: %+v", index.Manifests)
+	}
+}
+
 func TestBadInput(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "x.tar")
 	for name, tc := range map[string]struct {
 		o    options
 		args []string
 	}{
-		"no binary":     {options{name: "r.example.org/a:v1", out: out}, nil},
-		"no tag":        {options{name: "r.example.org/a", out: out}, []string{"/bin/true"}},
-		"missing":       {options{name: "r.example.org/a:v1", out: out}, []string{"/nowhere/at/all"}},
-		"relative file": {options{name: "r.example.org/a:v1", out: out, files: []string{"/bin/true:x"}}, []string{"/bin/true"}},
+		"no binary":     {options{names: []string{"r.example.org/a:v1"}, out: out}, nil},
+		"no tag":        {options{names: []string{"r.example.org/a"}, out: out}, []string{"/bin/true"}},
+		"missing":       {options{names: []string{"r.example.org/a:v1"}, out: out}, []string{"/nowhere/at/all"}},
+		"no name":       {options{out: out}, []string{"/bin/true"}},
+		"relative link": {options{names: []string{"r.example.org/a:v1"}, out: out, links: []string{"/x:y"}}, []string{"/bin/true"}},
+		"relative tmp":  {options{names: []string{"r.example.org/a:v1"}, out: out, folders: []string{"tmp"}}, []string{"/bin/true"}},
+		"relative file": {options{names: []string{"r.example.org/a:v1"}, out: out, files: []string{"/bin/true:x"}}, []string{"/bin/true"}},
 	} {
 		if err := run(tc.o, tc.args); err == nil {
 			t.Errorf("%s: no error", name)
