@@ -79,12 +79,15 @@ func (r Runc) Exec(ctx context.Context, id string, stdin *os.File, args ...strin
 	return r.run(ctx, stdin, append([]string{"exec", id}, args...)...)
 }
 
+// pipeTimeout bounds the wait for the rest of the output after the end of runc. On a busy host it takes more than a second.
+const pipeTimeout = 10 * time.Second
+
 func (r Runc) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.Binary, append([]string{"--root", r.Root}, args...)...)
 	// A session of its own: a terminal's interrupt of capstand does not reach the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// A program of the machine can hold the pipes open after runc was killed.
-	cmd.WaitDelay = time.Second
+	// A program of the machine can hold the pipes open after runc has ended.
+	cmd.WaitDelay = pipeTimeout
 	return cmd
 }
 
