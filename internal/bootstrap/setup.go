@@ -38,8 +38,10 @@ var Provider = reconciling.Provider{
 		&bootstrapv1.CapstanConfig{}:         reconciling.StoredByStatus,
 		&bootstrapv1.CapstanConfigTemplate{}: reconciling.StoredByObject,
 	},
-	Setup:         SetupWithManager,
-	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
+	Setup: SetupWithManager,
+	SetupWebhooks: func(_ context.Context, mgr ctrl.Manager, _ reconciling.Options) error {
+		return SetupWebhooksWithManager(mgr)
+	},
 }
 
 // SetupWithManager adds the bootstrap provider's reconciler (ALL-13).

@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"capstan.dev/capstan/internal/accessapi"
 )
 
 // Machines run on Linux hosts only. On other systems the command works through the API of a management cluster.
@@ -25,6 +27,14 @@ func (*app) rootFlag() string { return "" }
 func (*app) localKubeconfig() (string, error) {
 	return "", coded{errors.New("wanted the kubeconfig of a management cluster, found none: set --kubeconfig or $KUBECONFIG"), exitNotFound}
 }
+
+func (*app) hostHere() bool { return false }
+
+func (*app) logsHere(context.Context, string, string, accessapi.LogOptions) error { return errNoHosts }
+
+func (*app) shellHere(context.Context, string, string, []string) error { return errNoHosts }
+
+var errNoHosts = coded{errors.New("wanted a management cluster, found --socket: machines run on Linux hosts only; set --kubeconfig or $KUBECONFIG"), exitUsage}
 
 func (*app) localVersions() ([]string, error) { return nil, nil }
 

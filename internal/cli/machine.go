@@ -16,16 +16,14 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/runc"
 )
-
-// unitSocket is the socket of capstand on a host of a remote management plane. config/systemd/capstand.service sets it.
-const unitSocket = "/run/capstan/capstand.sock"
 
 // localHost is a capstand on this box.
 type localHost struct {
@@ -114,9 +112,13 @@ func withHost(host localHost, do func(hostpb.HostClient) error) error {
 	return err
 }
 
-// socketFlag adds the flag of commands that connect to capstand.
-func (a *app) socketFlag(c *cobra.Command) {
-	c.Flags().StringVar(&a.socket, "socket", "", "socket of the capstand of a remote management plane (default: "+unitSocket+" if this box has no plane); --root is then the folder of this capstand")
+// hostHere reports whether this process finds a capstand on this box.
+func (a *app) hostHere() bool {
+	if _, err := embedded.LoadState(a.layout()); err == nil {
+		return true
+	}
+	_, err := os.Stat(unitSocket)
+	return err == nil
 }
 
 // findMachine finds a machine by its name. Its Node and CapstanMachine have the same name.
@@ -139,33 +141,22 @@ func findMachine(all []located, namespace, name string) (located, error) {
 	return located{}, coded{fmt.Errorf("%d machines are named %s: choose one with --namespace", len(matches), name), exitUsage}
 }
 
-func (a *app) logsCommand() *cobra.Command {
-	var namespace string
-	request := &hostpb.LogsRequest{}
-	c := &cobra.Command{
-		Use: "logs MACHINE [SERVICE]", Short: "Print the log of a machine, or of one of its services",
-		Args: cobra.RangeArgs(1, 2),
-		RunE: func(c *cobra.Command, args []string) error {
-			all, err := a.machines(c.Context())
-			if err != nil {
-				return err
-			}
-			found, err := findMachine(all, namespace, args[0])
-			if err != nil {
-				return err
-			}
-			request.Machine, request.Service = found.machine.GetSpec().GetId(), "init"
-			if len(args) == 2 {
-				request.Service = args[1]
-			}
-			return withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(c.Context(), h, request, a.out) })
-		},
+// logsHere prints a log of a machine on this box.
+func (a *app) logsHere(ctx context.Context, namespace, name string, o accessapi.LogOptions) error {
+	found, err := a.findHere(ctx, namespace, name)
+	if err != nil {
+		return err
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine; only needed if two machines have this name")
-	a.socketFlag(c)
-	c.Flags().BoolVarP(&request.Follow, "follow", "f", false, "wait for new lines and print them")
-	c.Flags().Int32Var(&request.TailLines, "tail", 0, "number of lines from the end; 0 for all")
-	return c
+	request := &hostpb.LogsRequest{Machine: found.machine.GetSpec().GetId(), Service: o.Service, Follow: o.Follow, TailLines: o.TailLines}
+	return withHost(found.host, func(h hostpb.HostClient) error { return copyLogs(ctx, h, request, a.out) })
+}
+
+func (a *app) findHere(ctx context.Context, namespace, name string) (located, error) {
+	all, err := a.machines(ctx)
+	if err != nil {
+		return located{}, err
+	}
+	return findMachine(all, namespace, name)
 }
 
 func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequest, out io.Writer) error {
@@ -269,43 +260,23 @@ func sendImage(ctx context.Context, h hostpb.HostClient, machines []string, arch
 	return response.GetImages(), err
 }
 
-func (a *app) shellCommand() *cobra.Command {
-	var namespace string
-	c := &cobra.Command{
-		Use: "shell MACHINE [-- COMMAND...]", Short: "Run a shell, or a command, as root in a machine", Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			all, err := a.machines(c.Context())
-			if err != nil {
-				return err
-			}
-			found, err := findMachine(all, namespace, args[0])
-			if err != nil {
-				return err
-			}
-			return a.shell(found, args[1:])
-		},
+// shellHere runs a command in a machine on this box.
+func (a *app) shellHere(ctx context.Context, namespace, name string, command []string) error {
+	found, err := a.findHere(ctx, namespace, name)
+	if err != nil {
+		return err
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of the machine; only needed if two machines have this name")
-	a.socketFlag(c)
-	return c
+	return a.shell(found, command)
 }
 
 // shell replaces this process with runc, which runs the command in the container of the machine.
 func (a *app) shell(l located, command []string) error {
-	if len(command) == 0 {
-		command = []string{"/bin/sh", "-c", "exec $(command -v bash || echo sh) -l"}
-	}
 	state := filepath.Join(l.host.root, "runc")
 	if _, err := os.Stat(state); err != nil {
 		return fmt.Errorf("wanted the state of capstand's machines: %w; run the command as root, and set --root to the same folder as for capstand", err)
 	}
-	runc := embedded.Assets{Dir: l.host.assets}.Runc()
-	args := []string{"runc", "--root", state, "exec", "--cwd", "/",
-		"--env", "PATH=/opt/capstan/kubernetes/" + l.machine.GetSpec().GetKubernetesVersion() + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"--env", "HOME=/root", "--env", "TERM=" + os.Getenv("TERM")}
-	if term.IsTerminal(int(os.Stdin.Fd())) && a.live {
-		args = append(args, "--tty")
-	}
-	args = append(append(args, l.machine.GetSpec().GetId()), command...)
-	return fmt.Errorf("cannot run %s: %w", runc, syscall.Exec(runc, args, os.Environ())) //nolint:gosec // the command is the user's own
+	program := embedded.Assets{Dir: l.host.assets}.Runc()
+	in := runc.Command{Args: command, Term: os.Getenv("TERM"), TTY: a.terminal(), KubernetesVersion: l.machine.GetSpec().GetKubernetesVersion()}
+	args := append([]string{"runc", "--root", state}, in.ExecArgs(l.machine.GetSpec().GetId())...)
+	return fmt.Errorf("cannot run %s: %w", program, syscall.Exec(program, args, os.Environ())) //nolint:gosec // the command is the user's own
 }

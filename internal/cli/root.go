@@ -80,6 +80,9 @@ func Main() int {
 	command := a.command()
 	command.SetArgs(args)
 	if err := command.ExecuteContext(ctx); err != nil {
+		if code := exited(0); errors.As(err, &code) {
+			return int(code)
+		}
 		fmt.Fprintln(a.errOut, "error:", err)
 		return exitCode(err)
 	}
@@ -141,7 +144,8 @@ func (a *app) command() *cobra.Command {
 	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (one event per line on standard error) or none")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
-	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand())
+	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand(),
+		a.logsCommand(), a.shellCommand())
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	return c

@@ -49,8 +49,10 @@ var Provider = reconciling.Provider{
 		&controlplanev1.CapstanControlPlane{}:         reconciling.StoredByStatus,
 		&controlplanev1.CapstanControlPlaneTemplate{}: reconciling.StoredByObject,
 	},
-	Setup:         SetupWithManager,
-	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
+	Setup: SetupWithManager,
+	SetupWebhooks: func(_ context.Context, mgr ctrl.Manager, _ reconciling.Options) error {
+		return SetupWebhooksWithManager(mgr)
+	},
 }
 
 // SetupWithManager adds the control plane provider's reconcilers (ALL-13).

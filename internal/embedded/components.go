@@ -53,6 +53,10 @@ const (
 	managerNamespace      = "capstan-infrastructure-system"
 	managerServiceAccount = "capstan-manager"
 	adminGroup            = "capstan:administrators"
+	// frontProxyClient is the name of the API server when it forwards requests to the manager.
+	frontProxyClient = "front-proxy-client"
+	// accessService is the Service of the APIService of the manager.
+	accessService = "capstan-infrastructure-webhook-service"
 
 	// etcdName is the name of etcd's only member.
 	etcdName = "capstan"
@@ -106,8 +110,9 @@ func apiServerComponent(l Layout, s State) component {
 			"--etcd-cafile=" + file("etcd-ca.crt"), "--etcd-certfile=" + file("etcd-client.crt"), "--etcd-keyfile=" + file("etcd-client.key"),
 			"--tls-cert-file=" + file("server.crt"), "--tls-private-key-file=" + file("server.key"), "--tls-min-version=VersionTLS12",
 			"--client-ca-file=" + file("ca.crt"), "--anonymous-auth=false", "--authorization-mode=RBAC", "--profiling=false",
-			"--requestheader-client-ca-file=" + file("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
+			"--requestheader-client-ca-file=" + file("front-proxy-ca.crt"), "--requestheader-allowed-names=" + frontProxyClient,
 			"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+			"--proxy-client-cert-file=" + file(frontProxyClient+".crt"), "--proxy-client-key-file=" + file(frontProxyClient+".key"),
 			"--service-account-issuer=https://kubernetes.default.svc",
 			"--service-account-key-file=" + file("service-account.key"), "--service-account-signing-key-file=" + file("service-account.key"),
 			"--encryption-provider-config=" + l.EncryptionConfig(),

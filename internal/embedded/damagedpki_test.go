@@ -60,7 +60,7 @@ func checkDamaged(t *testing.T, path string, good, damaged []byte, err error) {
 		return
 	}
 	switch filepath.Base(path) {
-	case "server.crt", "server.key", "client.crt", "client.key", "etcd-client.crt", "etcd-client.key", "tls.crt", "tls.key":
+	case "server.crt", "server.key", "client.crt", "client.key", "etcd-client.crt", "etcd-client.key", "front-proxy-client.crt", "front-proxy-client.key", "tls.crt", "tls.key":
 		base := strings.TrimSuffix(strings.TrimSuffix(path, ".crt"), ".key")
 		if _, err := tls.LoadX509KeyPair(base+".crt", base+".key"); err != nil {
 			t.Errorf("no error, and the file was not repaired: %v", err)

@@ -213,9 +213,24 @@ func (p provider) install(w webhooks) ([]*unstructured.Unstructured, error) {
 		if err := w.rewrite(o); err != nil {
 			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
 		}
-		out = append(out, setLabels(o, map[string]string{clusterctlv1.ClusterctlLabel: "", clusterv1.ProviderNameLabel: p.label()}))
+		if o.GetKind() == "APIService" {
+			out = append(out, p.labelled(loopbackService()))
+		}
+		out = append(out, p.labelled(o))
 	}
 	return out, nil
+}
+
+// labelled adds clusterctl's labels.
+func (p provider) labelled(o *unstructured.Unstructured) *unstructured.Unstructured {
+	return setLabels(o, map[string]string{clusterctlv1.ClusterctlLabel: "", clusterv1.ProviderNameLabel: p.label()})
+}
+
+// loopbackService is the Service of an APIService. An APIService cannot have a URL.
+func loopbackService() *unstructured.Unstructured {
+	return object("v1", "Service", managerNamespace, accessService, map[string]any{
+		"spec": map[string]any{"type": "ExternalName", "externalName": "127.0.0.1"},
+	})
 }
 
 // rewrite replaces references to Services by loopback URLs.
@@ -237,6 +252,10 @@ func (w webhooks) rewrite(o *unstructured.Unstructured) error {
 			return nil
 		}
 		return w.rewriteClientConfig(o.Object, "spec", "conversion", "webhook", "clientConfig")
+	case "APIService":
+		return errors.Join(
+			unstructured.SetNestedMap(o.Object, map[string]any{"namespace": managerNamespace, "name": accessService, "port": int64(w.port)}, "spec", "service"),
+			unstructured.SetNestedField(o.Object, base64.StdEncoding.EncodeToString(w.caBundle), "spec", "caBundle"))
 	}
 	return nil
 }

@@ -248,7 +248,8 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// This plane has no aggregated API servers, so this authority signs no certificate. Components require the file.
+	// The API server forwards the requests for logs and shells of machines to the manager. It proves itself with a certificate of
+	// an authority that signs nothing else.
 	frontProxy, err := ensureAuthority(l, frontProxyAuthority)
 	if err != nil {
 		return err
@@ -264,12 +265,13 @@ func ensurePKI(l Layout, s State, owner user, now time.Time) error {
 		{etcdCA, etcd, identity{name: "server", cn: "etcd", usages: pki.Both}, owner},
 		{etcdCA, apiServer, identity{name: "etcd-client", cn: "kube-apiserver", usages: pki.Client}, owner},
 		{cluster, apiServer, identity{name: "server", cn: "kube-apiserver", usages: pki.Server, host: s.apiHost()}, owner},
+		{frontProxy, apiServer, identity{name: frontProxyClient, cn: frontProxyClient, usages: pki.Client}, owner},
 		{cluster, controllerManager, identity{name: "client", cn: "system:kube-controller-manager", usages: pki.Client}, owner},
 		{cluster, controllerManager, identity{name: "server", cn: "kube-controller-manager", usages: pki.Server}, owner},
 		{cluster, coreManager, serviceAccount(coreNamespace, coreServiceAccount), owner},
 		{cluster, coreManager, identity{name: "tls", cn: "capi-webhook", usages: pki.Server}, owner},
 		{cluster, manager, serviceAccount(managerNamespace, managerServiceAccount), owner},
-		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: pki.Server}, owner},
+		{cluster, manager, identity{name: "tls", cn: "capstan-webhook", usages: pki.Server, host: accessService + "." + managerNamespace + ".svc"}, owner},
 		{cluster, admin, identity{name: "client", cn: "capstan-admin", groups: []string{adminGroup}, usages: pki.Client}, root},
 		// The only user that needs no role. It creates the binding of the group above.
 		{cluster, installer, identity{name: "client", cn: "capstan-installer", groups: []string{"system:masters"}, usages: pki.Client}, root},

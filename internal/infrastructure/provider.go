@@ -34,6 +34,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/hostjoin"
 	"capstan.dev/capstan/internal/infrastructure/inventory"
 	"capstan.dev/capstan/internal/infrastructure/machine"
+	"capstan.dev/capstan/internal/infrastructure/machineaccess"
 	"capstan.dev/capstan/internal/infrastructure/machinepool"
 	"capstan.dev/capstan/internal/infrastructure/machinetemplate"
 	"capstan.dev/capstan/internal/infrastructure/network"
@@ -69,8 +70,8 @@ func Provider() reconciling.Provider {
 		},
 		AddFlags: f.add,
 		Setup:    f.setup,
-		SetupWebhooks: func(mgr ctrl.Manager, opts reconciling.Options) error {
-			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts))
+		SetupWebhooks: func(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
+			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts), machineaccess.SetupWithManager(ctx, mgr))
 		},
 	}
 }

@@ -103,7 +103,9 @@ var Provider = reconciling.Provider{
 	Setup: func(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
 		return SetupWithManager(ctx, mgr, Options{Options: opts})
 	},
-	SetupWebhooks: func(mgr ctrl.Manager, _ reconciling.Options) error { return SetupWebhooksWithManager(mgr) },
+	SetupWebhooks: func(_ context.Context, mgr ctrl.Manager, _ reconciling.Options) error {
+		return SetupWebhooksWithManager(mgr)
+	},
 }
 
 // SetupWithManager adds the provider's controllers to a manager.

@@ -22,18 +22,20 @@ func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server
 	if err := runtimehooksv1.AddToCatalog(catalog); err != nil {
 		return nil, err
 	}
+	hooks := guarded{name: flags.HookClientName, slots: make(chan struct{}, maxHooks)}
 	if flags.HookClientCA != "" {
 		ca, err := os.ReadFile(flags.HookClientCA)
 		if err != nil {
 			return nil, fmt.Errorf("--runtime-extension-client-ca-file: %w", err)
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(ca) {
+		hooks.clients = x509.NewCertPool()
+		if !hooks.clients.AppendCertsFromPEM(ca) {
 			return nil, fmt.Errorf("--runtime-extension-client-ca-file: %s contains no certificate", flags.HookClientCA)
 		}
-		// The API server calls the webhooks on the same port, without a certificate.
-		tlsOptions = append(slices.Clone(tlsOptions), func(c *tls.Config) { c.ClientAuth, c.ClientCAs = tls.VerifyClientCertIfGiven, pool })
 	}
+	// Three kinds of clients use the port: the API server, without a certificate for webhooks, and with that of its front proxy
+	// for the API of machines; and Cluster API core. Each handler verifies the certificates of its own clients.
+	tlsOptions = append(slices.Clone(tlsOptions), func(c *tls.Config) { c.ClientAuth = tls.RequestClientCert })
 	s, err := server.New(server.Options{
 		Catalog: catalog,
 		Host:    flags.WebhookHost, Port: flags.WebhookPort, CertDir: flags.WebhookCertDir,
@@ -42,7 +44,8 @@ func webhookServer(flags *Flags, tlsOptions []func(*tls.Config)) (webhook.Server
 	if err != nil {
 		return nil, err
 	}
-	s.Server = guarded{Server: s.Server, verify: flags.HookClientCA != "", name: flags.HookClientName, slots: make(chan struct{}, maxHooks)}
+	hooks.Server = s.Server
+	s.Server = hooks
 	return s, nil
 }
 
@@ -61,7 +64,8 @@ const (
 type guarded struct {
 	webhook.Server
 
-	verify bool
+	// clients are the authorities of the clients; nil without an authority.
+	clients *x509.CertPool
 	// name is the required common name; any if empty.
 	name  string
 	slots chan struct{}
@@ -71,7 +75,7 @@ type guarded struct {
 func (g guarded) Register(path string, handler http.Handler) {
 	if strings.HasPrefix(path, "/"+runtimehooksv1.GroupVersion.Group+"/") {
 		handler = g.bounded(handler)
-		if g.verify {
+		if g.clients != nil {
 			handler = g.verified(handler)
 		}
 	}
@@ -80,12 +84,25 @@ func (g guarded) Register(path string, handler http.Handler) {
 
 func (g guarded) verified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 || g.name != "" && r.TLS.VerifiedChains[0][0].Subject.CommonName != g.name {
+		if !g.admits(r.TLS) {
 			http.Error(w, "the hooks require the client certificate of Cluster API core", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// admits reports whether the client of a connection has a certificate of the authority, with the required name.
+func (g guarded) admits(state *tls.ConnectionState) bool {
+	if state == nil || len(state.PeerCertificates) == 0 {
+		return false
+	}
+	own, intermediates := state.PeerCertificates[0], x509.NewCertPool()
+	for _, c := range state.PeerCertificates[1:] {
+		intermediates.AddCert(c)
+	}
+	_, err := own.Verify(x509.VerifyOptions{Roots: g.clients, Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err == nil && (g.name == "" || own.Subject.CommonName == g.name)
 }
 
 func (g guarded) bounded(next http.Handler) http.Handler {

@@ -4,14 +4,16 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	"capstan.dev/capstan/internal/pki"
 )
 
 // recorded records the handlers of a server.
@@ -26,25 +28,34 @@ func (r recorded) Register(path string, handler http.Handler) { r.handlers[path]
 // no certificate.
 func TestGuardedHooks(t *testing.T) {
 	r := recorded{handlers: map[string]http.Handler{}}
-	g := guarded{Server: r, verify: true, name: "core", slots: make(chan struct{}, 1)}
+	trusted, other := newAuthority(t), newAuthority(t)
+	clients := x509.NewCertPool()
+	clients.AddCert(trusted.Cert)
+	g := guarded{Server: r, clients: clients, name: "core", slots: make(chan struct{}, 1)}
 	const hook, validation = "/hooks.runtime.cluster.x-k8s.io/v1alpha1/updatemachine/x", "/validate"
 	for _, path := range []string{hook, validation} {
 		g.Register(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
 	}
-	client := func(name string) *tls.ConnectionState {
-		cert := &x509.Certificate{Subject: pkix.Name{CommonName: name}}
-		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
+	client := func(by pki.Authority, name string, usages []x509.ExtKeyUsage) *tls.ConnectionState {
+		key, err := pki.NewKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert, err := by.Sign(pki.Leaf{CommonName: name, Usages: usages}, key.Public(), time.Hour, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}
 	}
-	unverified := client("core")
-	unverified.VerifiedChains = nil
 	for name, test := range map[string]struct {
 		path  string
 		state *tls.ConnectionState
 		want  int
 	}{
-		"core":                            {hook, client("core"), http.StatusOK},
-		"another client":                  {hook, client("other"), http.StatusForbidden},
-		"a certificate of nobody":         {hook, unverified, http.StatusForbidden},
+		"core":                            {hook, client(trusted, "core", pki.Client), http.StatusOK},
+		"another client":                  {hook, client(trusted, "other", pki.Client), http.StatusForbidden},
+		"a certificate of nobody":         {hook, client(other, "core", pki.Client), http.StatusForbidden},
+		"a certificate of a server":       {hook, client(trusted, "core", pki.Server), http.StatusForbidden},
 		"no certificate":                  {hook, &tls.ConnectionState{}, http.StatusForbidden},
 		"no TLS":                          {hook, nil, http.StatusForbidden},
 		"a webhook without a certificate": {validation, &tls.ConnectionState{}, http.StatusOK},
@@ -58,6 +69,19 @@ func TestGuardedHooks(t *testing.T) {
 			}
 		})
 	}
+}
+
+func newAuthority(t *testing.T) pki.Authority {
+	t.Helper()
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority, err := pki.NewAuthority("test", key, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return authority
 }
 
 // TestBoundedHooks: a hook that is called too often at the same time, or with too large a request, is an error. Webhooks have no

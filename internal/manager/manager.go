@@ -120,7 +120,7 @@ func setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options, flag
 		if flags.WebhookPort == 0 || p.SetupWebhooks == nil {
 			continue
 		}
-		if err := p.SetupWebhooks(mgr, opts); err != nil {
+		if err := p.SetupWebhooks(ctx, mgr, opts); err != nil {
 			return fmt.Errorf("webhooks of the %s provider: %w", p.Name, err)
 		}
 	}

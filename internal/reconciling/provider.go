@@ -48,5 +48,5 @@ type Provider struct {
 	Setup func(ctx context.Context, mgr ctrl.Manager, opts Options) error
 
 	// SetupWebhooks adds the provider's webhooks. It may be nil. It is not called with --webhook-port=0.
-	SetupWebhooks func(mgr ctrl.Manager, opts Options) error
+	SetupWebhooks func(ctx context.Context, mgr ctrl.Manager, opts Options) error
 }

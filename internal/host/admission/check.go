@@ -67,6 +67,29 @@ func CheckService(name string) error {
 	return invalid("expected a service name such as kubelet, found %q", name)
 }
 
+// Limits of a command: the number of its words, and the size of one in bytes.
+const maxWords, maxWord = 256, 16 << 10
+
+var termForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}$`)
+
+// CheckExec refuses a command that no machine can run (INVALID).
+func CheckExec(start *hostpb.ExecStart) error {
+	words := start.GetCommand()
+	switch {
+	case start == nil:
+		return invalid("expected the start of a command first")
+	case len(words) > maxWords:
+		return invalid("expected a command of at most %d words, found %d", maxWords, len(words))
+	case slices.ContainsFunc(words, func(w string) bool { return len(w) > maxWord || strings.ContainsRune(w, 0) }):
+		return invalid("expected words of at most %d bytes without a zero byte", maxWord)
+	case len(words) > 0 && (words[0] == "" || words[0][0] == '-'):
+		return invalid("expected the name of a program, found %.80q", words[0])
+	case start.GetTerm() != "" && !termForm.MatchString(start.GetTerm()):
+		return invalid("expected a type of terminal such as xterm, found %.80q", start.GetTerm())
+	}
+	return CheckID("machine", start.GetMachine())
+}
+
 func invalid(format string, args ...any) error {
 	return refusal.Errorf(hostpb.Refusal_INVALID, format, args...)
 }

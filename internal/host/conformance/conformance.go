@@ -284,6 +284,11 @@ func streamCalls() []call {
 			return h.Logs(&hostpb.LogsRequest{Machine: machine, Service: service}, &logsStream{ctx: ctx})
 		}
 	}
+	command := func(start *hostpb.ExecStart) func(context.Context, hostpb.HostServer) error {
+		return func(ctx context.Context, h hostpb.HostServer) error {
+			return h.Exec(&execStream{ctx: ctx, first: &hostpb.ExecRequest{Content: &hostpb.ExecRequest_Start{Start: start}}})
+		}
+	}
 	load := func(machines ...string) func(context.Context, hostpb.HostServer) error {
 		return func(ctx context.Context, h hostpb.HostServer) error {
 			return h.LoadImage(&imageStream{ctx: ctx, first: &hostpb.LoadImageRequest{Machines: machines}})
@@ -293,6 +298,11 @@ func streamCalls() []call {
 		{"logs of an unknown machine", logs("m-9", "kubelet"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 		{"logs of a service that is a path", logs("m-1", "../kubelet"), invalid, codes.InvalidArgument},
 		{"logs of no service", logs("m-1", ""), invalid, codes.InvalidArgument},
+		{"command without a start", command(nil), invalid, codes.InvalidArgument},
+		{"command in an unknown machine", command(&hostpb.ExecStart{Machine: "m-9"}), hostpb.Refusal_NOT_FOUND, codes.NotFound},
+		{"command in a machine that is a path", command(&hostpb.ExecStart{Machine: "../m-1"}), invalid, codes.InvalidArgument},
+		{"command that is an option of runc", command(&hostpb.ExecStart{Machine: "m-1", Command: []string{"--tty"}}), invalid, codes.InvalidArgument},
+		{"command with a strange terminal", command(&hostpb.ExecStart{Machine: "m-1", Term: "a=b c"}), invalid, codes.InvalidArgument},
 		{"image for no machine", load(), invalid, codes.InvalidArgument},
 		{"image for an unknown machine", load("m-9"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 	}
@@ -307,6 +317,18 @@ type logsStream struct {
 
 func (s *logsStream) Context() context.Context    { return s.ctx }
 func (s *logsStream) Send(*hostpb.LogChunk) error { return nil }
+
+// execStream is a client of Exec that sends one message.
+type execStream struct {
+	grpc.ServerStream
+
+	ctx   context.Context
+	first *hostpb.ExecRequest
+}
+
+func (s *execStream) Context() context.Context           { return s.ctx }
+func (s *execStream) Send(*hostpb.ExecResponse) error    { return nil }
+func (s *execStream) Recv() (*hostpb.ExecRequest, error) { return s.first, nil }
 
 // imageStream is a client of LoadImage that sends one message.
 type imageStream struct {

@@ -425,6 +425,22 @@ func (h *Host) Logs(r *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error 
 	return stream.Send(&hostpb.LogChunk{Data: fmt.Appendf(nil, "machine %s/%s is hollow: nothing runs in it\n", m.GetSpec().GetNamespace(), m.GetSpec().GetName())})
 }
 
+// Exec implements hostpb.HostServer. No command can run in a hollow machine.
+func (h *Host) Exec(stream hostpb.Host_ExecServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if err := admission.CheckExec(first.GetStart()); err != nil {
+		return err
+	}
+	m, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: first.GetStart().GetMachine()})
+	if err != nil {
+		return err
+	}
+	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "machine %s/%s is hollow: nothing runs in it", m.GetSpec().GetNamespace(), m.GetSpec().GetName())
+}
+
 // LoadImage implements hostpb.HostServer.
 func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()

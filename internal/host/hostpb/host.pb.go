@@ -3634,6 +3634,366 @@ func (x *LogChunk) GetData() []byte {
 	return nil
 }
 
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Content:
+	//
+	//	*ExecRequest_Start
+	//	*ExecRequest_Stdin
+	//	*ExecRequest_StdinClosed
+	//	*ExecRequest_Size
+	Content       isExecRequest_Content `protobuf_oneof:"content"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_host_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ExecRequest) GetContent() isExecRequest_Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStart() *ExecStart {
+	if x != nil {
+		if x, ok := x.Content.(*ExecRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStdin() []byte {
+	if x != nil {
+		if x, ok := x.Content.(*ExecRequest_Stdin); ok {
+			return x.Stdin
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetStdinClosed() bool {
+	if x != nil {
+		if x, ok := x.Content.(*ExecRequest_StdinClosed); ok {
+			return x.StdinClosed
+		}
+	}
+	return false
+}
+
+func (x *ExecRequest) GetSize() *TerminalSize {
+	if x != nil {
+		if x, ok := x.Content.(*ExecRequest_Size); ok {
+			return x.Size
+		}
+	}
+	return nil
+}
+
+type isExecRequest_Content interface {
+	isExecRequest_Content()
+}
+
+type ExecRequest_Start struct {
+	Start *ExecStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ExecRequest_Stdin struct {
+	Stdin []byte `protobuf:"bytes,2,opt,name=stdin,proto3,oneof"`
+}
+
+type ExecRequest_StdinClosed struct {
+	// stdin_closed ends the standard input of the command.
+	StdinClosed bool `protobuf:"varint,3,opt,name=stdin_closed,json=stdinClosed,proto3,oneof"`
+}
+
+type ExecRequest_Size struct {
+	Size *TerminalSize `protobuf:"bytes,4,opt,name=size,proto3,oneof"`
+}
+
+func (*ExecRequest_Start) isExecRequest_Content() {}
+
+func (*ExecRequest_Stdin) isExecRequest_Content() {}
+
+func (*ExecRequest_StdinClosed) isExecRequest_Content() {}
+
+func (*ExecRequest_Size) isExecRequest_Content() {}
+
+type ExecStart struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Machine string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"` // id
+	// command is the program with its arguments; a login shell if it is empty.
+	Command []string `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	// stdin is whether the command gets a standard input. A terminal always has one.
+	Stdin bool `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Tty   bool `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
+	// term is the type of the terminal of the client, for the variable TERM.
+	Term          string `protobuf:"bytes,5,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecStart) Reset() {
+	*x = ExecStart{}
+	mi := &file_host_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecStart) ProtoMessage() {}
+
+func (x *ExecStart) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
+func (*ExecStart) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ExecStart) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
+}
+
+func (x *ExecStart) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ExecStart) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
+}
+
+func (x *ExecStart) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *ExecStart) GetTerm() string {
+	if x != nil {
+		return x.Term
+	}
+	return ""
+}
+
+type TerminalSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Columns       uint32                 `protobuf:"varint,1,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows          uint32                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalSize) Reset() {
+	*x = TerminalSize{}
+	mi := &file_host_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalSize) ProtoMessage() {}
+
+func (x *TerminalSize) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
+func (*TerminalSize) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *TerminalSize) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *TerminalSize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Content:
+	//
+	//	*ExecResponse_Started
+	//	*ExecResponse_Stdout
+	//	*ExecResponse_Stderr
+	//	*ExecResponse_ExitCode
+	Content       isExecResponse_Content `protobuf_oneof:"content"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_host_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ExecResponse) GetContent() isExecResponse_Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStarted() bool {
+	if x != nil {
+		if x, ok := x.Content.(*ExecResponse_Started); ok {
+			return x.Started
+		}
+	}
+	return false
+}
+
+func (x *ExecResponse) GetStdout() []byte {
+	if x != nil {
+		if x, ok := x.Content.(*ExecResponse_Stdout); ok {
+			return x.Stdout
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetStderr() []byte {
+	if x != nil {
+		if x, ok := x.Content.(*ExecResponse_Stderr); ok {
+			return x.Stderr
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExitCode() int32 {
+	if x != nil {
+		if x, ok := x.Content.(*ExecResponse_ExitCode); ok {
+			return x.ExitCode
+		}
+	}
+	return 0
+}
+
+type isExecResponse_Content interface {
+	isExecResponse_Content()
+}
+
+type ExecResponse_Started struct {
+	Started bool `protobuf:"varint,1,opt,name=started,proto3,oneof"`
+}
+
+type ExecResponse_Stdout struct {
+	Stdout []byte `protobuf:"bytes,2,opt,name=stdout,proto3,oneof"`
+}
+
+type ExecResponse_Stderr struct {
+	Stderr []byte `protobuf:"bytes,3,opt,name=stderr,proto3,oneof"` // never with a terminal
+}
+
+type ExecResponse_ExitCode struct {
+	ExitCode int32 `protobuf:"varint,4,opt,name=exit_code,json=exitCode,proto3,oneof"`
+}
+
+func (*ExecResponse_Started) isExecResponse_Content() {}
+
+func (*ExecResponse_Stdout) isExecResponse_Content() {}
+
+func (*ExecResponse_Stderr) isExecResponse_Content() {}
+
+func (*ExecResponse_ExitCode) isExecResponse_Content() {}
+
 var File_host_proto protoreflect.FileDescriptor
 
 const file_host_proto_rawDesc = "" +
@@ -3930,7 +4290,28 @@ const file_host_proto_rawDesc = "" +
 	"\n" +
 	"tail_lines\x18\x04 \x01(\x05R\ttailLines\"\x1e\n" +
 	"\bLogChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xbc\f\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xbe\x01\n" +
+	"\vExecRequest\x122\n" +
+	"\x05start\x18\x01 \x01(\v2\x1a.capstan.host.v1.ExecStartH\x00R\x05start\x12\x16\n" +
+	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12#\n" +
+	"\fstdin_closed\x18\x03 \x01(\bH\x00R\vstdinClosed\x123\n" +
+	"\x04size\x18\x04 \x01(\v2\x1d.capstan.host.v1.TerminalSizeH\x00R\x04sizeB\t\n" +
+	"\acontent\"{\n" +
+	"\tExecStart\x12\x18\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x12\x14\n" +
+	"\x05stdin\x18\x03 \x01(\bR\x05stdin\x12\x10\n" +
+	"\x03tty\x18\x04 \x01(\bR\x03tty\x12\x12\n" +
+	"\x04term\x18\x05 \x01(\tR\x04term\"<\n" +
+	"\fTerminalSize\x12\x18\n" +
+	"\acolumns\x18\x01 \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\rR\x04rows\"\x88\x01\n" +
+	"\fExecResponse\x12\x1a\n" +
+	"\astarted\x18\x01 \x01(\bH\x00R\astarted\x12\x18\n" +
+	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
+	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
+	"\texit_code\x18\x04 \x01(\x05H\x00R\bexitCodeB\t\n" +
+	"\acontent2\x85\r\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -3952,7 +4333,8 @@ const file_host_proto_rawDesc = "" +
 	"SetFencing\x12\".capstan.host.v1.SetFencingRequest\x1a#.capstan.host.v1.SetFencingResponse\x12[\n" +
 	"\fListContacts\x12$.capstan.host.v1.ListContactsRequest\x1a%.capstan.host.v1.ListContactsResponse\x12T\n" +
 	"\tLoadImage\x12!.capstan.host.v1.LoadImageRequest\x1a\".capstan.host.v1.LoadImageResponse(\x01\x12A\n" +
-	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
+	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01\x12G\n" +
+	"\x04Exec\x12\x1c.capstan.host.v1.ExecRequest\x1a\x1d.capstan.host.v1.ExecResponse(\x010\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
 
 var (
 	file_host_proto_rawDescOnce sync.Once
@@ -3967,7 +4349,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4023,7 +4405,11 @@ var file_host_proto_goTypes = []any{
 	(*LoadImageResponse)(nil),          // 51: capstan.host.v1.LoadImageResponse
 	(*LogsRequest)(nil),                // 52: capstan.host.v1.LogsRequest
 	(*LogChunk)(nil),                   // 53: capstan.host.v1.LogChunk
-	(*timestamppb.Timestamp)(nil),      // 54: google.protobuf.Timestamp
+	(*ExecRequest)(nil),                // 54: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 55: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 56: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 57: capstan.host.v1.ExecResponse
+	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
@@ -4047,62 +4433,66 @@ var file_host_proto_depIdxs = []int32{
 	34, // 18: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
 	34, // 19: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
 	3,  // 20: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	54, // 21: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	54, // 22: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	58, // 21: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	58, // 22: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
 	34, // 23: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
 	40, // 24: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
 	4,  // 25: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
 	5,  // 26: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
 	42, // 27: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	54, // 28: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	58, // 28: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
 	41, // 29: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
 	38, // 30: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	54, // 31: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	54, // 32: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	58, // 31: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	58, // 32: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
 	39, // 33: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	7,  // 34: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	15, // 35: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	17, // 36: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	27, // 37: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	19, // 38: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	22, // 39: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	29, // 40: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	32, // 41: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	36, // 42: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	43, // 43: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	44, // 44: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	46, // 45: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	47, // 46: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	48, // 47: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	37, // 48: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	10, // 49: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	12, // 50: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	50, // 51: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	52, // 52: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	8,  // 53: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	16, // 54: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	17, // 55: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	28, // 56: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	21, // 57: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	25, // 58: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	29, // 59: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	33, // 60: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	39, // 61: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	39, // 62: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	45, // 63: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	49, // 64: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	39, // 65: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	39, // 66: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	39, // 67: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	11, // 68: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	13, // 69: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	51, // 70: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	53, // 71: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	53, // [53:72] is the sub-list for method output_type
-	34, // [34:53] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	55, // 34: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	56, // 35: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 36: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	15, // 37: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	17, // 38: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	27, // 39: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	19, // 40: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	22, // 41: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	29, // 42: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	32, // 43: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	36, // 44: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	43, // 45: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	44, // 46: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	46, // 47: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	47, // 48: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	48, // 49: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	37, // 50: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	10, // 51: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	12, // 52: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	50, // 53: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	52, // 54: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	54, // 55: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 56: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	16, // 57: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	17, // 58: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	28, // 59: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	21, // 60: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	25, // 61: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	29, // 62: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	33, // 63: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	39, // 64: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	39, // 65: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	45, // 66: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	49, // 67: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	39, // 68: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	39, // 69: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	39, // 70: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	11, // 71: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	13, // 72: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	51, // 73: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	53, // 74: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	57, // 75: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	56, // [56:76] is the sub-list for method output_type
+	36, // [36:56] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4115,13 +4505,25 @@ func file_host_proto_init() {
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
+	file_host_proto_msgTypes[48].OneofWrappers = []any{
+		(*ExecRequest_Start)(nil),
+		(*ExecRequest_Stdin)(nil),
+		(*ExecRequest_StdinClosed)(nil),
+		(*ExecRequest_Size)(nil),
+	}
+	file_host_proto_msgTypes[51].OneofWrappers = []any{
+		(*ExecResponse_Started)(nil),
+		(*ExecResponse_Stdout)(nil),
+		(*ExecResponse_Stderr)(nil),
+		(*ExecResponse_ExitCode)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   48,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -45,6 +45,7 @@ const (
 	Host_ListContacts_FullMethodName       = "/capstan.host.v1.Host/ListContacts"
 	Host_LoadImage_FullMethodName          = "/capstan.host.v1.Host/LoadImage"
 	Host_Logs_FullMethodName               = "/capstan.host.v1.Host/Logs"
+	Host_Exec_FullMethodName               = "/capstan.host.v1.Host/Exec"
 )
 
 // HostClient is the client API for Host service.
@@ -105,6 +106,9 @@ type HostClient interface {
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
 	// Logs streams the log of one service of a machine, or of its init process.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
+	// Exec runs a command as root in a running machine. The first request is start. The first response is started, the last one
+	// is the exit code. The command is killed when the client cancels the call.
+	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 }
 
 type hostClient struct {
@@ -326,6 +330,19 @@ func (c *hostClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.Cal
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_LogsClient = grpc.ServerStreamingClient[LogChunk]
 
+func (c *hostClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[3], Host_Exec_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
 // HostServer is the server API for Host service.
 // All implementations must embed UnimplementedHostServer
 // for forward compatibility.
@@ -384,6 +401,9 @@ type HostServer interface {
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
 	// Logs streams the log of one service of a machine, or of its init process.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
+	// Exec runs a command as root in a running machine. The first request is start. The first response is started, the last one
+	// is the exit code. The command is killed when the client cancels the call.
+	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	mustEmbedUnimplementedHostServer()
 }
 
@@ -450,6 +470,9 @@ func (UnimplementedHostServer) LoadImage(grpc.ClientStreamingServer[LoadImageReq
 }
 func (UnimplementedHostServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
+}
+func (UnimplementedHostServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exec not implemented")
 }
 func (UnimplementedHostServer) mustEmbedUnimplementedHostServer() {}
 func (UnimplementedHostServer) testEmbeddedByValue()              {}
@@ -789,6 +812,13 @@ func _Host_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Host_LogsServer = grpc.ServerStreamingServer[LogChunk]
 
+func _Host_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(HostServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Host_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
 // Host_ServiceDesc is the grpc.ServiceDesc for Host service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -876,6 +906,12 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Logs",
 			Handler:       _Host_Logs_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exec",
+			Handler:       _Host_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "host.proto",

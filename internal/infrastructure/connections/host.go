@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"sync"
@@ -16,7 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -66,22 +69,9 @@ type Host struct {
 
 func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, error) {
 	served := &atomic.Pointer[x509.Certificate]{}
-	transport, err := transport(address, creds, served.Store)
+	conn, err := dial(name, address, creds, p.Keepalive, served.Store)
 	if err != nil {
-		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
-	}
-	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(transport),
-		p.Keepalive.Client(),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: maxBackoff,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
-		grpc.WithUnaryInterceptor(withTimeout),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("address %q of host %s: %w", address, name, err)
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Host{
@@ -97,6 +87,41 @@ func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, er
 		spans:         map[string]*span{},
 		services:      map[string]*hostpb.SetServicesRequest{},
 	}, nil
+}
+
+// dial does not wait until the host answers.
+func dial(name, address string, creds credentials.Client, keepalive hostpb.Keepalive, seen func(*x509.Certificate)) (*grpc.ClientConn, error) {
+	transport, err := transport(address, creds, seen)
+	if err != nil {
+		return nil, fmt.Errorf("credentials of host %s: %w", name, err)
+	}
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(transport),
+		keepalive.Client(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           grpcbackoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: maxBackoff,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
+		grpc.WithUnaryInterceptor(withTimeout),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("address %q of host %s: %w", address, name, err)
+	}
+	return conn, nil
+}
+
+// Dial returns a connection to a host outside of the pool, which the caller closes. It needs no leadership.
+func Dial(ctx context.Context, secrets client.Reader, host *infrav1.CapstanHost) (hostpb.HostClient, io.Closer, error) {
+	creds, err := loadCredentials(ctx, secrets, host)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn, err := dial(host.Name, host.Spec.Address, creds, hostpb.DefaultKeepalive, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return hostpb.NewHostClient(conn), conn, nil
 }
 
 func withTimeout(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {

@@ -119,10 +119,14 @@ func relay(conn net.Conn, address string) {
 
 // try runs a program as the user of the workstation.
 func (w *workstation) try(name string, args ...string) (string, error) {
-	all := []string{fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), w.namespace.Fd()), "--",
+	return run("nsenter", w.arguments("LC_ALL=C.UTF-8", append([]string{name}, args...)...)...)
+}
+
+// arguments of nsenter that run a program as the user of the workstation, with a variable.
+func (w *workstation) arguments(variable string, program ...string) []string {
+	return append([]string{fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), w.namespace.Fd()), "--",
 		"setpriv", "--reuid", nobody, "--regid", nobody, "--clear-groups", "--bounding-set", "-all", "--no-new-privs", "--",
-		"env", "-i", "HOME=/nonexistent", "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + w.kubeconfig, name}
-	return run("nsenter", append(all, args...)...)
+		"env", "-i", "HOME=/nonexistent", "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + w.kubeconfig, variable}, program...)
 }
 
 func (w *workstation) capstan(args ...string) string {

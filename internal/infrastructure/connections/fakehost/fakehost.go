@@ -3,6 +3,8 @@ package fakehost
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"net"
@@ -10,7 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -49,6 +53,7 @@ type Host struct {
 	refuse        map[string]error
 	before        map[string]func()
 	hold          bool
+	commands      atomic.Int32
 }
 
 // New returns a fake host that serves until the test ends. setup can change it before.
@@ -543,15 +548,55 @@ func (h *Host) ClaimMachine(_ context.Context, r *hostpb.ClaimMachineRequest) (*
 	return proto.CloneOf(m), nil
 }
 
-// Logs implements hostpb.HostServer. Machines have no logs.
-func (h *Host) Logs(r *hostpb.LogsRequest, _ hostpb.Host_LogsServer) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.machines[r.GetMachine()] == nil {
-		return admission.NoMachine(r.GetMachine())
+// Logs implements hostpb.HostServer. The log of each service is one line.
+func (h *Host) Logs(r *hostpb.LogsRequest, stream hostpb.Host_LogsServer) error {
+	m, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: r.GetMachine()})
+	if err != nil {
+		return err
 	}
-	return admission.CheckService(r.GetService())
+	if err := admission.CheckService(r.GetService()); err != nil {
+		return err
+	}
+	return stream.Send(&hostpb.LogChunk{Data: fmt.Appendf(nil, "log of %s, service %s\n", m.GetSpec().GetName(), r.GetService())})
 }
+
+// Exec implements hostpb.HostServer. Each command copies its input, writes "errors" and ends with the exit code that is its
+// second word, or 0.
+func (h *Host) Exec(stream hostpb.Host_ExecServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	start := first.GetStart()
+	if err := admission.CheckExec(start); err != nil {
+		return err
+	}
+	if _, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: start.GetMachine()}); err != nil {
+		return err
+	}
+	h.commands.Add(1)
+	defer h.commands.Add(-1)
+	code := 0
+	if words := start.GetCommand(); len(words) > 1 {
+		code, _ = strconv.Atoi(words[1])
+	}
+	err = errors.Join(
+		stream.Send(&hostpb.ExecResponse{Content: &hostpb.ExecResponse_Started{Started: true}}),
+		stream.Send(&hostpb.ExecResponse{Content: &hostpb.ExecResponse_Stderr{Stderr: []byte("errors")}}))
+	for err == nil {
+		var request *hostpb.ExecRequest
+		if request, err = stream.Recv(); request.GetStdinClosed() {
+			return stream.Send(&hostpb.ExecResponse{Content: &hostpb.ExecResponse_ExitCode{ExitCode: int32(code)}})
+		}
+		if data := request.GetStdin(); err == nil && len(data) > 0 {
+			err = stream.Send(&hostpb.ExecResponse{Content: &hostpb.ExecResponse_Stdout{Stdout: data}})
+		}
+	}
+	return err
+}
+
+// Commands is the number of commands that run.
+func (h *Host) Commands() int { return int(h.commands.Load()) }
 
 // LoadImage implements hostpb.HostServer. It accepts each archive and returns no names.
 func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {

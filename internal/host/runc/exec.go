@@ -1,0 +1,141 @@
+package runc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+)
+
+// Command is a command for a person in a container.
+type Command struct {
+	// Args are the program and its arguments; a login shell if they are empty.
+	Args []string
+	// Term is the type of the person's terminal.
+	Term string
+	// TTY gives the command a terminal.
+	TTY bool
+	// KubernetesVersion selects the programs in the PATH of the command.
+	KubernetesVersion string
+}
+
+// ExecArgs returns the arguments of runc exec for a command.
+func (c Command) ExecArgs(id string, options ...string) []string {
+	args := append([]string{"exec", "--cwd", "/",
+		"--env", "PATH=/opt/capstan/kubernetes/" + c.KubernetesVersion + ":/opt/capstan/node/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"--env", "HOME=/root", "--env", "TERM=" + c.Term}, options...)
+	if c.TTY {
+		args = append(args, "--tty")
+	}
+	command := c.Args
+	if len(command) == 0 {
+		command = []string{"/bin/sh", "-c", "exec $(command -v bash || echo sh) -l"}
+	}
+	return append(append(args, id), command...)
+}
+
+// Session is a running Command.
+type Session struct {
+	// Stdin is the standard input, and Stdout the output. With a terminal they are one file, and Stderr is nil.
+	Stdin          io.WriteCloser
+	Stdout, Stderr io.Reader
+
+	cmd    *exec.Cmd
+	tty    *os.File
+	folder string
+}
+
+// killDelay is the time in which the end of a killed command must reach runc.
+const killDelay = 5 * time.Second
+
+// Session starts a command. When ctx ends, the command is killed.
+func (r Runc) Session(ctx context.Context, id string, c Command) (*Session, error) {
+	folder, err := os.MkdirTemp("", "capstan-exec-")
+	if err != nil {
+		return nil, err
+	}
+	pidFile := filepath.Join(folder, "pid")
+	s := &Session{folder: folder, cmd: r.command(ctx, c.ExecArgs(id, "--pid-file", pidFile)...)}
+	// runc cannot pass SIGKILL on. It reaps the command, so the number belongs to the command until runc ends.
+	s.cmd.Cancel = func() error { return killRecorded(pidFile) }
+	s.cmd.WaitDelay = killDelay
+	if c.TTY {
+		err = s.startTTY()
+	} else {
+		err = s.startPipes()
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(folder))
+	}
+	return s, nil
+}
+
+func killRecorded(pidFile string) error {
+	data, err := os.ReadFile(pidFile)
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || pid <= 1 {
+		return errors.Join(err, os.ErrInvalid)
+	}
+	return unix.Kill(pid, unix.SIGKILL)
+}
+
+func (s *Session) startTTY() error {
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	tty, err := pty.StartWithAttrs(s.cmd, nil, s.cmd.SysProcAttr)
+	if err != nil {
+		return err
+	}
+	s.tty, s.Stdin, s.Stdout = tty, tty, tty
+	return nil
+}
+
+func (s *Session) startPipes() error {
+	var errs [3]error
+	s.Stdin, errs[0] = s.cmd.StdinPipe()
+	s.Stdout, errs[1] = s.cmd.StdoutPipe()
+	s.Stderr, errs[2] = s.cmd.StderrPipe()
+	return errors.Join(errors.Join(errs[:]...), s.cmd.Start())
+}
+
+// Resize sets the size of the terminal. runc passes it on.
+func (s *Session) Resize(columns, rows uint16) error {
+	if s.tty == nil {
+		return nil
+	}
+	return pty.Setsize(s.tty, &pty.Winsize{Cols: columns, Rows: rows})
+}
+
+// CloseStdin ends the standard input. The end of file of a terminal is a character.
+func (s *Session) CloseStdin() error {
+	if s.tty != nil {
+		_, err := s.tty.Write([]byte{4})
+		return err
+	}
+	return s.Stdin.Close()
+}
+
+// Wait returns the exit code after the output was read.
+func (s *Session) Wait() (int, error) {
+	err := s.cmd.Wait()
+	if s.tty != nil {
+		_ = s.tty.Close()
+	}
+	_ = os.RemoveAll(s.folder)
+	var exit *exec.ExitError
+	if err == nil || errors.As(err, &exit) && exit.Exited() {
+		return s.cmd.ProcessState.ExitCode(), nil
+	}
+	return 0, err
+}
