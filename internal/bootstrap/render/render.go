@@ -335,6 +335,7 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 		out.ExternalEtcd = &nodeconfig.ExternalEtcd{Endpoints: cluster.Etcd.External.Endpoints}
 	}
 	out.CoreDNS = coreDNS(cluster.CoreDNS)
+	out.MetricsServer = cluster.ResourceMetrics == bootstrapv1.ResourceMetricsServer
 	return out
 }
 

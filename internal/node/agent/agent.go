@@ -1,5 +1,5 @@
 // Package agent is `capstan-init node agent`, a service of every machine. It configures pod networking between machines (CNI
-// configuration, routes, masquerading), enforces NetworkPolicies, publishes the endpoints of the DNS Service, manages the
+// configuration, routes, masquerading), enforces NetworkPolicies, publishes the endpoints of the Services of DNS and metrics-server, manages the
 // members of etcd, and renews certificates.
 //
 // The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
@@ -68,7 +68,10 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	}
 	controlPlane := config.Role != nodeconfig.RoleWorker
 	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
-		group.Go(func() error { return a.publishDNS(ctx) })
+		group.Go(func() error { return a.publish(ctx, dns) })
+	}
+	if controlPlane && config.ControlPlane.MetricsServer {
+		group.Go(func() error { return a.publish(ctx, metricsServer) })
 	}
 	if controlPlane {
 		group.Go(func() error { return a.electEndpoint(ctx) })

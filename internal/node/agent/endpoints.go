@@ -13,9 +13,31 @@ import (
 	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
-// publishDNS maintains this machine's EndpointSlices of the kube-dns Service, which are ready while CoreDNS is. The Node
-// owns them, so they are deleted with it.
-func (a *agent) publishDNS(ctx context.Context) error {
+// published is a Service of the cluster with a process on each control plane machine.
+type published struct {
+	// service is the name of the Service in kube-system.
+	service string
+	// process is the service of PID 1.
+	process string
+	// every is true if the process listens on all addresses of the machine, and not only on the first.
+	every bool
+	ports []any
+}
+
+var (
+	dns = published{service: "kube-dns", process: "coredns", every: true, ports: []any{
+		map[string]any{"name": "dns", "port": int64(53), "protocol": "UDP"},
+		map[string]any{"name": "dns-tcp", "port": int64(53), "protocol": "TCP"},
+		map[string]any{"name": "metrics", "port": int64(9153), "protocol": "TCP"},
+	}}
+	metricsServer = published{service: nodeconfig.MetricsServer, process: nodeconfig.MetricsServer, ports: []any{
+		map[string]any{"name": "https", "port": int64(nodeconfig.MetricsServerPort), "protocol": "TCP"},
+	}}
+)
+
+// publish maintains this machine's EndpointSlices of a Service, which are ready while the process is. The Node owns them, so they
+// are deleted with it.
+func (a *agent) publish(ctx context.Context, p published) error {
 	client, err := a.client(ctx, nodeconfig.AgentKubeconfig)
 	if err != nil {
 		return err
@@ -28,15 +50,15 @@ func (a *agent) publishDNS(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var published *bool
-	// PID 1 reports when CoreDNS becomes ready or not ready.
+	var last *bool
+	// PID 1 reports when the process becomes ready or not ready.
 	return initapi.NewClient(initapi.Socket).Watch(ctx, func(status initapi.Status) bool {
-		ready := len(status.NotReady([]string{"coredns"})) == 0
-		if published != nil && *published == ready {
+		ready := len(status.NotReady([]string{p.process})) == 0
+		if last != nil && *last == ready {
 			return true
 		}
-		for _, slice := range dnsSlices(a.name, uid, a.ips, ready) {
-			err := kube.Retry(ctx, "publishing DNS", func(ctx context.Context) error {
+		for _, slice := range p.slices(a.name, uid, a.ips, ready) {
+			err := kube.Retry(ctx, "publishing "+p.service, func(ctx context.Context) error {
 				_, err := client.Resource(kube.EndpointSlices).Namespace("kube-system").Apply(ctx, slice.GetName(), slice,
 					metav1.ApplyOptions{FieldManager: "capstan-node-agent", Force: true})
 				return err
@@ -45,15 +67,18 @@ func (a *agent) publishDNS(ctx context.Context) error {
 				return false
 			}
 		}
-		a.log.Info("DNS endpoint published", "ready", ready)
-		published = &ready
+		a.log.Info("Endpoint published", "service", p.service, "ready", ready)
+		last = &ready
 		return true
 	})
 }
 
-// dnsSlices returns one EndpointSlice for each IP family of the machine.
-func dnsSlices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.Unstructured {
+// slices returns one EndpointSlice for each IP family of the machine.
+func (p published) slices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.Unstructured {
 	var slices []*unstructured.Unstructured
+	if !p.every {
+		ips = ips[:1]
+	}
 	seen := map[string]bool{}
 	for _, ip := range ips {
 		family, suffix := "IPv4", ""
@@ -67,9 +92,9 @@ func dnsSlices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.U
 		slices = append(slices, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
 			"metadata": map[string]any{
-				"name": fmt.Sprintf("kube-dns-%s%s", name, suffix), "namespace": "kube-system",
+				"name": fmt.Sprintf("%s-%s%s", p.service, name, suffix), "namespace": "kube-system",
 				"labels": map[string]any{
-					"kubernetes.io/service-name":             "kube-dns",
+					"kubernetes.io/service-name":             p.service,
 					"endpointslice.kubernetes.io/managed-by": "node-agent.capstan.dev",
 				},
 				"ownerReferences": []any{map[string]any{"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}},
@@ -79,11 +104,7 @@ func dnsSlices(name, uid string, ips []netip.Addr, ready bool) []*unstructured.U
 				"addresses": []any{ip.String()}, "nodeName": name,
 				"conditions": map[string]any{"ready": ready, "serving": ready, "terminating": false},
 			}},
-			"ports": []any{
-				map[string]any{"name": "dns", "port": int64(53), "protocol": "UDP"},
-				map[string]any{"name": "dns-tcp", "port": int64(53), "protocol": "TCP"},
-				map[string]any{"name": "metrics", "port": int64(9153), "protocol": "TCP"},
-			},
+			"ports": p.ports,
 		}})
 	}
 	return slices

@@ -110,6 +110,13 @@ type Component struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 }
 
+// MetricsServer is the name of the service metrics-server and of its Service in kube-system. It listens on MetricsServerPort of a
+// control plane machine.
+const (
+	MetricsServer     = "metrics-server"
+	MetricsServerPort = 4443
+)
+
 // ControlPlane contains the configuration that only control plane machines need.
 type ControlPlane struct {
 	// APIServerPort is the port of the machine's API server; default 6443.
@@ -126,6 +133,8 @@ type ControlPlane struct {
 	ExternalEtcd *ExternalEtcd `json:"externalEtcd,omitempty"`
 	// CoreDNS contains the user's settings of CoreDNS.
 	CoreDNS *CoreDNS `json:"coreDNS,omitempty"`
+	// MetricsServer is true if the machine runs metrics-server.
+	MetricsServer bool `json:"metricsServer,omitempty"`
 
 	// AuditPolicy, Authentication and Encryption are true if the file of that name exists.
 	AuditPolicy    bool `json:"auditPolicy,omitempty"`

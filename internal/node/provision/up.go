@@ -234,6 +234,8 @@ func (n *node) startServices(ctx context.Context, services ...supervisor.Service
 	return n.init.Reload(ctx)
 }
 
+// waitForServices waits for all services except metrics-server, which needs the serving certificate of a kubelet. The control
+// plane provider approves that certificate after the machine has become a node.
 func (n *node) waitForServices(ctx context.Context) error {
 	services := n.nodeServices()
 	if n.Role != nodeconfig.RoleWorker {
@@ -241,7 +243,9 @@ func (n *node) waitForServices(ctx context.Context) error {
 	}
 	var names []string
 	for _, service := range services {
-		names = append(names, service.Name)
+		if service.Name != nodeconfig.MetricsServer {
+			names = append(names, service.Name)
+		}
 	}
 	return n.init.WaitReady(ctx, readyTimeout, names...)
 }

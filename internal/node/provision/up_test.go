@@ -134,6 +134,9 @@ func TestManifests(t *testing.T) {
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
 		"Role capstan:endpoint", "RoleBinding capstan:endpoint",
 		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent", "ClusterRoleBinding capstan:kube-proxy",
+		"ClusterRole capstan:metrics-server", "ClusterRoleBinding capstan:metrics-server",
+		"ClusterRoleBinding capstan:metrics-server-auth-delegator", "RoleBinding capstan:metrics-server-auth-reader",
+		"Role capstan:metrics-server-endpoints", "RoleBinding capstan:metrics-server-endpoints",
 		"Service kube-dns", "ClusterRole capstan:coredns", "ClusterRoleBinding capstan:coredns",
 		"Role capstan:dns-endpoints", "RoleBinding capstan:dns-endpoints",
 	}
