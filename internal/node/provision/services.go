@@ -78,14 +78,14 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 	return services
 }
 
-// metricsServerService is ready when it has metrics of a kubelet. Until then, API servers ask other machines.
+// metricsServerService is ready without stored metrics too, because a cluster without pods has none of them.
 func (n *node) metricsServerService() supervisor.Service {
 	return supervisor.Service{
 		Name:    nodeconfig.MetricsServer,
 		Command: n.metricsServerArgs().with(runtimeProgram("metrics-server"), nil),
 		After:   []string{"kube-apiserver"},
 		Ready: &supervisor.Probe{
-			URL: hostURLs(nodeconfig.MetricsServerPort, n.ip()) + "/readyz", CAFile: caFile,
+			URL: hostURLs(nodeconfig.MetricsServerPort, n.ip()) + "/readyz?exclude=metric-storage-ready", CAFile: caFile,
 		},
 		StopTimeoutSeconds: 2,
 	}
