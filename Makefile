@@ -22,7 +22,7 @@ PROVIDER_controlplane := control-plane
 # Protocol buffers: the generated code is in the same folder.
 PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one that have tests.
-TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns tools/docs tools/sbom
+TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/docs tools/sbom
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
@@ -78,7 +78,7 @@ build: build-kube build-first-cluster ## Build everything into bin/.
 
 # The programs of a management plane and of a cluster of the newest Kubernetes minor. Each other minor takes six minutes.
 .PHONY: build-first-cluster
-build-first-cluster: $(firstword $(KUBE_MINORS:%=build-kube-%)) build-node build-images build-capi build-coredns build-capstan
+build-first-cluster: $(firstword $(KUBE_MINORS:%=build-kube-%)) build-node build-images build-capi build-coredns build-metrics-server build-capstan
 
 .PHONY: build-kube
 build-kube: $(KUBE_MINORS:%=build-kube-%) ## Kubernetes and etcd: bin/kubernetes/<version>/.
@@ -122,6 +122,11 @@ build-conformance: ## Kubernetes' own end-to-end tests and their images: bin/con
 	@hack/setup.sh busybox-static bash-static bind9-dnsutils netcat-openbsd curl
 	@$(CACHED) conformance '$(addprefix $(BIN)/conformance/,e2e.test ginkgo images/agnhost.tar)' \
 		'kube/conformance node/images hack/conformance-build.sh hack/go-install.sh' hack/conformance-build.sh
+
+.PHONY: build-metrics-server
+build-metrics-server: ## metrics-server: bin/node/bin/metrics-server.
+	@$(CACHED) metrics-server $(BIN)/node/bin/metrics-server \
+		'metrics-server hack/go-install.sh' hack/go-install.sh metrics-server $(BIN)/node/bin .
 
 # A release sets its version. Other builds keep the version in the source. Only the linker uses it.
 STAMP := $(if $(VERSION),-X capstan.dev/capstan/internal/version.Version=$(VERSION) -X capstan.dev/capstan/internal/host.Version=$(VERSION))

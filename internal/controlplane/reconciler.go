@@ -40,6 +40,7 @@ type Reconciler struct {
 	controller     capicontroller.Controller
 	prober         *prober
 	workloads      *workloads
+	metricsServers *metricsServers
 	manifests      *creation
 	infrastructure *infrastructure
 	adoption       *adoption
@@ -75,14 +76,15 @@ func newReconciler(c client.Client, events events.EventRecorder, opts reconcilin
 	return &Reconciler{
 		clients: clients, machineReader: reader, recorder: recorder, Options: opts,
 		prober: prober, workloads: workloads, infrastructure: infrastructure, machines: machines,
-		manifests:     &creation{clients: clients},
-		adoption:      &adoption{clients, reader, recorder},
-		authorities:   &authorities{clients, secrets},
-		kubeconfigs:   &kubeconfigs{clients, secrets},
-		bootstrapData: &bootstrapData{clients, opts.StrictContract},
-		health:        &health{annotator: annotator, prober: prober, workloads: workloads, answered: answered},
-		observation:   &observation{machineReader: reader, workloads: workloads, reached: &sightings{}},
-		rotations:     &rotations{clients, secrets, annotator, recorder},
+		metricsServers: &metricsServers{},
+		manifests:      &creation{clients: clients},
+		adoption:       &adoption{clients, reader, recorder},
+		authorities:    &authorities{clients, secrets},
+		kubeconfigs:    &kubeconfigs{clients, secrets},
+		bootstrapData:  &bootstrapData{clients, opts.StrictContract},
+		health:         &health{annotator: annotator, prober: prober, workloads: workloads, answered: answered},
+		observation:    &observation{machineReader: reader, workloads: workloads, reached: &sightings{}},
+		rotations:      &rotations{clients, secrets, annotator, recorder},
 		restores: &restores{
 			clients: clients, machineReader: reader, machineWriter: writer, annotator: annotator, recorder: recorder,
 			workloads: workloads, stores: stores, machines: machines, answered: answered,
@@ -220,6 +222,7 @@ func (r *Reconciler) reconcileNormal(ctx context.Context, s *scope, found *resul
 		r.health.reconcile,
 		r.observation.reconcile,
 		r.workloads.reconcile,
+		r.metricsServers.reconcile,
 		r.manifests.reconcile,
 		reconcileExpiry,
 	); err != nil || found.stop {

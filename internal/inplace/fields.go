@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 )
 
 // field is a field of a spec with its decision. A field that is a list of objects has one decision about the whole list;
@@ -66,6 +68,7 @@ var configFields = []field{
 	restarts("cluster.coreDNS.upstreams", coreDNS),
 	restarts("cluster.coreDNS.stubDomains", coreDNS).of("domain", "servers"),
 	{path: "cluster.localVolumes", decide: decideInPlace},
+	{path: "cluster.resourceMetrics", decide: decideResourceMetrics, services: []string{metricsServer, nodeAgent}},
 	restarts("cluster.certificateValidityDays", nodeAgent),
 	restarts("kubelet.extraArgs", kubelet).of("name", "value"),
 	restarts("kubelet.configuration", kubelet),
@@ -148,6 +151,19 @@ func decideExternalEtcd(f field, current, desired any) []Change {
 		return decideReplace(f, current, desired)
 	}
 	return decideRestart(f, current, desired)
+}
+
+// decideResourceMetrics starts metrics-server on a machine that runs. Only another machine is without it.
+func decideResourceMetrics(f field, current, desired any) []Change {
+	on := func(value any) bool { return value == string(bootstrapv1.ResourceMetricsServer) }
+	switch {
+	case on(desired):
+		return decideRestart(f, current, desired)
+	case on(current):
+		f.why = "an update does not remove services"
+		return decideReplace(f, current, desired)
+	}
+	return nil // None is the default.
 }
 
 // decideFiles decides for each file: those that are declared repeatable are written again.

@@ -32,6 +32,7 @@ const (
 	controllerManager = "kube-controller-manager"
 	scheduler         = "kube-scheduler"
 	coreDNS           = "coredns"
+	metricsServer     = "metrics-server"
 	containerd        = "containerd"
 	kubelet           = "kubelet"
 	kubeProxy         = "kube-proxy"

@@ -216,6 +216,9 @@ func TestConfig(t *testing.T) {
 		"upstreams": {spec{}, cluster(bootstrapv1.ClusterConfiguration{CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}), "cluster.coreDNS.upstreams Restart coredns"},
 		"stub domains": {spec{}, cluster(bootstrapv1.ClusterConfiguration{CoreDNS: bootstrapv1.CoreDNSSpec{StubDomains: []bootstrapv1.StubDomain{{Domain: "a", Servers: []string{"10.0.0.1"}}}}}),
 			"cluster.coreDNS.stubDomains Restart coredns"},
+		"metrics-server":             {spec{}, cluster(bootstrapv1.ClusterConfiguration{ResourceMetrics: bootstrapv1.ResourceMetricsServer}), "cluster.resourceMetrics Restart metrics-server,node-agent"},
+		"without metrics-server":     {cluster(bootstrapv1.ClusterConfiguration{ResourceMetrics: bootstrapv1.ResourceMetricsServer}), spec{}, "cluster.resourceMetrics Replace"},
+		"no metrics-server, written": {spec{}, cluster(bootstrapv1.ClusterConfiguration{ResourceMetrics: bootstrapv1.ResourceMetricsNone}), ""},
 		"HTTP proxy": {spec{}, spec{Proxy: bootstrapv1.ProxySpec{HTTP: "http://a:1", NoProxy: []string{"b"}}},
 			"proxy.http Restart kube-apiserver,containerd,kubelet; proxy.noProxy Restart kube-apiserver,containerd,kubelet"},
 		"HTTP proxy of the control plane": {spec{}, spec{Proxy: bootstrapv1.ProxySpec{ControlPlane: ptr.To(true)}}, "proxy.controlPlane Restart kube-apiserver"},
@@ -335,6 +338,8 @@ func effect(f field) string {
 		return "in place for files with `repeatable: true`; otherwise, and for removed files, another machine"
 	case "cluster.etcd.external.endpoints":
 		return "other endpoints: in place, restarts kube-apiserver; into or out of the machines: never"
+	case "cluster.resourceMetrics":
+		return "`MetricsServer`: in place, restarts metrics-server, node-agent; `None`: another machine"
 	case taints:
 		return "control plane machines: in place, restarts kubelet; workers: another machine"
 	case "restore", "role":

@@ -62,6 +62,17 @@ const (
 	LocalVolumesDefaultStorageClass LocalVolumes = "DefaultStorageClass"
 )
 
+// ResourceMetrics selects the server of the resource metrics API.
+// +kubebuilder:validation:Enum=MetricsServer;None
+type ResourceMetrics string
+
+const (
+	// ResourceMetricsServer runs metrics-server on the control plane machines.
+	ResourceMetricsServer ResourceMetrics = "MetricsServer"
+	// ResourceMetricsNone leaves the API out, or to a server of the user's.
+	ResourceMetricsNone ResourceMetrics = "None"
+)
+
 // ClusterConfiguration contains the settings of a control plane and of its whole cluster.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.coreDNS) || !has(self.dns) || self.dns != 'None'",message="coreDNS cannot be set with dns None: the cluster has no CoreDNS"
@@ -107,6 +118,11 @@ type ClusterConfiguration struct {
 	// delete the StorageClass capstan-local to stop new volumes.
 	// +optional
 	LocalVolumes LocalVolumes `json:"localVolumes,omitempty"`
+
+	// resourceMetrics selects the server of metrics.k8s.io, which kubectl top and HorizontalPodAutoscalers need: MetricsServer, or
+	// None (default).
+	// +optional
+	ResourceMetrics ResourceMetrics `json:"resourceMetrics,omitempty"`
 
 	// certificateValidityDays is the validity of the certificates on control plane machines in days. The machines
 	// renew them after two thirds of this time. Default: 365.

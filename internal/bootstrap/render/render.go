@@ -336,6 +336,7 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 	}
 	out.CoreDNS = coreDNS(cluster.CoreDNS)
 	out.LocalVolumes = string(cluster.LocalVolumes)
+	out.MetricsServer = cluster.ResourceMetrics == bootstrapv1.ResourceMetricsServer
 	return out
 }
 

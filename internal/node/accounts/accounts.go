@@ -19,6 +19,7 @@ const (
 	Scheduler         = "kube-scheduler"
 	CoreDNS           = "coredns"
 	KubeProxy         = "kube-proxy"
+	MetricsServer     = "metrics-server"
 	// Config is not a user. It is the group of the files that the user's own arguments name, which the components of the
 	// control plane may read.
 	Config = "kube-config"
@@ -27,7 +28,7 @@ const (
 const first = 60700
 
 // names in the order of their ids, starting at first. Add new names only at the end.
-var names = []string{Etcd, APIServer, ControllerManager, Scheduler, CoreDNS, KubeProxy, Config}
+var names = []string{Etcd, APIServer, ControllerManager, Scheduler, CoreDNS, KubeProxy, Config, MetricsServer}
 
 // ID returns the id of a user and of its group.
 func ID(name string) (id int, known bool) {

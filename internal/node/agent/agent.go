@@ -1,6 +1,6 @@
 // Package agent is `capstan-init node agent`, a service of every machine. It configures pod networking between machines (CNI
-// configuration, routes, masquerading), enforces NetworkPolicies, provides local volumes, publishes the endpoints of the DNS
-// Service, manages the members of etcd, and renews certificates.
+// configuration, routes, masquerading), enforces NetworkPolicies, provides local volumes, publishes the endpoints of the Services
+// of DNS and metrics-server, manages the members of etcd, and renews certificates.
 //
 // The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
 // which may read its own Node. Everything else uses the agent's own credential.
@@ -69,7 +69,10 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	group.Go(func() error { return a.provideVolumes(ctx) })
 	controlPlane := config.Role != nodeconfig.RoleWorker
 	if controlPlane && config.Network.DNS == nodeconfig.DNSCoreDNS {
-		group.Go(func() error { return a.publishDNS(ctx) })
+		group.Go(func() error { return a.publish(ctx, dns) })
+	}
+	if controlPlane && config.ControlPlane.MetricsServer {
+		group.Go(func() error { return a.publish(ctx, metricsServer) })
 	}
 	if controlPlane {
 		group.Go(func() error { return a.electEndpoint(ctx) })

@@ -118,7 +118,7 @@ func TestMasqueradeRules(t *testing.T) {
 }
 
 func TestDNSSlices(t *testing.T) {
-	slices := dnsSlices("m", "uid", []netip.Addr{addr("10.0.0.2"), addr("10.0.0.3"), addr("fd00::2")}, false)
+	slices := dns.slices("m", "uid", []netip.Addr{addr("10.0.0.2"), addr("10.0.0.3"), addr("fd00::2")}, false)
 	if len(slices) != 2 || slices[0].GetName() != "kube-dns-m" || slices[1].GetName() != "kube-dns-m-ipv6" {
 		t.Fatalf("%v", slices)
 	}
@@ -128,5 +128,17 @@ func TestDNSSlices(t *testing.T) {
 	}
 	if owners := slices[0].GetOwnerReferences(); len(owners) != 1 || owners[0].Kind != "Node" || string(owners[0].UID) != "uid" {
 		t.Errorf("owners %v", owners)
+	}
+}
+
+// metrics-server listens on the first address only.
+func TestMetricsServerSlices(t *testing.T) {
+	slices := metricsServer.slices("m", "uid", []netip.Addr{addr("10.0.0.2"), addr("fd00::2")}, true)
+	if len(slices) != 1 || slices[0].GetName() != "metrics-server-m" || slices[0].GetLabels()["kubernetes.io/service-name"] != "metrics-server" {
+		t.Fatalf("%v", slices)
+	}
+	data, _ := json.Marshal(slices[0].Object["ports"])
+	if string(data) != `[{"name":"https","port":4443,"protocol":"TCP"}]` {
+		t.Errorf("%s", data)
 	}
 }

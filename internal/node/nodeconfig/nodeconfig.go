@@ -110,6 +110,13 @@ type Component struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
 }
 
+// MetricsServer is the name of the service metrics-server and of its Service in kube-system. It listens on MetricsServerPort of a
+// control plane machine.
+const (
+	MetricsServer     = "metrics-server"
+	MetricsServerPort = 4443
+)
+
 // ControlPlane contains the configuration that only control plane machines need.
 type ControlPlane struct {
 	// APIServerPort is the port of the machine's API server; default 6443.
@@ -128,6 +135,8 @@ type ControlPlane struct {
 	CoreDNS *CoreDNS `json:"coreDNS,omitempty"`
 	// LocalVolumes: StorageClass, DefaultStorageClass or None (default).
 	LocalVolumes string `json:"localVolumes,omitempty"`
+	// MetricsServer is true if the machine runs metrics-server.
+	MetricsServer bool `json:"metricsServer,omitempty"`
 
 	// AuditPolicy, Authentication and Encryption are true if the file of that name exists.
 	AuditPolicy    bool `json:"auditPolicy,omitempty"`

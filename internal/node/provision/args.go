@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -259,6 +260,28 @@ func (n *node) schedulerArgs() args {
 		arg("profiling", "false"),
 		arg("tls-cert-file", nodeconfig.PKIDir+"/scheduler.crt"),
 		arg("tls-private-key-file", nodeconfig.PKIDir+"/scheduler.key"),
+	}
+}
+
+// metricsServerArgs let metrics-server verify the kubelets with the cluster's authority, and its clients with the API server's
+// settings, which it reads from the cluster.
+func (n *node) metricsServerArgs() args {
+	kubeconfig := kubeconfigs["metrics-server"]
+	return args{
+		arg("kubeconfig", kubeconfig),
+		arg("authentication-kubeconfig", kubeconfig),
+		arg("authorization-kubeconfig", kubeconfig),
+		arg("bind-address", n.ip()),
+		arg("secure-port", strconv.Itoa(nodeconfig.MetricsServerPort)),
+		arg("kubelet-certificate-authority", caFile),
+		arg("kubelet-preferred-address-types", "InternalIP"),
+		// The default of a minute is slower than HorizontalPodAutoscalers, which decide every 15 s.
+		arg("metric-resolution", "15s"),
+		arg("profiling", "false"),
+		arg("tls-cert-file", nodeconfig.PKIDir+"/metrics-server.crt"),
+		arg("tls-cipher-suites", strings.Join(cipherSuites, ",")),
+		arg("tls-min-version", tlsMinVersion),
+		arg("tls-private-key-file", nodeconfig.PKIDir+"/metrics-server.key"),
 	}
 }
 

@@ -34,11 +34,15 @@ const (
 	// AgentGroup is the group of all node agents. Its members may read Nodes.
 	AgentGroup = "capstan:node-agents"
 	// AgentControlPlaneGroup is the additional group of the node agents on control plane machines. Its members write the
-	// EndpointSlices of DNS.
+	// EndpointSlices of DNS and of metrics-server.
 	AgentControlPlaneGroup = "capstan:control-plane-agents"
 	// AgentUserPrefix begins the user name of a node agent. The name of the Node follows.
 	AgentUserPrefix = "capstan:node-agent:"
 	proxyUser       = "system:kube-proxy"
+
+	metricsServerUser = "capstan:metrics-server"
+	// metricsServerHost is the name that API servers verify.
+	metricsServerHost = "metrics-server.kube-system.svc"
 
 	// controllerManagerSAKey is a copy of sa.key: no other user can read a key of the API server's.
 	controllerManagerSAKey = nodeconfig.PKIDir + "/controller-manager-sa.key"
@@ -66,6 +70,11 @@ func (n *node) leaves() []certfiles.Leaf {
 		client("kube-proxy", proxyUser),
 		client("coredns", "capstan:coredns"),
 		client("node-agent", AgentUserPrefix+n.name, AgentGroup, AgentControlPlaneGroup),
+	}
+	if n.ControlPlane.MetricsServer {
+		leaves = append(leaves, client("metrics-server", metricsServerUser), certfiles.Leaf{Name: "metrics-server", CA: "ca", Leaf: pki.Leaf{
+			CommonName: metricsServerHost, DNSNames: []string{metricsServerHost}, IPs: n.netIPs()[:1], Usages: pki.Server,
+		}})
 	}
 	if n.ControlPlane.ExternalEtcd != nil {
 		return leaves
@@ -217,6 +226,7 @@ var kubeconfigs = map[string]string{
 	"scheduler":          kubernetesDir + "/scheduler.conf",
 	"kube-proxy":         kubernetesDir + "/kube-proxy.conf",
 	"coredns":            kubernetesDir + "/coredns.conf",
+	"metrics-server":     kubernetesDir + "/metrics-server.conf",
 	"node-agent":         nodeconfig.AgentKubeconfig,
 }
 

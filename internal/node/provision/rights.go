@@ -51,6 +51,7 @@ func serviceRights(command []string) map[string]rights {
 			owns: append(client("controller-manager"), append(key("ca", "components"), controllerManagerSAKey)...)},
 		"kube-scheduler": {user: accounts.Scheduler, owns: append(client("scheduler"), key("scheduler")...)},
 		"coredns":        {user: accounts.CoreDNS, capabilities: []string{"NET_BIND_SERVICE"}, owns: append(client("coredns"), corefile)},
+		"metrics-server": {user: accounts.MetricsServer, owns: append(client("metrics-server"), key("metrics-server")...)},
 		"kube-proxy":     {user: accounts.KubeProxy, capabilities: []string{"NET_ADMIN"}, owns: append(client("kube-proxy"), kubeProxyConfigFile)},
 		"node-agent":     {capabilities: agentCapabilities},
 	}

@@ -69,10 +69,26 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 			StopTimeoutSeconds: 2,
 		})
 	}
+	if c.MetricsServer {
+		services = append(services, n.metricsServerService())
+	}
 	for i := range services {
 		n.confine(&services[i])
 	}
 	return services
+}
+
+// metricsServerService is ready without stored metrics too, because a cluster without pods has none of them.
+func (n *node) metricsServerService() supervisor.Service {
+	return supervisor.Service{
+		Name:    nodeconfig.MetricsServer,
+		Command: n.metricsServerArgs().with(runtimeProgram("metrics-server"), nil),
+		After:   []string{"kube-apiserver"},
+		Ready: &supervisor.Probe{
+			URL: hostURLs(nodeconfig.MetricsServerPort, n.ip()) + "/readyz?exclude=metric-storage-ready", CAFile: caFile,
+		},
+		StopTimeoutSeconds: 2,
+	}
 }
 
 func (n *node) etcdService() supervisor.Service {

@@ -234,6 +234,7 @@ func (n *node) startServices(ctx context.Context, services ...supervisor.Service
 	return n.init.Reload(ctx)
 }
 
+// waitForServices waits for all services except metrics-server, without which the machine is a complete node.
 func (n *node) waitForServices(ctx context.Context) error {
 	services := n.nodeServices()
 	if n.Role != nodeconfig.RoleWorker {
@@ -241,7 +242,9 @@ func (n *node) waitForServices(ctx context.Context) error {
 	}
 	var names []string
 	for _, service := range services {
-		names = append(names, service.Name)
+		if service.Name != nodeconfig.MetricsServer {
+			names = append(names, service.Name)
+		}
 	}
 	return n.init.WaitReady(ctx, readyTimeout, names...)
 }

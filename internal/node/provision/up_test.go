@@ -155,7 +155,11 @@ func TestManifests(t *testing.T) {
 		"ClusterRoleBinding capstan:node-bootstrappers",
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
 		"Role capstan:endpoint", "RoleBinding capstan:endpoint",
-		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent", "ClusterRoleBinding capstan:kube-proxy",
+		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent",
+		"ClusterRole capstan:metrics-server", "ClusterRoleBinding capstan:metrics-server",
+		"ClusterRoleBinding capstan:metrics-server-auth-delegator", "RoleBinding capstan:metrics-server-auth-reader",
+		"Role capstan:metrics-server-endpoints", "RoleBinding capstan:metrics-server-endpoints",
+		"ClusterRoleBinding capstan:kube-proxy",
 		"Service kube-dns", "ClusterRole capstan:coredns", "ClusterRoleBinding capstan:coredns",
 		"Role capstan:dns-endpoints", "RoleBinding capstan:dns-endpoints",
 	}
@@ -458,5 +462,41 @@ func TestClientRequests(t *testing.T) {
 	n.Network.PodNetwork, n.Network.KubeProxy = nodeconfig.None, nodeconfig.None
 	if got := ClientRequests(n.NodeConfiguration, "m"); len(got) != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// metrics-server is absent unless it is chosen. It verifies kubelets, has certificates of its own, and no capabilities.
+func TestMetricsServer(t *testing.T) {
+	chosen := func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.MetricsServer = true }
+	if _, has := servicesByName(testNode(nodeconfig.RoleInit, nil))["metrics-server"]; has {
+		t.Error("a control plane machine has it without a choice")
+	}
+	n := testNode(nodeconfig.RoleInit, chosen)
+	s := servicesByName(n)["metrics-server"]
+	if s.User != "metrics-server" || len(s.Capabilities) > 0 || s.Ready == nil || s.Ready.CAFile != caFile {
+		t.Errorf("%+v", s)
+	}
+	for _, want := range []string{"--kubelet-certificate-authority=" + caFile, "--bind-address=10.0.0.2", "--secure-port=4443"} {
+		if !slices.Contains(s.Command, want) {
+			t.Errorf("no %s in %v", want, s.Command)
+		}
+	}
+	if slices.ContainsFunc(s.Command, func(a string) bool { return strings.Contains(a, "insecure") }) {
+		t.Errorf("insecure: %v", s.Command)
+	}
+	if slices.Index(restartOrder, "metrics-server") < slices.Index(restartOrder, "kube-apiserver") {
+		t.Error("an update does not start it after the API server")
+	}
+	var names []string
+	for _, leaf := range n.leaves() {
+		if leaf.Name == "metrics-server" {
+			names = leaf.DNSNames
+		}
+	}
+	if diff := cmp.Diff([]string{"metrics-server.kube-system.svc"}, names); diff != "" {
+		t.Error(diff)
+	}
+	if n.agentRevision() == testNode(nodeconfig.RoleInit, nil).agentRevision() {
+		t.Error("the agent of a running machine does not learn that it must publish the endpoint")
 	}
 }

@@ -92,7 +92,7 @@ func (u *Update) WriteFiles() error {
 
 // restartOrder is the order of the restarts: a service comes after those on which it depends.
 var restartOrder = []string{
-	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "containerd", "kubelet", "kube-proxy", "node-agent",
+	"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", nodeconfig.MetricsServer, "containerd", "kubelet", "kube-proxy", "node-agent",
 }
 
 // UpdateServices returns the names of all services that an update can restart, in the order of their restarts.

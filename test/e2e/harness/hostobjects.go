@@ -89,7 +89,7 @@ var ourPrograms = map[string]bool{
 	"capstan": true, "capstand": true, "manager": true, "capi-core-manager": true, "capstan-init": true,
 	"etcd": true, "kube-apiserver": true, "kube-controller-manager": true, "kube-scheduler": true,
 	"kubelet": true, "kube-proxy": true, "containerd": true, "containerd-shim-runc-v2": true,
-	"coredns": true, "runc": true, "pause": true,
+	"coredns": true, "metrics-server": true, "runc": true, "pause": true,
 }
 
 func processes(h Holdings) error {

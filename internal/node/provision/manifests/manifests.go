@@ -21,6 +21,8 @@ var files embed.FS
 const (
 	KubeProxy = "kube-proxy.yaml"
 	CoreDNS   = "coredns.yaml"
+	// MetricsServer has the authority of the cluster as input, encoded with base64.
+	MetricsServer = "metrics-server.yaml"
 )
 
 // Values of the setting for local volumes.
@@ -42,10 +44,11 @@ func ForLocalVolumes(setting string) ([]*unstructured.Unstructured, error) {
 // runs on the machines. The first machine applies them; from then on the control plane provider keeps them current.
 func ForAgents(stackedEtcd bool) []string {
 	if !stackedEtcd {
-		return []string{"rbac.yaml"}
+		return []string{"rbac.yaml", "metrics-server-rbac.yaml"}
 	}
 	return []string{
 		"etcd.capstan.dev_etcdmembers.yaml", "etcd.capstan.dev_etcdbackups.yaml", "etcd.capstan.dev_etcdbackupchecks.yaml", "etcd.yaml", "rbac.yaml",
+		"metrics-server-rbac.yaml",
 	}
 }
 
