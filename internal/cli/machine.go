@@ -278,5 +278,5 @@ func (a *app) shell(l located, command []string) error {
 	program := embedded.Assets{Dir: l.host.assets}.Runc()
 	in := runc.Command{Args: command, Term: os.Getenv("TERM"), TTY: a.terminal(), KubernetesVersion: l.machine.GetSpec().GetKubernetesVersion()}
 	args := append([]string{"runc", "--root", state}, in.ExecArgs(l.machine.GetSpec().GetId())...)
-	return fmt.Errorf("cannot run %s: %w", program, syscall.Exec(program, args, os.Environ())) //nolint:gosec // the command is the user's own
+	return fmt.Errorf("cannot run %s: %w", program, syscall.Exec(program, args, os.Environ()))
 }

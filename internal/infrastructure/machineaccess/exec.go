@@ -54,7 +54,7 @@ func (s *Server) exec(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	if err != nil {
 		return nil //nolint:nilerr // The WebSocket has answered.
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	// Clients send nothing on this channel, so its end is the end of the connection.
 	go func() {
 		_, _ = io.Copy(io.Discard, streams[remotecommand.StreamErr])
@@ -63,7 +63,9 @@ func (s *Server) exec(ctx context.Context, w http.ResponseWriter, r *http.Reques
 	go command.sendStdin(streams[remotecommand.StreamStdIn])
 	go command.sendSizes(streams[remotecommand.StreamResize])
 	result := command.receive(streams[remotecommand.StreamStdOut], streams[remotecommand.StreamStdErr])
-	_ = json.NewEncoder(streams[remotecommand.StreamErr]).Encode(result)
+	if err := json.NewEncoder(streams[remotecommand.StreamErr]).Encode(result); err != nil {
+		ctrl.LoggerFrom(ctx).V(1).Info("The client left before the result of its command", "reason", err.Error())
+	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ package machineaccess
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"time"
@@ -206,8 +207,8 @@ func (e errNoRight) Error() string {
 
 // writeError answers with the Status of an error. Other errors state no detail.
 func writeError(w http.ResponseWriter, err error) {
-	status, ok := err.(apierrors.APIStatus) //nolint:errorlint // The errors of this package are not wrapped.
-	if !ok {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
 		status = apierrors.NewInternalError(err)
 	}
 	content := status.Status()

@@ -53,7 +53,7 @@ spec:
   minReplicas: 2
   maxReplicas: 3
   behavior: {scaleDown: {stabilizationWindowSeconds: 0}}
-  metrics: [{type: Resource, resource: {name: cpu, target: {type: AverageValue, averageValue: 2m}}}]
+  metrics: [{type: Resource, resource: {name: memory, target: {type: AverageValue, averageValue: 1Gi}}}]
 `
 
 // metricsTemplate writes the default template with metrics-server.
@@ -100,7 +100,7 @@ func metricsNeedRights(t *testing.T, c *harness.Cluster) {
 // autoscales waits until the autoscaler has added a pod, because the pods use more than its target, and has removed it, because
 // they use less than another target.
 func autoscales(t *testing.T, c *harness.Cluster) {
-	for _, step := range []struct{ target, replicas string }{{"1m", "3"}, {"1", "2"}} {
+	for _, step := range []struct{ target, replicas string }{{"100Ki", "3"}, {"1Gi", "2"}} {
 		c.MustKubectl(t, "patch", "hpa", "echo", "--type=json", "-p",
 			`[{"op":"replace","path":"/spec/metrics/0/resource/target/averageValue","value":"`+step.target+`"}]`)
 		harness.Eventually(t, step.replicas+" pods", metricsPatience, func(context.Context) error {

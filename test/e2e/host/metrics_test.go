@@ -3,6 +3,7 @@
 package host_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -70,7 +71,7 @@ func TestCannotListen(t *testing.T) {
 	for _, flag := range []string{"--listen=192.0.2.1:1", "--metrics-address=0.0.0.0:1", "--socket=/proc/capstand.sock"} {
 		root := filepath.Join(t.TempDir(), "host")
 		out, err := exec.Command("timeout", "60", filepath.Join(programs, "capstand"), "--root="+root, "--assets="+assets(t), flag).CombinedOutput()
-		if exit, failed := err.(*exec.ExitError); !failed || exit.ExitCode() != 1 || !strings.Contains(string(out), "capstand ends") {
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "capstand ends") {
 			t.Errorf("%s: %v\n%s", flag, err, out)
 		}
 	}
