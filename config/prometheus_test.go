@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	metricName = regexp.MustCompile(`\bcapstan_[a-z0-9_]+\b`)
+	metricName = regexp.MustCompile(`\bcapstand?_[a-z0-9_]+\b`)
 	// suffix is what Prometheus adds to the name of a histogram.
 	suffix = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
@@ -44,7 +44,7 @@ func readText(t *testing.T, path ...string) string {
 // metricsOfCode returns the names of all metrics that the programs define.
 func metricsOfCode(t *testing.T) (names []string) {
 	t.Helper()
-	literal := regexp.MustCompile(`"capstan_[a-z0-9_]+"`)
+	literal := regexp.MustCompile(`"capstand?_[a-z0-9_]+[a-z0-9]"`)
 	err := filepath.WalkDir(filepath.Join(testenv.Root(), "internal"), func(path string, _ os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
