@@ -185,7 +185,7 @@ func accessError(err error) error {
 	case errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != "":
 		return coded{err, exitNotFound}
 	}
-	return coded{fmt.Errorf("%w; if the API %s does not exist there, upgrade Capstan in the management cluster", err, accessapi.GroupVersion), exitNotFound}
+	return coded{fmt.Errorf("%w; expected a management cluster with the API %s: select it with --kubeconfig or --context, or upgrade Capstan there", err, accessapi.GroupVersion), exitNotFound}
 }
 
 // terminalSizes passes the size of the terminal on, at first and after each change.
