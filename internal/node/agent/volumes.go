@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,7 @@ import (
 )
 
 const (
-	// volumeRetry is the pause after which a refused claim is examined again: no event tells that the disk has free space.
+	// volumeRetry is the pause after which a refused claim is examined again: no event reports free space.
 	volumeRetry = 30 * time.Second
 	// eventRepeat keeps an event of a problem in existence: the API server removes events after an hour.
 	eventRepeat = 10 * time.Minute
@@ -36,11 +37,11 @@ type volumes struct {
 	// controlPlane machines also remove the volumes of Nodes that are gone.
 	controlPlane           bool
 	claims, known, members cache.Store
-	// told has the last event of each claim.
-	told map[string]toldEvent
+	// reported has the last event of each claim.
+	reported map[string]reportedEvent
 }
 
-type toldEvent struct {
+type reportedEvent struct {
 	message string
 	at      time.Time
 }
@@ -58,7 +59,7 @@ func (a *agent) provideVolumes(ctx context.Context) error {
 	}
 	wake := wakeup.New()
 	v := &volumes{
-		agent: a, client: client, folders: localvolume.Folders{Dir: localvolume.Root}, told: map[string]toldEvent{},
+		agent: a, client: client, folders: localvolume.Folders{Dir: localvolume.Root}, reported: map[string]reportedEvent{},
 		controlPlane: a.config.Role != nodeconfig.RoleWorker,
 	}
 	if err := v.follow(ctx, wake.Send); err != nil {
@@ -96,6 +97,7 @@ func (v *volumes) follow(ctx context.Context, changed func()) (err error) {
 
 // sync takes the next step of all claims and volumes. An error of one does not hold up others.
 func (v *volumes) sync(ctx context.Context) error {
+	maps.DeleteFunc(v.reported, func(_ string, e reportedEvent) bool { return time.Since(e.at) > 2*eventRepeat })
 	var errs []error
 	known := listed[corev1.PersistentVolume](v.known)
 	for _, volume := range known {
@@ -109,7 +111,7 @@ func (v *volumes) sync(ctx context.Context) error {
 			continue
 		}
 		if err := v.provide(ctx, claim, promised); err != nil {
-			v.tell(ctx, reference(claim), "ProvisioningFailed", err.Error())
+			v.report(ctx, reference(claim), "ProvisioningFailed", err.Error())
 			errs = append(errs, fmt.Errorf("the claim %s/%s: %w", claim.Namespace, claim.Name, err))
 			continue
 		}
@@ -156,7 +158,7 @@ func (v *volumes) provide(ctx context.Context, claim *corev1.PersistentVolumeCla
 func (v *volumes) remove(ctx context.Context, volume *corev1.PersistentVolume) error {
 	if err := v.folders.Remove(volume.Name); err != nil {
 		err = fmt.Errorf("removing the data of %s: %w", volume.Name, err)
-		v.tell(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
+		v.report(ctx, corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolume", Name: volume.Name, UID: volume.UID}, "DeletionFailed", err.Error())
 		return err
 	}
 	if err := v.deleteVolume(ctx, volume); err != nil {
@@ -174,7 +176,7 @@ func (v *volumes) deleteVolume(ctx context.Context, volume *corev1.PersistentVol
 	return err
 }
 
-// removeLost deletes the volumes of Nodes that are gone after their claims. It tells the users of the other claims.
+// removeLost deletes the volumes of Nodes that are gone after their claims. It informs the users of the other claims.
 func (v *volumes) removeLost(ctx context.Context, known []*corev1.PersistentVolume) error {
 	var errs []error
 	for _, volume := range localvolume.Lost(known, v.members.ListKeys()) {
@@ -189,16 +191,16 @@ func (v *volumes) removeLost(ctx context.Context, known []*corev1.PersistentVolu
 			continue
 		}
 		if claim := volume.Spec.ClaimRef; claim != nil && volume.Status.Phase == corev1.VolumeBound {
-			errs = append(errs, errors.New(v.tellLost(ctx, *claim, node)))
+			errs = append(errs, errors.New(v.reportLost(ctx, *claim, node)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (v *volumes) tellLost(ctx context.Context, claim corev1.ObjectReference, node string) string {
+func (v *volumes) reportLost(ctx context.Context, claim corev1.ObjectReference, node string) string {
 	message := fmt.Sprintf("expected the node %s with the data of this claim, found no such Node: the data is lost with the machine; "+
 		"delete the claim and its pod to start with an empty volume", node)
-	v.tell(ctx, claim, "VolumeLost", message)
+	v.report(ctx, claim, "VolumeLost", message)
 	return fmt.Sprintf("the claim %s/%s: %s", claim.Namespace, claim.Name, message)
 }
 
@@ -206,11 +208,11 @@ func reference(claim *corev1.PersistentVolumeClaim) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 }
 
-// tell writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
-// written is not told: the next attempt writes it.
-func (v *volumes) tell(ctx context.Context, object corev1.ObjectReference, reason, message string) {
+// report writes one event for an object and a reason, again when its message changes or when it is old. An event that cannot be
+// written is not reported: the next attempt writes it.
+func (v *volumes) report(ctx context.Context, object corev1.ObjectReference, reason, message string) {
 	key := string(object.UID) + reason
-	last := v.told[key]
+	last := v.reported[key]
 	if last.message == message && time.Since(last.at) < eventRepeat {
 		return
 	}
@@ -225,7 +227,7 @@ func (v *volumes) tell(ctx context.Context, object corev1.ObjectReference, reaso
 		v.log.Error("Cannot write an event", "reason", reason, "error", err)
 		return
 	}
-	v.told[key] = toldEvent{message: message, at: time.Now()}
+	v.reported[key] = reportedEvent{message: message, at: time.Now()}
 }
 
 // volumeEvent has a name that depends only on the object and the reason, so that several agents and repetitions are one event.
