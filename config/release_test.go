@@ -470,7 +470,7 @@ func TestMoveLabels_ALL11(t *testing.T) {
 func TestNamespace_CTL05(t *testing.T) {
 	clusterWide := []string{
 		"Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding",
-		"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService",
+		"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration",
 	}
 	for provider, objects := range providers(t) {
 		namespaces := ofKind[corev1.Namespace](t, objects, "Namespace")
@@ -683,14 +683,6 @@ func TestComponentsAreComplete_CTL17(t *testing.T) {
 				names, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "dnsNames")
 				if !slices.Contains(names, service.Name+"."+service.Namespace+".svc") {
 					t.Errorf("the certificate is for %v", names)
-				}
-			case "APIService":
-				namespace, certificate, _ := strings.Cut(o.GetAnnotations()["cert-manager.io/inject-ca-from"], "/")
-				has("Certificate", certificate)
-				name, _, _ := unstructured.NestedString(o.Object, "spec", "service", "name")
-				in, _, _ := unstructured.NestedString(o.Object, "spec", "service", "namespace")
-				if name != service.Name || in != service.Namespace || namespace != service.Namespace {
-					t.Errorf("%s is at %s/%s with the CA of %s", o.GetName(), in, name, namespace)
 				}
 			case "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration":
 				namespace, certificate, _ := strings.Cut(o.GetAnnotations()["cert-manager.io/inject-ca-from"], "/")

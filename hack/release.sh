@@ -71,6 +71,7 @@ manifests() {
 		repository "$p-capstan" "$version" "$assets/metadata.yaml" "$assets/$p-components.yaml"
 	done
 	cp config/infrastructure/runtime/extensionconfig.yaml "$assets/" # core accepts it only with a feature gate
+	cp config/infrastructure/runtime/apiservice.yaml "$assets/"      # clusterctl cannot upgrade beside it
 	cp "$assets"/cluster-template*.yaml "$assets"/clusterclass-*.yaml "$out/repository/infrastructure-capstan/$version/"
 	chart
 	operator >"$assets/operator-providers.yaml"

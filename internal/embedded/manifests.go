@@ -77,13 +77,14 @@ func loadCore(a Assets) (provider, error) {
 	return provider{name: "cluster-api", kind: clusterctlv1.CoreProviderType, namespace: coreNamespace, version: version, objects: objects}, err
 }
 
-// loadOurs reads Capstan's providers from config/<provider>/{crd/bases,rbac,webhook}. It omits a provider without CRDs.
+// loadOurs reads Capstan's providers from config/<provider>/{crd/bases,rbac,webhook}, and the registration of the API of machines.
+// It omits a provider without CRDs.
 func loadOurs(config fs.FS, version string) ([]provider, error) {
 	var providers []provider
 	for _, o := range ourProviders {
 		p := provider{name: "capstan", kind: o.kind, namespace: o.namespace, version: version}
-		for _, pattern := range []string{"crd/bases", "rbac", "webhook"} {
-			files, err := fs.Glob(config, path.Join(o.folder, pattern, "*.yaml"))
+		for _, pattern := range []string{"crd/bases/*.yaml", "rbac/*.yaml", "webhook/*.yaml", "runtime/apiservice.yaml"} {
+			files, err := fs.Glob(config, path.Join(o.folder, pattern))
 			if err != nil {
 				return nil, err
 			}
