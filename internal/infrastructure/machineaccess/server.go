@@ -139,7 +139,7 @@ func (s *Server) caller(r *http.Request) (user.Info, error) {
 	return response.User, nil
 }
 
-// parse returns what a request asks for. The verb of a shell is create, whatever the method is: a WebSocket starts with GET,
+// parse returns the machine, the subresource and the verb of a request. The verb of a shell is always create: a WebSocket starts with GET,
 // and a role that reads all resources must not open shells.
 func parse(r *http.Request) (request, error) {
 	rest, found := strings.CutPrefix(r.URL.Path, accessapi.Root()+"/namespaces/")

@@ -277,9 +277,9 @@ func promote(v view) action {
 	return action{}
 }
 
-// mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm. Each
-// compaction of a new revision is followed by one defragmentation, whatever size is in use: etcd counts the pages that a
-// compaction frees only after the next write, and it refuses writes.
+// mendSpace repairs members that ran out of space: it compacts the history, defragments, and then disarms the alarm. One
+// defragmentation follows each compaction of a new revision, even if the size in use has not changed: etcd counts the pages
+// that a compaction frees only after the next write, and it refuses writes.
 func mendSpace(v view) action {
 	for _, m := range v.members {
 		if !slices.Contains(m.Alarms, alarmNoSpace) || m.Err != nil || m.Quota == 0 {
