@@ -18,8 +18,8 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 )
 
-// whole are the fields whose content has one decision, whatever fields it has: a type of another project, and the backup, which
-// is never compared.
+// whole contains the fields that have one decision for all of their content: types of other projects, and the backup, which is
+// never compared.
 var whole = []string{
 	"hostSelector.matchLabels", "hostSelector.matchExpressions", "restore.store", "restore.keys", "kubelet.configuration", "kubeProxy.configuration",
 }

@@ -27,7 +27,7 @@ type Lost struct {
 	Tunnel string
 	// ManagementCluster is the manager's.
 	ManagementCluster string
-	// Wanted and Acknowledged are spec.fencing and status.fencing of its CapstanHost; 0 is none.
+	// Wanted is the time of spec.fencing of the CapstanHost in seconds, Acknowledged that of status.fencing; 0 without fencing.
 	Wanted, Acknowledged int32
 	// Away is for how long it was not connected.
 	Away time.Duration

@@ -25,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"capstan.dev/capstan/internal/accessapi"
-	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 )
 
 // +kubebuilder:rbac:groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get;list;watch
@@ -220,9 +219,4 @@ func writeJSON(w http.ResponseWriter, code int, content any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	return json.NewEncoder(w).Encode(content)
-}
-
-// ours returns the identity of the management cluster.
-func (s *Server) ours(ctx context.Context) (string, error) {
-	return hostaccess.ManagementCluster(ctx, s.Reader)
 }

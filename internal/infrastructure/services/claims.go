@@ -56,7 +56,7 @@ func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.Capsta
 	return addresses.ClaimsGone(ctx, live, capstan, cluster, names...)
 }
 
-// addressFor returns the address of a Service and its claim, or the reason why there is none yet.
+// addressFor returns the address of a Service and the claim of the address. Without an address, waiting is the reason.
 func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.Service) (address netip.Addr, claim *capiipamv1.IPAddressClaim, waiting string, err error) {
 	ref := s.capstan.Spec.Services.LoadBalancer.AddressesFromPool
 	pool := capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}

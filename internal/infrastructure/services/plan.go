@@ -180,7 +180,7 @@ func (h *host) targets(nodes map[string]bool) (out []string) {
 	return out
 }
 
-// place returns the host that publishes an address, or the reason why there is none. The current host keeps the address while
+// place returns the host that publishes an address. Without a host, why is the reason. The current host keeps the address while
 // it is connected and has a target, and for a time while it is not connected: a capstand that restarts moves nothing, and
 // its box goes on forwarding.
 func place(address netip.Addr, nodes map[string]bool, current string, hosts map[string]*host) (name, why string) {

@@ -59,7 +59,7 @@ func metadata(obj, before client.Object) {
 	}))
 }
 
-// missing adds the selected keys of before that are missing in has.
+// missing returns the map has with the selected keys of before that it lacks.
 func missing(has, before map[string]string, selected func(string) bool) map[string]string {
 	for key, value := range before {
 		if _, there := has[key]; there || !selected(key) {

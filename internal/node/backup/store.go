@@ -63,7 +63,7 @@ var errNotFound = errors.New("the file does not exist")
 var mayReach = cidr.Remote
 
 // Open opens a store that a tenant has configured. The store must not be on this machine or at a link-local address.
-// Open sends no request. The store never leaves its folder, whatever file names it gets, because folders of other
+// Open sends no request. The store refuses file names that lead out of its folder, because the folders of other
 // clusters are beside it.
 func Open(c nodeconfig.BackupStore) (Store, error) { return open(c, mayReach) }
 

@@ -202,7 +202,7 @@ func (w *workstation) testOtherNamespace(machine string) {
 	w.i.kubectl("delete", "capstanmachine", machine, "-n", "team-b", "--wait=false")
 }
 
-// The manager refuses who is not the API server, also on the box itself.
+// The manager refuses all clients except the API server, also clients on the box itself.
 func (i *installation) testForgedHeaders(machine string) {
 	service := i.kubectl("get", "apiservice", "v1alpha1.machines.capstan.dev", "-o", "jsonpath={.spec.service.port}")
 	client := filepath.Join(i.root, "pki", "installer", "client") // a client of the API server, of the group system:masters
