@@ -22,7 +22,7 @@ PROVIDER_controlplane := control-plane
 # Protocol buffers: the generated code is in the same folder.
 PROTOS := $(wildcard internal/host/hostpb/*.proto)
 # Modules beside the root one that have tests.
-TEST_MODULES := kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/docs tools/sbom
+TEST_MODULES := etcd kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/docs tools/sbom
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
@@ -86,8 +86,8 @@ build-kube: $(KUBE_MINORS:%=build-kube-%) ## Kubernetes and etcd: bin/kubernetes
 .PHONY: $(KUBE_MINORS:%=build-kube-%)
 $(KUBE_MINORS:%=build-kube-%): build-kube-%:
 	@out=$(BIN)/kubernetes/$(call kube_version,$*); \
-	$(CACHED) kubernetes-$* "$$out/capstan-kube $$out/kube-apiserver" \
-		'kube/$* kube/multicall hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
+	$(CACHED) kubernetes-$* "$$out/kube-apiserver $$out/etcd" \
+		'kube/$* kube/multicall etcd hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
 
 .PHONY: build-node
 build-node: ## containerd, runc and the CNI plugins: bin/node/.

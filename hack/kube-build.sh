@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds the multi-call binary of one Kubernetes minor and its symlinks.
+# Builds the multi-call binary of one Kubernetes minor, that of etcd, and the links to them.
 #
 #   hack/kube-build.sh kube/v1.36 bin/kubernetes/v1.36.3
 set -euo pipefail
 
 module=${1:?usage: hack/kube-build.sh MODULE-FOLDER OUTPUT-FOLDER}
 out=$(realpath -m "${2:?no output folder given}")
-"$(dirname "$0")/download.sh" "$module" list -deps .
+root=$(realpath "$(dirname "$0")/..")
+for m in "$module" "$root/etcd"; do "$root/hack/download.sh" "$m" list -deps .; done
 cd "$module"
 # shellcheck source=/dev/null
 . ./version.env
@@ -22,10 +23,15 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 done
 
 mkdir -p "$out"
-# The binary is built under another name and then moved: a running binary cannot
-# be overwritten.
-go build -ldflags "$flags" -o "$out/.capstan-kube.new" .
-mv -f "$out/.capstan-kube.new" "$out/capstan-kube"
-for name in $("$out/capstan-kube" --list); do
-	ln -sfn capstan-kube "$out/$name"
-done
+# multicall builds a binary in the current folder and links its commands. The binary is built under another name and then
+# moved: a running binary cannot be overwritten.
+multicall() {
+	go build -ldflags "$2" -o "$out/.$1.new" .
+	mv -f "$out/.$1.new" "$out/$1"
+	for name in $("$out/$1" --list); do
+		ln -sfn "$1" "$out/$name"
+	done
+}
+multicall capstan-kube "$flags"
+cd "$root/etcd"
+multicall capstan-etcd "-s -w"

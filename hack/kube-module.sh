@@ -6,8 +6,7 @@
 # k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by
 # folders outside of the module. A module that imports it must replace each of
 # them by the published v0.Y.Z. The list changes with each minor version, so it is
-# read from the go.mod of the release. etcd, etcdctl and etcdutl are pinned to the
-# version that the release requires.
+# read from the go.mod of the release. The etcd of all minors is pinned in etcd/go.mod.
 set -euo pipefail
 
 version=${1:?usage: hack/kube-module.sh vX.Y.Z}
@@ -39,10 +38,6 @@ args=(-require="k8s.io/kubernetes@$version"
 while read -r path; do
 	args+=(-replace="$path=$path@$staging")
 done < <(sed -n 's#^\t\(k8s.io/[^ ]*\) => ./staging/.*#\1#p' "$mod")
-etcd=$(sed -n 's#^\tgo.etcd.io/etcd/client/v3 \(v[^ ]*\).*#\1#p' "$mod")
-for m in server/v3 etcdctl/v3 etcdutl/v3; do
-	args+=(-require="go.etcd.io/etcd/$m@$etcd")
-done
 go mod edit "${args[@]}"
 go mod tidy
 

@@ -7,7 +7,7 @@
 //	kubelet --config x               argv[0] is a symlink to the binary
 //	capstan-kube kubelet --config x  the same
 //
-// It knows nothing about Kubernetes, so that every minor's module can use it.
+// It does not depend on Kubernetes or etcd, so that the module of each of them can use it.
 package multicall
 
 import (
@@ -33,10 +33,10 @@ func (c Commands) Names() []string {
 // Select returns the name of the command that args (argv) ask for and the
 // arguments, name first, that this command is to see.
 func (c Commands) Select(args []string) (string, []string, error) {
-	self := "capstan-kube"
-	if len(args) > 0 {
-		self = filepath.Base(args[0])
+	if len(args) == 0 {
+		return "", nil, fmt.Errorf("no command given; have: %s", strings.Join(c.Names(), ", "))
 	}
+	self := filepath.Base(args[0])
 	if _, ok := c[self]; ok {
 		return self, args, nil
 	}

@@ -1,6 +1,6 @@
 // capstan-kube is Kubernetes 1.35 in one binary: the control plane, the node
-// components, kubectl, and the etcd that belongs to them. Sharing one file makes
-// a machine's image small and lets all machines of a host share its pages.
+// components and kubectl. Sharing one file makes a machine's image small and lets all
+// machines of a host share its pages.
 package main
 
 import (
@@ -11,9 +11,6 @@ import (
 
 func commands() multicall.Commands {
 	return multicall.Commands{
-		"etcd":                    etcd,
-		"etcdctl":                 etcdctl,
-		"etcdutl":                 etcdutl,
 		"kube-apiserver":          apiserver,
 		"kube-controller-manager": controllerManager,
 		"kube-scheduler":          scheduler,

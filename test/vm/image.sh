@@ -40,9 +40,11 @@ done
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/emulation" # the disk is emulated, and is lost anyway
 install -m 0755 "$here/guest/guest.sh" "$root/root/guest.sh"
 install -m 0644 "$here/guest/workload.yaml" "$root/root/workload.yaml"
-install -m 0644 "$here/guest/guest.service" "$root/etc/systemd/system/guest.service"
 mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
-ln -s /etc/systemd/system/guest.service "$root/etc/systemd/system/multi-user.target.wants/guest.service"
+for unit in guest.service shell.service; do
+	install -m 0644 "$here/guest/$unit" "$root/etc/systemd/system/$unit"
+	ln -s "/etc/systemd/system/$unit" "$root/etc/systemd/system/multi-user.target.wants/$unit"
+done
 ln -sf /dev/null "$root/etc/systemd/system/serial-getty@ttyS0.service" # the script owns the serial port
 echo /dev/vda / ext4 rw 0 1 >"$root/etc/fstab"
 echo guest >"$root/etc/hostname"

@@ -58,11 +58,11 @@ func packages(t *testing.T) []string {
 // TestDebian boots the guest and follows its serial port. The guest's script reports each step.
 func TestDebian(t *testing.T) {
 	command(t, nil, "test/vm/image.sh", append([]string{folder()}, packages(t)...)...)
-	guest := exec.Command("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "6144",
+	guest := exec.Command("qemu-system-x86_64", append([]string{"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "6144",
 		"-nographic", "-nic", "none", "-monitor", "none", "-serial", "stdio",
 		"-kernel", filepath.Join(folder(), "vmlinuz"), "-initrd", filepath.Join(folder(), "initrd.img"),
 		"-append", "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=false",
-		"-drive", "if=virtio,format=raw,cache=unsafe,file="+filepath.Join(folder(), "disk.img"))
+		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + filepath.Join(folder(), "disk.img")}, shell()...)...)
 	guest.Stderr = os.Stderr
 	serial, err := guest.StdoutPipe()
 	if err != nil {
@@ -86,6 +86,16 @@ func TestDebian(t *testing.T) {
 	if !complete {
 		t.Errorf("the guest did not complete the steps; see %s", record.Name())
 	}
+}
+
+// shell returns the arguments that connect a root shell of the guest with bin/vm/shell.sock, if CAPSTAN_VM_SHELL is set. The
+// guest then stays up after a failure, so that somebody can examine it. "systemctl poweroff" ends it.
+func shell() []string {
+	if os.Getenv("CAPSTAN_VM_SHELL") == "" {
+		return nil
+	}
+	return []string{"-device", "virtio-serial", "-device", "virtserialport,chardev=shell,nr=1",
+		"-chardev", "socket,id=shell,server=on,wait=off,path=" + filepath.Join(folder(), "shell.sock")}
 }
 
 // report is a line of the guest's script, behind the prefix of systemd.

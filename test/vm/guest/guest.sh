@@ -22,7 +22,7 @@ step() {
 		sed 's/^/VM: log: /' <(tail -n 60 "$state/log")
 		explain 2>&1 | sed 's/^/VM: log: /'
 		say "fail $name after $((SECONDS - start)) s: $(tail -n 1 "$state/log")"
-		finish
+		finish failed
 	fi
 	touch "$state/$name"
 	say "pass $name in $((SECONDS - start)) s"
@@ -36,7 +36,12 @@ explain() {
 	journalctl --no-pager -n 40 --grep '^(?!VM:)'
 }
 
-finish() { sync; systemctl poweroff; sleep infinity; }
+# finish powers the guest off. With a shell (see shell.service), a guest that failed stays up.
+finish() {
+	sync
+	[[ ${1:-} == failed && -e /dev/vport0p1 ]] || systemctl poweroff
+	sleep infinity
+}
 
 # until_true tries a command every 3 s, for at most the given number of seconds.
 until_true() {

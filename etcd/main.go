@@ -1,3 +1,5 @@
+// capstan-etcd is etcd with its two tools in one binary. The version is pinned here and not by a Kubernetes release, because
+// a Kubernetes release keeps the etcd of its first day, and etcd corrects defects more often.
 package main
 
 import (
@@ -8,11 +10,17 @@ import (
 	"go.etcd.io/etcd/etcdctl/v3/ctlv3"
 	etcdutlcmd "go.etcd.io/etcd/etcdutl/v3/etcdutl"
 	"go.etcd.io/etcd/server/v3/etcdmain"
+
+	"capstan.dev/capstan/kube/multicall"
 )
 
-// etcdctl's package turns on prefix matching for every cobra command of the
-// process ("kubectl de" would run "delete"), so it is off unless asked for.
-func init() { cobra.EnablePrefixMatching = false }
+func commands() multicall.Commands {
+	return multicall.Commands{"etcd": etcd, "etcdctl": etcdctl, "etcdutl": etcdutl}
+}
+
+func main() {
+	os.Exit(commands().Run(os.Stdout, os.Stderr))
+}
 
 func etcd() int {
 	etcdmain.Main(os.Args)
@@ -20,7 +28,6 @@ func etcd() int {
 }
 
 func etcdctl() int {
-	cobra.EnablePrefixMatching = true
 	ctlv3.MustStart()
 	return 0
 }
@@ -28,7 +35,6 @@ func etcdctl() int {
 // etcdutl is the root command of go.etcd.io/etcd/etcdutl/v3, whose package main
 // cannot be imported.
 func etcdutl() int {
-	cobra.EnablePrefixMatching = true
 	root := &cobra.Command{Use: "etcdutl", Short: "An administrative command line tool for etcd3."}
 	root.PersistentFlags().StringVarP(&etcdutlcmd.OutputFormat, "write-out", "w", "simple",
 		"set the output format (fields, json, protobuf, simple, table)")
