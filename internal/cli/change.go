@@ -99,7 +99,7 @@ func (a *app) changeCommand(to *target, c *cobra.Command, flags func(*cobra.Comm
 
 func (a *app) change(ctx context.Context, m *management, key client.ObjectKey, to target, wait bool) error {
 	if to.version != "" {
-		hosts, err := m.hosts(ctx, false)
+		hosts, err := m.hosts(ctx)
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -34,22 +33,25 @@ func (m *management) getCluster(ctx context.Context, key client.ObjectKey) (*clu
 	return cluster, err
 }
 
-// hostsPatience limits the wait for the first report of a host: a new plane is ready shortly before it.
-const hostsPatience = 30 * time.Second
-
-// hosts returns all hosts. wait: wait until one of them reports its Kubernetes versions. A user who cannot list hosts gets none.
-func (m *management) hosts(ctx context.Context, wait bool) ([]infrav1.CapstanHost, error) {
+// hosts returns all hosts. A user who cannot list hosts gets none.
+func (m *management) hosts(ctx context.Context) ([]infrav1.CapstanHost, error) {
 	list := &infrav1.CapstanHostList{}
 	if err := m.client.List(ctx, list); apierrors.IsForbidden(err) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	if versions, _ := versionsOf(list.Items); !wait || len(versions) > 0 || len(list.Items) == 0 {
-		return list.Items, nil
+	return list.Items, nil
+}
+
+// hostsWithVersions returns all hosts after one of them has reported its Kubernetes versions: a new plane is ready before its host
+// has reported. It calls waiting before it waits. It returns no hosts if there are none, or if ctx ends first.
+func (m *management) hostsWithVersions(ctx context.Context, waiting func()) ([]infrav1.CapstanHost, error) {
+	hosts, err := m.hosts(ctx)
+	if versions, _ := versionsOf(hosts); err != nil || len(versions) > 0 || len(hosts) == 0 {
+		return hosts, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, hostsPatience)
-	defer cancel()
+	waiting()
 	w, err := m.client.Watch(ctx, &infrav1.CapstanHostList{}) // starts with the current objects
 	if err != nil {
 		return nil, err

@@ -131,11 +131,7 @@ func (a *app) managementUnlessDry(dry bool) (*management, error) {
 // render returns the objects of a cluster. It completes the options.
 func (a *app) render(ctx context.Context, m *management, o *clusterOptions) ([]*unstructured.Unstructured, error) {
 	if m != nil {
-		hosts, err := m.hosts(ctx, o.kubernetesVersion == "")
-		if err != nil {
-			return nil, err
-		}
-		if err := o.chooseVersion(hosts); err != nil {
+		if err := a.setVersion(ctx, m, o); err != nil {
 			return nil, err
 		}
 	}
@@ -144,6 +140,21 @@ func (a *app) render(ctx context.Context, m *management, o *clusterOptions) ([]*
 		return nil, err
 	}
 	return o.process(template, os.LookupEnv)
+}
+
+// setVersion sets the Kubernetes version, or checks the one that the command line sets, with the versions of the hosts.
+func (a *app) setVersion(ctx context.Context, m *management, o *clusterOptions) error {
+	list := m.hosts
+	if o.kubernetesVersion == "" {
+		list = func(ctx context.Context) ([]infrav1.CapstanHost, error) {
+			return m.hostsWithVersions(ctx, func() { fmt.Fprintln(a.errOut, "Waiting for a host to report its Kubernetes versions") })
+		}
+	}
+	hosts, err := list(ctx)
+	if err != nil {
+		return err
+	}
+	return o.chooseVersion(hosts)
 }
 
 // check checks the options that the command line sets.

@@ -61,8 +61,7 @@ func TestDebian(t *testing.T) {
 	guest := exec.Command("qemu-system-x86_64", append([]string{"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "6144",
 		"-nographic", "-nic", "none", "-monitor", "none", "-serial", "stdio",
 		"-kernel", filepath.Join(folder(), "vmlinuz"), "-initrd", filepath.Join(folder(), "initrd.img"),
-		"-append", "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=false",
-		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + filepath.Join(folder(), "disk.img")}, shell()...)...)
+		"-drive", "if=virtio,format=raw,cache=unsafe,file=" + filepath.Join(folder(), "disk.img")}, console()...)...)
 	guest.Stderr = os.Stderr
 	serial, err := guest.StdoutPipe()
 	if err != nil {
@@ -88,13 +87,14 @@ func TestDebian(t *testing.T) {
 	}
 }
 
-// shell returns the arguments that connect a root shell of the guest with bin/vm/shell.sock, if CAPSTAN_VM_SHELL is set. The
-// guest then stays up after a failure, so that somebody can examine it. "systemctl poweroff" ends it.
-func shell() []string {
+// console returns the arguments for the guest's kernel. If CAPSTAN_VM_SHELL is set, bin/vm/shell.sock is a root shell in the
+// guest, and a guest whose step failed stays up until it is examined. "systemctl poweroff" ends it.
+func console() []string {
+	kernel := "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=false"
 	if os.Getenv("CAPSTAN_VM_SHELL") == "" {
-		return nil
+		return []string{"-append", kernel}
 	}
-	return []string{"-device", "virtio-serial", "-device", "virtserialport,chardev=shell,nr=1",
+	return []string{"-append", kernel + " capstan.shell", "-device", "virtio-serial", "-device", "virtserialport,chardev=shell,nr=1",
 		"-chardev", "socket,id=shell,server=on,wait=off,path=" + filepath.Join(folder(), "shell.sock")}
 }
 

@@ -36,10 +36,10 @@ explain() {
 	journalctl --no-pager -n 40 --grep '^(?!VM:)'
 }
 
-# finish powers the guest off. With a shell (see shell.service), a guest that failed stays up.
+# finish powers the guest off. With a shell (shell.service), a guest that failed stays up.
 finish() {
 	sync
-	[[ ${1:-} == failed && -e /dev/vport0p1 ]] || systemctl poweroff
+	[[ ${1:-} == failed ]] && grep -q capstan.shell /proc/cmdline || systemctl poweroff
 	sleep infinity
 }
 
