@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"os"
 	"os/signal"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"capstan.dev/capstan/internal/embedded"
 )
@@ -97,6 +100,7 @@ func (a *app) planeCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
+			klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 			return embedded.Run(ctx, a.layout(), supervisor)
 		},
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"k8s.io/klog/v2"
 
 	"capstan.dev/capstan/internal/manpages"
 	"capstan.dev/capstan/internal/version"
@@ -75,6 +77,7 @@ func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go's warnings would mix with the progress; its errors are returned
 	program, args := invocation(os.Args)
 	a := &app{out: os.Stdout, errOut: os.Stderr, program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
 	command := a.command()

@@ -99,6 +99,7 @@ cluster() {
 }
 
 service() {
+	capstan load image --cluster demo /usr/lib/capstan/images/echo.tar
 	demo apply -f /root/workload.yaml
 	until_true 1200 demo wait --for=condition=Available --timeout=5s deployment/web
 	until_true 1200 demo wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=5s pod/client
