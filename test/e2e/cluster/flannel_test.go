@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"capstan.dev/capstan/internal/testenv"
-	"capstan.dev/capstan/templates"
 	"capstan.dev/capstan/test/e2e/harness"
 )
 
@@ -24,7 +23,7 @@ import (
 func TestFlannel(t *testing.T) {
 	c := &harness.Cluster{Plane: plane, Namespace: "default", Name: "foreign"}
 	t.Cleanup(func() { c.Delete(t) })
-	plane.Must(t, "create", "cluster", c.Name, "--namespace", c.Namespace, "--workers", "2", "--from", withoutPodNetwork(t), "--wait=false")
+	plane.Must(t, "create", "cluster", c.Name, "--namespace", c.Namespace, "--workers", "2", "--flavor", "cni", "--wait=false")
 	harness.Eventually(t, "the kubeconfig", time.Minute, func(ctx context.Context) error {
 		_, err := plane.Capstan(ctx, "get", "kubeconfig", c.Name, "--namespace", c.Namespace)
 		return err
@@ -54,21 +53,6 @@ func TestFlannel(t *testing.T) {
 		routesOf(t, c, "eth0")
 		checkWorkload(t, c)
 	})
-}
-
-// withoutPodNetwork writes the default template without Capstan's pod network.
-func withoutPodNetwork(t *testing.T) string {
-	t.Helper()
-	template, err := templates.FS.ReadFile("cluster-template.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := strings.Replace(string(template), "  machineTemplate:\n", "  config: {cluster: {podNetwork: None}}\n  machineTemplate:\n", 1)
-	file := filepath.Join(t.TempDir(), "template.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file
 }
 
 // nodesWithoutNetwork returns nil when n Nodes wait for a CNI plugin.
