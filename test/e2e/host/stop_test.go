@@ -4,9 +4,7 @@ package host_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,6 +44,23 @@ func TestDeletionWaitsForPods(t *testing.T) {
 	c.deleteMachine(spec)
 }
 
+// The deletion continues when PID 1 ends while the pods stop.
+func TestDeletionOfKilledMachine(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t, "--stop-pods-within", "1h")
+	m := c.make(blue.machine(10))
+	inside(t, blue.address(10), "touch /tmp/hold")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, _ = c.DeleteMachine(ctx, deletion(m.Spec))
+	eventually(t, "capstand asks PID 1", func() error {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/asked", m.Status.Pid))
+		return err
+	})
+	check(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
+	c.deleteMachine(m.Spec)
+}
+
 // With the limit 0, capstand kills the pods.
 func TestDeletionWithoutWait(t *testing.T) {
 	leavesNothing(t)
@@ -75,9 +90,7 @@ func TestHostShutsDown(t *testing.T) {
 	c.start()
 	state("stopping")
 	c.end(syscall.SIGTERM)
-	if _, err := os.Stat(process); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the machine did not end: %v", err)
-	}
+	eventually(t, "the end of the machine", func() error { return gone(process) })
 	asked, stopped := strings.Index(c.output.String(), "stopping its machines"), strings.Index(c.output.String(), "Machine stopped")
 	if asked < 0 || stopped < asked {
 		t.Errorf("output of capstand:\n%s", c.output)

@@ -35,7 +35,7 @@ func testStopPods(t *testing.T, cp, worker *host) {
 		return harness.ShellPod(name, "worker", "/var/out", grace, strings.ReplaceAll(script, "$0", name), container)
 	}
 	cp.apply(pod("polite", 30, stopsSlowly, "") + pod("stubborn", 4, stopsNever, "") + pod("forever", 600, stopsNever, "") +
-		pod("hooked", 1, stopsNever, `lifecycle: {preStop: {exec: {command: [/usr/bin/sh, -c, "echo ran > /out/hook"]}}}`))
+		pod("hooked", 5, stopsNever, `lifecycle: {preStop: {exec: {command: [/usr/bin/sh, -c, "echo ran > /out/hook"]}}}`))
 	static := strings.Replace(pod("last", 30, stopsLast, ""), "  nodeName: \"worker\"\n", "", 1)
 	must(t, os.WriteFile(filepath.Join(worker.root, "etc/kubernetes/manifests/last.yaml"), []byte(static), 0o600))
 	eventually(t, time.Minute, func() error {
