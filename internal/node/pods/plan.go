@@ -1,7 +1,6 @@
 package pods
 
 import (
-	"encoding/json"
 	"strconv"
 	"time"
 
@@ -16,6 +15,7 @@ const (
 	podLabel          = "io.kubernetes.pod.name"
 	namespaceLabel    = "io.kubernetes.pod.namespace"
 	containerLabel    = "io.kubernetes.container.name"
+	portsAnnotation   = "io.kubernetes.container.ports"
 )
 
 const (
@@ -40,20 +40,9 @@ type Container struct {
 	Grace time.Duration
 	// Last is set for containers that stop after the others: those of static pods and of the system's namespace.
 	Last    bool
+	sandbox string
 	preStop hook
 }
-
-// hook is a preStop hook. One with httpGet is left out: its port can be a name, which the runtime does not know.
-type hook struct {
-	Exec *struct {
-		Command []string `json:"command"`
-	} `json:"exec"`
-	Sleep *struct {
-		Seconds int64 `json:"seconds"`
-	} `json:"sleep"`
-}
-
-func (h hook) empty() bool { return h.Exec == nil && h.Sleep == nil }
 
 func containersOf(sandboxes []*cri.PodSandbox, running []*cri.Container) []Container {
 	sources := map[string]string{}
@@ -64,22 +53,15 @@ func containersOf(sandboxes []*cri.PodSandbox, running []*cri.Container) []Conta
 	for _, c := range running {
 		namespace, source := c.Labels[namespaceLabel], sources[c.PodSandboxId]
 		out = append(out, Container{
-			ID:    c.Id,
-			Name:  namespace + "/" + c.Labels[podLabel] + "/" + c.Labels[containerLabel],
-			Grace: graceOf(c.Annotations[graceAnnotation]),
-			Last:  namespace == systemNamespace || source == "file" || source == "http",
-			// Without a readable hook, the container stops without one.
-			preStop: hookOf(c.Annotations[preStopAnnotation]),
+			ID:      c.Id,
+			Name:    namespace + "/" + c.Labels[podLabel] + "/" + c.Labels[containerLabel],
+			Grace:   graceOf(c.Annotations[graceAnnotation]),
+			Last:    namespace == systemNamespace || source == "file" || source == "http",
+			sandbox: c.PodSandboxId,
+			preStop: hookOf(c.Annotations[preStopAnnotation], c.Annotations[portsAnnotation]),
 		})
 	}
 	return out
-}
-
-func hookOf(annotation string) (h hook) {
-	if json.Unmarshal([]byte(annotation), &h) != nil {
-		return hook{}
-	}
-	return h
 }
 
 func graceOf(annotation string) time.Duration {

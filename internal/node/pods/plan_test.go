@@ -31,7 +31,6 @@ func TestContainersOf(t *testing.T) {
 		"a command": {sandbox: "api", namespace: "default", grace: "1", hook: `{"exec":{"command":["/bin/flush","-a"]}}`,
 			want: Container{Grace: time.Second}, exec: []string{"/bin/flush", "-a"}},
 		"a sleep":         {sandbox: "api", namespace: "default", grace: "1", hook: `{"sleep":{"seconds":5}}`, want: Container{Grace: time.Second}, sleep: 5},
-		"httpGet":         {sandbox: "api", namespace: "default", grace: "1", hook: `{"httpGet":{"port":80}}`, want: Container{Grace: time.Second}},
 		"a damaged hook":  {sandbox: "api", namespace: "default", grace: "1", hook: `{"exec":{"command":["a"]},"sleep":3}`, want: Container{Grace: time.Second}},
 		"a negative time": {sandbox: "api", namespace: "default", grace: "1", hook: `{"sleep":{"seconds":-5}}`, want: Container{Grace: time.Second}, sleep: -5},
 	} {
@@ -50,7 +49,7 @@ func TestContainersOf(t *testing.T) {
 		if got.preStop.Sleep != nil {
 			sleep = got.preStop.Sleep.Seconds
 		}
-		tt.want.ID, tt.want.Name, got.preStop = "c", tt.namespace+"/pod/main", hook{}
+		tt.want.ID, tt.want.Name, tt.want.sandbox, got.preStop = "c", tt.namespace+"/pod/main", tt.sandbox, hook{}
 		if !reflect.DeepEqual(got, tt.want) || !reflect.DeepEqual(exec, tt.exec) || sleep != tt.sleep {
 			t.Errorf("%s: %+v, command %q, sleep %d; want %+v, %q, %d", name, got, exec, sleep, tt.want, tt.exec, tt.sleep)
 		}
@@ -79,6 +78,32 @@ func TestSeconds(t *testing.T) {
 	for in, want := range map[time.Duration]int64{-time.Second: 0, 0: 0, time.Millisecond: 1, time.Second: 1, 1500 * time.Millisecond: 2} {
 		if got := seconds(in); got != want {
 			t.Errorf("%s: %d, want %d", in, got, want)
+		}
+	}
+}
+
+// The request of a hook goes to the pod. Its port is a number or a name of the container.
+func TestHTTPGet(t *testing.T) {
+	const ports = `[{"name":"web","containerPort":8080,"protocol":"TCP"}]`
+	for hook, want := range map[string]string{
+		`{"port":80}`:                        "http://10.1.1.1:80/ 10.1.1.1:80",
+		`{"port":"web","path":"quit?now=1"}`: "http://10.1.1.1:8080/quit?now=1 10.1.1.1:8080",
+		`{"port":"443","path":"/a","scheme":"HTTPS","host":"other.example"}`:    "https://other.example:443/a other.example:443",
+		`{"port":80,"path":"/","httpHeaders":[{"name":"Host","value":"site"}]}`: "http://10.1.1.1:80/ site",
+		`{"port":"none"}`:  `the container has no port "none"`,
+		`{"port":70000}`:   `the container has no port "70000"`,
+		`{}`:               `the container has no port ""`,
+		`{"port":{"a":1}}`: `the container has no port "{\"a\":1}"`,
+	} {
+		r, err := hookOf(`{"httpGet":`+hook+`}`, ports).HTTPGet.request(t.Context(), "10.1.1.1")
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = r.URL.String() + " " + r.Host
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", hook, got, want)
 		}
 	}
 }

@@ -105,22 +105,3 @@ func (r *Runtime) stop(ctx context.Context, c Container, grace time.Duration) er
 	_, err := r.client.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.ID, Timeout: seconds(left)})
 	return err
 }
-
-func (r *Runtime) preStop(ctx context.Context, c Container, grace time.Duration) error {
-	switch hook := c.preStop; {
-	case grace <= 0 || hook.empty():
-		return nil
-	case hook.Exec != nil:
-		result, err := r.client.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: c.ID, Cmd: hook.Exec.Command, Timeout: seconds(grace)})
-		if err == nil && result.ExitCode != 0 {
-			err = fmt.Errorf("exit code %d", result.ExitCode)
-		}
-		return err
-	default:
-		select {
-		case <-ctx.Done():
-		case <-time.After(min(grace, atMost(hook.Sleep.Seconds))):
-		}
-		return nil
-	}
-}
