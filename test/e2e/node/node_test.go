@@ -44,6 +44,7 @@ func TestMachines(t *testing.T) {
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
 		{"local volumes", testLocalVolumes},
+		{"CNI plugins", testPlugins},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"credentials", testCredentials},
 		{"users", testUsers},
