@@ -96,7 +96,7 @@ func TestHTTPGet(t *testing.T) {
 		`{"port":{"a":1}}`: `the container has no port "{\"a\":1}"`,
 	} {
 		r, err := hookOf(`{"httpGet":`+hook+`}`, ports).HTTPGet.request(t.Context(), "10.1.1.1")
-		got := ""
+		var got string
 		if err != nil {
 			got = err.Error()
 		} else {

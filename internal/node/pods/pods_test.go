@@ -32,7 +32,7 @@ func TestUnusableRuntime(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer r.Close()
+			defer func() { _ = r.Close() }()
 			begun := time.Now()
 			running, err := r.Running(t.Context())
 			if after := time.Since(begun); err == nil || after > tt.limit {
