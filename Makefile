@@ -89,9 +89,12 @@ $(KUBE_MINORS:%=build-kube-%): build-kube-%:
 	$(CACHED) kubernetes-$* "$$out/kube-apiserver $$out/etcd" \
 		'kube/$* kube/multicall etcd hack/kube-build.sh' hack/kube-build.sh kube/$* "$$out"
 
+# The plugins of hack/node-build.sh.
+CNI_PLUGINS := bandwidth bridge firewall host-device host-local ipvlan loopback macvlan portmap ptp sbr static tuning vlan vrf
+
 .PHONY: build-node
 build-node: ## containerd, runc and the CNI plugins: bin/node/.
-	@$(CACHED) node '$(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/node/cni/,ptp host-local portmap loopback)' \
+	@$(CACHED) node '$(addprefix $(BIN)/node/bin/,containerd containerd-shim-runc-v2 ctr runc) $(addprefix $(BIN)/node/cni/,$(CNI_PLUGINS))' \
 		'node/go.mod node/go.sum node/runc hack/node-build.sh hack/go-install.sh' hack/node-build.sh
 
 .PHONY: build-images
@@ -293,6 +296,13 @@ conformance: setup build build-conformance ## Run all conformance specs of Kuber
 .PHONY: test-rack
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
 	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m
+
+# The test does not need to be repeated with each change: it is about flannel, and its build takes two minutes.
+.PHONY: test-flannel
+test-flannel: setup build ## Run a cluster with flannel instead of Capstan's pod network, two minutes (not part of test).
+	@hack/setup.sh busybox-static
+	@$(CACHED) flannel $(BIN)/flannel/flannel.tar 'test/flannel node/images hack/flannel-build.sh hack/go-install.sh' hack/flannel-build.sh
+	go test -tags e2e,flannel ./test/e2e/cluster -run TestFlannel -count=1 -v -timeout 30m
 
 .PHONY: test-inplace
 test-inplace: setup build ## Update a cluster of 3 + 5 machines in place and kill what takes part in each step, 20 minutes (not part of test).

@@ -19,7 +19,9 @@ CGO_ENABLED=0 LDFLAGS="-X $containerd/version.Version=$(version node $containerd
 	$containerd/cmd/containerd $containerd/cmd/containerd-shim-runc-v2 $containerd/cmd/ctr
 
 plugins=github.com/containernetworking/plugins
+# All standard plugins that need no daemon of their own. docs/networking.md has the list.
 CGO_ENABLED=0 LDFLAGS="-X $plugins/pkg/utils/buildversion.BuildVersion=$(version node $plugins)" \
 	hack/go-install.sh node bin/node/cni \
-	$plugins/plugins/main/ptp $plugins/plugins/main/loopback \
-	$plugins/plugins/ipam/host-local $plugins/plugins/meta/portmap
+	$plugins/plugins/main/{bridge,host-device,ipvlan,loopback,macvlan,ptp,vlan} \
+	$plugins/plugins/ipam/{host-local,static} \
+	$plugins/plugins/meta/{bandwidth,firewall,portmap,sbr,tuning,vrf}

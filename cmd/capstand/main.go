@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
 )
 
@@ -49,6 +50,7 @@ type options struct {
 	balancerUID                int
 	listen                     string
 	absence, confirmTimeout    time.Duration
+	stopPodsWithin             time.Duration
 	tls                        credentials.Server
 	metrics                    metricsOptions
 }
@@ -80,6 +82,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
 	f.DurationVar(&o.absence, "absence", host.DefaultAbsence, "time without a manager after which capstand asks before it starts a machine: the machine may have been replaced on another host")
 	f.DurationVar(&o.confirmTimeout, "confirm-timeout", host.DefaultConfirmTimeout, "time after which capstand starts such machines if no manager of their management cluster has connected; 0 waits without a limit")
+	f.DurationVar(&o.stopPodsWithin, "stop-pods-within", machineapi.DefaultStopPods, "time that the pods of a machine have to stop, by their grace periods, when the machine is deleted or the host shuts down; at most 1h, 0 kills them")
 	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "number of the user and group of load balancers")
 	return cmd
 }
@@ -109,6 +112,10 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	}
 	end()
 	h.Wait()
+	if host.ShutsDown(context.Background()) {
+		h.StopMachines(context.Background())
+		return err
+	}
 	log.Info("capstand ends. Machines and load balancers continue")
 	return err
 }
@@ -127,6 +134,9 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	if err != nil {
 		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-memory %q: %w", o.reserveMemory, err)
 	}
+	if o.stopPodsWithin < 0 || o.stopPodsWithin > machineapi.MaxStopPods {
+		return host.Config{}, host.Socket{}, fmt.Errorf("--stop-pods-within is %s, expected 0 to %s", o.stopPodsWithin, machineapi.MaxStopPods)
+	}
 	reserveDisk, err := resource.ParseQuantity(o.reserveDisk)
 	if err != nil {
 		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-disk %q: %w", o.reserveDisk, err)
@@ -144,6 +154,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		Root: root, Assets: assets, Backups: backups, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
+		StopPodsWithin: o.stopPodsWithin,
 	}, socket, nil
 }
 

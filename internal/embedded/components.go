@@ -70,6 +70,8 @@ type component struct {
 	env  []string
 	// asRoot is set for capstand only. Other components run as the system user.
 	asRoot bool
+	// grace is the time that it needs to end in order; stopGrace if it is less.
+	grace time.Duration
 	// ready returns nil when the component answers.
 	ready func(context.Context) error
 }
@@ -200,6 +202,7 @@ func capstandComponent(l Layout, s State, host string, owner user, memory int64)
 		path:   Assets{s.Assets}.Capstand(),
 		args:   args,
 		asRoot: true,
+		grace:  capstandGrace,
 		ready:  func(ctx context.Context) error { return dialSocket(ctx, socket) },
 	}
 }

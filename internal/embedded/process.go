@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"capstan.dev/capstan/internal/backoff"
+	"capstan.dev/capstan/internal/machineapi"
 )
 
 const (
@@ -27,6 +28,8 @@ const (
 	watchInterval = 3 * time.Second
 	// stopGrace is the time after which a process that does not end is killed.
 	stopGrace = 15 * time.Second
+	// capstandGrace is stopGrace of capstand. When the box shuts down, capstand stops the pods and then the machines.
+	capstandGrace = machineapi.DefaultStopPods + time.Minute
 )
 
 // ProcessState is the state of a component's process.
@@ -217,7 +220,7 @@ func (p *process) command(log *os.File) *exec.Cmd {
 	return cmd
 }
 
-// end terminates the process after Stop was called, and kills it after stopGrace.
+// end terminates the process after Stop was called, and kills it after its grace period.
 func (p *process) end(process *os.Process, ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -227,7 +230,7 @@ func (p *process) end(process *os.Process, ended <-chan struct{}) {
 	_ = process.Signal(syscall.SIGTERM)
 	select {
 	case <-ended:
-	case <-time.After(stopGrace):
+	case <-time.After(max(stopGrace, p.grace)):
 		_ = process.Kill()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -110,11 +111,18 @@ func set(ids map[string]owner.Object, id string, of owner.Object, gone bool) {
 }
 
 func deleteAll(ctx context.Context, host hostpb.HostClient, have inventoryOf) error {
-	for _, id := range slices.Sorted(maps.Keys(have.machines)) {
-		of := have.machines[id]
-		if _, err := host.DeleteMachine(ctx, &hostpb.DeleteMachineRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
-			return fmt.Errorf("cannot remove machine %s: %w", id, err)
-		}
+	// At the same time: the pods of each machine have some seconds to stop.
+	machines, deleting := errgroup.WithContext(ctx)
+	for id, of := range have.machines {
+		machines.Go(func() error {
+			if _, err := host.DeleteMachine(deleting, &hostpb.DeleteMachineRequest{Id: id, Namespace: of.GetNamespace(), Name: of.GetName()}); err != nil {
+				return fmt.Errorf("cannot remove machine %s: %w", id, err)
+			}
+			return nil
+		})
+	}
+	if err := machines.Wait(); err != nil {
+		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(have.balancers)) {
 		of := have.balancers[id]

@@ -235,7 +235,7 @@ func stopPlane(ctx context.Context, l Layout) error {
 		return err
 	}
 	defer f.Close()
-	patient, cancel := context.WithTimeout(ctx, 4*stopGrace)
+	patient, cancel := context.WithTimeout(ctx, 3*stopGrace+capstandGrace)
 	defer cancel()
 	if flock(patient, f) == nil {
 		return nil

@@ -63,6 +63,8 @@ type Config struct {
 	Absence time.Duration
 	// ConfirmTimeout is the longest wait for the first contact with a manager; 0 waits without a limit.
 	ConfirmTimeout time.Duration
+	// StopPodsWithin is the time that the pods of a machine have to stop when the machine ends in order; 0 kills them.
+	StopPodsWithin time.Duration
 	// Credentials renews the certificates of managers that connect over TCP; nil without TCP.
 	Credentials hostpb.CredentialsServer
 }

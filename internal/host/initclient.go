@@ -90,23 +90,16 @@ func watchInit(ctx context.Context, runDir string, f func(machineapi.Status)) {
 
 // streamInit reads one connection to its end.
 func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) error {
-	dir, err := os.Open(runDir)
+	client, end, err := initClient(runDir)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Close() }()
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return unixsocket.Dial(ctx, dir, "init.sock")
-		},
-	}
-	defer transport.CloseIdleConnections()
+	defer end()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://init/v1/status?watch=true", nil)
 	if err != nil {
 		return err
 	}
-	res, err := (&http.Client{Transport: transport}).Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		return err
 	}
@@ -121,4 +114,19 @@ func streamInit(ctx context.Context, runDir string, f func(machineapi.Status)) e
 		f(s)
 	}
 	return lines.Err()
+}
+
+// initClient returns a client of the socket of a machine's PID 1, and a function that ends it.
+func initClient(runDir string) (client *http.Client, end func(), err error) {
+	dir, err := os.Open(runDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return unixsocket.Dial(ctx, dir, "init.sock")
+		},
+	}
+	return &http.Client{Transport: transport}, func() { transport.CloseIdleConnections(); _ = dir.Close() }, nil
 }

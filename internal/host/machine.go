@@ -143,6 +143,9 @@ func (m *machine) run(ctx context.Context) {
 	for attempt := 0; rest(life, m.wake, pause); {
 		pause = m.live(life, &attempt)
 	}
+	if m.deleted.Err() != nil {
+		m.stopPods(ctx)
+	}
 	pause = 0
 	for attempt := 0; m.deleted.Err() != nil && rest(ctx, nil, pause); attempt++ {
 		if err := m.remove(ctx); err != nil {

@@ -215,7 +215,11 @@ func (ms *machines) DeleteMachine(ctx context.Context, req *hostpb.DeleteMachine
 		return &hostpb.DeleteMachineResponse{Done: true}, nil
 	}
 	m.delete()
-	m.setStatus(func(s *hostpb.MachineStatus) { s.Phase = hostpb.MachineStatus_DELETING })
+	m.setStatus(func(s *hostpb.MachineStatus) {
+		if s.Phase != hostpb.MachineStatus_DELETING { // A repeated call keeps the progress.
+			s.Phase, s.Message = hostpb.MachineStatus_DELETING, ""
+		}
+	})
 	select {
 	case <-m.gone:
 		return &hostpb.DeleteMachineResponse{Done: true}, nil

@@ -179,6 +179,19 @@ type Certificate struct {
 	NotAfter  time.Time `json:"notAfter"`
 }
 
+// StopPodsPath is the path of a request to PID 1: it stops the pods of the machine, because the machine ends, and answers when
+// none runs any more. The parameter StopPodsWithin is the limit as a duration. A repeated request waits for the first one.
+const (
+	StopPodsPath   = "/v1/pods/stop"
+	StopPodsWithin = "within"
+)
+
+// Bounds of the time that pods have to stop. PID 1 uses the default when it gets a signal.
+const (
+	DefaultStopPods = 30 * time.Second
+	MaxStopPods     = time.Hour
+)
+
 // EndpointLease is the duration of the Lease by which the control plane machines elect the host of the cluster's virtual
 // address. Each second of it delays the failover, and a holder needs two or three attempts to renew it.
 const EndpointLease = 3 * time.Second

@@ -140,7 +140,11 @@ func (r *Reconciler) deleteMachine(ctx context.Context, s *scope) error {
 		return fmt.Errorf("delete the machine on host %s: %s", spec.HostName, connections.Message(err))
 	}
 	if !res.GetDone() {
-		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "Host %s is removing the machine", spec.HostName)
+		progress := "Host " + spec.HostName + " is removing the machine"
+		if message := host.Machine(spec.ID).GetStatus().GetMessage(); message != "" {
+			progress += ": " + message
+		}
+		set(s.capstan, clusterv1.DeletingCondition, metav1.ConditionTrue, clusterv1.DeletingReason, "%s", progress)
 		return errWaiting
 	}
 	host.Release(spec.ID)

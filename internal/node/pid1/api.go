@@ -3,8 +3,11 @@ package pid1
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"time"
 
+	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/initapi"
 )
 
@@ -12,6 +15,7 @@ func (m *manager) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", m.getStatus)
 	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) { answer(w, m.reload()) })
+	mux.HandleFunc("POST "+machineapi.StopPodsPath, m.postStopPods)
 	actions := map[string]func(string) error{
 		"start": m.supervisor.Start, "stop": m.supervisor.Stop,
 		"restart": m.supervisor.Restart, "reload": m.supervisor.Reload,
@@ -29,6 +33,17 @@ func answer(w http.ResponseWriter, err error) {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
+}
+
+// postStopPods answers when the pods have stopped. They stop even if the client does not wait.
+func (m *manager) postStopPods(w http.ResponseWriter, r *http.Request) {
+	text := r.URL.Query().Get(machineapi.StopPodsWithin)
+	limit, err := time.ParseDuration(text)
+	if err != nil || limit < 0 || limit > machineapi.MaxStopPods {
+		http.Error(w, fmt.Sprintf("%s is %q, expected a duration of at most %s", machineapi.StopPodsWithin, text, machineapi.MaxStopPods), http.StatusBadRequest)
+		return
+	}
+	m.stopPods(limit)
 }
 
 // getStatus answers with the status once, or with ?watch=true at each change until the client disconnects.

@@ -91,6 +91,8 @@ type manager struct {
 
 	// reloading serialises changes to the set of services.
 	reloading sync.Mutex
+	// stoppingPods lets the pods stop once.
+	stoppingPods sync.Once
 
 	mu        sync.Mutex
 	bootstrap initapi.Status // without services
@@ -141,8 +143,9 @@ func (m *manager) serve(path string) error {
 	return nil
 }
 
-// shutdown ends all processes: first the services in order, then the others.
+// shutdown ends all processes: first the pods, then the services in order, then the others.
 func (m *manager) shutdown() {
+	m.stopPods(machineapi.DefaultStopPods)
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	m.supervisor.Shutdown(ctx)

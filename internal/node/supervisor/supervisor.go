@@ -145,17 +145,20 @@ func (s *Supervisor) Reload(name string) error {
 	return syscall.Kill(int(u.state.PID), syscall.SIGHUP)
 }
 
-// Shutdown stops all services permanently, each one before the services that it starts after. When ctx ends, the caller must
-// end the remaining processes.
-func (s *Supervisor) Shutdown(ctx context.Context) {
+// Shutdown stops services permanently: those with the names, or all. Each one stops before the services that it starts after.
+// From now on no service starts any more. When ctx ends, the caller must end the remaining processes.
+func (s *Supervisor) Shutdown(ctx context.Context, names ...string) {
 	s.mu.Lock()
 	s.closed = true
-	services := s.services()
+	order := stopOrder(s.services())
 	s.mu.Unlock()
+	if len(names) > 0 {
+		order = slices.DeleteFunc(order, func(name string) bool { return !slices.Contains(names, name) })
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for _, name := range stopOrder(services) {
+		for _, name := range order {
 			_ = s.Stop(name)
 		}
 	}()

@@ -321,6 +321,13 @@ func TestShutdownReversesTheOrder(t *testing.T) {
 	f.untilState("kubelet", initapi.StateReady)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	f.Shutdown(ctx, "kubelet")
+	if got := f.read("order"); got != "kubelet\n" || f.untilState("api", initapi.StateReady).PID == 0 {
+		t.Errorf("order of the shutdown of one service: %q", got)
+	}
+	if err := f.Start("kubelet"); err != nil || f.untilState("kubelet", initapi.StateStopped).PID != 0 {
+		t.Error("a service was started after its shutdown")
+	}
 	f.Shutdown(ctx)
 	if got := f.read("order"); got != "kubelet\napi\netcd\n" {
 		t.Errorf("order: %q", got)

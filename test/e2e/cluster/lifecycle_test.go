@@ -53,8 +53,10 @@ func TestLifecycle(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	t.Run("the deletion removes everything", func(t *testing.T) {
+	t.Run("the deletion stops pods in order and removes everything", func(t *testing.T) {
+		check := stopsInOrder(t, c)
 		c.Delete(t)
+		check(t)
 		nothingLeft(t, empty)
 		secrets := &corev1.SecretList{}
 		if err := plane.Client.List(t.Context(), secrets, client.InNamespace(c.Namespace), client.MatchingLabels{clusterv1.ClusterNameLabel: c.Name}); err != nil {

@@ -44,6 +44,7 @@ func TestMachines(t *testing.T) {
 		{"workload", testWorkload},
 		{"network policies", testNetworkPolicies},
 		{"local volumes", testLocalVolumes},
+		{"CNI plugins", testPlugins},
 		{"configuration", func(t *testing.T, cp, worker *host) { testConfiguration(t, o, cp, worker) }},
 		{"credentials", testCredentials},
 		{"users", testUsers},
@@ -51,6 +52,7 @@ func TestMachines(t *testing.T) {
 		{"kill every service", testKillServices},
 		{"restart without bootstrap data", testRestart},
 		{"up again changes nothing", testUpAgain},
+		{"pods stop in order", testStopPods},
 		{"shutdown", testShutdown},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.test(t, cp.with(t), worker.with(t)) }) {
@@ -187,6 +189,9 @@ func testWorkload(t *testing.T, cp, worker *host) {
 	t.Logf("pods Ready after %s", time.Since(start))
 	pods(t, cp)
 	testUserNamespace(t, worker)
+	if out, err := worker.exec("/bin/sh", "-c", `for pid in $(pgrep -x echo); do grep ^Seccomp: /proc/$pid/status; done | sort -u`); err != nil || strings.Join(strings.Fields(out), " ") != "Seccomp: 2" {
+		t.Errorf("pods without a seccomp profile have %q, want the filter of RuntimeDefault (2); %v", out, err)
+	}
 }
 
 // testUserNamespace: the worker has two pods. In the pod with "hostUsers: false", root is not root of the machine.

@@ -48,6 +48,10 @@ func serveStatus(bootstrap string) {
 	listener, err := net.Listen("unix", "/run/capstan/init.sock")
 	must(err)
 	must(http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/pods/stop" {
+			stopPods(r.URL.RawQuery)
+			return
+		}
 		must(json.NewEncoder(w).Encode(map[string]any{
 			"bootstrap": bootstrap, "bootstrapMessage": "",
 			"services": []map[string]any{{"name": "test", "state": "ready", "pid": 1}},
@@ -55,6 +59,17 @@ func serveStatus(bootstrap string) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	})))
+}
+
+// stopPods takes as long as the file hold exists, like pods with a long grace period.
+func stopPods(query string) {
+	must(os.WriteFile("/tmp/asked", []byte(query), 0o644))
+	for {
+		if _, err := os.Stat("/tmp/hold"); err != nil {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
 
 // serveAPI answers at the port of an API server: /readyz, and some commands of the tests.

@@ -1,0 +1,103 @@
+//go:build e2e
+
+package host_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// A deleted machine ends when its pods have stopped. A capstand that starts meanwhile continues the deletion.
+func TestDeletionWaitsForPods(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t, "--stop-pods-within", "50s")
+	spec := c.make(blue.machine(10)).Spec
+	stopping := func(m *hostpb.Machine) bool {
+		return m.Status.Phase == hostpb.MachineStatus_DELETING && strings.Contains(m.Status.Message, "pods of the machine stop, within 50s")
+	}
+	inside(t, blue.address(10), "touch /tmp/hold")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, _ = c.DeleteMachine(ctx, deletion(spec)) // It ends with ctx, or reports that the machine is not gone.
+	c.await(spec.Id, stopping)
+	if asked := inside(t, blue.address(10), "cat /tmp/asked; rm /tmp/asked"); asked != "within=50s" {
+		t.Errorf("capstand asked for %q", asked)
+	}
+	c.kill()
+	c.start()
+	c.await(spec.Id, stopping)
+	eventually(t, "capstand asks again", func() error {
+		if asked := inside(t, blue.address(10), "cat /tmp/asked || true"); asked != "within=50s" {
+			return fmt.Errorf("it asked for %q", asked)
+		}
+		return nil
+	})
+	inside(t, blue.address(10), "rm /tmp/hold")
+	c.deleteMachine(spec)
+}
+
+// The deletion continues when PID 1 ends while the pods stop.
+func TestDeletionOfKilledMachine(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t, "--stop-pods-within", "1h")
+	m := c.make(blue.machine(10))
+	inside(t, blue.address(10), "touch /tmp/hold")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, _ = c.DeleteMachine(ctx, deletion(m.Spec))
+	eventually(t, "capstand asks PID 1", func() error {
+		_, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/asked", m.Status.Pid))
+		return err
+	})
+	check(t, syscall.Kill(int(m.Status.Pid), syscall.SIGKILL))
+	c.deleteMachine(m.Spec)
+}
+
+// With the limit 0, capstand kills the pods.
+func TestDeletionWithoutWait(t *testing.T) {
+	leavesNothing(t)
+	c := newCapstand(t, "--stop-pods-within", "0s")
+	spec := c.make(blue.machine(10)).Spec
+	inside(t, blue.address(10), "touch /tmp/hold")
+	c.deleteMachine(spec)
+}
+
+// When the host shuts down, capstand stops the pods and then the machines. They start again with the next capstand. Without a
+// shutdown, the end of capstand leaves them alone.
+func TestHostShutsDown(t *testing.T) {
+	leavesNothing(t)
+	systemd := t.TempDir()
+	state := func(state string) {
+		check(t, os.WriteFile(filepath.Join(systemd, "systemctl"), []byte("#!/bin/sh\n[ $1 = is-system-running ] && echo "+state+"\nexit 1\n"), 0o755))
+	}
+	t.Setenv("PATH", systemd+":"+os.Getenv("PATH"))
+	state("running")
+	c := newCapstand(t)
+	before := c.make(blue.machine(10))
+	process := fmt.Sprintf("/proc/%d", before.Status.Pid)
+	c.end(syscall.SIGTERM)
+	if _, err := os.Stat(process); err != nil {
+		t.Errorf("the machine ended with capstand: %v", err)
+	}
+	c.start()
+	state("stopping")
+	c.end(syscall.SIGTERM)
+	eventually(t, "the end of the machine", func() error { return gone(process) })
+	asked, stopped := strings.Index(c.output.String(), "stopping its machines"), strings.Index(c.output.String(), "Machine stopped")
+	if asked < 0 || stopped < asked {
+		t.Errorf("output of capstand:\n%s", c.output)
+	}
+	state("running")
+	c.start()
+	c.await(before.Spec.Id, func(m *hostpb.Machine) bool {
+		return m.Status.Phase == hostpb.MachineStatus_RUNNING && m.Status.Pid != before.Status.Pid
+	})
+}
