@@ -125,7 +125,7 @@ func CheckMachine(s *hostpb.MachineSpec) error {
 	return nil
 }
 
-// checkAddresses requires an IPv4 address first, and accepts an IPv6 address of a dual-stack network second.
+// checkAddresses requires an address of the first network, and accepts one of the second network of dual stack.
 func checkAddresses(s *hostpb.MachineSpec) error {
 	subnets, err := subnetsOf(s.Network)
 	if err != nil {

@@ -68,7 +68,7 @@ type prober struct {
 
 // newProber listens at the address of this host in the overlay, until it is closed.
 func newProber(address netip.Addr, probed func(netip.Addr, Settings) bool, reached func(time.Duration)) (*prober, error) {
-	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, Port)))
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, Port)))
 	if err != nil {
 		return nil, err
 	}
