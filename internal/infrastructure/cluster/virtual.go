@@ -14,6 +14,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
 
@@ -47,7 +48,7 @@ func (r *Reconciler) endpointHolder(s *scope) string {
 // decided otherwise.
 func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.CapstanHost) error {
 	lb := s.capstan.Spec.LoadBalancer
-	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(h.Spec.VirtualAddresses) == 0 ||
+	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(h.Spec.VirtualAddresses) == 0 || network.IPv6Only(s.capstan.Spec.Network) ||
 		lb.BindAddress != "" || lb.Address != "" || lb.AddressFromPool != nil {
 		return nil
 	}

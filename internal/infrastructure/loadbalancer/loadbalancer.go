@@ -20,6 +20,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/network"
 )
 
 // Port returns the port of the cluster's load balancer: that of the spec, else that of the endpoint, else 6443.
@@ -144,9 +145,9 @@ func Additional(c *infrav1.CapstanCluster, on Host) string {
 	return ""
 }
 
-// tunnelEndpoint returns the tunnel address if it can be the endpoint. It must be IPv4: all machines have IPv4.
+// tunnelEndpoint returns the tunnel address if it can be the endpoint: all machines have addresses of its family.
 func tunnelEndpoint(c *infrav1.CapstanCluster, tunnel string) string {
-	if addr, err := netip.ParseAddr(tunnel); err != nil || !addr.Is4() || c.Spec.Network.Overlay.VNI == 0 || c.Spec.LoadBalancer.BindAddress != "" {
+	if addr, err := netip.ParseAddr(tunnel); err != nil || addr.Is6() != network.IPv6Only(c.Spec.Network) || c.Spec.Network.Overlay.VNI == 0 || c.Spec.LoadBalancer.BindAddress != "" {
 		return ""
 	}
 	return tunnel
@@ -158,7 +159,7 @@ func redirected(c *infrav1.CapstanCluster, listens string) string {
 	endpoint := c.Spec.ControlPlaneEndpoint
 	addr, err := netip.ParseAddr(endpoint.Host)
 	cidr, errCIDR := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
-	if err != nil || errCIDR != nil || !addr.Is4() || !addr.IsGlobalUnicast() || endpoint.Port == 0 || c.Spec.Network.Overlay.VNI == 0 ||
+	if err != nil || errCIDR != nil || addr.Is6() != cidr.Addr().Is6() || !addr.IsGlobalUnicast() || endpoint.Port == 0 || c.Spec.Network.Overlay.VNI == 0 ||
 		endpoint.Host == listens || cidr.Contains(addr) {
 		return ""
 	}
