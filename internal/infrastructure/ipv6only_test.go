@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"net"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -72,4 +73,29 @@ func TestFamiliesThatDoNotMatch(t *testing.T) {
 		c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: "192.0.2.10", Port: 6443}
 	}, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:78:10::/64" })
 	b.Expect(refused()).To(ContainSubstring("the control plane endpoint 192.0.2.10 is IPv4"))
+}
+
+// IC-10: on hosts with virtual addresses of both families, the endpoint of a cluster with IPv6 only has an IPv6 address, and that of
+// another cluster an IPv4 address.
+func TestVirtualAddressesOfBothFamilies_IC10(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	host := b.rack(1)[0]
+	for _, bad := range []string{"2001:db8:5::/64", "2001:db8:5::1/127", "ff02::/120", "203.0.0.0/15"} {
+		b.Expect(changed(host.CapstanHost, func(h *infrav1.CapstanHost) { h.Spec.VirtualAddresses = []string{bad} })).
+			To(MatchError(ContainSubstring("must be networks of at most 65536 addresses and without host bits")), bad)
+	}
+	update(b, host.CapstanHost, func(h *infrav1.CapstanHost) {
+		h.Spec.VirtualAddresses = []string{"203.0.113.90/32", "2001:db8:5::90/128"}
+	})
+	for want, create := range map[string]func(){
+		"203.0.113.90":   func() { b.addCluster(nil, nil) },
+		"2001:db8:5::90": func() { b.addCluster(sixNetworks, onlySix) },
+	} {
+		create()
+		b.waitProvisioned()
+		b.Expect(b.capstan.Spec.ControlPlaneEndpoint).To(Equal(clusterv1.APIEndpoint{Host: want, Port: 6443}))
+		lb := host.fake.LoadBalancer(b.capstan.Spec.ID)
+		b.Expect([]string{lb.GetEndpoint(), lb.GetVirtualAddress().GetAddress()}).To(Equal([]string{net.JoinHostPort(want, "6443"), want}))
+	}
 }

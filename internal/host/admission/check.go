@@ -180,14 +180,14 @@ func CheckLoadBalancer(lb *hostpb.LoadBalancer) error {
 	return owner.Given("load balancer", lb.Id, lb)
 }
 
-// checkVirtualAddress returns an error unless the virtual address is the IPv4 address of the endpoint.
+// checkVirtualAddress returns an error unless the virtual address is the address of the endpoint.
 func checkVirtualAddress(lb *hostpb.LoadBalancer) error {
 	if lb.VirtualAddress == nil {
 		return nil
 	}
 	endpoint, err := netip.ParseAddrPort(lb.Endpoint)
-	if err != nil || endpoint.Addr().String() != lb.VirtualAddress.Address || !endpoint.Addr().Is4() || !endpoint.Addr().IsGlobalUnicast() {
-		return fmt.Errorf("virtual address %q must be the address of the endpoint %q, and an IPv4 unicast address", lb.VirtualAddress.Address, lb.Endpoint)
+	if err != nil || endpoint.Addr().String() != lb.VirtualAddress.Address || !endpoint.Addr().IsGlobalUnicast() {
+		return fmt.Errorf("virtual address %q must be the address of the endpoint %q, and a unicast address", lb.VirtualAddress.Address, lb.Endpoint)
 	}
 	return nil
 }

@@ -69,12 +69,13 @@ type Host struct {
 func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
 	lb := c.Spec.LoadBalancer
 	addr, err := netip.ParseAddr(c.Spec.ControlPlaneEndpoint.Host)
-	if err != nil || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
+	// All clusters and hosts compare addresses as text, so another notation of an IPv6 address is none.
+	if err != nil || addr.String() != c.Spec.ControlPlaneEndpoint.Host || addr.Is6() != network.IPv6Only(c.Spec.Network) || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
 		return false
 	}
 	return slices.ContainsFunc(allowed, func(text string) bool {
-		network, err := netip.ParsePrefix(text)
-		return err == nil && addr.Is4() && network.Contains(addr)
+		prefix, err := netip.ParsePrefix(text)
+		return err == nil && prefix.Contains(addr)
 	})
 }
 
