@@ -177,7 +177,7 @@ func matchFamilies(machines infrav1.ClusterNetworkSpec, pods, services []netip.P
 	fits := func(p netip.Prefix) bool { return p.Addr().Is6() == ipv6 }
 	switch {
 	case ipv6 && machines.MachineIPv6CIDR != "":
-		return fmt.Errorf("machine network %s is IPv6 and machineIPv6CIDR is %s: set one of them to have machines with IPv6 only, or an IPv4 machineCIDR for dual stack",
+		return fmt.Errorf("machine network %s is IPv6 and machineIPv6CIDR is %s: leave machineIPv6CIDR out for machines with IPv6 only, or set an IPv4 machineCIDR for dual stack",
 			machines.MachineCIDR, machines.MachineIPv6CIDR)
 	case len(pods) > 0 && !slices.ContainsFunc(pods, fits):
 		return fmt.Errorf("pod network %s has another family than the machines, which have %s: change spec.clusterNetwork.pods of the Cluster, or %s", pods[0], has, remedy)
