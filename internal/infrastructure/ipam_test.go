@@ -348,7 +348,7 @@ func TestPoolsThatDoNotFit_IPAM08(t *testing.T) {
 		second  string
 		why     string
 	}{
-		"IPv6 alone":         {dualStack, pools[1:], func(*box) string { return "fd00:77:8::7" }, "", "IPv6 only are not supported"},
+		"IPv6 alone":         {dualStack, pools[1:], func(*box) string { return "fd00:77:8::7" }, "", "and no IPv4 address, but the first network of the cluster's machines is"},
 		"no IPv6 network":    {func(t *testing.T) *box { return newBox(t).provisioned() }, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::7", "machineIPv6CIDR"},
 		"another network":    {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:9::7", "fd00:77:9::7/64, which is not a valid machine address in the cluster's network " + sixCIDR},
 		"the bridge's":       {dualStack, pools, func(b *box) string { return b.address(7) }, "fd00:77:8::1", "not a valid machine address"},

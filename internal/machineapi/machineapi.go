@@ -65,8 +65,14 @@ func (m Metadata) TemplateVariables() map[string]string {
 		"cluster":        m.Cluster,
 		"failure_domain": m.FailureDomain,
 	}
-	if len(m.Addresses) > 0 {
-		vars["local_ipv4"] = m.Addresses[0].Address
+	for _, a := range m.Addresses {
+		switch addr, err := netip.ParseAddr(a.Address); {
+		case err != nil:
+		case addr.Is4():
+			vars["local_ipv4"] = a.Address
+		default:
+			vars["local_ipv6"] = a.Address
+		}
 	}
 	return vars
 }

@@ -171,20 +171,22 @@ type LoadBalancerHost struct {
 
 // ClusterNetworkSpec configures the network of a cluster's machines.
 // +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.machineIPv6CIDR) || !has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4",message="machineCIDR must be IPv4 if machineIPv6CIDR is set: for machines with IPv6 only, set machineCIDR to the IPv6 network and leave machineIPv6CIDR out"
 type ClusterNetworkSpec struct {
-	// machineCIDR is the IPv4 network of the machines, for example 10.200.8.0/21. Its first address is the
-	// gateway. If empty, the controller chooses a free network from its own range (manager flag
-	// --machine-network-pool).
+	// machineCIDR is the network of the machines, for example 10.200.8.0/21. Its first address is the gateway. An
+	// IPv6 network, for example fd00:10:200:8::/64, makes a cluster with IPv6 only: machines and the control plane
+	// endpoint have IPv6 addresses, and the networks of pods and Services must be IPv6 too. If empty, the
+	// controller chooses a free IPv4 network from its own range (manager flag --machine-network-pool).
 	// +optional
 	// +kubebuilder:validation:MinLength=9
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="machineCIDR must be a network without host bits, for example 10.200.8.0/21"
 	MachineCIDR string `json:"machineCIDR,omitempty"`
 
-	// machineIPv6CIDR is an additional IPv6 network. It makes the machines dual stack: each machine has an IPv4
-	// address first and an IPv6 address second, or one address from each of its pools. The first address of the
-	// network is the gateway. Traffic that leaves the host has the host's address, as with IPv4. The control plane
-	// endpoint remains IPv4. If empty, machines have IPv4 addresses only.
+	// machineIPv6CIDR is an IPv6 network in addition to an IPv4 machineCIDR. It makes the machines dual stack: each
+	// machine has an IPv4 address first and an IPv6 address second, or one address from each of its pools. The first
+	// address of the network is the gateway. Traffic that leaves the host has the host's address, as with IPv4. The
+	// control plane endpoint remains IPv4. If empty, machines have addresses of machineCIDR only.
 	// +optional
 	// +kubebuilder:validation:MinLength=4
 	// +kubebuilder:validation:MaxLength=43

@@ -71,17 +71,18 @@ type CapstanHostSpec struct {
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip.isCanonical(self) && ip(self).isGlobalUnicast()",message="tunnelAddress must be a unicast IP address in canonical form, for example 192.0.2.10"
 	TunnelAddress string `json:"tunnelAddress,omitempty"`
 
-	// virtualAddresses are IPv4 networks, or single addresses with /32, from which control plane endpoints of clusters
-	// across hosts get an address that moves between their hosts. The addresses are in the network of an interface of
+	// virtualAddresses are networks, or single addresses with /32 or /128, from which control plane endpoints of clusters
+	// across hosts get an address that moves between their hosts. A cluster with IPv6 only gets an IPv6 address, all
+	// others get an IPv4 address. The addresses are in the network of an interface of
 	// the host, for all hosts of a cluster in the same one, and nothing else there has them. A new cluster whose load
 	// balancer is on this host gets one of them as its endpoint, or the one that its controlPlaneEndpoint names. Clusters
 	// can have no virtual address that is not in this list. If empty, endpoints are addresses of one host.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:MinLength=9
-	// +kubebuilder:validation:items:MaxLength=18
-	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).ip().family() == 4 && cidr(n).prefixLength() >= 16 && cidr(n).ip().isGlobalUnicast())",message="virtualAddresses must be IPv4 networks of at most 65536 addresses and without host bits, for example 192.0.2.64/28 or 192.0.2.10/32"
+	// +kubebuilder:validation:items:MinLength=6
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).prefixLength() >= (cidr(n).ip().family() == 4 ? 16 : 112) && cidr(n).ip().isGlobalUnicast())",message="virtualAddresses must be networks of at most 65536 addresses and without host bits, for example 192.0.2.64/28, 192.0.2.10/32 or 2001:db8::40/122"
 	VirtualAddresses []string `json:"virtualAddresses,omitempty"`
 
 	// services allows clusters to publish Services of type LoadBalancer at addresses of the host. If not set, no cluster can.

@@ -125,7 +125,7 @@ func CheckMachine(s *hostpb.MachineSpec) error {
 	return nil
 }
 
-// checkAddresses requires an IPv4 address first, and accepts an IPv6 address of a dual-stack network second.
+// checkAddresses requires an address of the first network, and accepts one of the second network of dual stack.
 func checkAddresses(s *hostpb.MachineSpec) error {
 	subnets, err := subnetsOf(s.Network)
 	if err != nil {
@@ -180,14 +180,14 @@ func CheckLoadBalancer(lb *hostpb.LoadBalancer) error {
 	return owner.Given("load balancer", lb.Id, lb)
 }
 
-// checkVirtualAddress returns an error unless the virtual address is the IPv4 address of the endpoint.
+// checkVirtualAddress returns an error unless the virtual address is the address of the endpoint.
 func checkVirtualAddress(lb *hostpb.LoadBalancer) error {
 	if lb.VirtualAddress == nil {
 		return nil
 	}
 	endpoint, err := netip.ParseAddrPort(lb.Endpoint)
-	if err != nil || endpoint.Addr().String() != lb.VirtualAddress.Address || !endpoint.Addr().Is4() || !endpoint.Addr().IsGlobalUnicast() {
-		return fmt.Errorf("virtual address %q must be the address of the endpoint %q, and an IPv4 unicast address", lb.VirtualAddress.Address, lb.Endpoint)
+	if err != nil || endpoint.Addr().String() != lb.VirtualAddress.Address || !endpoint.Addr().IsGlobalUnicast() {
+		return fmt.Errorf("virtual address %q must be the address of the endpoint %q, and a unicast address", lb.VirtualAddress.Address, lb.Endpoint)
 	}
 	return nil
 }

@@ -44,7 +44,13 @@ func TestCheckMachine(t *testing.T) {
 			dualStack(s)
 			s.Addresses[1] = &hostpb.Address{Address: "10.1.0.11", Prefix: 24}
 		}, "not in the machine network fd00:1::/64"},
-		"IPv6 only":           {func(s *hostpb.MachineSpec) { s.Network.Cidr = "fd00:1::/64" }, "expected an IPv4 network first"},
+		"IPv6 only": {func(s *hostpb.MachineSpec) {
+			s.Network.Cidr, s.Addresses = "fd00:1::/64", []*hostpb.Address{{Address: "fd00:1::a", Prefix: 64}}
+		}, ""},
+		"IPv4 in an IPv6 network": {func(s *hostpb.MachineSpec) { s.Network.Cidr = "fd00:1::/64" }, "not in the machine network fd00:1::/64"},
+		"IPv6 twice": {func(s *hostpb.MachineSpec) {
+			s.Network.Cidr, s.Network.Ipv6Cidr = "fd00:1::/64", "fd00:2::/64"
+		}, "expected an IPv4 network first, or no second network"},
 		"second IPv4 network": {func(s *hostpb.MachineSpec) { s.Network.Ipv6Cidr = "10.2.0.0/24" }, "is not IPv6"},
 		"IPv6 gateway": {func(s *hostpb.MachineSpec) {
 			dualStack(s)

@@ -102,7 +102,22 @@ func TestProbes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, b := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
+	for _, address := range []string{"fd00::2/128", "fd00::3/128"} {
+		parsed, err := netlink.ParseAddr(address)
+		if err == nil {
+			err = netlink.AddrAdd(lo, parsed)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("IPv4", func(t *testing.T) {
+		probeEachOther(t, netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3"))
+	})
+	t.Run("IPv6", func(t *testing.T) { probeEachOther(t, netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::3")) })
+}
+
+func probeEachOther(t *testing.T, a, b netip.Addr) {
 	tunnelA, tunnelB := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	dir := t.TempDir()
 	fa, fb := open(t, dir), open(t, t.TempDir())

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -68,7 +67,7 @@ type prober struct {
 
 // newProber listens at the address of this host in the overlay, until it is closed.
 func newProber(address netip.Addr, probed func(netip.Addr, Settings) bool, reached func(time.Duration)) (*prober, error) {
-	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, Port)))
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(address, Port)))
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +157,7 @@ func (p *prober) answered(m message, from netip.Addr) {
 // capstand listens there. from is the own address.
 func Reachable(ctx context.Context, from, to netip.Addr) bool {
 	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
-	conn, err := dialer.DialContext(ctx, "udp4", fmt.Sprintf("%s:%d", to, Port))
+	conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(to, Port).String())
 	if err != nil {
 		return false
 	}

@@ -1204,12 +1204,12 @@ type Network struct {
 	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`               // the CapstanCluster's spec.id
 	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the Cluster
 	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`           // of the Cluster
-	Cidr      string                 `protobuf:"bytes,4,opt,name=cidr,proto3" json:"cidr,omitempty"`           // for example 10.200.8.0/21; the first address is the gateway
+	Cidr      string                 `protobuf:"bytes,4,opt,name=cidr,proto3" json:"cidr,omitempty"`           // IPv4, for example 10.200.8.0/21, or IPv6 only; the first address is the gateway
 	// output
 	Gateway string `protobuf:"bytes,5,opt,name=gateway,proto3" json:"gateway,omitempty"` // for example 10.200.8.1
 	Bridge  string `protobuf:"bytes,6,opt,name=bridge,proto3" json:"bridge,omitempty"`   // name of the bridge
 	// ipv6_cidr makes the network dual stack, for example fd00:200:8::/64; the first address is the
-	// gateway here too. Empty: IPv4 only.
+	// gateway here too. Empty: only the family of cidr.
 	Ipv6Cidr string `protobuf:"bytes,7,opt,name=ipv6_cidr,json=ipv6Cidr,proto3" json:"ipv6_cidr,omitempty"`
 	// overlay connects the network with the cluster's networks on other hosts. Unset: the network stays on this box. It
 	// cannot be added, removed or changed while the network exists.

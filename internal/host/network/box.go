@@ -66,7 +66,7 @@ type Box struct {
 type Network struct {
 	ID   string `json:"id"`
 	CIDR string `json:"cidr"`
-	// IPv6CIDR is empty if the network is not dual-stack.
+	// IPv6CIDR is the second network; it is empty if the network is not dual-stack.
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
 	// Cluster is the namespace and name of the cluster. Only its machines join the network.
 	Cluster string `json:"cluster"`
@@ -153,7 +153,7 @@ func (b Box) Ensure(ctx context.Context, n Network) error {
 		if err := b.writeFirewall(ctx, n, subnets); err != nil { // Before the bridge forwards the first packet.
 			return err
 		}
-		if n.IPv6CIDR != "" {
+		if hasIPv6(subnets) {
 			if err := forwardIPv6(procIPv6); err != nil {
 				return err
 			}

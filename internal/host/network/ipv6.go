@@ -13,14 +13,14 @@ import (
 // kernel has no IPv6.
 const procIPv6 = "/proc/sys/net/ipv6"
 
-// forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for the machines of dual-stack networks. A box that
+// forwardIPv6 makes the box forward IPv6 packets, like IPv4 packets, for machines with IPv6. A box that
 // forwards ignores router advertisements unless accept_ra is 2. Interfaces that accepted advertisements before get the value
 // 2, because the box would otherwise lose its default route.
 func forwardIPv6(proc string) error {
 	forwarding := filepath.Join(proc, "conf/all/forwarding")
 	now, err := os.ReadFile(forwarding)
 	if errors.Is(err, fs.ErrNotExist) {
-		return ConflictError{message: "this box has no IPv6, which a dual-stack network needs: boot it without ipv6.disable=1, or omit the IPv6 network"}
+		return ConflictError{message: "this box has no IPv6, which the IPv6 network of the machines needs: boot it without ipv6.disable=1, or choose an IPv4 network"}
 	}
 	if err != nil || strings.TrimSpace(string(now)) == "1" {
 		return err
@@ -46,12 +46,12 @@ func forwardIPv6(proc string) error {
 	return nil
 }
 
-// setBridgeIPv6 makes the box ignore router advertisements from machines, and enables IPv6 on the bridge of a dual-stack
-// network, even if the default is off.
-func setBridgeIPv6(proc, bridge string, dualStack bool) error {
+// setBridgeIPv6 makes the box ignore router advertisements from machines, and enables IPv6 on the bridge of a network
+// with IPv6, even if the default is off.
+func setBridgeIPv6(proc, bridge string, ipv6 bool) error {
 	conf := filepath.Join(proc, "conf", bridge)
 	err := set(filepath.Join(conf, "accept_ra"), "0")
-	if dualStack {
+	if ipv6 {
 		err = errors.Join(err, set(filepath.Join(conf, "disable_ipv6"), "0"))
 	}
 	return err

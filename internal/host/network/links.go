@@ -33,7 +33,7 @@ func ensureBridge(name string, subnets []Subnet, mac net.HardwareAddr, mtu int) 
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", name, err)
 	}
-	if err := setBridgeIPv6(procIPv6, name, len(subnets) > 1); err != nil {
+	if err := setBridgeIPv6(procIPv6, name, hasIPv6(subnets)); err != nil {
 		return err
 	}
 	for _, subnet := range subnets {

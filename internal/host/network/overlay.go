@@ -56,15 +56,23 @@ func (p Peers) hosts() []netip.Addr {
 }
 
 // hostAddress returns the address from which a box connects to the machines of a network. All boxes have the same gateway
-// address, so the machines could not send answers to it back to another box. The reserved range 240.0.0.0/5 belongs to no
-// other network. Its 27 bits are enough for the hash of a tunnel address to be unique among the boxes of a network.
-func hostAddress(networkID string, tunnel netip.Addr) netip.Addr {
-	sum := sha256.Sum256([]byte(networkID + " host " + tunnel.String()))
+// address, so the machines could not send answers to it back to another box. The address has the family of the machines'
+// first address. The reserved ranges in hostAddresses belong to no other network. 27 bits are enough for the hash of a tunnel
+// address to be unique among the boxes of a network.
+func (n Network) hostAddress(tunnel netip.Addr) netip.Addr {
+	sum := sha256.Sum256([]byte(n.ID + " host " + tunnel.String()))
+	if prefix, err := netip.ParsePrefix(n.CIDR); err == nil && prefix.Addr().Is6() {
+		return netip.AddrFrom16([16]byte(append([]byte{0x40, 0}, sum[:14]...)))
+	}
 	return netip.AddrFrom4([4]byte{0xf0 | sum[0]&0x07, sum[1], sum[2], sum[3]})
 }
 
-// hostAddresses contains every hostAddress.
-var hostAddresses = netip.MustParsePrefix("240.0.0.0/5")
+// hostAddresses contain every hostAddress.
+var hostAddresses = []netip.Prefix{netip.MustParsePrefix("240.0.0.0/5"), netip.MustParsePrefix("4000::/16")}
+
+func isHostAddress(a netip.Addr) bool {
+	return slices.ContainsFunc(hostAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+}
 
 // table is a table of the kernel.
 type table int
@@ -91,7 +99,7 @@ type entries map[entry]string
 
 // wantedEntries returns the entries by which the bridge reaches peers. Addresses of machines and load balancers on this box
 // are local: the list of peers can be older than they are.
-func wantedEntries(networkID string, peers Peers, local []string) entries {
+func (n Network) wantedEntries(peers Peers, local []string) entries {
 	want := entries{}
 	add := func(mac, host string, addresses ...netip.Addr) {
 		want[entry{tunnelTable, mac}], want[entry{portTable, mac}] = host, ""
@@ -103,11 +111,11 @@ func wantedEntries(networkID string, peers Peers, local []string) entries {
 		if len(m.Addresses) == 0 || slices.ContainsFunc(m.Addresses, func(a netip.Addr) bool { return slices.Contains(local, a.String()) }) {
 			continue
 		}
-		add(MAC(networkID, m.Addresses[0].String()).String(), m.Host.String(), m.Addresses...)
+		add(MAC(n.ID, m.Addresses[0].String()).String(), m.Host.String(), m.Addresses...)
 	}
 	for _, host := range peers.hosts() {
-		address := hostAddress(networkID, host)
-		add(MAC(networkID, host.String()).String(), host.String(), address)
+		address := n.hostAddress(host)
+		add(MAC(n.ID, host.String()).String(), host.String(), address)
 		want[entry{routeTable, address.String()}] = ""
 	}
 	return want
@@ -164,9 +172,9 @@ func (b Box) Neighbours(n Network) (own netip.Addr, others map[netip.Addr]netip.
 	peers, err := b.peers(n.ID)
 	others = map[netip.Addr]netip.Addr{}
 	for _, host := range peers.hosts() {
-		others[hostAddress(n.ID, host)] = host
+		others[n.hostAddress(host)] = host
 	}
-	return hostAddress(n.ID, n.Overlay.Address), others, err
+	return n.hostAddress(n.Overlay.Address), others, err
 }
 
 func (b Box) peersFile(networkID string) string { return filepath.Join(b.dir(networkID), "peers.json") }
@@ -192,13 +200,13 @@ func (b Box) local(networkID string) (all []string, err error) {
 }
 
 // wanted returns the entries that a network needs now.
-func (b Box) wanted(networkID string) (entries, error) {
-	peers, err := b.peers(networkID)
+func (b Box) wanted(n Network) (entries, error) {
+	peers, err := b.peers(n.ID)
 	if err != nil {
 		return nil, err
 	}
-	local, err := b.local(networkID)
-	return wantedEntries(networkID, peers, local), err
+	local, err := b.local(n.ID)
+	return n.wantedEntries(peers, local), err
 }
 
 // syncPeers makes the kernel's entries those of the recorded peers. A network without an overlay, and one whose links do not
@@ -208,7 +216,7 @@ func (b Box) syncPeers(networkID string) error {
 	if !ok || n.Overlay == nil {
 		return nil
 	}
-	want, err := b.wanted(networkID)
+	want, err := b.wanted(n)
 	if err != nil {
 		return err
 	}
@@ -246,7 +254,7 @@ func (b Box) hasOverlay(n Network) (bool, error) {
 	if !ok || !matches(device, *n.Overlay) || device.MasterIndex != t.bridge || device.Flags&net.FlagUp == 0 {
 		return false, nil
 	}
-	want, err := b.wanted(n.ID)
+	want, err := b.wanted(n)
 	if err != nil {
 		return false, err
 	}

@@ -14,12 +14,13 @@ var (
 )
 
 func TestWantedEntries(t *testing.T) {
+	n := Network{ID: "n", CIDR: "10.1.0.0/24", IPv6CIDR: "fd00:1::/64"}
 	machine := MAC("n", "10.1.0.20").String()
 	ofMachine := entries{
 		{tunnelTable, machine}: "192.0.2.2", {portTable, machine}: "", {neighbourTable, "10.1.0.20"}: machine, {neighbourTable, "fd00:1::20"}: machine,
 	}
 	ofHost := func(host netip.Addr) entries {
-		mac, address := MAC("n", host.String()).String(), hostAddress("n", host).String()
+		mac, address := MAC("n", host.String()).String(), n.hostAddress(host).String()
 		return entries{{tunnelTable, mac}: host.String(), {portTable, mac}: "", {neighbourTable, address}: mac, {routeTable, address}: ""}
 	}
 	join := func(all ...entries) entries {
@@ -43,7 +44,7 @@ func TestWantedEntries(t *testing.T) {
 		"another one is here":    {Peers{Machines: []Peer{{[]netip.Addr{remote, remote6}, hostB}}}, []string{"10.1.0.21"}, join(ofMachine, ofHost(hostB))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := wantedEntries("n", test.peers, test.local); !maps.Equal(got, test.want) {
+			if got := n.wantedEntries(test.peers, test.local); !maps.Equal(got, test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
@@ -70,14 +71,15 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// The machines of two networks can be on the same boxes, so a box needs an address for each network.
+// The machines of two networks can be on the same boxes, so a box needs an address for each network. Machines with IPv6 only
+// answer only to IPv6.
 func TestHostAddress(t *testing.T) {
 	seen := map[netip.Addr]bool{}
-	for _, network := range []string{"n", "m"} {
+	for _, network := range []Network{{ID: "n", CIDR: "10.1.0.0/24", IPv6CIDR: "fd00:1::/64"}, {ID: "m", CIDR: "10.1.0.0/24"}, {ID: "six", CIDR: "fd00:1::/64"}} {
 		for _, host := range []netip.Addr{hostB, hostC, netip.MustParseAddr("fd00::1")} {
-			address := hostAddress(network, host)
-			if !hostAddresses.Contains(address) || seen[address] {
-				t.Errorf("network %s, host %s: %s", network, host, address)
+			address := network.hostAddress(host)
+			if !isHostAddress(address) || seen[address] || address.Is6() != (network.ID == "six") {
+				t.Errorf("network %s, host %s: %s", network.ID, host, address)
 			}
 			seen[address] = true
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"capstan.dev/capstan/internal/cidr"
 )
@@ -62,18 +63,23 @@ type Subnet struct {
 	Gateway netip.Addr
 }
 
-// Subnets checks a machine network: IPv4, and IPv6 if ipv6 is not empty. IPv4 comes first.
+// hasIPv6 returns whether one of the subnets is IPv6.
+func hasIPv6(subnets []Subnet) bool {
+	return slices.ContainsFunc(subnets, func(s Subnet) bool { return s.Prefix.Addr().Is6() })
+}
+
+// Subnets checks a machine network: one of any family, or with a second one IPv4 first and then IPv6.
 func Subnets(cidr, ipv6 string) ([]Subnet, error) {
 	prefix, gateway, err := ParseCIDR(cidr)
 	if err != nil {
 		return nil, err
 	}
-	if !prefix.Addr().Is4() {
-		return nil, fmt.Errorf("network %s is IPv6: expected an IPv4 network first; an IPv6 network can follow as the second one", cidr)
-	}
 	all := []Subnet{{prefix, gateway}}
 	if ipv6 == "" {
 		return all, nil
+	}
+	if !prefix.Addr().Is4() {
+		return nil, fmt.Errorf("network %s is IPv6 and has %s as its second network: expected an IPv4 network first, or no second network", cidr, ipv6)
 	}
 	if prefix, gateway, err = ParseCIDR(ipv6); err != nil {
 		return nil, err

@@ -28,13 +28,14 @@ func TestParseCIDR(t *testing.T) {
 	}
 }
 
-// IPAM-08: IPv4, or IPv4 and IPv6.
+// IPAM-08: one family, or IPv4 and IPv6.
 func TestSubnets(t *testing.T) {
 	for name, test := range map[string]struct{ cidr, ipv6, want string }{
 		"IPv4":       {"10.1.0.0/24", "", "10.1.0.0/24 by 10.1.0.1"},
 		"dual stack": {"10.1.0.0/24", "fd00:1::/64", "10.1.0.0/24 by 10.1.0.1, fd00:1::/64 by fd00:1::1"},
-		"IPv6 only":  {"fd00:1::/64", "", "error: network fd00:1::/64 is IPv6: expected an IPv4 network first"},
-		"swapped":    {"fd00:1::/64", "10.1.0.0/24", "error: network fd00:1::/64 is IPv6"},
+		"IPv6 only":  {"fd00:1::/64", "", "fd00:1::/64 by fd00:1::1"},
+		"swapped":    {"fd00:1::/64", "10.1.0.0/24", "error: network fd00:1::/64 is IPv6 and has 10.1.0.0/24 as its second network"},
+		"two IPv6":   {"fd00:1::/64", "fd00:2::/64", "error: network fd00:1::/64 is IPv6 and has fd00:2::/64 as its second network"},
 		"two IPv4":   {"10.1.0.0/24", "10.2.0.0/24", "error: the second network 10.2.0.0/24 is not IPv6"},
 		"host bits":  {"10.1.0.0/24", "fd00:1::1/64", "error: network fd00:1::1/64 has host bits"},
 	} {

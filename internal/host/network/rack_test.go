@@ -323,6 +323,43 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
+// Machines with IPv6 only on two boxes reach each other, also while the tunnel is IPv4. Load balancers reach both machines, and
+// the machines reach the load balancer of their own box.
+func TestOverlayIPv6Only(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
+	}
+	for _, underlay := range []string{"IPv4", "IPv6"} {
+		t.Run(underlay, func(t *testing.T) {
+			r := newRack(t, underlay == "IPv6")
+			a, b := r.add(), r.add()
+			n := Network{ID: "n", CIDR: "fd00:7::/64", Cluster: "default/demo", Overlay: rackNetwork.Overlay}
+			r.ensure(n, a, b)
+			onA, onB := r.machine(a, n, "m-a", "fd00:7::10"), r.machine(b, n, "m-b", "fd00:7::20")
+			r.peers(n, Peers{Machines: []Peer{peer(a, "fd00:7::10"), peer(b, "fd00:7::20")}}, a, b)
+			r.serve(onA, ":80", "a")
+			r.serve(onB, ":80", "b")
+			r.reaches("machine to the machine of another box", onA, "[fd00:7::20]:80", "b")
+			r.reaches("box to the machine of another box", a.ns, "[fd00:7::20]:80", "b")
+			r.reaches("box to its own machine", a.ns, "[fd00:7::10]:80", "a")
+			r.reaches("box to the machine of another box, the other direction", b.ns, "[fd00:7::10]:80", "a")
+
+			r.serve(a.ns, ":6443", "gateway a")
+			r.serve(b.ns, ":6443", "gateway b")
+			r.reaches("gateway", onA, "[fd00:7::1]:6443", "gateway a")
+			r.reaches("gateway", onB, "[fd00:7::1]:6443", "gateway b")
+			for _, box := range []*rackBox{a, b} {
+				r.must(in(box.ns, func() error {
+					if whole, err := box.hasOverlay(box.network(n)); err != nil || !whole {
+						t.Errorf("the tunnel of %s is incomplete: %v", box.HostID, err)
+					}
+					return nil
+				}))
+			}
+		})
+	}
+}
+
 // gatewayIsLocal: all boxes have the same gateway address. Each machine reaches the gateway on its own box.
 func (r *rack) gatewayIsLocal(a, b *rackBox, onA, onB netns.NsHandle) {
 	r.serve(a.ns, ":6443", "gateway a")

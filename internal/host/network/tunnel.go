@@ -121,12 +121,18 @@ func silencePort(index int) error {
 
 // setHostAddress makes the box connect to the machines of the network from its hostAddress.
 func setHostAddress(bridge netlink.Link, n Network, subnet Subnet) error {
-	own := hostAddress(n.ID, n.Overlay.Address)
-	if err := netlink.AddrReplace(bridge, &netlink.Addr{IPNet: ipNet(own, 32)}); err != nil {
+	own := n.hostAddress(n.Overlay.Address)
+	// Without a route of the kernel to the address, which entries would report as a route to another box.
+	address := &netlink.Addr{IPNet: ipNet(own, own.BitLen()), Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE}
+	if err := netlink.AddrReplace(bridge, address); err != nil {
 		return fmt.Errorf("adding address %s to bridge %s: %w", own, bridge.Attrs().Name, err)
 	}
 	route := &netlink.Route{
 		LinkIndex: bridge.Attrs().Index, Dst: ipNet(subnet.Prefix.Addr(), subnet.Prefix.Bits()), Src: own.AsSlice(), Scope: netlink.SCOPE_LINK,
+	}
+	if own.Is6() {
+		// IPv4 replaces the kernel's route to the network. In IPv6 it stays, with a metric of 256.
+		route.Priority = 128
 	}
 	if err := netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("route to %s from %s: %w", subnet.Prefix, own, err)
@@ -171,13 +177,16 @@ func (t tunnel) entries() (entries, error) {
 			have[entry{neighbourTable, text(n.IP)}] = n.HardwareAddr.String()
 		}
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: t.bridge}, netlink.RT_FILTER_OIF)
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: t.bridge}, netlink.RT_FILTER_OIF)
 	if err != nil {
 		return nil, fmt.Errorf("reading the routes: %w", err)
 	}
 	for _, r := range routes {
-		if addr, ok := netip.AddrFromSlice(r.Dst.IP.To4()); ok && hostAddresses.Contains(addr) {
-			have[entry{routeTable, addr.String()}] = ""
+		if r.Dst == nil {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(r.Dst.IP); ok && isHostAddress(addr.Unmap()) {
+			have[entry{routeTable, addr.Unmap().String()}] = ""
 		}
 	}
 	return have, nil
@@ -226,7 +235,8 @@ func (t tunnel) remove(e entry, value string) error {
 }
 
 func (t tunnel) route(e entry) *netlink.Route {
-	return &netlink.Route{LinkIndex: t.bridge, Dst: ipNet(netip.MustParseAddr(e.subject), 32), Scope: netlink.SCOPE_LINK}
+	to := netip.MustParseAddr(e.subject)
+	return &netlink.Route{LinkIndex: t.bridge, Dst: ipNet(to, to.BitLen()), Scope: netlink.SCOPE_LINK}
 }
 
 func (t tunnel) neigh(e entry, value string) (*netlink.Neigh, error) {

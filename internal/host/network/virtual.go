@@ -25,7 +25,7 @@ const virtualLife = 10 * time.Second
 // VirtualLink returns the interface whose network contains a virtual address. It returns an error if an interface has the
 // address already, unless it is a virtual one.
 func VirtualLink(address netip.Addr) (netlink.Link, error) {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	all, err := netlink.AddrList(nil, linkFamily(address))
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func VirtualLink(address netip.Addr) (netlink.Link, error) {
 			}
 			continue
 		}
-		if ones < 32 && ones > bits && a.Contains(net.IP(address.AsSlice())) {
+		if ones < address.BitLen() && ones > bits && a.Contains(net.IP(address.AsSlice())) {
 			best, bits = a.LinkIndex, ones
 		}
 	}
@@ -53,16 +53,27 @@ func VirtualLink(address netip.Addr) (netlink.Link, error) {
 	return link, err
 }
 
+// linkFamily returns the address family in netlink.
+func linkFamily(a netip.Addr) int {
+	if a.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
 func isVirtual(a netlink.Addr) bool {
 	ones, bits := a.Mask.Size()
 	return ones == bits && a.ValidLft > 0 && a.ValidLft <= int(virtualLife/time.Second)
 }
 
 // HoldVirtual gives a link a virtual address for a time, which it rounds up to seconds. The box does not use the address for
-// its own connections.
+// its own connections. The kernel does not look for another station with an IPv6 address, which would take a second:
+// ProbeVirtual, or the election, makes sure that there is none.
 func HoldVirtual(link netlink.Link, address netip.Addr, life time.Duration) error {
 	seconds := int(math.Ceil(min(life, virtualLife).Seconds()))
-	err := netlink.AddrReplace(link, &netlink.Addr{IPNet: ipNet(address, address.BitLen()), ValidLft: max(1, seconds), PreferedLft: 0})
+	err := netlink.AddrReplace(link, &netlink.Addr{
+		IPNet: ipNet(address, address.BitLen()), ValidLft: max(1, seconds), PreferedLft: 0, Flags: unix.IFA_F_NODAD,
+	})
 	if err != nil {
 		return fmt.Errorf("adding the virtual address %s to %s: %w", address, link.Attrs().Name, err)
 	}
@@ -71,7 +82,7 @@ func HoldVirtual(link netlink.Link, address netip.Addr, life time.Duration) erro
 
 // ReleaseVirtual removes a virtual address from the box. A missing one is no error.
 func ReleaseVirtual(address netip.Addr) error {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	all, err := netlink.AddrList(nil, linkFamily(address))
 	for _, a := range all {
 		if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != address || !isVirtual(a) {
 			continue
@@ -137,8 +148,12 @@ func packets(link netlink.Link) (fd int, to *unix.SockaddrLinklayer, err error) 
 	return fd, to, err
 }
 
-// AnnounceVirtual sends gratuitous ARP packets of both kinds, because some systems ignore one of them.
+// AnnounceVirtual tells all stations that the link has an IP address: with gratuitous ARP packets of both kinds, because some
+// systems ignore one of them, or with a neighbour advertisement.
 func AnnounceVirtual(link netlink.Link, address netip.Addr) error {
+	if address.Is6() {
+		return advertise(link, address)
+	}
 	fd, to, err := packets(link)
 	if err != nil {
 		return err
@@ -164,6 +179,9 @@ func ProbeVirtual(ctx context.Context, link netlink.Link, address netip.Addr) er
 
 // probe returns the MAC address of another station of the link's network that has an address, or nil (RFC 5227).
 func probe(ctx context.Context, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
+	if address.Is6() {
+		return solicit(ctx, link, address)
+	}
 	fd, to, err := packets(link)
 	if err != nil {
 		return nil, err

@@ -162,6 +162,31 @@ func TestProbeVirtual(t *testing.T) {
 	}
 }
 
+// station moves a link into a network namespace of its own, and returns the beginning of commands there.
+func station(t *testing.T, link string) (in string) {
+	t.Helper()
+	client := exec.Command("unshare", "--net", "sleep", "60")
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = client.Process.Kill(), client.Wait() })
+	pid := strconv.Itoa(client.Process.Pid)
+	run(t, "until [ $(readlink /proc/"+pid+"/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.02; done; ip link set "+link+" netns "+pid)
+	return "nsenter --target " + pid + " --net -- "
+}
+
+// greet answers connections like a load balancer.
+func greet(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = conn.Write([]byte("balancer"))
+		_ = conn.Close()
+	}
+}
+
 // On the box with a virtual address, all connections to it go to the load balancer. On other boxes, only connections of machines
 // and of the box itself do.
 func TestVirtualRedirection(t *testing.T) {
@@ -184,16 +209,7 @@ func TestVirtualRedirection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Write([]byte("balancer"))
-			_ = conn.Close()
-		}
-	}()
+	go greet(listener)
 	const connect = `timeout 2 bash -c 'exec 3<>/dev/tcp/203.0.113.100/6443; head -c 8 <&3'`
 	if got := run(t, connect); got != "balancer" {
 		t.Errorf("from the box: %q", got)
@@ -202,14 +218,7 @@ func TestVirtualRedirection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := exec.Command("unshare", "--net", "sleep", "60")
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _, _ = client.Process.Kill(), client.Wait() }()
-	pid := strconv.Itoa(client.Process.Pid)
-	run(t, "until [ $(readlink /proc/"+pid+"/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.02; done; ip link set client netns "+pid)
-	in := "nsenter --target " + pid + " --net -- "
+	in := station(t, "client")
 	run(t, in+"ip addr add 203.0.113.2/24 dev client; "+in+"ip link set client up")
 	if out, err := exec.Command("/bin/sh", "-c", in+connect).Output(); err == nil {
 		t.Errorf("a client reaches a box that does not have the address: %q", out)

@@ -169,8 +169,7 @@ func (r *Reconciler) hostID(name string) string {
 // reserve writes the cluster's identity, its machine network and the load balancer's host to spec,
 // all of them before the first side effect.
 func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.CapstanHost) error {
-	clusterNetwork := s.cluster.Spec.ClusterNetwork
-	if err := network.Validate(s.capstan.Spec.Network, clusterNetwork.Pods.CIDRBlocks, clusterNetwork.Services.CIDRBlocks); err != nil {
+	if err := checkNetworks(s); err != nil {
 		set(s.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason, "%s", err)
 		return errWaiting
 	}
@@ -205,6 +204,19 @@ func (r *Reconciler) reserve(ctx context.Context, s *scope, usable []infrav1.Cap
 		}
 	}
 	return r.record(ctx, s, before)
+}
+
+// checkNetworks returns the reason why the networks of the cluster cannot work.
+func checkNetworks(s *scope) error {
+	n, machines := s.cluster.Spec.ClusterNetwork, s.capstan.Spec.Network
+	if err := network.Validate(machines, n.Pods.CIDRBlocks, n.Services.CIDRBlocks); err != nil {
+		return err
+	}
+	if s.cluster.Spec.ControlPlaneRef.Kind == "CapstanControlPlane" && network.IPv6Only(machines) && (len(n.Pods.CIDRBlocks) == 0 || len(n.Services.CIDRBlocks) == 0) {
+		return fmt.Errorf("the machines in %s have IPv6 addresses only, and the networks of pods and Services are IPv4 by default: "+
+			"set IPv6 networks in spec.clusterNetwork.pods and spec.clusterNetwork.services of the Cluster", machines.MachineCIDR)
+	}
+	return network.CheckEndpoint(machines, s.cluster.Spec.ControlPlaneEndpoint.Host, s.capstan.Spec.ControlPlaneEndpoint.Host, s.capstan.Spec.LoadBalancer.BindAddress)
 }
 
 // record writes decisions to spec at once.

@@ -14,6 +14,7 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/connections"
 	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/infrastructure/loadbalancer"
+	"capstan.dev/capstan/internal/infrastructure/network"
 	"capstan.dev/capstan/internal/infrastructure/overlay"
 )
 
@@ -44,10 +45,11 @@ func (r *Reconciler) endpointHolder(s *scope) string {
 }
 
 // chooseVirtual makes a virtual address of the load balancer's host the endpoint of a new cluster across hosts, unless the user
-// decided otherwise.
+// decided otherwise. The address has the family of the machines' first address.
 func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.CapstanHost) error {
 	lb := s.capstan.Spec.LoadBalancer
-	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(h.Spec.VirtualAddresses) == 0 ||
+	networks := overlay.OfFamily(h.Spec.VirtualAddresses, network.IPv6Only(s.capstan.Spec.Network))
+	if s.capstan.Spec.ControlPlaneEndpoint.Host != "" || !spans(s.capstan) || len(networks) == 0 ||
 		lb.BindAddress != "" || lb.Address != "" || lb.AddressFromPool != nil {
 		return nil
 	}
@@ -57,7 +59,7 @@ func (r *Reconciler) chooseVirtual(ctx context.Context, s *scope, h *infrav1.Cap
 	if err != nil {
 		return err
 	}
-	address, err := overlay.ChooseAddress(s.capstan.Spec.ID, h.Spec.VirtualAddresses, taken)
+	address, err := overlay.ChooseAddress(s.capstan.Spec.ID, networks, taken)
 	if err != nil {
 		set(s.capstan, infrav1.LoadBalancerReadyCondition, metav1.ConditionFalse, infrav1.LoadBalancerRefusedReason, "%s", err)
 		return err // there is no event when an address becomes free

@@ -20,6 +20,7 @@ func TestDesired_IC10(t *testing.T) {
 			c.Spec.ControlPlaneEndpoint.Host, c.Spec.ControlPlaneEndpoint.Port = host, port
 		}
 	}
+	six := func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" }
 	spans := func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 5000 }
 	for name, tc := range map[string]struct {
 		on       loadbalancer.Host
@@ -42,6 +43,10 @@ func TestDesired_IC10(t *testing.T) {
 		"loopback":                             {other, []func(*infrav1.CapstanCluster){spans, endpoint("127.0.0.1", 6443)}, []string{":6443"}, ""},
 		"IPv6":                                 {other, []func(*infrav1.CapstanCluster){spans, endpoint("2001:db8::1", 6443)}, []string{":6443"}, ""},
 		"IPv6 tunnel":                          {loadbalancer.Host{Name: "first", Tunnel: "2001:db8::1"}, []func(*infrav1.CapstanCluster){spans}, []string{":6443"}, ""},
+		"IPv6 only, no endpoint yet":           {loadbalancer.Host{Name: "first", Tunnel: "2001:db8::1"}, []func(*infrav1.CapstanCluster){spans, six}, []string{":6443", "[2001:db8::1]:6443"}, ""},
+		"IPv6 only, tunnel elsewhere":          {loadbalancer.Host{Name: "other", Tunnel: "2001:db8::2"}, []func(*infrav1.CapstanCluster){spans, six, endpoint("2001:db8::1", 20001)}, []string{":20001"}, "[2001:db8::1]:20001"},
+		"IPv6 only, IPv4 tunnel":               {first, []func(*infrav1.CapstanCluster){spans, six}, []string{":6443"}, ""},
+		"IPv6 only, gateway":                   {other, []func(*infrav1.CapstanCluster){spans, six, endpoint("fd00:1::1", 6443)}, []string{":6443"}, ""},
 		"the user's own load balancer before":  {first, []func(*infrav1.CapstanCluster){spans, endpoint("203.0.113.1", 443), func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Port = 6443 }}, []string{":6443"}, "203.0.113.1:443"},
 		"address of the network, on all hosts": {other, []func(*infrav1.CapstanCluster){spans, endpoint("10.1.0.9", 6443), func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Address = "10.1.0.9" }}, []string{":6443", "10.1.0.9:6443"}, ""},
 	} {

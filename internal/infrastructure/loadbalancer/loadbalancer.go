@@ -20,6 +20,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/network"
 )
 
 // Port returns the port of the cluster's load balancer: that of the spec, else that of the endpoint, else 6443.
@@ -68,12 +69,13 @@ type Host struct {
 func IsVirtual(c *infrav1.CapstanCluster, allowed []string) bool {
 	lb := c.Spec.LoadBalancer
 	addr, err := netip.ParseAddr(c.Spec.ControlPlaneEndpoint.Host)
-	if err != nil || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
+	// All clusters and hosts compare addresses as text, so another notation of an IPv6 address is none.
+	if err != nil || addr.String() != c.Spec.ControlPlaneEndpoint.Host || addr.Is6() != network.IPv6Only(c.Spec.Network) || c.Spec.Network.Overlay.VNI == 0 || lb.Mode == infrav1.LoadBalancerExternal || lb.Address != "" || lb.BindAddress != "" || lb.AddressFromPool != nil {
 		return false
 	}
 	return slices.ContainsFunc(allowed, func(text string) bool {
-		network, err := netip.ParsePrefix(text)
-		return err == nil && addr.Is4() && network.Contains(addr)
+		prefix, err := netip.ParsePrefix(text)
+		return err == nil && prefix.Contains(addr)
 	})
 }
 
@@ -144,9 +146,9 @@ func Additional(c *infrav1.CapstanCluster, on Host) string {
 	return ""
 }
 
-// tunnelEndpoint returns the tunnel address if it can be the endpoint. It must be IPv4: all machines have IPv4.
+// tunnelEndpoint returns the tunnel address if it can be the endpoint: all machines have addresses of its family.
 func tunnelEndpoint(c *infrav1.CapstanCluster, tunnel string) string {
-	if addr, err := netip.ParseAddr(tunnel); err != nil || !addr.Is4() || c.Spec.Network.Overlay.VNI == 0 || c.Spec.LoadBalancer.BindAddress != "" {
+	if addr, err := netip.ParseAddr(tunnel); err != nil || addr.Is6() != network.IPv6Only(c.Spec.Network) || c.Spec.Network.Overlay.VNI == 0 || c.Spec.LoadBalancer.BindAddress != "" {
 		return ""
 	}
 	return tunnel
@@ -158,7 +160,7 @@ func redirected(c *infrav1.CapstanCluster, listens string) string {
 	endpoint := c.Spec.ControlPlaneEndpoint
 	addr, err := netip.ParseAddr(endpoint.Host)
 	cidr, errCIDR := netip.ParsePrefix(c.Spec.Network.MachineCIDR)
-	if err != nil || errCIDR != nil || !addr.Is4() || !addr.IsGlobalUnicast() || endpoint.Port == 0 || c.Spec.Network.Overlay.VNI == 0 ||
+	if err != nil || errCIDR != nil || addr.Is6() != cidr.Addr().Is6() || !addr.IsGlobalUnicast() || endpoint.Port == 0 || c.Spec.Network.Overlay.VNI == 0 ||
 		endpoint.Host == listens || cidr.Contains(addr) {
 		return ""
 	}

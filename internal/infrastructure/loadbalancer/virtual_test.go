@@ -32,7 +32,17 @@ func TestIsVirtual_ALL18(t *testing.T) {
 			t.Errorf("%q: %v", host, got)
 		}
 	}
+	for host, want := range map[string]bool{
+		"2001:db8::5": true, "2001:db8::6": false, "2001:DB8::5": false, "2001:db8:0::5": false, "2001:db8::5%eth0": false, "203.0.113.64": false,
+	} {
+		c := virtualCluster(host)
+		c.Spec.Network.MachineCIDR = "fd00:1::/64"
+		if got := IsVirtual(c, append(allowed, "2001:db8::5/128")); got != want {
+			t.Errorf("IPv6 only, %q: %v", host, got)
+		}
+	}
 	for name, change := range map[string]func(*infrav1.CapstanCluster){
+		"IPv6":            func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineCIDR = "fd00:1::/64" },
 		"one box":         func(c *infrav1.CapstanCluster) { c.Spec.Network.Overlay.VNI = 0 },
 		"external":        func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.Mode = infrav1.LoadBalancerExternal },
 		"its own address": func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.BindAddress = "203.0.113.64" },

@@ -80,8 +80,9 @@ func (r *Reconciler) checkClaimed(ctx context.Context, s *scope, addresses []inf
 
 // fit returns the reason why the addresses that pools gave, IPv4 first, do not fit the cluster's networks.
 func fit(cidrs []netip.Prefix, addresses []infrav1.InterfaceAddress) error {
-	if family(addresses[0]) == "IPv6" {
-		return fmt.Errorf("the pools gave %s and no IPv4 address: machines with IPv6 only are not supported; use an IPv4 pool as well", addresses[0].Address)
+	if family(addresses[0]) == "IPv6" && cidrs[0].Addr().Is4() {
+		return fmt.Errorf("the pools gave %s and no IPv4 address, but the first network of the cluster's machines is %s: use an IPv4 pool as well, or create the cluster with an IPv6 spec.network.machineCIDR",
+			addresses[0].Address, cidrs[0])
 	}
 	for i, a := range addresses {
 		if i == len(cidrs) {

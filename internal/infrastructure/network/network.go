@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"go4.org/netipx"
 
@@ -99,7 +100,14 @@ func Besides(four netip.Prefix, addr netip.Addr, six netip.Prefix) (netip.Addr, 
 	return besides, nil
 }
 
-// Machines returns the networks of a cluster's machines: IPv4, and IPv6 if they are dual stack (IPAM-08).
+// IPv6Only reports whether the machines of a cluster have only IPv6 addresses. Machines with another network have an IPv4
+// address first.
+func IPv6Only(n infrav1.ClusterNetworkSpec) bool {
+	cidr, err := netip.ParsePrefix(n.MachineCIDR)
+	return err == nil && cidr.Addr().Is6()
+}
+
+// Machines returns the networks of a cluster's machines: one, or IPv4 and IPv6 if they are dual stack (IPAM-08).
 func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, text := range []string{n.MachineCIDR, n.MachineIPv6CIDR} {
@@ -115,8 +123,8 @@ func Machines(n infrav1.ClusterNetworkSpec) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Validate returns the errors of a cluster's networks: each must be a CIDR, and they must not overlap. An empty machine network is
-// skipped.
+// Validate returns the errors of a cluster's networks: each must be a CIDR, they must not overlap, and their families must
+// match. An empty machine network is an IPv4 network that does not exist yet.
 func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) error {
 	type named struct {
 		what string
@@ -152,17 +160,51 @@ func Validate(machines infrav1.ClusterNetworkSpec, pods, services []string) erro
 	if err := add("pod network", pods...); err != nil {
 		return err
 	}
-	return add("Service network", services...)
+	if err := add("Service network", services...); err != nil {
+		return err
+	}
+	return matchFamilies(machines, Parse(pods...), Parse(services...))
+}
+
+// matchFamilies returns the reason why pods, Services and machines do not reach each other. The API server requires that the first
+// network of Services has the family of its own address. A pod needs an address of this family to reach them.
+func matchFamilies(machines infrav1.ClusterNetworkSpec, pods, services []netip.Prefix) error {
+	ipv6 := IPv6Only(machines)
+	has, remedy := "IPv4 addresses first", "for a cluster with IPv6 only, set spec.network.machineCIDR of the CapstanCluster to an IPv6 network"
+	if ipv6 {
+		has, remedy = "IPv6 addresses only", "set an IPv6 network"
+	}
+	fits := func(p netip.Prefix) bool { return p.Addr().Is6() == ipv6 }
+	switch {
+	case ipv6 && machines.MachineIPv6CIDR != "":
+		return fmt.Errorf("machine network %s is IPv6 and machineIPv6CIDR is %s: leave machineIPv6CIDR out for machines with IPv6 only, or set an IPv4 machineCIDR for dual stack",
+			machines.MachineCIDR, machines.MachineIPv6CIDR)
+	case len(pods) > 0 && !slices.ContainsFunc(pods, fits):
+		return fmt.Errorf("pod network %s has another family than the machines, which have %s: change spec.clusterNetwork.pods of the Cluster, or %s", pods[0], has, remedy)
+	case len(services) > 0 && !fits(services[0]):
+		return fmt.Errorf("the first Service network %s has another family than the machines, which have %s: change spec.clusterNetwork.services of the Cluster, or %s",
+			services[0], has, remedy)
+	}
+	return nil
+}
+
+// CheckEndpoint returns the reason why machines with IPv6 only cannot reach an endpoint or an address of the load balancer. The
+// addresses can be names or empty.
+func CheckEndpoint(machines infrav1.ClusterNetworkSpec, hosts ...string) error {
+	for _, host := range hosts {
+		if addr, err := netip.ParseAddr(host); err == nil && addr.Is4() && IPv6Only(machines) {
+			return fmt.Errorf("the control plane endpoint %s is IPv4, and the machines in %s have IPv6 addresses only: set an IPv6 address, or none", host, machines.MachineCIDR)
+		}
+	}
+	return nil
 }
 
 // usable returns the reason why machines cannot have the network.
 func usable(n netip.Prefix, ipv6 bool) error {
 	switch {
-	case ipv6 && (!n.Addr().Is6() || n.Bits() > 125 || n != n.Masked()):
+	case (ipv6 || n.Addr().Is6()) && (!n.Addr().Is6() || n.Bits() > 125 || n != n.Masked()):
 		return fmt.Errorf("machine network %s must be an IPv6 network of /125 or larger, without host bits", n)
-	case !ipv6 && n.Addr().Is6():
-		return fmt.Errorf("machine network %s must be an IPv4 network: machines with IPv6 only are not supported; set machineIPv6CIDR in addition to an IPv4 machineCIDR", n)
-	case !ipv6 && (n.Bits() > 29 || n != n.Masked()):
+	case n.Addr().Is4() && (n.Bits() > 29 || n != n.Masked()):
 		return fmt.Errorf("machine network %s must be an IPv4 network of /29 or larger, without host bits", n)
 	}
 	if err := cidr.Usable(n); err != nil {

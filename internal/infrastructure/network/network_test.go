@@ -98,6 +98,27 @@ func TestBesides(t *testing.T) {
 	}
 }
 
+func TestCheckEndpoint(t *testing.T) {
+	four, six := infrav1.ClusterNetworkSpec{MachineCIDR: "10.200.8.0/21"}, infrav1.ClusterNetworkSpec{MachineCIDR: "fd00::/64"}
+	for name, tc := range map[string]struct {
+		machines infrav1.ClusterNetworkSpec
+		hosts    []string
+		refused  bool
+	}{
+		"none":                 {six, []string{"", ""}, false},
+		"IPv6":                 {six, []string{"2001:db8::1"}, false},
+		"a name":               {six, []string{"api.example.com"}, false},
+		"IPv4":                 {six, []string{"", "192.0.2.1"}, true},
+		"IPv4 for IPv4":        {four, []string{"192.0.2.1"}, false},
+		"IPv6 besides IPv4":    {four, []string{"2001:db8::1"}, false},
+		"IPv4, no network yet": {infrav1.ClusterNetworkSpec{}, []string{"192.0.2.1"}, false},
+	} {
+		if err := network.CheckEndpoint(tc.machines, tc.hosts...); (err != nil) != tc.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	for name, tc := range map[string]struct {
 		machine, ipv6  string
@@ -108,7 +129,16 @@ func TestValidate(t *testing.T) {
 		"nothing given":          {},
 		"not a network":          {machine: "10.200.8.0", why: `machine network "10.200.8.0" is not a network`},
 		"host bits":              {machine: "10.200.8.1/21", why: "without host bits"},
-		"IPv6 alone":             {machine: "fd00::/64", why: "IPv4 network: machines with IPv6 only are not supported; set machineIPv6CIDR"},
+		"IPv6 alone":             {machine: "fd00::/64", pods: []string{"fd00:1::/56"}, services: []string{"fd00:2::/112"}},
+		"IPv6, too small":        {machine: "fd00::/126", why: "IPv6 network of /125 or larger"},
+		"IPv6, link-local":       {machine: "fe80::/64", why: "link-local"},
+		"IPv6 twice":             {machine: "fd00::/64", ipv6: "fd00:1::/64", why: "is IPv6 and machineIPv6CIDR is fd00:1::/64"},
+		"IPv4 pods, IPv6":        {machine: "fd00::/64", pods: []string{"10.244.0.0/16"}, why: "pod network 10.244.0.0/16 has another family than the machines, which have IPv6 addresses only"},
+		"IPv4 Services, IPv6":    {machine: "fd00::/64", pods: []string{"fd00:1::/56"}, services: []string{"10.96.0.0/16"}, why: "first Service network 10.96.0.0/16"},
+		"IPv6 pods, IPv4":        {machine: "10.200.8.0/21", pods: []string{"fd00:1::/56"}, why: "pod network fd00:1::/56 has another family than the machines, which have IPv4 addresses first"},
+		"IPv6 pods, open":        {pods: []string{"fd00:1::/56"}, why: "set spec.network.machineCIDR of the CapstanCluster to an IPv6 network"},
+		"IPv6 Services first":    {machine: "10.200.8.0/21", ipv6: "fd00::/64", services: []string{"fd00:2::/112", "10.96.0.0/16"}, why: "first Service network fd00:2::/112"},
+		"IPv6 pods first":        {machine: "10.200.8.0/21", ipv6: "fd00::/64", pods: []string{"fd00:1::/56", "10.244.0.0/16"}},
 		"dual stack":             {machine: "10.200.8.0/21", ipv6: "fd00:200:8::/64", pods: []string{"192.168.0.0/16", "fd00:1::/56"}},
 		"dual stack, IPv4 open":  {ipv6: "fd00:200:8::/64"},
 		"IPv4 as IPv6":           {machine: "10.200.8.0/21", ipv6: "10.1.0.0/24", why: "must be an IPv6 network"},

@@ -11,9 +11,9 @@ import (
 )
 
 func TestChooseAddress(t *testing.T) {
-	taken := map[string]bool{}
+	taken, networks := map[string]bool{}, OfFamily([]string{"203.0.113.64/30", "2001:db8::/126", "198.51.100.6/31"}, false)
 	for range 6 {
-		a, err := ChooseAddress("id", []string{"203.0.113.64/30", "198.51.100.6/31"}, taken)
+		a, err := ChooseAddress("id", networks, taken)
 		if err != nil || taken[a] {
 			t.Fatalf("%q, %v, taken %v", a, err, taken)
 		}
@@ -24,8 +24,19 @@ func TestChooseAddress(t *testing.T) {
 			t.Errorf("%s was not chosen: %v", want, taken)
 		}
 	}
-	if a, err := ChooseAddress("id", []string{"203.0.113.64/30", "198.51.100.6/31"}, taken); err == nil {
+	if a, err := ChooseAddress("id", networks, taken); err == nil {
 		t.Errorf("%s, although none is free", a)
+	}
+	six := OfFamily([]string{"203.0.113.64/30", "2001:db8::5/128", "2001:db8::fffe/127", "2001:db8::/64"}, true)
+	for range 3 {
+		a, err := ChooseAddress("id", six, taken)
+		if err != nil || taken[a] {
+			t.Fatalf("%q, %v, taken %v", a, err, taken)
+		}
+		taken[a] = true
+	}
+	if !taken["2001:db8::5"] || !taken["2001:db8::fffe"] || !taken["2001:db8::ffff"] {
+		t.Errorf("of %v, these were chosen: %v", six, taken)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/net"
@@ -102,37 +101,48 @@ func RivalEndpoint(c *infrav1.CapstanCluster, all []infrav1.CapstanCluster) *inf
 	return nil
 }
 
-// ChooseAddress returns an address of the networks that is not taken. The search starts at a place that depends on the id of the
-// cluster, as in ChooseVNI.
-func ChooseAddress(id string, networks []string, taken map[string]bool) (string, error) {
-	var prefixes []netip.Prefix
-	size := uint32(0)
+// maxVirtualBits limits a network of virtual addresses to 65536 addresses, as the validation of CapstanHosts does.
+const maxVirtualBits = 16
+
+// OfFamily returns the networks of virtual addresses of one family.
+func OfFamily(networks []string, ipv6 bool) (out []netip.Prefix) {
 	for _, text := range networks {
-		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is4() {
-			prefixes = append(prefixes, p.Masked())
-			size += 1 << (32 - p.Bits())
+		if p, err := netip.ParsePrefix(text); err == nil && p.Addr().Is6() == ipv6 && hostBits(p) <= maxVirtualBits {
+			out = append(out, p.Masked())
 		}
 	}
-	if size > 0 {
-		for i, first := uint32(0), start(id, size); i < size; i++ {
-			if a := at(prefixes, (first+i)%size).String(); !taken[a] {
-				return a, nil
-			}
+	return out
+}
+
+func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
+
+// ChooseAddress returns an address of the networks that is not taken. The search starts at a place that depends on the id of the
+// cluster, as in ChooseVNI. There is at least one network.
+func ChooseAddress(id string, networks []netip.Prefix, taken map[string]bool) (string, error) {
+	size := uint32(0)
+	for _, p := range networks {
+		size += 1 << hostBits(p)
+	}
+	for i, first := uint32(0), start(id, size); i < size; i++ {
+		if a := at(networks, (first+i)%size).String(); !taken[a] {
+			return a, nil
 		}
 	}
-	return "", fmt.Errorf("no virtual address of %s is free on the load balancer's host: add some to its spec.virtualAddresses, or set controlPlaneEndpoint", strings.Join(networks, ", "))
+	return "", fmt.Errorf("no virtual address of %v is free on the load balancer's host: add some to its spec.virtualAddresses, or set controlPlaneEndpoint", networks)
 }
 
 // at returns an address by its place in the networks, which have more addresses than that.
 func at(prefixes []netip.Prefix, place uint32) netip.Addr {
 	for _, p := range prefixes {
-		if size := uint32(1) << (32 - p.Bits()); place >= size {
+		if size := uint32(1) << hostBits(p); place >= size {
 			place -= size
 			continue
 		}
-		raw := p.Addr().As4()
-		binary.BigEndian.PutUint32(raw[:], binary.BigEndian.Uint32(raw[:])+place)
-		return netip.AddrFrom4(raw)
+		raw := p.Addr().AsSlice()
+		low := raw[len(raw)-4:]
+		binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)+place)
+		address, _ := netip.AddrFromSlice(raw)
+		return address
 	}
 	return netip.Addr{}
 }

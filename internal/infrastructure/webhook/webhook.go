@@ -88,7 +88,11 @@ func (v *Cluster) validate(ctx context.Context, c *infrav1.CapstanCluster) error
 		}
 	}
 	n := cluster.Spec.ClusterNetwork
-	if err := network.Validate(c.Spec.Network, n.Pods.CIDRBlocks, n.Services.CIDRBlocks); err != nil {
+	err := network.Validate(c.Spec.Network, n.Pods.CIDRBlocks, n.Services.CIDRBlocks)
+	if err == nil {
+		err = network.CheckEndpoint(c.Spec.Network, c.Spec.ControlPlaneEndpoint.Host, c.Spec.LoadBalancer.BindAddress)
+	}
+	if err != nil {
 		return invalid("CapstanCluster", c.Name, field.Invalid(field.NewPath("spec", "network"), c.Spec.Network.String(), err.Error()))
 	}
 	return nil
@@ -129,7 +133,11 @@ func (ClusterTemplate) ValidateCreate(_ context.Context, t *infrav1.CapstanClust
 	if spec.Network.Overlay != (infrav1.NetworkOverlay{}) {
 		errs = append(errs, field.Forbidden(path.Child("network", "overlay"), "each cluster gets an overlay of its own"))
 	}
-	if err := network.Validate(spec.Network, nil, nil); err != nil {
+	err := network.Validate(spec.Network, nil, nil)
+	if err == nil {
+		err = network.CheckEndpoint(spec.Network, spec.LoadBalancer.BindAddress)
+	}
+	if err != nil {
 		errs = append(errs, field.Invalid(path.Child("network"), spec.Network.String(), err.Error()))
 	}
 	errs = append(errs, t.Spec.Template.ObjectMeta.Validate(field.NewPath("spec", "template", "metadata"))...)

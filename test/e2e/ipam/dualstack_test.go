@@ -37,7 +37,7 @@ func TestDualStack_IPAM08(t *testing.T) {
 	for _, m := range c.Machines(t) {
 		t.Run(m.Name, func(t *testing.T) { checkDualMachine(t, c, m.Name, m.Spec.ID) })
 	}
-	t.Run("pods and Services", func(t *testing.T) { checkDualWorkload(t, c) })
+	t.Run("pods and Services", func(t *testing.T) { checkWorkload(t, c, "RequireDualStack", 2) })
 	t.Run("the addresses are free after the deletion", func(t *testing.T) {
 		c.Delete(t)
 		checkAllFree(t, "machines-ipv4", "machines-ipv6")
@@ -81,35 +81,45 @@ func checkDualMachine(t *testing.T, c *harness.Cluster, name, id string) {
 	}
 }
 
-// checkDualWorkload: pods have addresses of both families. They can be reached at both addresses, from the other node
-// and through a Service.
-func checkDualWorkload(t *testing.T, c *harness.Cluster) {
+// checkWorkload: pods have an address of each family. A pod reaches the pod on the other node at all its addresses, the Service
+// at all its addresses, on a port of the other node, and by its name.
+func checkWorkload(t *testing.T, c *harness.Cluster, policy string, families int) {
 	plane.Must(t, "load", "image", harness.Bin()+"/images/echo.tar", "--cluster", c.Name, "--namespace", c.Namespace)
-	c.Apply(t, harness.Echo("ipFamilyPolicy: RequireDualStack"))
+	c.Apply(t, harness.Echo("type: NodePort\n  ipFamilyPolicy: "+policy))
 	c.MustKubectl(t, "rollout", "status", "deployment/echo", "--timeout=3m")
 	pods := &corev1.PodList{}
 	if err := c.Client.List(t.Context(), pods, client.InNamespace("default"), client.MatchingLabels{"app": "echo"}); err != nil {
 		t.Fatal(err)
 	}
-	if len(pods.Items) != 2 || len(pods.Items[0].Status.PodIPs) != 2 || len(pods.Items[1].Status.PodIPs) != 2 {
-		t.Fatalf("want two pods with two addresses each, found %+v", pods.Items)
-	}
 	service := &corev1.Service{}
 	if err := c.Client.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "echo"}, service); err != nil {
 		t.Fatal(err)
 	}
-	asker, other := pods.Items[0].Name, pods.Items[1]
-	for _, ip := range other.Status.PodIPs {
-		url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(ip.IP), 8080).String()
-		if out := c.MustKubectl(t, "exec", asker, "--", "/echo", "get", url); strings.TrimSpace(out) != other.Name {
-			t.Errorf("%s answers as %q, want %s", url, out, other.Name)
-		}
+	if len(pods.Items) != 2 || len(pods.Items[0].Status.PodIPs) != families || len(pods.Items[1].Status.PodIPs) != families || len(service.Spec.ClusterIPs) != families {
+		t.Fatalf("want two pods and a Service with %d addresses each, found %+v and %v", families, pods.Items, service.Spec.ClusterIPs)
 	}
+	asker, other := pods.Items[0].Name, pods.Items[1]
+	urls := []string{"http://echo.default.svc.cluster.local"}
 	for _, ip := range service.Spec.ClusterIPs {
-		url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(ip), 80).String()
-		harness.Eventually(t, "the Service at "+url, 30*time.Second, func(context.Context) error {
-			_, err := c.Kubectl(t, "exec", asker, "--", "/echo", "get", url)
+		urls = append(urls, url(ip, 80))
+	}
+	for _, ip := range nodeIPs(t, c, other.Spec.NodeName) {
+		urls = append(urls, url(ip, uint16(service.Spec.Ports[0].NodePort)))
+	}
+	for _, ip := range other.Status.PodIPs {
+		urls = append(urls, url(ip.IP, 8080))
+	}
+	for _, url := range urls {
+		harness.Eventually(t, "the pod on the other node behind "+url, 30*time.Second, func(context.Context) error {
+			out, err := c.Kubectl(t, "exec", asker, "--", "/echo", "get", url)
+			if err == nil && strings.TrimSpace(out) != other.Name {
+				err = fmt.Errorf("%q answers, want %s", out, other.Name)
+			}
 			return err
 		})
 	}
+}
+
+func url(ip string, port uint16) string {
+	return "http://" + netip.AddrPortFrom(netip.MustParseAddr(ip), port).String()
 }
