@@ -173,7 +173,7 @@ func (h *Host) recover() error {
 		})
 	}
 	h.contacts.connected = h.machines.managerConnected
-	h.fence.SetNetworks(h.networks.acrossHosts())
+	h.fence.SetNetworks(h.networks.acrossHosts(h.networks.overlays()))
 	h.running.Go(func() { h.keepFenced(h.ctx) })
 	for _, m := range h.machines.byID {
 		h.running.Go(func() { m.run(h.ctx) })
