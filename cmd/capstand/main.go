@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/statelock"
 	"capstan.dev/capstan/internal/manpages"
 )
 
@@ -92,7 +93,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := host.Lock(config.Root); err != nil {
+	if _, err := statelock.Lock(config.Root); err != nil {
 		return err
 	}
 	if o.root = config.Root; o.listen != "" {

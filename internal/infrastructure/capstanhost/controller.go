@@ -42,7 +42,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines;capstanclusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=list;delete
-// Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
+// Secrets are patched in the provider's own namespace only, credentials and tokens: config/infrastructure/rbac/host_credentials_role.yaml.
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 
 // Fields of the cache's indexes for the objects on a host.
@@ -281,6 +281,9 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 				machines, clusters, infrav1.HostAbandonedAnnotation)
 			return nil
 		}
+	}
+	if err := r.endTokens(ctx, host); err != nil {
+		return err
 	}
 	r.Pool.Disconnect(host.Name)
 	ctrl.LoggerFrom(ctx).Info("Disconnected from the deleted host")
