@@ -85,8 +85,9 @@ func (b *joinedBox) read(path string) string {
 // A leave removes what the join made and nothing else, whatever the file with the options had before.
 func TestLeaveRemovesWhatJoinMade(t *testing.T) {
 	for name, test := range map[string]struct{ before, joined, after string }{
-		"no file":                 {"", "CAPSTAND_OPTIONS=\"--listen :7443 --name rack-1\"\n", ""},
-		"the file of the package": {"# text\nCAPSTAND_OPTIONS=\"\"\n", "# text\nCAPSTAND_OPTIONS=\"--listen :7443 --name rack-1\"\n", "# text\nCAPSTAND_OPTIONS=\"\"\n"},
+		"no file":                            {"", "CAPSTAND_OPTIONS=\"--listen :7443 --name rack-1\"\n", ""},
+		"the file of the package":            {"# text\nCAPSTAND_OPTIONS=\"\"\n", "# text\nCAPSTAND_OPTIONS=\"--listen :7443 --name rack-1\"\n", "# text\nCAPSTAND_OPTIONS=\"\"\n"},
+		"an empty file of the administrator": {"CAPSTAND_OPTIONS=\"\"\n", "CAPSTAND_OPTIONS=\"--listen :7443 --name rack-1\"\n", "CAPSTAND_OPTIONS=\"\"\n"},
 		"options of the administrator": {
 			"CAPSTAND_OPTIONS=\"--reserve-memory 2Gi --listen :7443\"\nX=1\n", "CAPSTAND_OPTIONS=\"--reserve-memory 2Gi --listen :7443 --name rack-1\"\nX=1\n",
 			"CAPSTAND_OPTIONS=\"--reserve-memory 2Gi --listen :7443\"\nX=1\n",
@@ -156,6 +157,22 @@ func TestLeaveIsCompletedAfterAKill(t *testing.T) {
 		if atomicfile.Exists(b.o.dir) || atomicfile.Exists(b.o.defaults) {
 			t.Errorf("killed after step %d: the join has left something", killed)
 		}
+	}
+}
+
+// The record stays until all else is gone, so that a leave that failed is repeated.
+func TestLeaveThatFailsKeepsTheRecord(t *testing.T) {
+	b := newJoinedBox(t)
+	b.join("")
+	key := filepath.Join(b.o.dir, "server.key")
+	b.must(os.Remove(key))
+	b.write(filepath.Join(key, "in-the-way"), "")
+	if out, err := b.leave(); err == nil || !atomicfile.Exists(filepath.Join(b.o.dir, joinedFile)) {
+		t.Errorf("%v: %s", err, out)
+	}
+	b.must(os.RemoveAll(key))
+	if out, err := b.leave(); err != nil || atomicfile.Exists(b.o.dir) {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

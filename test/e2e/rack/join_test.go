@@ -295,6 +295,7 @@ func removed(t *testing.T, plane *harness.Plane, b *box, token string) {
 			return client.IgnoreNotFound(err)
 		})
 	}
+	check(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
 	b.refused(token, "the CapstanHost of this host was deleted")
 }
 
