@@ -130,6 +130,18 @@ func hasLibrary(dir, name string) bool {
 
 // Open opens a regular file of a root file system for reading. Links, absolute ones too, stay in dir as in a chroot(2).
 func Open(dir, name string) (*os.File, error) {
+	file, err := open(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = file.Close()
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
+	}
+	return file, nil
+}
+
+func open(dir, name string) (*os.File, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
@@ -140,19 +152,17 @@ func Open(dir, name string) (*os.File, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
 	}
-	file := os.NewFile(uintptr(fd), name)
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		_ = file.Close()
-		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrInvalid}
-	}
-	return file, nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // maxRead bounds ReadFile.
 const maxRead = 4 << 20
 
-// ReadFile returns the content of a file of a root file system, with at most 4 MiB.
+// ReadFile returns the content of a file of a root file system, with at most 4 MiB. Files of the host do not need openat2(2).
 func ReadFile(dir, name string) ([]byte, error) {
+	if dir == "/" {
+		return os.ReadFile(filepath.Join(dir, name))
+	}
 	file, err := Open(dir, name)
 	if err != nil {
 		return nil, err
