@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programs that an image must contain, with their packages of Debian. Those of Capstan and of Kubernetes need no libraries: they
+// shell is a program that an image must contain at this place: the commands of the bootstrap data run in it.
+const shell = "bin/sh"
+
+// programs that an image must contain in one of the searched folders, with their packages of Debian. Those of Capstan and of Kubernetes need no libraries: they
 // are static, and machines get them from the host.
 var programs = []struct{ name, apt, purpose string }{
-	{"sh", "dash", "the commands of the bootstrap data run in it"},
 	{"mount", "mount", "the kubelet mounts volumes with it"},
 	{"umount", "mount", "the kubelet unmounts volumes with it"},
 	{"nft", "nftables", "the service proxy and the network plugin set their rules with it"},
@@ -33,6 +35,9 @@ func Check(dir string) error {
 	if info, err := os.Lstat(filepath.Join(dir, "usr")); err != nil || !info.IsDir() {
 		return errors.New("expected a root file system with the folder usr, found none")
 	}
+	if err := checkShell(dir); err != nil {
+		return err
+	}
 	for _, p := range programs {
 		file, where, err := findProgram(dir, p.name)
 		if err != nil {
@@ -43,6 +48,18 @@ func Check(dir string) error {
 		if err != nil {
 			return fmt.Errorf("program %s: %w", where, err)
 		}
+	}
+	return nil
+}
+
+func checkShell(dir string) error {
+	file, err := Open(dir, shell)
+	if err != nil {
+		return fmt.Errorf("expected a shell in /%s, found none: add the package dash of Debian or its like, and the link bin to usr/bin (the commands of the bootstrap data run in it)", shell)
+	}
+	defer func() { _ = file.Close() }()
+	if err := checkProgram(dir, file); err != nil {
+		return fmt.Errorf("program %s: %w", shell, err)
 	}
 	return nil
 }

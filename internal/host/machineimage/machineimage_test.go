@@ -43,6 +43,7 @@ type file struct {
 
 // good are the programs that an image must have, as scripts.
 func good() (out []file) {
+	out = append(out, file{name: "bin", kind: tar.TypeSymlink, link: "usr/bin"}, file{name: "usr/bin/sh", content: "#!/bin/sh\n", mode: 0o755})
 	for _, p := range programs {
 		out = append(out, file{name: "usr/bin/" + p.name, content: "#!/bin/sh\n", mode: 0o755})
 	}
@@ -231,6 +232,11 @@ func (s *Store) folder(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(s.Dir, name)
 	for _, f := range good() {
+		if f.link != "" {
+			check(t, os.MkdirAll(dir, 0o755))
+			check(t, os.Symlink(f.link, filepath.Join(dir, f.name)))
+			continue
+		}
 		write(t, filepath.Join(dir, f.name), f.content, 0o755)
 	}
 	return dir
@@ -256,7 +262,7 @@ func TestRegister(t *testing.T) {
 		"writable":  {func(t *testing.T, s *Store) { check(t, os.Chmod(s.folder(t, "a"), 0o777)) }, "a expected that only root"},
 		"of a user": {func(t *testing.T, s *Store) { check(t, os.Chown(s.folder(t, "a"), 1000, 0)) }, "a expected that only root"},
 		"no usr": {func(t *testing.T, s *Store) {
-			check(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "bin")))
+			check(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "sbin")))
 		}, "a expected a root file system"},
 		"usr is a link": {func(t *testing.T, s *Store) {
 			check(t, os.Rename(filepath.Join(s.folder(t, "a"), "usr"), filepath.Join(s.Dir, "a", "x")))
@@ -275,7 +281,8 @@ func TestRegister(t *testing.T) {
 			sh := filepath.Join(s.folder(t, "a"), "usr/bin/sh")
 			check(t, os.Remove(sh))
 			check(t, os.Symlink("../../../../../../../../../../usr/bin/env", sh))
-		}, "a expected the program sh"},
+		}, "a expected a shell in /bin/sh"},
+		"no bin": {func(t *testing.T, s *Store) { check(t, os.Remove(filepath.Join(s.folder(t, "a"), "bin"))) }, "a expected a shell in /bin/sh"},
 	} {
 		s := newStore(t)
 		test.prepare(t, s)

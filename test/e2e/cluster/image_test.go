@@ -71,12 +71,15 @@ func must(t *testing.T, err error) {
 func makeImage(t *testing.T, dir, name string) {
 	t.Helper()
 	out, err := exec.Command("/bin/sh", "-euc", `
-		mkdir -p "$1/usr/share" "$1/usr/lib" "$1/etc"
-		for name in sh mount umount nft conntrack ls cat; do
+		mkdir -p "$1/usr/bin" "$1/usr/share" "$1/usr/lib" "$1/etc"
+		cp -L /bin/sh "$1/usr/bin/sh"
+		for library in $(ldd /bin/sh | grep -o '/[^ ]*'); do cp -L --parents "$library" "$1"; done
+		for name in mount umount nft conntrack ls cat; do
 			program=$(command -v $name)
 			cp -L --parents "$program" "$1"
 			for library in $(ldd "$program" | grep -o '/[^ ]*'); do cp -L --parents "$library" "$1"; done
 		done
+		ln -s usr/bin "$1/bin"
 		echo "PRETTY_NAME=\"Image $2 of the test\"" >"$1/usr/lib/os-release"
 		ln -s ../usr/lib/os-release "$1/etc/os-release"
 		chmod u+s "$1$(command -v mount)"
