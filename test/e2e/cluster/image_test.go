@@ -171,7 +171,9 @@ func checkImage(t *testing.T, c *harness.Cluster, m *infrav1.CapstanMachine) {
 // checkRoot looks at the root file system of a machine.
 func checkRoot(t *testing.T, m *infrav1.CapstanMachine) {
 	t.Helper()
-	out := plane.Must(t, "shell", m.Name, "--namespace", m.Namespace, "--", "/bin/sh", "-c", "cat /usr/share/image; ls /usr/bin; cat /proc/self/mountinfo")
+	out, err := harness.Command(t.Context(), nil, filepath.Join(harness.Bin(), "capstan"), "shell", m.Name, "--root", plane.Root, "--namespace", m.Namespace,
+		"--", "/bin/sh", "-c", "cat /usr/share/image; ls /usr/bin; cat /proc/self/mountinfo")
+	must(t, err)
 	if !strings.HasPrefix(out, m.Spec.Image+"\n") || strings.Contains(out, "dpkg") {
 		t.Errorf("%s has another root file system: %s", m.Name, out)
 	}
