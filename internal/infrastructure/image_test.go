@@ -34,6 +34,8 @@ func TestMachineWaitsForItsImage(t *testing.T) {
 	b.running(m)
 	made, _ := b.fake.Machine(m.Spec.ID)
 	b.Expect(made.GetSpec().GetImage()).To(Equal("debian-13"))
-	b.get(b.host)
-	b.Expect(b.host.Status.Images).To(ConsistOf(infrav1.HostImage{Name: "debian-13", Digest: digest}))
+	b.Eventually(func() []infrav1.HostImage {
+		b.get(b.host)
+		return b.host.Status.Images
+	}).Should(ConsistOf(infrav1.HostImage{Name: "debian-13", Digest: digest}))
 }
