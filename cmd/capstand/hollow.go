@@ -19,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/statelock"
 )
 
 // hollowCommand serves a host with simulated machines. It needs no privileges.
@@ -85,7 +86,7 @@ func runHollow(ctx context.Context, c hollow.Config, o options, log *slog.Logger
 			return fmt.Errorf("--socket-group: %w", err)
 		}
 	}
-	if err := host.Lock(root); err != nil {
+	if _, err := statelock.Lock(root); err != nil {
 		return err
 	}
 	h, err := hollow.New(ctx, c, log)

@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/statelock"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
 )
@@ -43,7 +44,8 @@ func main() {
 
 type options struct {
 	root, assets, name, socket string
-	backups, socketGroup       string
+	backups, images            string
+	socketGroup                string
 	socketUID                  int
 	reserveMemory, reserveDisk string
 	preallocateDisks           bool
@@ -70,6 +72,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state; created if missing")
 	f.StringVar(&o.assets, "assets", "/usr/lib/capstan", "folder of the programs of machines: the output of make build")
 	f.StringVar(&o.backups, "backups", "", "folder for etcd backups of clusters; control plane machines see the folder of their cluster at /var/lib/capstan/backups (default: <root>/backups)")
+	f.StringVar(&o.images, "images-dir", "", "folder with images of machines, as folders or OCI archives NAME.tar, which the administrator fills; only root may change it (default: <root>/images)")
 	f.StringVar(&o.socket, "socket", "", "path of the unix socket (default: <root>/capstand.sock)")
 	f.StringVar(&o.name, "name", hostname, "name of the host (default: the hostname)")
 	f.Lookup("name").DefValue = "" // The help and the man page must be the same on every machine.
@@ -95,7 +98,7 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := host.Lock(config.Root); err != nil {
+	if _, err := statelock.Lock(config.Root); err != nil {
 		return err
 	}
 	if o.root = config.Root; o.listen != "" {
@@ -126,8 +129,12 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	if o.backups == "" {
 		o.backups = filepath.Join(root, "backups")
 	}
+	if o.images == "" {
+		o.images = filepath.Join(root, "images")
+	}
 	backups, err3 := filepath.Abs(o.backups)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	images, err4 := filepath.Abs(o.images)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return host.Config{}, host.Socket{}, err
 	}
 	reserve, err := resource.ParseQuantity(o.reserveMemory)
@@ -151,7 +158,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		}
 	}
 	return host.Config{
-		Root: root, Assets: assets, Backups: backups, Name: o.name, ReserveMemory: reserve.Value(),
+		Root: root, Assets: assets, Backups: backups, Images: images, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
 		StopPodsWithin: o.stopPodsWithin,

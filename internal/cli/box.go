@@ -23,7 +23,9 @@ func (a *app) boxFlags(f *pflag.FlagSet) {
 }
 
 // boxHostCommands are the commands of `capstan host` that work on this box.
-func (a *app) boxHostCommands() []*cobra.Command { return []*cobra.Command{a.hostJoinCommand()} }
+func (a *app) boxHostCommands() []*cobra.Command {
+	return []*cobra.Command{a.hostJoinCommand(), a.hostLeaveCommand()}
+}
 
 // localServer is the URL under which other boxes reach the management API of this box, or "".
 func (a *app) localServer() string {

@@ -17,40 +17,105 @@ import (
 // defaultsVariable contains the options of capstand.service.
 const defaultsVariable = "CAPSTAND_OPTIONS"
 
-// setDefaults adds options, as pairs of a flag and a value, to the file with the options of capstand.service.
-func setDefaults(path string, options []string) error {
+// option is a flag and its value.
+type option [2]string
+
+// setDefaults adds options to the file with the options of capstand.service. It calls record before.
+func setDefaults(path string, options []option, record func(before string, exists bool) error) error {
 	before, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	after := withOptions(string(before), options)
-	if after == string(before) {
+	if err := record(string(before), err == nil); err != nil {
+		return err
+	}
+	return replaceDefaults(path, string(before), withOptions(string(before), options))
+}
+
+// unsetDefaults removes options from the file. made: the file was made for them, and is removed when it has no others.
+func unsetDefaults(path string, options []option, made bool) error {
+	before, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	after := withoutOptions(string(before), options)
+	if made && after == defaultsVariable+"=\"\"\n" {
+		return os.Remove(path)
+	}
+	return replaceDefaults(path, string(before), after)
+}
+
+func replaceDefaults(path, before, after string) error {
+	if after == before {
 		return nil
 	}
 	return atomicfile.WriteFile(path, []byte(after), 0o644)
 }
 
+// optionWords returns the lines of the file, the number of the one with the options or -1, and the options.
+func optionWords(content string) (lines []string, at int, words []string) {
+	lines = strings.Split(strings.TrimSuffix(content, "\n"), "\n")
+	at = slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, defaultsVariable+"=") })
+	if at >= 0 {
+		words = strings.Fields(strings.Trim(strings.TrimPrefix(lines[at], defaultsVariable+"="), `"'`))
+	}
+	return lines, at, words
+}
+
+// missingOptions returns the options whose flags the file does not have.
+func missingOptions(content string, options []option) (out []option) {
+	_, _, words := optionWords(content)
+	for _, o := range options {
+		if !slices.ContainsFunc(words, func(word string) bool { return word == o[0] || strings.HasPrefix(word, o[0]+"=") }) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
 // withOptions returns the content of the file with the options. An option that the file has keeps its value. All other lines
 // stay.
-func withOptions(content string, options []string) string {
-	lines := strings.Split(strings.TrimSuffix(content, "\n"), "\n")
-	at := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, defaultsVariable+"=") })
+func withOptions(content string, options []option) string {
+	lines, at, words := optionWords(content)
 	if at < 0 {
-		if lines = append(lines, defaultsVariable+`=""`); lines[0] == "" {
+		if lines = append(lines, ""); lines[0] == "" {
 			lines = lines[1:]
 		}
 		at = len(lines) - 1
 	}
-	value := strings.Trim(strings.TrimPrefix(lines[at], defaultsVariable+"="), `"'`)
-	words := strings.Fields(value)
-	for i := 0; i+1 < len(options); i += 2 {
-		has := func(word string) bool { return word == options[i] || strings.HasPrefix(word, options[i]+"=") }
-		if !slices.ContainsFunc(words, has) {
-			words = append(words, options[i], options[i+1])
-		}
+	for _, o := range missingOptions(content, options) {
+		words = append(words, o[0], o[1])
 	}
-	lines[at] = fmt.Sprintf("%s=%q", defaultsVariable, strings.Join(words, " "))
+	lines[at] = optionLine(words)
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// withoutOptions returns the content of the file without options that have these values. All other options and lines stay.
+func withoutOptions(content string, options []option) string {
+	lines, at, words := optionWords(content)
+	if at < 0 {
+		return content
+	}
+	var kept []string
+	for i := 0; i < len(words); i++ {
+		if i+1 < len(words) && slices.Contains(options, option{words[i], words[i+1]}) {
+			i++
+			continue
+		}
+		kept = append(kept, words[i])
+	}
+	if len(kept) == len(words) {
+		return content
+	}
+	lines[at] = optionLine(kept)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+func optionLine(words []string) string {
+	return fmt.Sprintf("%s=%q", defaultsVariable, strings.Join(words, " "))
 }
 
 // splitChain returns the certificate of a host and that of its authority, after a check of the signature.

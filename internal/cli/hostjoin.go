@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -74,16 +73,6 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	c.MarkFlagsOneRequired("token", "token-file")
 	return c
 }
-
-// joined is the record of a join on the host, in the folder of the certificates.
-type joined struct {
-	Server string `json:"server"`
-	// TokenID is the id of the token, which is not secret.
-	TokenID string          `json:"tokenID"`
-	Request joining.Request `json:"request"`
-}
-
-const joinedFile = "join.json"
 
 // join lets this host join. Each step can be repeated after a crash: the key stays the same, and a token admits the same key
 // again.
@@ -168,25 +157,23 @@ func (o joinOptions) alreadyJoined(want joined, now time.Time) (bool, error) {
 	if atomicfile.Exists(filepath.Join(o.dir, "ca.key")) {
 		return false, fmt.Errorf("wanted a host without credentials in %s, found those of `capstan host credentials`: a management cluster uses this host already. To join instead, delete its CapstanHost, and remove the folder", o.dir)
 	}
-	var have joined
-	err := atomicfile.ReadJSON(filepath.Join(o.dir, joinedFile), &have)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
+	have, err := readJoinRecord(o.dir)
+	if err != nil || have == nil || have.Unfinished {
 		return false, err
 	}
 	if have.Server != want.Server {
-		return false, fmt.Errorf("wanted a host that has not joined, found one of %s: delete its CapstanHost %s there, and remove %s", have.Server, have.Request.Name, o.dir)
+		return false, fmt.Errorf("wanted a host that has not joined, found CapstanHost %s of %s: leave that management cluster first with `capstan host leave`", have.Request.Name, have.Server)
 	}
-	files := credentials.In(o.dir)
-	made, err := pki.ReadCert(files.Cert)
-	return err == nil && have == want && pki.ValidAt(made, now), nil
+	made, err := pki.ReadCert(credentials.In(o.dir).Cert)
+	return err == nil && have.joined == want && pki.ValidAt(made, now), nil
 }
 
 // certify gets the certificate of the host's key, and stores it.
 func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want joined) error {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(o.dir), 0o711), os.MkdirAll(o.dir, 0o700), os.Chmod(o.dir, 0o700)); err != nil {
+		return err
+	}
+	if err := beginJoin(o.dir, want); err != nil {
 		return err
 	}
 	files := credentials.In(o.dir)
@@ -224,7 +211,7 @@ func (a *app) certify(ctx context.Context, o joinOptions, t joining.Token, want 
 		return err
 	}
 	a.step("The certificate is in %s, valid until %s", files.Cert, made.NotAfter.UTC().Format(time.RFC3339))
-	return atomicfile.WriteJSON(filepath.Join(o.dir, joinedFile), want, 0o600)
+	return finishJoin(o.dir, want)
 }
 
 // step reports the progress.
@@ -284,21 +271,39 @@ func refusedBy(server string, err error) error {
 
 // startJoined configures capstand and starts it, if systemd runs.
 func (a *app) startJoined(ctx context.Context, o joinOptions, r joining.Request) error {
-	options := []string{"--listen", o.listen, "--name", r.Name}
+	options := []option{{"--listen", o.listen}, {"--name", r.Name}}
 	next := fmt.Sprintf("This host has joined %s as CapstanHost %s, address %s.", o.server, r.Name, r.Address)
-	if !atomicfile.Exists("/run/systemd/system") {
-		root := filepath.Dir(o.dir)
-		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s %s\n", next, root, strings.Join(options, " "))
+	if !atomicfile.Exists(systemdFolder) {
+		_, err := fmt.Fprintf(a.out, "%s\nsystemd does not run here. Start capstand:\ncapstand --root %s --listen %s --name %s\n", next, filepath.Dir(o.dir), o.listen, r.Name)
 		return err
 	}
-	if err := setDefaults(o.defaults, options); err != nil {
+	record := func(before string, exists bool) error { return recordDefaults(o.dir, before, exists, options) }
+	if err := setDefaults(o.defaults, options, record); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"enable", "capstand.service"}, {"restart", "capstand.service"}} {
-		if out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("systemctl %s: %w: %s; install the package capstan on this host, and run the command again", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+	for _, verb := range []string{"enable", "restart"} {
+		if _, err := systemctl(ctx, verb); err != nil {
+			return fmt.Errorf("%w; install the package capstan on this host, and run the command again", err)
 		}
 	}
 	_, err := fmt.Fprintf(a.out, "%s\ncapstand.service runs. Check the connection in the management cluster: kubectl get capstanhost %s\n", next, r.Name)
 	return err
+}
+
+const (
+	// systemdFolder exists if systemd runs: see sd_booted(3).
+	systemdFolder = "/run/systemd/system"
+	// capstandUnit is the unit of the package, which a join enables and starts.
+	capstandUnit = "capstand.service"
+)
+
+// systemctl calls the service manager for the unit of capstand.
+func systemctl(ctx context.Context, args ...string) (string, error) {
+	args = append(args, capstandUnit)
+	out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput()
+	text := strings.TrimSpace(string(out))
+	if err != nil {
+		return "", fmt.Errorf("systemctl %s: %w: %s", strings.Join(args, " "), err, text)
+	}
+	return text, nil
 }

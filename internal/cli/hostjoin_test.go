@@ -15,7 +15,7 @@ import (
 )
 
 func TestWithOptions(t *testing.T) {
-	options := []string{"--listen", ":7443", "--name", "a"}
+	options := []option{{"--listen", ":7443"}, {"--name", "a"}}
 	for before, want := range map[string]string{
 		"":                                "CAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
 		"# text\nCAPSTAND_OPTIONS=\"\"\n": "# text\nCAPSTAND_OPTIONS=\"--listen :7443 --name a\"\n",
@@ -95,7 +95,7 @@ func TestAlreadyJoined(t *testing.T) {
 			write(t, dir, joined{Server: "https://a", TokenID: "old"})
 		}, ""},
 		"no certificate":  {func(t *testing.T, dir string) { write(t, dir, want) }, ""},
-		"another cluster": {func(t *testing.T, dir string) { write(t, dir, joined{Server: "https://b"}) }, "found one of https://b"},
+		"another cluster": {func(t *testing.T, dir string) { write(t, dir, joined{Server: "https://b"}) }, "found CapstanHost  of https://b"},
 		"own credentials": {func(t *testing.T, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "ca.key"), nil, 0o600); err != nil {
 				t.Fatal(err)

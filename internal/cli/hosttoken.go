@@ -210,7 +210,7 @@ func listed(secrets []corev1.Secret) []listedToken {
 		}
 		_ = json.Unmarshal(secrets[i].Data[joining.KeyHosts], &uses) // absent before the first use
 		for _, name := range uses {
-			t.Joined = append(t.Joined, name)
+			t.Joined = append(t.Joined, cmp.Or(name, "(deleted)"))
 		}
 		slices.Sort(t.Joined)
 		out = append(out, t)

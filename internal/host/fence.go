@@ -16,6 +16,7 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
 )
 
 // reachWait is the time in which another box must answer.
@@ -45,8 +46,9 @@ func (h *Host) ListContacts(ctx context.Context, req *hostpb.ListContactsRequest
 		return nil, err
 	}
 	h.mu.Lock()
-	across := h.networks.acrossHosts()
+	overlays := h.networks.overlays()
 	h.mu.Unlock()
+	across := h.networks.acrossHosts(overlays)
 	var here *fencing.Network
 	if i := slices.IndexFunc(across, func(n fencing.Network) bool { return n.ID == req.NetworkId }); i >= 0 {
 		here = &across[i]
@@ -73,21 +75,63 @@ func fencingOf(s fencing.Settings) (out []*hostpb.Fencing) {
 	return out
 }
 
-// acrossHosts returns the networks that other hosts have too; mu is held.
-func (ns *networks) acrossHosts() (out []fencing.Network) {
+// overlays returns the networks that can be on several hosts; mu is held.
+func (ns *networks) overlays() (out []network.Network) {
 	for _, n := range ns.byID {
-		if n.Overlay == nil {
-			continue
-		}
-		own, others, err := ns.box.Neighbours(boxNetwork(n))
-		if err != nil {
-			ns.log.Error("The other hosts of a network are unknown: its machines are not stopped without contact", "id", n.Id, "error", err)
-		}
-		if len(others) > 0 {
-			out = append(out, fencing.Network{ID: n.Id, Own: own, Hosts: others})
+		if n.Overlay != nil {
+			out = append(out, boxNetwork(n))
 		}
 	}
 	return out
+}
+
+// acrossHosts returns the networks that other hosts have too. It reads files, for which no caller holds mu while capstand serves
+// requests.
+func (ns *networks) acrossHosts(overlays []network.Network) (out []fencing.Network) {
+	ids := map[string]bool{}
+	for _, n := range overlays {
+		ids[n.ID] = true
+		own, others, err := ns.box.Neighbours(n)
+		if ns.neighbourErrors.news(n.ID, err) {
+			ns.log.Error("The other hosts of a network are unknown: its machines are not stopped without contact", "id", n.ID, "error", err)
+		}
+		if len(others) > 0 {
+			out = append(out, fencing.Network{ID: n.ID, Own: own, Hosts: others})
+		}
+	}
+	ns.neighbourErrors.keep(ids)
+	return out
+}
+
+// lastErrors are the last errors of objects, so that an error which lasts is logged once. Its methods are safe for concurrent use.
+type lastErrors struct {
+	mu   sync.Mutex
+	byID map[string]string
+}
+
+// news reports whether an object has another error than at the last call, and remembers the error.
+func (l *lastErrors) news(id string, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		delete(l.byID, id)
+		return false
+	}
+	if l.byID[id] == err.Error() {
+		return false
+	}
+	if l.byID == nil {
+		l.byID = map[string]string{}
+	}
+	l.byID[id] = err.Error()
+	return true
+}
+
+// keep forgets the errors of other objects.
+func (l *lastErrors) keep(ids map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.byID, func(id, _ string) bool { return !ids[id] })
 }
 
 // keepFenced probes the other hosts, and stops the machines that have no contact any more, until ctx ends.
@@ -115,10 +159,10 @@ func (h *Host) keepFenced(ctx context.Context) {
 // fenceStep does one round. Machines end in their own goroutines.
 func (h *Host) fenceStep(ctx context.Context) {
 	h.mu.Lock()
-	h.fence.SetNetworks(h.networks.acrossHosts())
-	var all []fencing.Machine
-	byID := maps.Clone(h.machines.byID)
+	overlays, byID := h.networks.overlays(), maps.Clone(h.machines.byID)
 	h.mu.Unlock()
+	h.fence.SetNetworks(h.networks.acrossHosts(overlays))
+	var all []fencing.Machine
 	for _, m := range byID {
 		if m.deleted.Err() == nil {
 			all = append(all, m.leased())

@@ -1,12 +1,17 @@
 package host
 
 import (
+	"bytes"
+	"log/slog"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/runc"
 )
@@ -61,6 +66,35 @@ func TestSetFencing(t *testing.T) {
 		info, err := h.GetInfo(t.Context(), &hostpb.GetInfoRequest{})
 		if err != nil || (len(info.Fencing) == 1) != (seconds == 60) || info.ProtocolVersion != hostpb.ProtocolVersion {
 			t.Errorf("%d seconds: %v, %v", seconds, info, err)
+		}
+	}
+}
+
+// A damaged record of the peers is logged when it is found and when it changes, and not each second. Reading it needs no lock.
+func TestNeighbourErrorsAreLoggedOnce(t *testing.T) {
+	h := recorded(t)
+	var log bytes.Buffer
+	h.log = slog.New(slog.NewTextHandler(&log, nil))
+	h.box = network.Box{Dir: t.TempDir()}
+	n := h.networks.byID[goodSpec().Network.Id]
+	n.Overlay = &hostpb.Overlay{Vni: 1, Address: "192.0.2.1", Mtu: 1400}
+	dir := filepath.Join(h.box.Dir, "networks", strings.TrimPrefix(network.BridgeName(n.Id), "cap"))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		content string
+		logged  int
+	}{{"{", 1}, {"{", 1}, {"[]", 2}, {`{"hosts":["192.0.2.2"]}`, 2}, {"[]", 3}} {
+		if err := os.WriteFile(filepath.Join(dir, "peers.json"), []byte(step.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h.mu.Lock()
+		overlays := h.networks.overlays()
+		across := h.networks.acrossHosts(overlays) // A lock inside would never return.
+		h.mu.Unlock()
+		if logged := strings.Count(log.String(), "other hosts of a network"); logged != step.logged || len(across) != strings.Count(step.content, "192") {
+			t.Errorf("%s: %d lines, want %d, and networks %v", step.content, logged, step.logged, across)
 		}
 	}
 }

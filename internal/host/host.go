@@ -33,6 +33,7 @@ import (
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
+	"capstan.dev/capstan/internal/host/machineimage"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/runc"
@@ -47,6 +48,8 @@ type Config struct {
 	// Backups contains one folder per cluster, which its control plane machines see at /var/lib/capstan/backups. It
 	// outlives machines and clusters. The default is the folder backups in Root.
 	Backups string
+	// Images contains the images of machines, which an administrator puts there.
+	Images string
 	// Name of the host, for people.
 	Name string
 	// ReserveMemory is the memory of the host that machines cannot use, in bytes.
@@ -100,7 +103,7 @@ func newHost(p *platform) *Host {
 // balancers keep running after that.
 func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	p := &platform{
-		config: config, log: log, ctx: ctx, broadcaster: events.New(), store: store{config.Root}, system: runc.HostSystem(),
+		config: config, log: log, ctx: ctx, broadcaster: events.New(), store: store{config.Root},
 		runc: runc.Runc{Binary: filepath.Join(config.Assets, "node", "bin", "runc"), Root: filepath.Join(config.Root, "runc")},
 	}
 	var err error
@@ -121,6 +124,9 @@ func New(ctx context.Context, config Config, log *slog.Logger) (*Host, error) {
 	p.fence, err = fencing.Open(p.store.path("fencing.json"), filepath.Join(config.RunDir, "fencing", p.id+".json"), config.Root, string(p.cgroup("")), log)
 	if err != nil {
 		return nil, err
+	}
+	p.images = &machineimage.Store{
+		Dir: config.Images, Unpacked: p.store.path(unpackedDir), Reserved: []string{admission.HostImage},
 	}
 	setSysctls("/proc/sys", log)
 	if err := p.forgetOtherBoot(); err != nil {
@@ -157,6 +163,7 @@ func (h *Host) recover() error {
 	if err := h.box.Sweep(h.ctx, func(id string) bool { return h.networks.byID[id] != nil }); err != nil {
 		h.log.Error("Networks without a record were not removed", "error", err)
 	}
+	h.running.Go(func() { h.machines.keepImages(h.ctx) })
 	h.running.Go(func() { h.box.GuardFirewalls(h.ctx, h.log) })
 	h.running.Go(func() { h.box.GuardOverlays(h.ctx, h.log) })
 	h.running.Go(func() { h.holdVirtualAddresses(h.ctx) })
@@ -175,7 +182,7 @@ func (h *Host) recover() error {
 		})
 	}
 	h.contacts.connected = h.machines.managerConnected
-	h.fence.SetNetworks(h.networks.acrossHosts())
+	h.fence.SetNetworks(h.networks.acrossHosts(h.networks.overlays()))
 	h.running.Go(func() { h.keepFenced(h.ctx) })
 	for _, m := range h.machines.byID {
 		h.running.Go(func() { m.run(h.ctx) })

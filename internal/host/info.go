@@ -81,11 +81,12 @@ func (ms *machines) info() *hostpb.HostInfo {
 		Id: ms.id, Hostname: ms.config.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux",
 		Cpus: int32(runtime.NumCPU()), MemoryBytes: ms.capacity,
 		Machines:           int32(len(ms.byID)),
-		KubernetesVersions: ms.installed(), Images: []string{admission.HostImage},
-		Driver: Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
+		KubernetesVersions: ms.installed(),
+		Driver:             Driver, CgroupVersion: int32(cgroup.Version()), CapstandVersion: Version,
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion, Fencing: fencingOf(ms.fence.Settings()),
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
+	info.Images, info.MachineImages = ms.imageInfo()
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.reservedMemory()

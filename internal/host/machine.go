@@ -88,6 +88,8 @@ type machineState struct {
 	DiskLost bool `json:"diskLost,omitempty"`
 	// ManagementCluster is the field of MachineStatus.
 	ManagementCluster string `json:"managementCluster,omitempty"`
+	// ImageDigest is that of the image with which the machine was made; empty for the image of the host.
+	ImageDigest string `json:"imageDigest,omitempty"`
 	// RestartAt is the time when a failed machine is started again; zero means only on request.
 	RestartAt time.Time `json:"restartAt,omitzero"`
 }
@@ -412,13 +414,17 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	if err := m.clear(ctx); err != nil {
 		return nil, err
 	}
-	if err := m.ensureDisk(ctx); err != nil {
+	system, err := m.chooseImage()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.ensureDisk(ctx, system); err != nil {
 		return nil, err
 	}
 	if err := m.ensureNetwork(ctx); err != nil {
 		return nil, err
 	}
-	bundle, err := m.prepare()
+	bundle, err := m.prepare(system)
 	if err != nil {
 		return nil, err
 	}

@@ -61,7 +61,7 @@ func (m *machine) disk() machinedisk.Disk {
 
 // ensureDisk creates the machine's disk before its first start and attaches it before each start. If an existing disk is
 // lost, the machine fails: with an empty disk it would be another machine.
-func (m *machine) ensureDisk(ctx context.Context) error {
+func (m *machine) ensureDisk(ctx context.Context, system runc.System) error {
 	m.mu.Lock()
 	fresh := m.state.StartedAt.IsZero()
 	m.mu.Unlock()
@@ -74,7 +74,7 @@ func (m *machine) ensureDisk(ctx context.Context) error {
 		return err
 	}
 	if fresh {
-		if err := makeDisk(m.rootfs(), m.spec, m.host.system); err != nil {
+		if err := makeDisk(m.rootfs(), m.spec, system); err != nil {
 			return fmt.Errorf("creating the machine's disk: %w", err)
 		}
 		return m.syncDisk() // The disk must be durable before noteStart records that it exists.
@@ -137,7 +137,7 @@ func (m *machine) syncDisk() error {
 }
 
 // prepare writes the files that PID 1 reads at its start.
-func (m *machine) prepare() (bundle string, err error) {
+func (m *machine) prepare(system runc.System) (bundle string, err error) {
 	var data []byte
 	m.mu.Lock()
 	if !m.state.bootstrapped() {
@@ -162,7 +162,7 @@ func (m *machine) prepare() (bundle string, err error) {
 		Hostname: m.spec.Name, Rootfs: m.rootfs(), Assets: m.host.config.Assets, Run: m.runDir(),
 		Views: m.viewsDir(), NetNS: m.host.box.NetNS(m.spec.Id), Cgroup: m.cgroup(),
 		CPUs: spec.Cpus, MemoryBytes: spec.MemoryBytes, PidsLimit: admission.PidsLimit(spec),
-		Capabilities: m.host.capabilities, System: m.host.system,
+		Capabilities: m.host.capabilities, System: system,
 	})
 }
 

@@ -46,7 +46,7 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	h := recorded(t)
 	m := onDisk(t, h)
 	for range 2 { // A start that failed before PID 1 is repeated.
-		if err := m.ensureDisk(t.Context()); err != nil {
+		if err := m.ensureDisk(t.Context(), runc.HostSystem()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +56,7 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	passwd := filepath.Join(m.rootfs(), "etc/passwd")
 	write(t, passwd, "the user's")
 	again := onDisk(t, h)
-	if err := again.ensureDisk(t.Context()); err != nil {
+	if err := again.ensureDisk(t.Context(), runc.HostSystem()); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(t, passwd); got != "the user's" {
@@ -65,7 +65,7 @@ func TestDiskIsMadeOnce(t *testing.T) {
 	if err := os.RemoveAll(m.rootfs()); err != nil {
 		t.Fatal(err)
 	}
-	if err := again.ensureDisk(t.Context()); err == nil || onDisk(t, h).state.Failed == "" {
+	if err := again.ensureDisk(t.Context(), runc.HostSystem()); err == nil || onDisk(t, h).state.Failed == "" {
 		t.Errorf("a lost disk was created again: %v", err)
 	}
 	next := onDisk(t, h) // as the next capstand loads it

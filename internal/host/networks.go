@@ -28,6 +28,8 @@ type networks struct {
 	byID  map[string]*hostpb.Network
 	// publishing is held while the addresses of Services change, which takes time. It is taken before mu.
 	publishing sync.Mutex
+	// neighbourErrors are those of acrossHosts.
+	neighbourErrors lastErrors
 }
 
 func boxNetwork(n *hostpb.Network) network.Network {

@@ -13,6 +13,7 @@ import (
 	"capstan.dev/capstan/internal/host/events"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machineimage"
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/proc"
 	"capstan.dev/capstan/internal/host/runc"
@@ -28,7 +29,7 @@ type platform struct {
 	capacity     int64
 	diskBackend  string // diskImage or diskNone
 	capabilities []string
-	system       runc.System
+	images       *machineimage.Store // nil in some tests
 	store        store
 	runc         runc.Runc
 	box          network.Box

@@ -17,6 +17,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machineimage"
 	"capstan.dev/capstan/internal/host/runc"
 	"capstan.dev/capstan/internal/machineapi"
 )
@@ -41,12 +42,12 @@ func makeDisk(rootfs string, spec *hostpb.MachineSpec, system runc.System) error
 			return err
 		}
 	}
-	for _, links := range []map[string]string{system.Links, {"var/run": "/run"}, hostAlternatives()} {
+	for _, links := range []map[string]string{system.Links, {"var/run": "/run"}, alternatives(system.Root)} {
 		if err := makeLinks(root, links); err != nil {
 			return err
 		}
 	}
-	files := hostTables()
+	files := tables(system.Root)
 	maps.Copy(files, etc(spec))
 	for path, content := range files {
 		if err := errors.Join(root.MkdirAll(filepath.Dir(path), 0o755), root.WriteFile(path, []byte(content), 0o644)); err != nil {
@@ -111,28 +112,28 @@ func resolvConf(files []string) []byte {
 	return nil
 }
 
-// hostTables returns the host's files that programs in /usr expect: the certificates of public authorities, for image pulls,
-// and a few tables. Files that the host does not have are omitted.
-func hostTables() map[string]string {
+// tables returns the files of the host or of an image that programs in /usr expect: the certificates of public authorities, for
+// image pulls, and a few tables. Files that do not exist there are omitted.
+func tables(root string) map[string]string {
 	files := map[string]string{}
 	for _, path := range []string{
-		"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem",
-		"/etc/ld.so.cache", "/etc/login.defs", "/etc/services", "/etc/protocols", "/etc/os-release",
+		"etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem",
+		"etc/ld.so.cache", "etc/login.defs", "etc/services", "etc/protocols", "etc/os-release",
 	} {
-		if data, err := os.ReadFile(path); err == nil {
-			files[inRoot(path)] = string(data)
+		if data, err := machineimage.ReadFile(root, path); err == nil {
+			files[path] = string(data)
 		}
 	}
 	return files
 }
 
-// hostAlternatives returns the host's alternatives, for example iptables, with their targets.
-func hostAlternatives() map[string]string {
+// alternatives returns the alternatives of the host or of an image, for example iptables, with their targets.
+func alternatives(root string) map[string]string {
 	links := map[string]string{}
-	paths, _ := filepath.Glob("/etc/alternatives/*")
+	paths, _ := filepath.Glob(filepath.Join(root, "etc/alternatives/*"))
 	for _, path := range paths {
 		if target, err := os.Readlink(path); err == nil {
-			links[path] = target
+			links[filepath.Join("/etc/alternatives", filepath.Base(path))] = target
 		}
 	}
 	return links

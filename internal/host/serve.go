@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -48,31 +47,6 @@ func (s Socket) Listen() (net.Listener, error) {
 		return nil, err
 	}
 	return listener, nil
-}
-
-// lockWait bounds the wait for the lock of a killed capstand: a process that it was about to start holds the lock too, until
-// it runs its program.
-const lockWait = 5 * time.Second
-
-// Lock prevents a second capstand with the same state folder. The lock lasts as long as the process.
-func Lock(root string) error {
-	if err := os.MkdirAll(root, 0o711); err != nil {
-		return err
-	}
-	fd, err := unix.Open(filepath.Join(root, "lock"), unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return fmt.Errorf("locking the state folder %s: %w", root, err)
-	}
-	for deadline := time.Now().Add(lockWait); ; time.Sleep(20 * time.Millisecond) { // flock has no timeout.
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline):
-			_ = unix.Close(fd)
-			return fmt.Errorf("another capstand runs with --root %s: %w", root, err)
-		}
-	}
 }
 
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,

@@ -37,6 +37,8 @@ import (
 //	runc/                             runc's own state
 //	tombstones/<id>                   ids deleted within the last day
 //	backups/<namespace>/<cluster>     backups of etcd; see Config.Backups
+//	images/                           images of machines, from the administrator; see Config.Images
+//	unpacked/<digest>                 the content of those that are archives
 //	new/, trash/                      folders on their way in and out
 //
 // An object appears and disappears by the rename of its folder. Ids are checked before they become
@@ -52,6 +54,7 @@ const (
 	newDir        = "new"
 	trashDir      = "trash"
 	runDir        = "run"
+	unpackedDir   = "unpacked"
 )
 
 // tombstoneLife is the time during which a deleted id cannot be created again, because a controller with an outdated cache

@@ -139,6 +139,39 @@ func TestHostJoins(t *testing.T) {
 	g.Expect(apierrors.IsForbidden(c.Get(ctx, client.ObjectKeyFromObject(secret), secret))).To(BeTrue(), "a token reads Secrets")
 }
 
+// A host whose CapstanHost was deleted does not join again with its token, and the Secret that gave access to it is its dependent.
+func TestDeletedHostDoesNotReturn(t *testing.T) {
+	g := NewWithT(t)
+	_, c := joinToken(g, joining.Terms{
+		Expires: metav1.NewTime(time.Now().Add(time.Hour)), Hosts: 2, AllowedNamespaces: []string{"nobody"}, Validity: metav1.Duration{Duration: time.Hour},
+	})
+	key, err := pki.NewEncodedKey()
+	g.Expect(err).NotTo(HaveOccurred())
+	r := joining.Request{Name: "leaves", Address: "198.18.9.3:7443", BoxID: "leaves"}
+	g.Expect(joinAs(g, c, key, r).Status.Certificate).NotTo(BeEmpty())
+	host := &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "leaves"}}
+	secret := &corev1.Secret{}
+	g.Eventually(func(g Gomega) {
+		g.Expect(env.Client.Get(ctx, client.ObjectKeyFromObject(host), host)).To(Succeed())
+		g.Expect(host.Finalizers).To(ContainElement(infrav1.HostFinalizer))
+		g.Expect(env.Client.Get(ctx, client.ObjectKey{Namespace: providerNamespace, Name: "leaves-credentials"}, secret)).To(Succeed())
+		g.Expect(secret.OwnerReferences).To(ContainElement(HaveField("UID", host.UID)))
+	}).WithTimeout(testenv.Patience).Should(Succeed())
+	g.Expect(env.Client.Delete(ctx, host)).To(Succeed())
+	g.Eventually(func() bool {
+		return apierrors.IsNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(host), host))
+	}).WithTimeout(testenv.Patience).Should(BeTrue())
+	csr := joinAs(g, c, key, r)
+	g.Expect(csr.Status.Conditions[0].Message).To(ContainSubstring("was deleted"))
+	g.Expect(csr.Status.Certificate).To(BeEmpty())
+	g.Expect(apierrors.IsNotFound(env.Client.Get(ctx, client.ObjectKeyFromObject(host), host))).To(BeTrue(), "the host has returned")
+	other, err := pki.NewEncodedKey()
+	g.Expect(err).NotTo(HaveOccurred())
+	r.Name = "stays"
+	g.Expect(joinAs(g, c, other, r).Status.Certificate).NotTo(BeEmpty(), "the token ended for a host that has not used it")
+	g.Expect(env.Client.Delete(ctx, &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: "stays"}})).To(Succeed())
+}
+
 // The Secret of a token is deleted when the token expires.
 func TestHostTokenExpires(t *testing.T) {
 	g := NewWithT(t)

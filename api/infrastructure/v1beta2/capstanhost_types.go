@@ -248,6 +248,13 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:items:MaxLength=64
 	Versions []string `json:"versions,omitempty"`
 
+	// images lists the images of the host, without the image `host`, which every host has.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	Images []HostImage `json:"images,omitempty"`
+
 	// nodeInfo contains the architecture and operating system of the host.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
@@ -281,6 +288,27 @@ type CapstanHostStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// HostImage is a root file system for machines.
+type HostImage struct {
+	// name of the image, for spec.image of CapstanMachines.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Name string `json:"name,omitempty"`
+
+	// digest of the content. It is empty if machines cannot have the image.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=71
+	Digest string `json:"digest,omitempty"`
+
+	// problem is the reason why machines cannot have the image.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	Problem string `json:"problem,omitempty"`
 }
 
 // HostSystem is the software of a host.

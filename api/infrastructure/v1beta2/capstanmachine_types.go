@@ -67,10 +67,12 @@ type CapstanMachineSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	HostTolerations []HostToleration `json:"hostTolerations,omitempty"`
 
-	// image is the name of the machine's root file system on the host. Default: `host`, the host's own /usr.
+	// image is the name of the machine's root file system on the host, as in status.images of the CapstanHosts. Default: `host`,
+	// the host's own /usr. A change replaces the machine.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`
 	Image string `json:"image,omitempty"`
 
 	// cpus is the number of processors of the machine, which its Node reports. Default: all processors of the

@@ -195,7 +195,7 @@ func (x Event_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Type.Descriptor instead.
 func (Event_Type) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10, 0}
+	return file_host_proto_rawDescGZIP(), []int{11, 0}
 }
 
 type PublishedPort_Protocol int32
@@ -244,7 +244,7 @@ func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishedPort_Protocol.Descriptor instead.
 func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18, 0}
+	return file_host_proto_rawDescGZIP(), []int{19, 0}
 }
 
 type UpdateStatus_Phase int32
@@ -302,7 +302,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32, 0}
+	return file_host_proto_rawDescGZIP(), []int{33, 0}
 }
 
 type MachineStatus_Phase int32
@@ -360,7 +360,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34, 0}
+	return file_host_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -415,7 +415,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34, 1}
+	return file_host_proto_rawDescGZIP(), []int{35, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -520,9 +520,9 @@ type HostInfo struct {
 	AllocatedMemoryBytes int64    `protobuf:"varint,7,opt,name=allocated_memory_bytes,json=allocatedMemoryBytes,proto3" json:"allocated_memory_bytes,omitempty"` // promised to machines
 	Machines             int32    `protobuf:"varint,8,opt,name=machines,proto3" json:"machines,omitempty"`
 	KubernetesVersions   []string `protobuf:"bytes,9,rep,name=kubernetes_versions,json=kubernetesVersions,proto3" json:"kubernetes_versions,omitempty"` // sorted, with the leading v
-	Images               []string `protobuf:"bytes,10,rep,name=images,proto3" json:"images,omitempty"`
-	Driver               string   `protobuf:"bytes,11,opt,name=driver,proto3" json:"driver,omitempty"`                                     // runc or hollow
-	CgroupVersion        int32    `protobuf:"varint,12,opt,name=cgroup_version,json=cgroupVersion,proto3" json:"cgroup_version,omitempty"` // 1 or 2
+	Images               []string `protobuf:"bytes,10,rep,name=images,proto3" json:"images,omitempty"`                                                  // names of the images that machines can have
+	Driver               string   `protobuf:"bytes,11,opt,name=driver,proto3" json:"driver,omitempty"`                                                  // runc or hollow
+	CgroupVersion        int32    `protobuf:"varint,12,opt,name=cgroup_version,json=cgroupVersion,proto3" json:"cgroup_version,omitempty"`              // 1 or 2
 	CapstandVersion      string   `protobuf:"bytes,13,opt,name=capstand_version,json=capstandVersion,proto3" json:"capstand_version,omitempty"`
 	// box_id is the same for all hosts of one Linux box, which share the networks of clusters; empty when it is not known.
 	BoxId              string `protobuf:"bytes,14,opt,name=box_id,json=boxId,proto3" json:"box_id,omitempty"`
@@ -536,7 +536,9 @@ type HostInfo struct {
 	// minimum_manager_version is the smallest protocol version of managers that capstand accepts; 0: all.
 	MinimumManagerVersion int32 `protobuf:"varint,21,opt,name=minimum_manager_version,json=minimumManagerVersion,proto3" json:"minimum_manager_version,omitempty"`
 	// fencing is in effect for these management clusters: see SetFencing.
-	Fencing       []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
+	Fencing []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
+	// machine_images are the images besides that of the host, also those that machines cannot have.
+	MachineImages []*MachineImage `protobuf:"bytes,23,rep,name=machine_images,json=machineImages,proto3" json:"machine_images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -725,6 +727,73 @@ func (x *HostInfo) GetFencing() []*Fencing {
 	return nil
 }
 
+func (x *HostInfo) GetMachineImages() []*MachineImage {
+	if x != nil {
+		return x.MachineImages
+	}
+	return nil
+}
+
+type MachineImage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`   // sha256:…; empty with a problem
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"` // why machines cannot have the image; empty: they can
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineImage) Reset() {
+	*x = MachineImage{}
+	mi := &file_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineImage) ProtoMessage() {}
+
+func (x *MachineImage) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineImage.ProtoReflect.Descriptor instead.
+func (*MachineImage) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MachineImage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MachineImage) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *MachineImage) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type Fencing struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	ManagementCluster string                 `protobuf:"bytes,1,opt,name=management_cluster,json=managementCluster,proto3" json:"management_cluster,omitempty"` // as in MachineStatus
@@ -735,7 +804,7 @@ type Fencing struct {
 
 func (x *Fencing) Reset() {
 	*x = Fencing{}
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +816,7 @@ func (x *Fencing) String() string {
 func (*Fencing) ProtoMessage() {}
 
 func (x *Fencing) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[3]
+	mi := &file_host_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +829,7 @@ func (x *Fencing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fencing.ProtoReflect.Descriptor instead.
 func (*Fencing) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{3}
+	return file_host_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Fencing) GetManagementCluster() string {
@@ -787,7 +856,7 @@ type SetFencingRequest struct {
 
 func (x *SetFencingRequest) Reset() {
 	*x = SetFencingRequest{}
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +868,7 @@ func (x *SetFencingRequest) String() string {
 func (*SetFencingRequest) ProtoMessage() {}
 
 func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[4]
+	mi := &file_host_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +881,7 @@ func (x *SetFencingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingRequest.ProtoReflect.Descriptor instead.
 func (*SetFencingRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{4}
+	return file_host_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SetFencingRequest) GetManagementCluster() string {
@@ -837,7 +906,7 @@ type SetFencingResponse struct {
 
 func (x *SetFencingResponse) Reset() {
 	*x = SetFencingResponse{}
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +918,7 @@ func (x *SetFencingResponse) String() string {
 func (*SetFencingResponse) ProtoMessage() {}
 
 func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[5]
+	mi := &file_host_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +931,7 @@ func (x *SetFencingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFencingResponse.ProtoReflect.Descriptor instead.
 func (*SetFencingResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{5}
+	return file_host_proto_rawDescGZIP(), []int{6}
 }
 
 type ListContactsRequest struct {
@@ -874,7 +943,7 @@ type ListContactsRequest struct {
 
 func (x *ListContactsRequest) Reset() {
 	*x = ListContactsRequest{}
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +955,7 @@ func (x *ListContactsRequest) String() string {
 func (*ListContactsRequest) ProtoMessage() {}
 
 func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[6]
+	mi := &file_host_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +968,7 @@ func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsRequest.ProtoReflect.Descriptor instead.
 func (*ListContactsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{6}
+	return file_host_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListContactsRequest) GetNetworkId() string {
@@ -921,7 +990,7 @@ type ListContactsResponse struct {
 
 func (x *ListContactsResponse) Reset() {
 	*x = ListContactsResponse{}
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1002,7 @@ func (x *ListContactsResponse) String() string {
 func (*ListContactsResponse) ProtoMessage() {}
 
 func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1015,7 @@ func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsResponse.ProtoReflect.Descriptor instead.
 func (*ListContactsResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{7}
+	return file_host_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListContactsResponse) GetContacts() []*Contact {
@@ -981,7 +1050,7 @@ type Contact struct {
 
 func (x *Contact) Reset() {
 	*x = Contact{}
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1062,7 @@ func (x *Contact) String() string {
 func (*Contact) ProtoMessage() {}
 
 func (x *Contact) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1075,7 @@ func (x *Contact) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contact.ProtoReflect.Descriptor instead.
 func (*Contact) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{8}
+	return file_host_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Contact) GetHost() string {
@@ -1056,7 +1125,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1137,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1150,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{9}
+	return file_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchRequest) GetManagementCluster() string {
@@ -1106,7 +1175,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1187,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1200,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10}
+	return file_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Event) GetType() Event_Type {
@@ -1220,7 +1289,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1301,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1314,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11}
+	return file_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Network) GetId() string {
@@ -1316,7 +1385,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1328,7 +1397,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1341,7 +1410,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{12}
+	return file_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Overlay) GetVni() uint32 {
@@ -1382,7 +1451,7 @@ type SetPeersRequest struct {
 
 func (x *SetPeersRequest) Reset() {
 	*x = SetPeersRequest{}
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1394,7 +1463,7 @@ func (x *SetPeersRequest) String() string {
 func (*SetPeersRequest) ProtoMessage() {}
 
 func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1407,7 +1476,7 @@ func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
 func (*SetPeersRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13}
+	return file_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetPeersRequest) GetNetworkId() string {
@@ -1456,7 +1525,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1537,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1550,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14}
+	return file_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Peer) GetAddresses() []string {
@@ -1506,7 +1575,7 @@ type SetPeersResponse struct {
 
 func (x *SetPeersResponse) Reset() {
 	*x = SetPeersResponse{}
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1587,7 @@ func (x *SetPeersResponse) String() string {
 func (*SetPeersResponse) ProtoMessage() {}
 
 func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1600,7 @@ func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
 func (*SetPeersResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{15}
+	return file_host_proto_rawDescGZIP(), []int{16}
 }
 
 type SetServicesRequest struct {
@@ -1548,7 +1617,7 @@ type SetServicesRequest struct {
 
 func (x *SetServicesRequest) Reset() {
 	*x = SetServicesRequest{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1629,7 @@ func (x *SetServicesRequest) String() string {
 func (*SetServicesRequest) ProtoMessage() {}
 
 func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1642,7 @@ func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
 func (*SetServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetServicesRequest) GetNetworkId() string {
@@ -1619,7 +1688,7 @@ type PublishedService struct {
 
 func (x *PublishedService) Reset() {
 	*x = PublishedService{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1700,7 @@ func (x *PublishedService) String() string {
 func (*PublishedService) ProtoMessage() {}
 
 func (x *PublishedService) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1713,7 @@ func (x *PublishedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
 func (*PublishedService) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PublishedService) GetName() string {
@@ -1693,7 +1762,7 @@ type PublishedPort struct {
 
 func (x *PublishedPort) Reset() {
 	*x = PublishedPort{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1774,7 @@ func (x *PublishedPort) String() string {
 func (*PublishedPort) ProtoMessage() {}
 
 func (x *PublishedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1787,7 @@ func (x *PublishedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
 func (*PublishedPort) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
@@ -1751,7 +1820,7 @@ type SetServicesResponse struct {
 
 func (x *SetServicesResponse) Reset() {
 	*x = SetServicesResponse{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1832,7 @@ func (x *SetServicesResponse) String() string {
 func (*SetServicesResponse) ProtoMessage() {}
 
 func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1845,7 @@ func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
 func (*SetServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
@@ -1797,7 +1866,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1878,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1891,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -1851,7 +1920,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1932,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1945,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -1908,7 +1977,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +1989,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2002,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 type LoadBalancer struct {
@@ -1962,7 +2031,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2043,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2056,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2077,7 +2146,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2158,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2171,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2138,7 +2207,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2219,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2232,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Backend) GetName() string {
@@ -2199,7 +2268,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2280,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2293,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2256,7 +2325,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2337,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2350,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 type MachineSpec struct {
@@ -2308,7 +2377,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2389,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2402,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2452,7 +2521,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2533,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2546,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Address) GetAddress() string {
@@ -2515,7 +2584,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2596,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2609,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -2582,7 +2651,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2663,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2676,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -2653,7 +2722,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2734,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2747,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -2735,7 +2804,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2747,7 +2816,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2760,7 +2829,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -2803,7 +2872,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2884,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2897,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -2940,7 +3009,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3021,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3034,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3002,7 +3071,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3014,7 +3083,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3027,7 +3096,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3074,7 +3143,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3155,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3168,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3117,7 +3186,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3198,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3211,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 type ListMachinesResponse struct {
@@ -3154,7 +3223,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3235,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3248,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3201,7 +3270,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3282,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3295,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -3262,7 +3331,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3343,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3356,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -3324,7 +3393,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3336,7 +3405,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3349,7 +3418,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -3390,7 +3459,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3471,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3484,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -3436,7 +3505,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3517,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3530,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LoadImageRequest) GetMachines() []string {
@@ -3487,7 +3556,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3568,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3581,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -3534,7 +3603,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3615,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3628,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -3599,7 +3668,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3680,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3693,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3649,7 +3718,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3661,7 +3730,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3674,7 +3743,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -3765,7 +3834,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3777,7 +3846,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3790,7 +3859,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -3838,7 +3907,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3850,7 +3919,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3863,7 +3932,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -3895,7 +3964,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +3976,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +3989,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4024,7 +4093,7 @@ const file_host_proto_rawDesc = "" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
 	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\"\x10\n" +
-	"\x0eGetInfoRequest\"\xa5\x06\n" +
+	"\x0eGetInfoRequest\"\xeb\x06\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4049,7 +4118,12 @@ const file_host_proto_rawDesc = "" +
 	"\bos_image\x18\x13 \x01(\tR\aosImage\x12)\n" +
 	"\x10protocol_version\x18\x14 \x01(\x05R\x0fprotocolVersion\x126\n" +
 	"\x17minimum_manager_version\x18\x15 \x01(\x05R\x15minimumManagerVersion\x122\n" +
-	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\"f\n" +
+	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\x12D\n" +
+	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\"T\n" +
+	"\fMachineImage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"f\n" +
 	"\aFencing\x12-\n" +
 	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\x12,\n" +
 	"\x12stop_after_seconds\x18\x02 \x01(\x05R\x10stopAfterSeconds\"p\n" +
@@ -4349,7 +4423,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4360,139 +4434,141 @@ var file_host_proto_goTypes = []any{
 	(*Refusal)(nil),                    // 6: capstan.host.v1.Refusal
 	(*GetInfoRequest)(nil),             // 7: capstan.host.v1.GetInfoRequest
 	(*HostInfo)(nil),                   // 8: capstan.host.v1.HostInfo
-	(*Fencing)(nil),                    // 9: capstan.host.v1.Fencing
-	(*SetFencingRequest)(nil),          // 10: capstan.host.v1.SetFencingRequest
-	(*SetFencingResponse)(nil),         // 11: capstan.host.v1.SetFencingResponse
-	(*ListContactsRequest)(nil),        // 12: capstan.host.v1.ListContactsRequest
-	(*ListContactsResponse)(nil),       // 13: capstan.host.v1.ListContactsResponse
-	(*Contact)(nil),                    // 14: capstan.host.v1.Contact
-	(*WatchRequest)(nil),               // 15: capstan.host.v1.WatchRequest
-	(*Event)(nil),                      // 16: capstan.host.v1.Event
-	(*Network)(nil),                    // 17: capstan.host.v1.Network
-	(*Overlay)(nil),                    // 18: capstan.host.v1.Overlay
-	(*SetPeersRequest)(nil),            // 19: capstan.host.v1.SetPeersRequest
-	(*Peer)(nil),                       // 20: capstan.host.v1.Peer
-	(*SetPeersResponse)(nil),           // 21: capstan.host.v1.SetPeersResponse
-	(*SetServicesRequest)(nil),         // 22: capstan.host.v1.SetServicesRequest
-	(*PublishedService)(nil),           // 23: capstan.host.v1.PublishedService
-	(*PublishedPort)(nil),              // 24: capstan.host.v1.PublishedPort
-	(*SetServicesResponse)(nil),        // 25: capstan.host.v1.SetServicesResponse
-	(*RefusedAddress)(nil),             // 26: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 27: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 28: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 29: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 30: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 31: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 32: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 33: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 34: capstan.host.v1.MachineSpec
-	(*Address)(nil),                    // 35: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 36: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 37: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 38: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 39: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 40: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 41: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 42: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 43: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 44: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 45: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 46: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 47: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 48: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 49: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 50: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 51: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 52: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 53: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 54: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 55: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 56: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 57: capstan.host.v1.ExecResponse
-	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
+	(*MachineImage)(nil),               // 9: capstan.host.v1.MachineImage
+	(*Fencing)(nil),                    // 10: capstan.host.v1.Fencing
+	(*SetFencingRequest)(nil),          // 11: capstan.host.v1.SetFencingRequest
+	(*SetFencingResponse)(nil),         // 12: capstan.host.v1.SetFencingResponse
+	(*ListContactsRequest)(nil),        // 13: capstan.host.v1.ListContactsRequest
+	(*ListContactsResponse)(nil),       // 14: capstan.host.v1.ListContactsResponse
+	(*Contact)(nil),                    // 15: capstan.host.v1.Contact
+	(*WatchRequest)(nil),               // 16: capstan.host.v1.WatchRequest
+	(*Event)(nil),                      // 17: capstan.host.v1.Event
+	(*Network)(nil),                    // 18: capstan.host.v1.Network
+	(*Overlay)(nil),                    // 19: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 20: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 21: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 22: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 23: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 24: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 25: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 26: capstan.host.v1.SetServicesResponse
+	(*RefusedAddress)(nil),             // 27: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 28: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 29: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 30: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 31: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 32: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 33: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 34: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 35: capstan.host.v1.MachineSpec
+	(*Address)(nil),                    // 36: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 37: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 38: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 39: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 40: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 41: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 42: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 43: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 44: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 45: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 46: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 47: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 48: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 49: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 50: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 51: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 52: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 53: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 54: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 55: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 56: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 57: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 58: capstan.host.v1.ExecResponse
+	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
-	9,  // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
-	14, // 2: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
-	9,  // 3: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
-	1,  // 4: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	39, // 5: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	29, // 6: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	8,  // 7: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	18, // 8: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	20, // 9: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	23, // 10: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	24, // 11: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 12: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	26, // 13: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	31, // 14: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	30, // 15: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	17, // 16: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	35, // 17: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	34, // 18: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	34, // 19: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 20: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	58, // 21: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	58, // 22: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	34, // 23: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	40, // 24: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 25: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 26: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	42, // 27: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	58, // 28: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	41, // 29: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	38, // 30: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	58, // 31: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	58, // 32: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	39, // 33: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	55, // 34: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	56, // 35: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 36: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	15, // 37: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	17, // 38: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	27, // 39: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	19, // 40: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	22, // 41: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	29, // 42: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	32, // 43: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	36, // 44: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	43, // 45: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	44, // 46: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	46, // 47: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	47, // 48: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	48, // 49: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	37, // 50: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	10, // 51: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	12, // 52: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	50, // 53: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	52, // 54: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	54, // 55: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 56: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	16, // 57: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	17, // 58: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	28, // 59: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	21, // 60: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	25, // 61: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	29, // 62: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	33, // 63: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	39, // 64: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	39, // 65: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	45, // 66: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	49, // 67: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	39, // 68: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	39, // 69: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	39, // 70: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	11, // 71: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	13, // 72: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	51, // 73: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	53, // 74: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	57, // 75: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	56, // [56:76] is the sub-list for method output_type
-	36, // [36:56] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	10, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
+	9,  // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
+	15, // 3: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	10, // 4: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 5: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	40, // 6: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	30, // 7: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 8: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	19, // 9: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	21, // 10: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	24, // 11: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	25, // 12: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 13: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	27, // 14: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	32, // 15: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	31, // 16: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	18, // 17: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	36, // 18: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	35, // 19: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	35, // 20: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 21: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	59, // 22: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	59, // 23: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	35, // 24: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	41, // 25: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 26: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 27: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	43, // 28: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	59, // 29: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	42, // 30: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	39, // 31: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	59, // 32: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	59, // 33: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	40, // 34: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	56, // 35: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	57, // 36: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 37: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	16, // 38: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	18, // 39: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	28, // 40: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	20, // 41: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	23, // 42: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	30, // 43: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	33, // 44: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	37, // 45: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	44, // 46: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	45, // 47: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	47, // 48: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	48, // 49: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	49, // 50: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	38, // 51: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	11, // 52: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	13, // 53: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	51, // 54: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	53, // 55: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	55, // 56: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 57: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	17, // 58: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	18, // 59: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	29, // 60: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	22, // 61: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	26, // 62: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	30, // 63: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	34, // 64: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	40, // 65: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	40, // 66: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	46, // 67: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	50, // 68: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	40, // 69: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	40, // 70: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	40, // 71: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	12, // 72: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	14, // 73: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	52, // 74: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	54, // 75: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	58, // 76: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	57, // [57:77] is the sub-list for method output_type
+	37, // [37:57] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4500,18 +4576,18 @@ func file_host_proto_init() {
 	if File_host_proto != nil {
 		return
 	}
-	file_host_proto_msgTypes[10].OneofWrappers = []any{
+	file_host_proto_msgTypes[11].OneofWrappers = []any{
 		(*Event_Machine)(nil),
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[48].OneofWrappers = []any{
+	file_host_proto_msgTypes[49].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[51].OneofWrappers = []any{
+	file_host_proto_msgTypes[52].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -4523,7 +4599,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"strconv"
@@ -176,8 +177,24 @@ func (t Terms) Check(now time.Time) error {
 	return nil
 }
 
-// Uses are the hosts that joined with a token: their names by the fingerprints of their keys.
+// Uses are the hosts that joined with a token: their names by the fingerprints of their keys. The name of a host whose CapstanHost
+// was deleted is Removed.
 type Uses map[string]string
+
+// Removed is not the name of a host.
+const Removed = ""
+
+// Remove returns the uses after the deletion of a CapstanHost, and whether the host had used the token. Its key does not join with
+// the token again, and no other key takes its place.
+func (u Uses) Remove(host string) (out Uses, used bool) {
+	out = maps.Clone(u)
+	for fingerprint, name := range out {
+		if name == host {
+			out[fingerprint], used = Removed, true
+		}
+	}
+	return out, used
+}
 
 // Request is what a host states about itself in the annotation of its CertificateSigningRequest. The signer believes none of
 // it without a check.

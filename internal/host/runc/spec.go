@@ -48,19 +48,29 @@ type Params struct {
 	PidsLimit int64
 	// Capabilities of the machine by name: all capabilities of capstand.
 	Capabilities []string
-	// System is the part of the host's file system that contains its programs.
+	// System is the part of the machine's image, or of the host's file system, that contains the programs.
 	System System
 }
 
-// System describes the layout of the host's programs. On current distributions /usr contains all programs, and /bin, /sbin
+// System describes the layout of the programs of the host or of an image. On current distributions /usr contains all programs, and /bin, /sbin
 // and /lib* are links into it. On others they are folders, which are bound too.
 type System struct {
+	// Root of the file system: / is that of the host.
+	Root string
 	// Links by name, for example bin: usr/bin.
 	Links map[string]string
 	// Folders to bind read-only, for example /usr.
 	Folders []string
 	// Devices of the host that machines get in addition to the usual ones, for example /dev/fuse.
 	Devices []specs.LinuxDevice
+}
+
+// options of the mounts. The files of an image get no privileges and no devices, whatever their bits say.
+func (s System) options() []string {
+	if s.Root == "/" {
+		return []string{"ro"}
+	}
+	return []string{"ro", "nosuid", "nodev"}
 }
 
 // cpuPeriod is the kernel's usual scheduling period, in microseconds.
@@ -141,7 +151,7 @@ func mounts(p Params) []specs.Mount {
 		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))
 	}
 	for _, folder := range p.System.Folders {
-		all = append(all, bind(folder, folder, "ro"))
+		all = append(all, bind(filepath.Join(p.System.Root, folder), folder, p.System.options()...))
 	}
 	for _, view := range views(p.CPUs) {
 		all = append(all, bind(filepath.Join(p.Views, view), "/"+view, "ro"))

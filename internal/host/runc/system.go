@@ -2,6 +2,7 @@ package runc
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -11,12 +12,16 @@ import (
 )
 
 // HostSystem detects the layout of the host's programs and its optional devices.
-func HostSystem() System {
-	s := System{Links: map[string]string{}, Folders: []string{"/usr"}}
+func HostSystem() System { return SystemOf("/") }
+
+// SystemOf detects the layout of the programs of a root file system. The devices are those of the host.
+func SystemOf(root string) System {
+	s := System{Root: root, Links: map[string]string{}, Folders: []string{"/usr"}}
 	for _, name := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
-		if target, err := os.Readlink("/" + name); err == nil {
+		path := filepath.Join(root, name)
+		if target, err := os.Readlink(path); err == nil {
 			s.Links[name] = target
-		} else if info, err := os.Stat("/" + name); err == nil && info.IsDir() {
+		} else if info, err := os.Lstat(path); err == nil && info.IsDir() {
 			s.Folders = append(s.Folders, "/"+name)
 		}
 	}

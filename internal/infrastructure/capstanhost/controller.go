@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,7 +43,7 @@ import (
 // +kubebuilder:rbac:groups=infrastructure.capstan.dev,resources=capstanmachines;capstanclusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=clusters,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=list;delete
-// Secrets are patched in the provider's own namespace only: config/infrastructure/rbac/host_credentials_role.yaml.
+// Secrets are patched in the provider's own namespace only, credentials and tokens: config/infrastructure/rbac/host_credentials_role.yaml.
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 
 // Fields of the cache's indexes for the objects on a host.
@@ -229,7 +230,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 	}
 	s.DiskBackend = infrav1.DiskBackend(info.GetDiskBackend())
 	s.Machines = ptr.To(info.GetMachines())
-	s.Versions = info.GetKubernetesVersions()
+	s.Versions, s.Images = info.GetKubernetesVersions(), images(info)
 	s.NodeInfo = infrav1.NodeInfo{Architecture: info.GetArchitecture(), OperatingSystem: info.GetOperatingSystem()}
 	s.System = infrav1.HostSystem{
 		CapstandVersion: limited(info.GetCapstandVersion()), KernelVersion: limited(info.GetKernelVersion()), OSImage: limited(info.GetOsImage()),
@@ -238,6 +239,26 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.System.CgroupVersion = ptr.To(v)
 	}
 	s.BoxID = info.GetBoxId()
+}
+
+// maxImages and maxDigest are limits of the API.
+const (
+	maxImages = 64
+	maxDigest = 71
+)
+
+// images returns the images of a host that the API accepts.
+func images(info *hostpb.HostInfo) (out []infrav1.HostImage) {
+	names := map[string]bool{}
+	for _, i := range info.GetMachineImages() {
+		name := i.GetName()
+		if len(out) == maxImages || names[name] || len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 || len(name) > validation.DNS1123LabelMaxLength || len(i.GetDigest()) > maxDigest {
+			continue
+		}
+		names[name] = true
+		out = append(out, infrav1.HostImage{Name: name, Digest: i.GetDigest(), Problem: limited(i.GetProblem())})
+	}
+	return out
 }
 
 // limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.
@@ -281,6 +302,9 @@ func (r *Reconciler) reconcileDelete(ctx context.Context, host *infrav1.CapstanH
 				machines, clusters, infrav1.HostAbandonedAnnotation)
 			return nil
 		}
+	}
+	if err := r.endTokens(ctx, host); err != nil {
+		return err
 	}
 	r.Pool.Disconnect(host.Name)
 	ctrl.LoggerFrom(ctx).Info("Disconnected from the deleted host")

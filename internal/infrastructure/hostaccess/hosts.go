@@ -154,6 +154,11 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 		default:
 			info := conn.Info()
 			c.Versions, c.Images = info.GetKubernetesVersions(), info.GetImages()
+			for _, i := range info.GetMachineImages() {
+				if i.GetProblem() != "" {
+					c.BadImages = append(c.BadImages, i.GetName())
+				}
+			}
 			c.CPUs, c.FreeMemory, c.Disk = info.GetCpus(), conn.FreeMemory(), info.GetDiskBytes()
 		}
 		out = append(out, c)

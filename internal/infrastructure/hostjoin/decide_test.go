@@ -43,6 +43,8 @@ func TestRefusal(t *testing.T) {
 		"used up by other keys":               {terms: joining.Terms{Hosts: 2}, uses: joining.Uses{"a": "a", "b": "b"}, want: "used by another host"},
 		"interrupted":                         {uses: joining.Uses{"key": "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.5:7443", "")}},
 		"interrupted, and another name":       {uses: joining.Uses{"key": "rack-2"}, want: `used the token for the name "rack-2"`},
+		"removed":                             {uses: joining.Uses{"key": joining.Removed}, want: "was deleted"},
+		"used by a removed host":              {uses: joining.Uses{"other": joining.Removed}, want: "used by another host"},
 		"the name exists":                     {hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.9:7443", "box-9")}, want: "a CapstanHost rack-1 exists"},
 		"the name exists, even on this box":   {hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.5:7443", "box-1")}, want: "a CapstanHost rack-1 exists"},
 		"returns":                             {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{host("rack-1", "10.0.0.4:7443", "box-1")}},

@@ -31,6 +31,8 @@ type Host struct {
 	Versions []string
 	// Images that it has.
 	Images []string
+	// BadImages are those that machines cannot have.
+	BadImages []string
 	// ControlPlane is true if control plane machines may be placed on it.
 	ControlPlane bool
 	// Taints of the host.
@@ -149,6 +151,8 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("has the taint %s, which spec.hostTolerations does not tolerate", text(repelling(h, req)))
 	case req.Version != "" && !slices.Contains(h.Versions, req.Version):
 		return fmt.Sprintf("cannot run Kubernetes %s (it has %s)", req.Version, list(h.Versions))
+	case slices.Contains(h.BadImages, req.Image):
+		return fmt.Sprintf("cannot use its image %s: see status.images of the CapstanHost", req.Image)
 	case req.Image != "" && !slices.Contains(h.Images, req.Image):
 		return fmt.Sprintf("has no image %s (it has %s)", req.Image, list(h.Images))
 	case req.ControlPlane && !h.ControlPlane:

@@ -92,6 +92,14 @@ func TestChoose_IM02(t *testing.T) {
 			hosts: []placement.Host{host("a", nil)}, req: placement.Request{Version: "v1.35.0"},
 			why: "a cannot run Kubernetes v1.35.0 (it has v1.36.3)",
 		},
+		"an image": {
+			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.Images = []string{"host", "debian"} })},
+			req:   placement.Request{Image: "debian"}, want: "b",
+		},
+		"an image that no host has": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Images = []string{"host"} }), host("b", func(h *placement.Host) { h.BadImages = []string{"debian"} })},
+			req:   placement.Request{Image: "debian"}, why: "a has no image debian (it has host); b cannot use its image debian: see status.images of the CapstanHost",
+		},
 		"version before memory": {
 			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.Versions, h.FreeMemory = nil, 9*gib })},
 			req:   placement.Request{Version: "v1.36.3"}, want: "a",

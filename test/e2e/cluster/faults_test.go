@@ -106,24 +106,30 @@ func killAndReturn(t *testing.T, machine, name string) {
 func killMachine(t *testing.T, c *harness.Cluster) {
 	before := identity(c.Machines(t))
 	for _, m := range []infrav1.CapstanMachine{c.Worker(t), c.ControlPlaneMachine(t)} {
-		for _, p := range plane.Find(t, m.Name, "capstan-init") {
-			if len(p.Args) == 1 {
-				harness.Kill(t, p)
-			}
-		}
-		harness.Eventually(t, "the restart of "+m.Name+" is counted", time.Minute, func(ctx context.Context) error {
-			now := &infrav1.CapstanMachine{}
-			if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(&m), now); err != nil {
-				return err
-			}
-			if now.Status.Restarts == nil || *now.Status.Restarts < 1 {
-				return fmt.Errorf("restarts: %v", now.Status.Restarts)
-			}
-			return nil
-		})
+		endMachine(t, &m)
 		works(t, c)
 	}
 	sameIdentity(t, c, before)
+}
+
+// endMachine kills the PID 1 of a machine, and waits until it is counted.
+func endMachine(t *testing.T, m *infrav1.CapstanMachine) {
+	t.Helper()
+	for _, p := range plane.Find(t, m.Name, "capstan-init") {
+		if len(p.Args) == 1 {
+			harness.Kill(t, p)
+		}
+	}
+	harness.Eventually(t, "the restart of "+m.Name+" is counted", time.Minute, func(ctx context.Context) error {
+		now := &infrav1.CapstanMachine{}
+		if err := plane.Client.Get(ctx, client.ObjectKeyFromObject(m), now); err != nil {
+			return err
+		}
+		if now.Status.Restarts == nil || *now.Status.Restarts < 1 {
+			return fmt.Errorf("restarts: %v", now.Status.Restarts)
+		}
+		return nil
+	})
 }
 
 // killDaemons kills the processes outside of the machines. The processes in the machines must continue.

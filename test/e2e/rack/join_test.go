@@ -9,12 +9,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +45,8 @@ const (
 
 // Issue "joining": a bare box joins a management plane with a token, over TCP with mutual TLS, and gets a machine. A join that is
 // killed between two of its steps succeeds when it is run again. Tokens that were used, revoked, have expired or are for another
-// host admit nobody. Certificates and their authority are replaced while capstand runs.
+// host admit nobody. Certificates and their authority are replaced while capstand runs. The deletion of the CapstanHost ends the
+// access of its managers and the token for this host. A leave that is killed between two of its steps succeeds when it is run again.
 func TestJoin(t *testing.T) {
 	plane, err := harness.Start("--no-hosts", "--api-address", planeAddress+":6443")
 	if plane != nil {
@@ -86,6 +89,14 @@ func TestJoin(t *testing.T) {
 	}
 	renewed(t, plane, b, issued)
 	rotated(t, plane, b)
+	refuseLeave(t, b, c.Machines(t)[0].Name)
+	c.Delete(t)
+	removed(t, plane, b, text)
+	leaves(t, b)
+	again, _ := newToken(t, plane, "--allow-namespace", "nobody")
+	if out, err := b.joins(again); err != nil {
+		t.Errorf("a join after the leave: %v: %s", err, out)
+	}
 }
 
 // uplink connects the management plane with the router of the boxes.
@@ -190,8 +201,14 @@ func refusePlane(t *testing.T, plane *harness.Plane, b *box) {
 // killJoins kills a join after each of its steps.
 func killJoins(t *testing.T, b *box, token string) {
 	t.Helper()
-	for _, step := range []string{"The key of this host", "has the certificate request", "The certificate is in"} {
-		cmd := b.joinCommand(token)
+	killSteps(t, func() *exec.Cmd { return b.joinCommand(token) }, "The key of this host", "has the certificate request", "The certificate is in")
+}
+
+// killSteps runs a command for each step, and kills it when it reports the step.
+func killSteps(t *testing.T, command func() *exec.Cmd, steps ...string) {
+	t.Helper()
+	for _, step := range steps {
+		cmd := command()
 		stderr, err := cmd.StderrPipe()
 		check(t, err)
 		check(t, cmd.Start())
@@ -205,7 +222,7 @@ func killJoins(t *testing.T, b *box, token string) {
 		}
 		_ = cmd.Wait()
 		if !strings.Contains(lines.String(), step) {
-			t.Fatalf("the join has no step %q: %s", step, lines.String())
+			t.Fatalf("the command has no step %q: %s", step, lines.String())
 		}
 	}
 }
@@ -242,6 +259,65 @@ func (b *box) listens() {
 	b.End(syscall.SIGTERM)
 	b.Args = append(b.Args, "--listen", ":7443")
 	b.Start()
+}
+
+// leaveCommand is the command of the box that leaves.
+func (b *box) leaveCommand(args ...string) *exec.Cmd {
+	return b.Command(append([]string{filepath.Join(harness.Bin(), "capstan"), "host", "leave", "--dir", filepath.Join(b.Root, "tls")}, args...)...)
+}
+
+// refuseLeave expects that a box with a machine does not leave, and stays connected.
+func refuseLeave(t *testing.T, b *box, machine string) {
+	t.Helper()
+	out, err := b.leaveCommand().CombinedOutput()
+	for _, want := range []string{"machine default/" + machine, "load balancer default/joined", `'{"spec":{"drain":true}}'`} {
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("the leave of a box in use ended with %v, want %q: %s", err, want, out)
+		}
+	}
+	if !b.Runs() {
+		t.Error("the refused leave ended capstand")
+	}
+}
+
+// removed deletes the CapstanHost while the box is connected. It expects that the box cannot come back with its key and its token,
+// and that nobody has the credentials of its managers any more.
+func removed(t *testing.T, plane *harness.Plane, b *box, token string) {
+	t.Helper()
+	host := ready(t, plane)
+	check(t, plane.Client.Delete(t.Context(), host))
+	for _, obj := range []client.Object{host, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: providerNS, Name: joinedName + "-credentials"}}} {
+		harness.Eventually(t, fmt.Sprintf("the end of %T %s", obj, obj.GetName()), time.Minute, func(ctx context.Context) error {
+			err := plane.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+			if err == nil {
+				return errors.New("it exists")
+			}
+			return client.IgnoreNotFound(err)
+		})
+	}
+	check(t, os.Remove(filepath.Join(b.Root, "tls", "server.crt"))) // It asks for another one, with its key.
+	b.refused(token, "the CapstanHost of this host was deleted")
+}
+
+// leaves kills a leave after each of its steps, and completes it.
+func leaves(t *testing.T, b *box) {
+	t.Helper()
+	if out, err := b.leaveCommand().CombinedOutput(); err == nil || !strings.Contains(string(out), "stop it, and run the command again") {
+		t.Errorf("the leave beside a running capstand: %v: %s", err, out)
+	}
+	b.End(syscall.SIGTERM)
+	b.Args = slices.DeleteFunc(b.Args, func(arg string) bool { return arg == "--listen" || arg == ":7443" })
+	killSteps(t, func() *exec.Cmd { return b.leaveCommand() }, "Removing the options", "Removing the key", "Removing the record")
+	out, err := b.leaveCommand().CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "This host has") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(b.Root, "tls")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of the certificates: %v", err)
+	}
+	if out, err := b.leaveCommand().CombinedOutput(); err != nil || !strings.Contains(string(out), "has not joined") {
+		t.Errorf("a second leave: %v: %s", err, out)
+	}
 }
 
 func ready(t *testing.T, plane *harness.Plane) *infrav1.CapstanHost {

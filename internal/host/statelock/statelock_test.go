@@ -1,4 +1,4 @@
-package host
+package statelock
 
 import (
 	"os"
@@ -22,10 +22,12 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(200*time.Millisecond, func() { _ = former.Close() })
-	if err := Lock(root); err != nil {
+	unlock, err := Lock(root)
+	if err != nil {
 		t.Fatalf("after the end of the former one: %v", err)
 	}
-	if err := Lock(root); err == nil || !strings.Contains(err.Error(), "another capstand runs") {
+	defer unlock()
+	if _, err := Lock(root); err == nil || !strings.Contains(err.Error(), "another capstand runs") {
 		t.Errorf("beside a running one: %v", err)
 	}
 }

@@ -1,0 +1,109 @@
+package host
+
+import (
+	"context"
+	"time"
+
+	"capstan.dev/capstan/internal/host/admission"
+	"capstan.dev/capstan/internal/host/events"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/machineimage"
+	"capstan.dev/capstan/internal/host/runc"
+)
+
+// imagePause is the time between two looks into the folder of images.
+const imagePause = 5 * time.Second
+
+// keepImages registers the images that an administrator adds, until ctx ends. An error is logged once until it changes.
+func (ms *machines) keepImages(ctx context.Context) {
+	var errs lastErrors
+	ticker := time.NewTicker(imagePause)
+	defer ticker.Stop()
+	for {
+		changed, err := ms.images.Scan(ms.usesImage)
+		if errs.news(ms.images.Dir, err) {
+			ms.log.Error("The images of machines cannot be read", "error", err)
+		}
+		if changed {
+			ms.announceImages()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// announceImages logs and publishes the images. Machines that wait for one look again.
+func (ms *machines) announceImages() {
+	for _, i := range ms.images.List() {
+		if i.Problem != "" {
+			ms.log.Error("Machines cannot have this image", "image", i.Name, "problem", i.Problem)
+			continue
+		}
+		ms.log.Info("Image registered", "image", i.Name, "digest", i.Digest)
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	ms.broadcaster.Publish(events.Host(ms.info()))
+	for _, m := range ms.byID {
+		if m.spec.Image != admission.HostImage {
+			m.wake.Send()
+		}
+	}
+}
+
+// usesImage reports whether a machine was made with the image of a digest.
+func (ms *machines) usesImage(digest string) bool {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	for _, m := range ms.byID {
+		m.mu.Lock()
+		uses := m.state.ImageDigest == digest || m.broken != ""
+		m.mu.Unlock()
+		if uses {
+			return true
+		}
+	}
+	return false
+}
+
+// imageInfo returns the names of the images that machines can have, and all besides that of the host.
+func (ms *machines) imageInfo() (names []string, all []*hostpb.MachineImage) {
+	names = []string{admission.HostImage}
+	if ms.images == nil {
+		return names, nil
+	}
+	for _, i := range ms.images.List() {
+		all = append(all, &hostpb.MachineImage{Name: i.Name, Digest: i.Digest, Problem: i.Problem})
+		if i.Problem == "" {
+			names = append(names, i.Name)
+		}
+	}
+	return names, all
+}
+
+// chooseImage returns the programs of the machine: those of its image, or of the host. It records the image at the first start,
+// before anything is made from it.
+func (m *machine) chooseImage() (runc.System, error) {
+	if m.spec.Image == admission.HostImage {
+		return runc.HostSystem(), nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	image, err := m.host.images.Get(m.spec.Image, m.state.ImageDigest)
+	if err != nil {
+		return runc.System{}, err
+	}
+	if err := machineimage.Check(image.Dir); err != nil { // The administrator may have changed a folder.
+		return runc.System{}, err
+	}
+	if m.state.ImageDigest == "" {
+		m.state.ImageDigest = image.Digest
+		if err := m.save(); err != nil {
+			return runc.System{}, err
+		}
+	}
+	return runc.SystemOf(image.Dir), nil
+}
