@@ -86,6 +86,9 @@ func (ms *machines) info() *hostpb.HostInfo {
 		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion, Fencing: fencingOf(ms.fence.Settings()),
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
+	if ms.box.Link != nil {
+		info.OverlayPublicKey = ms.box.Link.Public.String()
+	}
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.reservedMemory()

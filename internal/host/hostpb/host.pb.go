@@ -536,9 +536,11 @@ type HostInfo struct {
 	// minimum_manager_version is the smallest protocol version of managers that capstand accepts; 0: all.
 	MinimumManagerVersion int32 `protobuf:"varint,21,opt,name=minimum_manager_version,json=minimumManagerVersion,proto3" json:"minimum_manager_version,omitempty"`
 	// fencing is in effect for these management clusters: see SetFencing.
-	Fencing       []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Fencing []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
+	// overlay_public_key is the WireGuard key with which the host encrypts its overlays, in base64; empty: it does not encrypt them.
+	OverlayPublicKey string `protobuf:"bytes,23,opt,name=overlay_public_key,json=overlayPublicKey,proto3" json:"overlay_public_key,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -723,6 +725,13 @@ func (x *HostInfo) GetFencing() []*Fencing {
 		return x.Fencing
 	}
 	return nil
+}
+
+func (x *HostInfo) GetOverlayPublicKey() string {
+	if x != nil {
+		return x.OverlayPublicKey
+	}
+	return ""
 }
 
 type Fencing struct {
@@ -1375,7 +1384,10 @@ type SetPeersRequest struct {
 	Peers []*Peer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// hosts are the tunnel addresses of all other boxes that have the network, at most 2048. A box without a machine of the
 	// cluster belongs here too: its load balancer connects to the machines on other hosts. Hosts of peers need not be here.
-	Hosts         []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Hosts []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	// public_keys are the WireGuard keys of all hosts of peers and hosts by tunnel address, in base64. A host that encrypts its
+	// overlays needs all of them; any other host refuses them.
+	PublicKeys    map[string]string `protobuf:"bytes,6,rep,name=public_keys,json=publicKeys,proto3" json:"public_keys,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1441,6 +1453,13 @@ func (x *SetPeersRequest) GetPeers() []*Peer {
 func (x *SetPeersRequest) GetHosts() []string {
 	if x != nil {
 		return x.Hosts
+	}
+	return nil
+}
+
+func (x *SetPeersRequest) GetPublicKeys() map[string]string {
+	if x != nil {
+		return x.PublicKeys
 	}
 	return nil
 }
@@ -4024,7 +4043,7 @@ const file_host_proto_rawDesc = "" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
 	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\"\x10\n" +
-	"\x0eGetInfoRequest\"\xa5\x06\n" +
+	"\x0eGetInfoRequest\"\xd3\x06\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4049,7 +4068,8 @@ const file_host_proto_rawDesc = "" +
 	"\bos_image\x18\x13 \x01(\tR\aosImage\x12)\n" +
 	"\x10protocol_version\x18\x14 \x01(\x05R\x0fprotocolVersion\x126\n" +
 	"\x17minimum_manager_version\x18\x15 \x01(\x05R\x15minimumManagerVersion\x122\n" +
-	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\"f\n" +
+	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\x12,\n" +
+	"\x12overlay_public_key\x18\x17 \x01(\tR\x10overlayPublicKey\"f\n" +
 	"\aFencing\x12-\n" +
 	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\x12,\n" +
 	"\x12stop_after_seconds\x18\x02 \x01(\x05R\x10stopAfterSeconds\"p\n" +
@@ -4095,14 +4115,19 @@ const file_host_proto_rawDesc = "" +
 	"\aOverlay\x12\x10\n" +
 	"\x03vni\x18\x01 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
-	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\"\xa5\x01\n" +
+	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\"\xb7\x02\n" +
 	"\x0fSetPeersRequest\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\tR\tnetworkId\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12+\n" +
 	"\x05peers\x18\x04 \x03(\v2\x15.capstan.host.v1.PeerR\x05peers\x12\x14\n" +
-	"\x05hosts\x18\x05 \x03(\tR\x05hosts\"8\n" +
+	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x12Q\n" +
+	"\vpublic_keys\x18\x06 \x03(\v20.capstan.host.v1.SetPeersRequest.PublicKeysEntryR\n" +
+	"publicKeys\x1a=\n" +
+	"\x0fPublicKeysEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"8\n" +
 	"\x04Peer\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\"\x12\n" +
@@ -4349,7 +4374,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4409,7 +4434,8 @@ var file_host_proto_goTypes = []any{
 	(*ExecStart)(nil),                  // 55: capstan.host.v1.ExecStart
 	(*TerminalSize)(nil),               // 56: capstan.host.v1.TerminalSize
 	(*ExecResponse)(nil),               // 57: capstan.host.v1.ExecResponse
-	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
+	nil,                                // 58: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
@@ -4422,77 +4448,78 @@ var file_host_proto_depIdxs = []int32{
 	8,  // 7: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
 	18, // 8: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
 	20, // 9: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	23, // 10: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	24, // 11: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 12: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	26, // 13: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	31, // 14: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	30, // 15: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	17, // 16: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	35, // 17: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	34, // 18: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	34, // 19: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 20: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	58, // 21: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	58, // 22: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	34, // 23: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	40, // 24: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 25: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 26: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	42, // 27: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	58, // 28: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	41, // 29: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	38, // 30: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	58, // 31: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	58, // 32: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	39, // 33: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	55, // 34: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	56, // 35: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 36: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	15, // 37: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	17, // 38: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	27, // 39: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	19, // 40: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	22, // 41: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	29, // 42: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	32, // 43: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	36, // 44: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	43, // 45: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	44, // 46: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	46, // 47: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	47, // 48: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	48, // 49: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	37, // 50: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	10, // 51: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	12, // 52: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	50, // 53: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	52, // 54: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	54, // 55: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 56: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	16, // 57: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	17, // 58: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	28, // 59: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	21, // 60: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	25, // 61: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	29, // 62: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	33, // 63: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	39, // 64: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	39, // 65: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	45, // 66: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	49, // 67: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	39, // 68: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	39, // 69: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	39, // 70: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	11, // 71: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	13, // 72: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	51, // 73: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	53, // 74: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	57, // 75: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	56, // [56:76] is the sub-list for method output_type
-	36, // [36:56] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	58, // 10: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	23, // 11: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	24, // 12: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 13: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	26, // 14: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	31, // 15: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	30, // 16: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	17, // 17: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	35, // 18: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	34, // 19: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	34, // 20: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 21: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	59, // 22: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	59, // 23: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	34, // 24: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	40, // 25: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 26: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 27: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	42, // 28: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	59, // 29: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	41, // 30: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	38, // 31: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	59, // 32: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	59, // 33: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	39, // 34: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	55, // 35: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	56, // 36: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 37: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	15, // 38: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	17, // 39: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	27, // 40: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	19, // 41: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	22, // 42: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	29, // 43: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	32, // 44: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	36, // 45: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	43, // 46: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	44, // 47: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	46, // 48: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	47, // 49: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	48, // 50: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	37, // 51: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	10, // 52: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	12, // 53: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	50, // 54: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	52, // 55: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	54, // 56: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 57: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	16, // 58: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	17, // 59: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	28, // 60: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	21, // 61: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	25, // 62: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	29, // 63: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	33, // 64: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	39, // 65: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	39, // 66: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	45, // 67: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	49, // 68: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	39, // 69: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	39, // 70: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	39, // 71: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	11, // 72: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	13, // 73: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	51, // 74: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	53, // 75: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	57, // 76: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	57, // [57:77] is the sub-list for method output_type
+	37, // [37:57] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4523,7 +4550,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -151,6 +152,8 @@ func (r *rack) peers(n Network, p Peers, boxes ...*rackBox) {
 	for _, b := range boxes {
 		own := Peers{Hosts: slices.DeleteFunc(slices.Clone(p.Hosts), func(h netip.Addr) bool { return h == b.tunnel })}
 		own.Machines = slices.DeleteFunc(slices.Clone(p.Machines), func(m Peer) bool { return m.Host == b.tunnel })
+		own.Keys = maps.Clone(p.Keys)
+		delete(own.Keys, b.tunnel)
 		r.must(in(b.ns, func() error { return b.SetPeers(r.Context(), n.ID, own) }))
 	}
 }
@@ -248,7 +251,7 @@ func TestOverlay(t *testing.T) {
 		t.Run(underlay, func(t *testing.T) {
 			r, a, b, onA, onB := twoBoxes(t, underlay == "IPv6")
 			r.unknownStaysLocal(a, onA)
-			r.ensureKeepsTunnel(a)
+			r.ensureKeepsTunnel(a, rackNetwork)
 			r.serve(onA, ":80", "a")
 			r.serve(onB, ":80", "b")
 			r.reaches("IPv4", onA, "10.231.7.20:80", "b")
@@ -339,17 +342,17 @@ func (r *rack) unknownStaysLocal(a *rackBox, onA netns.NsHandle) {
 }
 
 // ensureKeepsTunnel: connections of machines must not break when another machine of the network is created.
-func (r *rack) ensureKeepsTunnel(a *rackBox) {
+func (r *rack) ensureKeepsTunnel(a *rackBox, n Network) {
 	r.Helper()
 	r.must(in(a.ns, func() error {
 		before, err := findTunnel("n")
 		if err != nil {
 			return err
 		}
-		if err := a.Ensure(r.Context(), a.network(rackNetwork)); err != nil {
+		if err := a.Ensure(r.Context(), a.network(n)); err != nil {
 			return err
 		}
-		if whole, err := a.hasOverlay(a.network(rackNetwork)); err != nil || !whole {
+		if whole, err := a.hasOverlay(a.encrypt(a.network(n))); err != nil || !whole {
 			r.Errorf("Ensure left an incomplete tunnel: %v", err)
 		}
 		after, err := findTunnel("n")

@@ -238,6 +238,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.System.CgroupVersion = ptr.To(v)
 	}
 	s.BoxID = info.GetBoxId()
+	s.OverlayPublicKey = info.GetOverlayPublicKey()
 }
 
 // limited shortens a text of a host to the longest that the API accepts: one field must not refuse the whole status.

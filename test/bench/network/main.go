@@ -10,15 +10,25 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"slices"
 	"strconv"
 	"syscall"
 	"time"
+
+	"capstan.dev/capstan/internal/host/network/wireguard"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "wireguard" { // A link starts its own program.
+		if err := serveLink(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	rounds := flag.Int("rounds", 5, "rounds: each measures all paths, one after another")
 	period := flag.Duration("period", 2*time.Second, "time of each measurement")
 	flag.Parse()
@@ -29,6 +39,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+// serveLink runs the process of a WireGuard device, as capstand does.
+func serveLink(args []string) error {
+	flags := flag.NewFlagSet("wireguard", flag.ExitOnError)
+	key, uid := flags.String("key", "", "file with the private key"), flags.Int("uid", 0, "user of the process")
+	_ = flags.Parse(args)
+	return wireguard.Serve(*key, *uid, slog.Default())
 }
 
 // run prints a row for each path, with the medians of all rounds.
@@ -59,7 +77,7 @@ func run(ctx context.Context, rounds int, period time.Duration) (err error) {
 		}
 	}
 	fmt.Printf("%d rounds, %s per measurement\n\n", rounds, period)
-	fmt.Printf("%-28s %6s %12s %8s %14s %8s %10s %10s\n", "path", "MTU", "throughput", "floor", "round trips", "floor", "p50", "p99")
+	fmt.Printf("%-38s %6s %12s %8s %14s %8s %10s %10s\n", "path", "MTU", "throughput", "floor", "round trips", "floor", "p50", "p99")
 	for i, p := range r.paths {
 		fmt.Println(row(p, results[i], results[0]))
 	}
@@ -83,7 +101,7 @@ func row(p path, own, floor []result) string {
 		return strconv.FormatFloat(middle(all), 'f', 2, 64)
 	}
 	micros := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-	return fmt.Sprintf("%-28s %6d %7.2f Gb/s %8s %12.0f/s %8s %7.0f µs %7.0f µs", p.name, p.mtu,
+	return fmt.Sprintf("%-38s %6d %7.2f Gb/s %8s %12.0f/s %8s %7.0f µs %7.0f µs", p.name, p.mtu,
 		median(gigabits), ratio(gigabits), median(trips), ratio(trips),
 		median(func(r result) float64 { return micros(r.p50) }), median(func(r result) float64 { return micros(r.p99) }))
 }

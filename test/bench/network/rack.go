@@ -12,10 +12,11 @@ import (
 	"github.com/vishvananda/netns"
 
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-// rack is two hosts with a router between them, and the paths to measure.
+// rack is hosts with a router between them, and the paths to measure.
 type rack struct {
 	dir    string
 	router netns.NsHandle
@@ -40,9 +41,10 @@ type machine struct {
 var (
 	everything = netip.MustParsePrefix("0.0.0.0/0")
 	router     = netip.MustParseAddr("198.51.100.1")
-	// networks are those of two clusters. The second one spans hosts.
-	local = network.Network{ID: "local", CIDR: "10.231.7.0/24", Cluster: "bench/local"}
-	vxlan = network.Network{ID: "vxlan", CIDR: "10.231.8.0/24", Cluster: "bench/vxlan", Overlay: &network.Overlay{VNI: 5000, MTU: 1450}}
+	// networks of three clusters. The last two span hosts.
+	local     = network.Network{ID: "local", CIDR: "10.231.7.0/24", Cluster: "bench/local"}
+	vxlan     = network.Network{ID: "vxlan", CIDR: "10.231.8.0/24", Cluster: "bench/vxlan", Overlay: &network.Overlay{VNI: 5000, MTU: 1450}}
+	encrypted = network.Network{ID: "encrypted", CIDR: "10.231.9.0/24", Cluster: "bench/encrypted", Overlay: &network.Overlay{VNI: 5001, MTU: 1370}}
 )
 
 // newRack builds the hosts and the networks. It returns what exists also with an error.
@@ -51,12 +53,13 @@ func newRack(ctx context.Context, dir string) (r *rack, err error) {
 	if r.router, err = testnetns.New(); err != nil {
 		return nil, fmt.Errorf("creating a network namespace: %w: run as root", err)
 	}
-	a, err := r.addHost()
-	if err != nil {
-		return r, err
+	for range 4 {
+		if err := r.addHost(); err != nil {
+			return r, err
+		}
 	}
-	b, err := r.addHost()
-	if err != nil {
+	a, b, c, d := r.hosts[0], r.hosts[1], r.hosts[2], r.hosts[3]
+	if err := errors.Join(c.encrypt(), d.encrypt()); err != nil {
 		return r, err
 	}
 	if err := r.addFloor(); err != nil {
@@ -68,7 +71,10 @@ func newRack(ctx context.Context, dir string) (r *rack, err error) {
 	if err := r.add("two hosts, no overlay", a.ns, b.ns, b.tunnel); err != nil {
 		return r, err
 	}
-	return r, r.addNetwork(ctx, vxlan, "two hosts, VXLAN", a, b)
+	if err := r.addNetwork(ctx, vxlan, "two hosts, VXLAN", a, b); err != nil {
+		return r, err
+	}
+	return r, r.addNetwork(ctx, encrypted, "two hosts, "+c.encryption(), c, d)
 }
 
 // add adds a path to measure.
@@ -113,23 +119,47 @@ func cable(a, b testnetns.End, own, other netip.Addr) error {
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // addHost adds a host that reaches the others through the router.
-func (r *rack) addHost() (*host, error) {
+func (r *rack) addHost() error {
 	number := len(r.hosts) + 1
 	name := fmt.Sprint("host-", number)
 	h := &host{tunnel: netip.AddrFrom4([4]byte{192, 0, 2, byte(number)})}
 	h.Box = network.Box{Dir: filepath.Join(r.dir, name, "run"), HostID: name, HostRoot: filepath.Join(r.dir, name, "root")}
 	if err := os.MkdirAll(h.HostRoot, 0o700); err != nil {
-		return nil, err
+		return err
 	}
 	var err error
 	if h.ns, err = testnetns.New(); err != nil {
-		return nil, err
+		return err
 	}
 	r.hosts = append(r.hosts, h)
 	if err := cable(testnetns.End{NS: h.ns, Name: "uplink"}, testnetns.End{NS: r.router, Name: name}, h.tunnel, router); err != nil {
-		return nil, err
+		return err
 	}
-	return h, testnetns.In(h.ns, func() error { return testnetns.Connect("uplink", netip.Prefix{}, everything, router) })
+	return testnetns.In(h.ns, func() error { return testnetns.Connect("uplink", netip.Prefix{}, everything, router) })
+}
+
+// encrypt makes the host encrypt its overlays.
+func (h *host) encrypt() error {
+	file := filepath.Join(h.HostRoot, "wireguard.key")
+	private, err := wireguard.EnsureKey(file)
+	h.Link = &wireguard.Link{KeyFile: file, Public: private.PublicKey(), Dir: filepath.Join(h.Dir, "wireguard"), UID: 65534}
+	return err
+}
+
+// encryption names who encrypts. The link exists with the first network.
+func (h *host) encryption() string {
+	name := "WireGuard (process)"
+	_ = testnetns.In(h.ns, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "probe"
+		probe := &netlink.Wireguard{LinkAttrs: attrs}
+		if netlink.LinkAdd(probe) == nil {
+			name = "WireGuard (kernel)"
+			return netlink.LinkDel(probe)
+		}
+		return nil
+	})
+	return name
 }
 
 // addNetwork creates a network with a machine on each of two hosts, which can be the same one, and adds the paths between the
@@ -215,7 +245,11 @@ func (m machine) routeTo(other machine) error {
 // setPeer tells a host about the machine of the other one.
 func (h *host) setPeer(ctx context.Context, n network.Network, other *host, m machine) error {
 	return testnetns.In(h.ns, func() error {
-		return h.SetPeers(ctx, n.ID, network.Peers{Machines: []network.Peer{{Addresses: []netip.Addr{m.address}, Host: other.tunnel}}})
+		peers := network.Peers{Machines: []network.Peer{{Addresses: []netip.Addr{m.address}, Host: other.tunnel}}}
+		if other.Link != nil {
+			peers.Keys = map[netip.Addr]string{other.tunnel: other.Link.Public.String()}
+		}
+		return h.SetPeers(ctx, n.ID, peers)
 	})
 }
 
@@ -243,11 +277,15 @@ func setMTU(ns netns.NsHandle, name string, mtu int) error {
 	})
 }
 
-// remove removes the network namespaces that the file system holds. The others end with this process.
+// remove removes the network namespaces that the file system holds, and ends the processes of links. The other namespaces end with
+// this process.
 func (r *rack) remove() (err error) {
 	for _, h := range r.hosts {
 		for _, id := range h.machines {
 			err = errors.Join(err, testnetns.In(h.ns, func() error { return h.Unplug(id) }))
+		}
+		if h.Link != nil {
+			err = errors.Join(err, testnetns.In(h.ns, h.Link.Remove))
 		}
 	}
 	return err
