@@ -259,10 +259,12 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 		have[m.Name] = owner.Same(m.conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 	}
 	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	balancerHosts := hostaccess.BalancerHosts(s.capstan)
+	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
 	var errs []error
 	for _, m := range members {
-		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, hostaccess.BalancerHosts(s.capstan), hosts)
-		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel), peers, tunnels, overlay.Keys(peers, tunnels, hosts))
+		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, balancerHosts, hosts)
+		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel), peers, tunnels, overlay.Keys(m.Host, names, peers, tunnels, hosts))
 		if err == nil && m.Name != s.capstan.Spec.LoadBalancer.HostName {
 			err = r.ensureBalancer(ctx, s, m, balancers[m.Name], backends)
 		}

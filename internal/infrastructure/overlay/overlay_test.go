@@ -153,6 +153,7 @@ func TestEncryption(t *testing.T) {
 	hosts := map[string]overlay.Host{
 		"h1": {Name: "h1", Tunnel: "192.0.2.1", Key: "one"}, "h2": {Name: "h2", Tunnel: "192.0.2.2", Key: "two"},
 		"h3": {Name: "h3", Tunnel: "192.0.2.3", Key: "three"}, "plain": {Name: "plain", Tunnel: "192.0.2.4"}, "plain2": {Name: "plain2", Tunnel: "192.0.2.5"},
+		"foreign": {Name: "foreign", Tunnel: "192.0.2.4", Key: "foreign"}, "foreign2": {Name: "foreign2", Tunnel: "192.0.2.2", Key: "foreign2"},
 	}
 	machines := []infrav1.CapstanMachine{machine("a", "h2", "10.1.0.20"), machine("b", "plain", "10.1.0.30")}
 	networks := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
@@ -166,7 +167,7 @@ func TestEncryption(t *testing.T) {
 		for _, p := range peers {
 			text += fmt.Sprintf("%v@%s", p.GetAddresses(), p.GetHost())
 		}
-		if got := fmt.Sprintf("%s tunnels %v keys %v", text, tunnels, overlay.Keys(peers, tunnels, hosts)); got != want {
+		if got := fmt.Sprintf("%s tunnels %v keys %v", text, tunnels, overlay.Keys(hosts[on], []string{"h1", "h2", "h3", "plain", "plain2", "unknown"}, peers, tunnels, hosts)); got != want {
 			t.Errorf("on %s: %s, want %s", on, got, want)
 		}
 	}

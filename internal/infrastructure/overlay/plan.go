@@ -147,8 +147,9 @@ func Tunnels(on Host, names []string, hosts map[string]Host) (out []string) {
 	return slices.Compact(out)
 }
 
-// Keys are the WireGuard keys of the hosts of peers and of tunnels by tunnel address; nil without encryption.
-func Keys(peers []*hostpb.Peer, tunnels []string, hosts map[string]Host) map[string]string {
+// Keys are the WireGuard keys of those of the named hosts that have peers or tunnels, by tunnel address; nil without encryption.
+// Hosts that the cluster does not use can have the same tunnel address.
+func Keys(on Host, names []string, peers []*hostpb.Peer, tunnels []string, hosts map[string]Host) (out map[string]string) {
 	wanted := map[string]bool{}
 	for _, p := range peers {
 		wanted[p.Host] = true
@@ -156,9 +157,9 @@ func Keys(peers []*hostpb.Peer, tunnels []string, hosts map[string]Host) map[str
 	for _, t := range tunnels {
 		wanted[t] = true
 	}
-	var out map[string]string
-	for _, h := range hosts {
-		if !h.Encrypted() || !wanted[h.Tunnel] {
+	for _, name := range names {
+		h, known := hosts[name]
+		if !known || !h.Encrypted() || !Connects(h, on) || !wanted[h.Tunnel] {
 			continue
 		}
 		if out == nil {
