@@ -374,6 +374,10 @@ bench-pools: setup build ## Measure machine pools: real machines, and thousands 
 bench-hosts: setup build ## Measure one manager with 10 and 100 hollow (simulated) hosts, up to 5 000 machines in 200 clusters. HOSTS=2,4 for fewer.
 	go run ./test/bench/hosts $(if $(HOSTS),-hosts $(HOSTS))
 
+.PHONY: bench-network
+bench-network: ## Measure TCP between machines and pods, on one host and across hosts, and a bare cable in the same run. ROUNDS=2 for fewer. Needs root and nft.
+	go run ./test/bench/network $(if $(ROUNDS),-rounds $(ROUNDS))
+
 .PHONY: bench-ipam
 bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 claims, 20 minutes. CLAIMS=100,1000 for fewer.
 	go run ./test/bench/ipam $(if $(CLAIMS),-claims $(CLAIMS))

@@ -24,6 +24,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/fencing"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/host/statelock"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
@@ -35,7 +36,7 @@ func main() {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	root := command(log)
-	root.AddCommand(balancerCommand(log), guardCommand(log), hollowCommand(log), manpages.Command("8"))
+	root.AddCommand(balancerCommand(log), guardCommand(log), wireguardCommand(log), hollowCommand(log), manpages.Command("8"))
 	if err := root.ExecuteContext(ctx); err != nil {
 		log.Error("capstand ends", "error", err)
 		os.Exit(1)
@@ -50,6 +51,7 @@ type options struct {
 	reserveMemory, reserveDisk string
 	preallocateDisks           bool
 	balancerUID                int
+	overlayEncryption          string
 	listen                     string
 	absence, confirmTimeout    time.Duration
 	stopPodsWithin             time.Duration
@@ -87,6 +89,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f.DurationVar(&o.confirmTimeout, "confirm-timeout", host.DefaultConfirmTimeout, "time after which capstand starts such machines if no manager of their management cluster has connected; 0 waits without a limit")
 	f.DurationVar(&o.stopPodsWithin, "stop-pods-within", machineapi.DefaultStopPods, "time that the pods of a machine have to stop, by their grace periods, when the machine is deleted or the host shuts down; at most 1h, 0 kills them")
 	f.IntVar(&o.balancerUID, "balancer-uid", 65534, "number of the user and group of load balancers")
+	f.StringVar(&o.overlayEncryption, "overlay-encryption", "", "WireGuard encrypts the traffic of clusters to other hosts. All hosts of a cluster must have the same value, and it cannot change while the host has a network of a cluster across hosts (default: no encryption)")
 	return cmd
 }
 
@@ -148,6 +151,9 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	if err != nil {
 		return host.Config{}, host.Socket{}, fmt.Errorf("--reserve-disk %q: %w", o.reserveDisk, err)
 	}
+	if o.overlayEncryption != "" && o.overlayEncryption != host.EncryptionWireGuard {
+		return host.Config{}, host.Socket{}, fmt.Errorf("--overlay-encryption %q: expected %s, or nothing", o.overlayEncryption, host.EncryptionWireGuard)
+	}
 	socket := host.Socket{Path: o.socket, UID: o.socketUID, GID: -1}
 	if socket.Path == "" {
 		socket.Path = filepath.Join(root, "capstand.sock")
@@ -160,7 +166,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 	return host.Config{
 		Root: root, Assets: assets, Backups: backups, Images: images, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
-		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
+		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
 		StopPodsWithin: o.stopPodsWithin,
 	}, socket, nil
 }
@@ -188,6 +194,23 @@ func guardCommand(log *slog.Logger) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&memory, "memory", "", "file with the leases")
 	_ = cmd.MarkFlagRequired("memory")
+	return cmd
+}
+
+func wireguardCommand(log *slog.Logger) *cobra.Command {
+	var key string
+	var uid int
+	cmd := &cobra.Command{
+		Use:    "wireguard",
+		Short:  "Run the WireGuard device of this host if its kernel has none (capstand starts it)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		// Without the context: the device continues after the signal that ends capstand.
+		RunE: func(*cobra.Command, []string) error { return wireguard.Serve(key, uid, log) },
+	}
+	cmd.Flags().StringVar(&key, "key", "", "file with the private key")
+	cmd.Flags().IntVar(&uid, "uid", 65534, "number of the user and group of the process")
+	_ = cmd.MarkFlagRequired("key")
 	return cmd
 }
 

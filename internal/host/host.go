@@ -60,6 +60,8 @@ type Config struct {
 	PreallocateDisks bool
 	// BalancerUID is the unprivileged user and group of the load balancers.
 	BalancerUID int
+	// EncryptOverlays encrypts the traffic of clusters to other hosts with WireGuard.
+	EncryptOverlays bool
 	// RunDir is the folder that all capstands of the box share: network.DefaultRunDir.
 	RunDir string
 	// Absence is the time without a manager after which a machine that does not run needs a confirmation; DefaultAbsence.
@@ -149,6 +151,9 @@ func (h *Host) recover() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.loadAll(); err != nil {
+		return err
+	}
+	if err := h.networks.openLink(); err != nil {
 		return err
 	}
 	for _, n := range h.networks.byID {

@@ -87,6 +87,9 @@ func (ms *machines) info() *hostpb.HostInfo {
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.Images, info.MachineImages = ms.imageInfo()
+	if ms.box.Link != nil {
+		info.OverlayPublicKey = ms.box.Link.Public.String()
+	}
 	info.DiskBytes, _, _ = machinedisk.Space(ms.config.Root) // 0 is unknown
 	for _, m := range ms.byID {
 		info.AllocatedMemoryBytes += m.reservedMemory()

@@ -126,7 +126,7 @@ const peersFile = "peers.json"
 func (ns *networks) SetPeers(ctx context.Context, req *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	if err := admission.Peers(req, ns.byID[req.GetNetworkId()]); err != nil {
+	if err := admission.Peers(req, ns.byID[req.GetNetworkId()], ns.box.Link != nil); err != nil {
 		return nil, err
 	}
 	if err := writeSpec(ns.store.path(networksDir, req.NetworkId, peersFile), req); err != nil {
@@ -143,6 +143,12 @@ func (ns *networks) SetPeers(ctx context.Context, req *hostpb.SetPeersRequest) (
 func boxPeers(req *hostpb.SetPeersRequest) (p network.Peers) {
 	for _, host := range req.Hosts {
 		p.Hosts = append(p.Hosts, netip.MustParseAddr(host))
+	}
+	for host, key := range req.PublicKeys {
+		if p.Keys == nil {
+			p.Keys = map[netip.Addr]string{}
+		}
+		p.Keys[netip.MustParseAddr(host)] = key
 	}
 	for _, peer := range req.Peers {
 		machine := network.Peer{Host: netip.MustParseAddr(peer.Host)}
@@ -166,7 +172,7 @@ func (ns *networks) restorePeers(n *hostpb.Network) error {
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, req)
 	}
 	if err == nil {
-		err = admission.Peers(req, n)
+		err = admission.Peers(req, n, ns.box.Link != nil)
 	}
 	if err == nil {
 		err = ns.box.SetPeers(ns.ctx, n.Id, boxPeers(req))

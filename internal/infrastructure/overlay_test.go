@@ -1,6 +1,8 @@
 package infrastructure_test
 
 import (
+	"bytes"
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strconv"
@@ -131,6 +133,40 @@ func TestOverlay_IC12(t *testing.T) {
 	for _, h := range hosts {
 		b.Expect(b.has(h.fake)()).To(neither)
 	}
+}
+
+// A cluster whose load balancer's host encrypts has machines on hosts that encrypt, and each host gets the keys of the others. A
+// host that ends the encryption is named, and the others exchange nothing with it.
+func TestEncryptedOverlay_IM02(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	hosts := b.rack(3)
+	keys := map[string]string{}
+	for i, h := range hosts[:2] {
+		key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{byte(i + 1)}, 32))
+		keys[h.Spec.TunnelAddress] = key
+		h.fake.SetInfo(func(info *hostpb.HostInfo) { info.OverlayPublicKey = key })
+		b.Eventually(func() string { b.get(h.CapstanHost); return h.Status.OverlayPublicKey }).Should(Equal(key))
+	}
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) { c.Spec.LoadBalancer.HostName = hosts[0].Name })
+	b.provisioned()
+	b.Expect(b.capstan.Spec.Network.Overlay.MTU).To(Equal(int32(1370)))
+	machine := b.placedOn(hosts[1])
+	b.Eventually(b.peersOf(hosts[0])).Should(ConsistOf(peer(machine, hosts[1])))
+	for i, h := range hosts[:2] {
+		other := hosts[1-i].Spec.TunnelAddress
+		b.Eventually(func() map[string]string { return h.fake.Peers(b.capstan.Spec.ID).GetPublicKeys() }).Should(Equal(map[string]string{other: keys[other]}))
+	}
+	_, plain := b.addMachine(nil, func(m *infrav1.CapstanMachine) { m.Spec.HostName = hosts[2].Name })
+	b.Expect(b.condition(plain, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).
+		To(ContainSubstring(hosts[2].Name + " does not reach the cluster's network: it does not encrypt its overlays"))
+
+	hosts[1].fake.SetInfo(func(info *hostpb.HostInfo) { info.OverlayPublicKey = "" })
+	b.Eventually(func() string {
+		return b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionTrue, infrav1.NetworkReadyReason)
+	}).Should(ContainSubstring("Host " + hosts[1].Name + ": it does not encrypt its overlays"))
+	b.Eventually(b.peersOf(hosts[0])).Should(BeEmpty())
+	b.Expect(hosts[0].fake.Peers(b.capstan.Spec.ID).GetPublicKeys()).To(BeEmpty())
 }
 
 // IM-02: machines that are placed at the same time spread over the hosts, control plane machines and workers separately.

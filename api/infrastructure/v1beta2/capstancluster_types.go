@@ -211,7 +211,8 @@ type NetworkOverlay struct {
 	VNI int32 `json:"vni,omitempty"`
 
 	// mtu is the largest IP packet of the machines, in bytes: 1450, or 1430 if the tunnelAddress is an IPv6 address.
-	// All hosts must be able to exchange packets that are 50 bytes larger, or 70 with IPv6.
+	// All hosts must be able to exchange packets that are 50 bytes larger, or 70 with IPv6. With encrypted overlays it is 1370
+	// or 1350, and the packets between the hosts are 130 or 150 bytes larger.
 	// +required
 	// +kubebuilder:validation:Minimum=1280
 	// +kubebuilder:validation:Maximum=9000

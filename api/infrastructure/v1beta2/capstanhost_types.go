@@ -271,6 +271,12 @@ type CapstanHostStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	BoxID string `json:"boxID,omitempty"`
 
+	// overlayPublicKey is the WireGuard key with which the host encrypts the traffic of clusters to other hosts. It is empty if
+	// the host does not encrypt it. All hosts of a cluster encrypt it, or none does.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9+/]{43}=$`
+	OverlayPublicKey string `json:"overlayPublicKey,omitempty"`
+
 	// fencing is the fencing that the host has acknowledged. It is empty while a change is not acknowledged.
 	// +optional
 	Fencing HostFencing `json:"fencing,omitempty,omitzero"`

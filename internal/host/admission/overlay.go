@@ -10,6 +10,7 @@ import (
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
+	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/host/owner"
 	"capstan.dev/capstan/internal/host/refusal"
 )
@@ -74,8 +75,9 @@ func knownNetwork(id string, req owner.Object, have *hostpb.Network) error {
 	return owner.Ensure("network", id, have, req)
 }
 
-// Peers decides whether a host may replace the peers of a network. have is nil if the host does not have the network.
-func Peers(req *hostpb.SetPeersRequest, have *hostpb.Network) error {
+// Peers decides whether a host, which encrypts its overlays or not, may replace the peers of a network. have is nil if the host
+// does not have the network.
+func Peers(req *hostpb.SetPeersRequest, have *hostpb.Network, encrypts bool) error {
 	if err := knownNetwork(req.GetNetworkId(), req, have); err != nil {
 		return err
 	}
@@ -84,6 +86,44 @@ func Peers(req *hostpb.SetPeersRequest, have *hostpb.Network) error {
 	}
 	if err := checkPeers(req, have); err != nil {
 		return invalid("network %s: %v", req.NetworkId, err)
+	}
+	return checkKeys(req, encrypts)
+}
+
+// checkKeys requires a key of each other host if this host encrypts its overlays, and no key otherwise.
+func checkKeys(req *hostpb.SetPeersRequest, encrypts bool) error {
+	if !encrypts && len(req.PublicKeys) > 0 {
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "the other hosts of network %s encrypt their overlays and this host does not: start its capstand with --overlay-encryption=WireGuard", req.NetworkId)
+	}
+	if !encrypts {
+		return nil
+	}
+	hosts := map[string]bool{}
+	for _, host := range req.Hosts {
+		hosts[host] = true
+	}
+	for _, peer := range req.Peers {
+		hosts[peer.Host] = true
+	}
+	for host := range hosts {
+		if req.PublicKeys[host] == "" {
+			return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host encrypts its overlays, and host %s of network %s has no key: start its capstand with --overlay-encryption=WireGuard", host, req.NetworkId)
+		}
+	}
+	return checkKeyTexts(req.PublicKeys, hosts)
+}
+
+// checkKeyTexts refuses invalid keys, one key of two hosts, and keys of hosts that the network does not have.
+func checkKeyTexts(keys map[string]string, hosts map[string]bool) error {
+	seen := map[string]bool{}
+	for host, key := range keys {
+		if _, err := wireguard.ParsePublic(key); err != nil {
+			return invalid("host %s: %v", host, err)
+		}
+		if !hosts[host] || seen[key] {
+			return invalid("host %s has a key: expected one different key for each host of the network", host)
+		}
+		seen[key] = true
 	}
 	return nil
 }

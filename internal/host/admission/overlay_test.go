@@ -54,7 +54,7 @@ func TestPeers(t *testing.T) {
 		"loopback as the host": {[]*hostpb.Peer{peer("127.0.0.2", "10.1.0.10")}, "not a tunnel address"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := Peers(&hostpb.SetPeersRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Peers: test.peers}, rackNetwork())
+			err := Peers(&hostpb.SetPeersRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Peers: test.peers}, rackNetwork(), false)
 			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
 				t.Errorf("got %v, want %q", err, test.says)
 			}
@@ -68,10 +68,45 @@ func TestPeers(t *testing.T) {
 // A host without machines can have the network for its load balancer.
 func TestPeerHosts(t *testing.T) {
 	for host, good := range map[string]bool{"192.0.2.9": true, "192.0.2.1": false, "": false, "fd00::2": false, "0.0.0.0": false} {
-		err := Peers(&hostpb.SetPeersRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Hosts: []string{host}}, rackNetwork())
+		err := Peers(&hostpb.SetPeersRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Hosts: []string{host}}, rackNetwork(), false)
 		if (err == nil) != good {
 			t.Errorf("%q: got %v", host, err)
 		}
+	}
+}
+
+// A host that encrypts its overlays needs the keys of exactly the other hosts of the network.
+func TestPeerKeys(t *testing.T) {
+	const one, two = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="
+	for name, test := range map[string]struct {
+		encrypts bool
+		keys     map[string]string
+		says     string // empty if the keys are accepted
+		reason   hostpb.Refusal_Reason
+	}{
+		"no encryption":                    {says: ""},
+		"all keys":                         {true, map[string]string{"192.0.2.2": one, "192.0.2.3": two}, "", 0},
+		"only the other hosts encrypt":     {false, map[string]string{"192.0.2.2": one}, "this host does not", hostpb.Refusal_UNSUPPORTED},
+		"the host of a machine has none":   {true, map[string]string{"192.0.2.3": two}, "host 192.0.2.2 of network n-1 has no key", hostpb.Refusal_UNSUPPORTED},
+		"a host without machines has none": {true, map[string]string{"192.0.2.2": one}, "host 192.0.2.3 of network n-1 has no key", hostpb.Refusal_UNSUPPORTED},
+		"one key of two hosts":             {true, map[string]string{"192.0.2.2": one, "192.0.2.3": one}, "one different key", hostpb.Refusal_INVALID},
+		"a key of no host":                 {true, map[string]string{"192.0.2.2": one, "192.0.2.3": two, "192.0.2.4": "AwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwM="}, "host 192.0.2.4 has a key", hostpb.Refusal_INVALID},
+		"not a key":                        {true, map[string]string{"192.0.2.2": "x", "192.0.2.3": two}, "is not a public key", hostpb.Refusal_INVALID},
+		"the empty key":                    {true, map[string]string{"192.0.2.2": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "192.0.2.3": two}, "is not a public key", hostpb.Refusal_INVALID},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := &hostpb.SetPeersRequest{
+				NetworkId: "n-1", Namespace: "default", Name: "demo",
+				Peers: []*hostpb.Peer{peer("192.0.2.2", "10.1.0.10")}, Hosts: []string{"192.0.2.3"}, PublicKeys: test.keys,
+			}
+			err := Peers(req, rackNetwork(), test.encrypts)
+			if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want %q", err, test.says)
+			}
+			if err != nil && refusal.Of(err).Reason != test.reason {
+				t.Errorf("reason %s, want %s", refusal.Of(err).Reason, test.reason)
+			}
+		})
 	}
 }
 

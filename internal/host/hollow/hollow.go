@@ -212,7 +212,7 @@ func (h *Host) admitNetwork(n *hostpb.Network) error {
 func (h *Host) SetPeers(_ context.Context, r *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := admission.Peers(r, h.networks[r.GetNetworkId()]); err != nil {
+	if err := admission.Peers(r, h.networks[r.GetNetworkId()], false); err != nil {
 		return nil, err
 	}
 	h.peers[r.GetNetworkId()] = r

@@ -539,8 +539,10 @@ type HostInfo struct {
 	Fencing []*Fencing `protobuf:"bytes,22,rep,name=fencing,proto3" json:"fencing,omitempty"`
 	// machine_images are the images besides that of the host, also those that machines cannot have.
 	MachineImages []*MachineImage `protobuf:"bytes,23,rep,name=machine_images,json=machineImages,proto3" json:"machine_images,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// overlay_public_key is the WireGuard key with which the host encrypts its overlays, in base64; empty: it does not encrypt them.
+	OverlayPublicKey string `protobuf:"bytes,24,opt,name=overlay_public_key,json=overlayPublicKey,proto3" json:"overlay_public_key,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -732,6 +734,13 @@ func (x *HostInfo) GetMachineImages() []*MachineImage {
 		return x.MachineImages
 	}
 	return nil
+}
+
+func (x *HostInfo) GetOverlayPublicKey() string {
+	if x != nil {
+		return x.OverlayPublicKey
+	}
+	return ""
 }
 
 type MachineImage struct {
@@ -1444,7 +1453,10 @@ type SetPeersRequest struct {
 	Peers []*Peer `protobuf:"bytes,4,rep,name=peers,proto3" json:"peers,omitempty"`
 	// hosts are the tunnel addresses of all other boxes that have the network, at most 2048. A box without a machine of the
 	// cluster belongs here too: its load balancer connects to the machines on other hosts. Hosts of peers need not be here.
-	Hosts         []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Hosts []string `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	// public_keys are the WireGuard keys of all hosts of peers and hosts by tunnel address, in base64. A host that encrypts its
+	// overlays needs all of them; any other host refuses them.
+	PublicKeys    map[string]string `protobuf:"bytes,6,rep,name=public_keys,json=publicKeys,proto3" json:"public_keys,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1510,6 +1522,13 @@ func (x *SetPeersRequest) GetPeers() []*Peer {
 func (x *SetPeersRequest) GetHosts() []string {
 	if x != nil {
 		return x.Hosts
+	}
+	return nil
+}
+
+func (x *SetPeersRequest) GetPublicKeys() map[string]string {
+	if x != nil {
+		return x.PublicKeys
 	}
 	return nil
 }
@@ -4093,7 +4112,7 @@ const file_host_proto_rawDesc = "" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
 	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
 	"\x12UPDATE_IN_PROGRESS\x10\x12\"\x10\n" +
-	"\x0eGetInfoRequest\"\xeb\x06\n" +
+	"\x0eGetInfoRequest\"\x99\a\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4119,7 +4138,8 @@ const file_host_proto_rawDesc = "" +
 	"\x10protocol_version\x18\x14 \x01(\x05R\x0fprotocolVersion\x126\n" +
 	"\x17minimum_manager_version\x18\x15 \x01(\x05R\x15minimumManagerVersion\x122\n" +
 	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\x12D\n" +
-	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\"T\n" +
+	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\x12,\n" +
+	"\x12overlay_public_key\x18\x18 \x01(\tR\x10overlayPublicKey\"T\n" +
 	"\fMachineImage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
@@ -4169,14 +4189,19 @@ const file_host_proto_rawDesc = "" +
 	"\aOverlay\x12\x10\n" +
 	"\x03vni\x18\x01 \x01(\rR\x03vni\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x10\n" +
-	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\"\xa5\x01\n" +
+	"\x03mtu\x18\x03 \x01(\x05R\x03mtu\"\xb7\x02\n" +
 	"\x0fSetPeersRequest\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\tR\tnetworkId\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12+\n" +
 	"\x05peers\x18\x04 \x03(\v2\x15.capstan.host.v1.PeerR\x05peers\x12\x14\n" +
-	"\x05hosts\x18\x05 \x03(\tR\x05hosts\"8\n" +
+	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x12Q\n" +
+	"\vpublic_keys\x18\x06 \x03(\v20.capstan.host.v1.SetPeersRequest.PublicKeysEntryR\n" +
+	"publicKeys\x1a=\n" +
+	"\x0fPublicKeysEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"8\n" +
 	"\x04Peer\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\"\x12\n" +
@@ -4423,7 +4448,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4484,7 +4509,8 @@ var file_host_proto_goTypes = []any{
 	(*ExecStart)(nil),                  // 56: capstan.host.v1.ExecStart
 	(*TerminalSize)(nil),               // 57: capstan.host.v1.TerminalSize
 	(*ExecResponse)(nil),               // 58: capstan.host.v1.ExecResponse
-	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
+	nil,                                // 59: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 60: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
@@ -4498,77 +4524,78 @@ var file_host_proto_depIdxs = []int32{
 	8,  // 8: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
 	19, // 9: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
 	21, // 10: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	24, // 11: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	25, // 12: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 13: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	27, // 14: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	32, // 15: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	31, // 16: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	18, // 17: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	36, // 18: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	35, // 19: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	35, // 20: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 21: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	59, // 22: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	59, // 23: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	35, // 24: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	41, // 25: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 26: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 27: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	43, // 28: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	59, // 29: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	42, // 30: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	39, // 31: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	59, // 32: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	59, // 33: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	40, // 34: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	56, // 35: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	57, // 36: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 37: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	16, // 38: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	18, // 39: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	28, // 40: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	20, // 41: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	23, // 42: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	30, // 43: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	33, // 44: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	37, // 45: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	44, // 46: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	45, // 47: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	47, // 48: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	48, // 49: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	49, // 50: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	38, // 51: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	11, // 52: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	13, // 53: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	51, // 54: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	53, // 55: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	55, // 56: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 57: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	17, // 58: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	18, // 59: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	29, // 60: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	22, // 61: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	26, // 62: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	30, // 63: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	34, // 64: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	40, // 65: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	40, // 66: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	46, // 67: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	50, // 68: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	40, // 69: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	40, // 70: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	40, // 71: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	12, // 72: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	14, // 73: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	52, // 74: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	54, // 75: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	58, // 76: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	57, // [57:77] is the sub-list for method output_type
-	37, // [37:57] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	59, // 11: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	24, // 12: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	25, // 13: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 14: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	27, // 15: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	32, // 16: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	31, // 17: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	18, // 18: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	36, // 19: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	35, // 20: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	35, // 21: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 22: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	60, // 23: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	60, // 24: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	35, // 25: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	41, // 26: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 27: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 28: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	43, // 29: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	60, // 30: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	42, // 31: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	39, // 32: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	60, // 33: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	60, // 34: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	40, // 35: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	56, // 36: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	57, // 37: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 38: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	16, // 39: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	18, // 40: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	28, // 41: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	20, // 42: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	23, // 43: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	30, // 44: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	33, // 45: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	37, // 46: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	44, // 47: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	45, // 48: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	47, // 49: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	48, // 50: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	49, // 51: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	38, // 52: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	11, // 53: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	13, // 54: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	51, // 55: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	53, // 56: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	55, // 57: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 58: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	17, // 59: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	18, // 60: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	29, // 61: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	22, // 62: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	26, // 63: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	30, // 64: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	34, // 65: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	40, // 66: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	40, // 67: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	46, // 68: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	50, // 69: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	40, // 70: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	40, // 71: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	40, // 72: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	12, // 73: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	14, // 74: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	52, // 75: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	54, // 76: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	58, // 77: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	58, // [58:78] is the sub-list for method output_type
+	38, // [38:58] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4599,7 +4626,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -12,6 +12,7 @@
 //	networks/<hash>/hosts/<host id>  a capstand that uses the network; the last one removes it
 //	networks/<hash>/leases/<address> the machine, or load balancer, that has the address
 //	netns/<hash>                     the network namespace of a machine
+//	wireguard/                       the process of the encrypted link
 //
 // After a reboot each capstand creates its part again from its own disk.
 //
@@ -32,6 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/network/wireguard"
 )
 
 // DefaultRunDir is shared by all capstands of the box.
@@ -60,6 +62,8 @@ type Box struct {
 	Dir string
 	// HostID and HostRoot are the capstand's own id and state folder.
 	HostID, HostRoot string
+	// Link encrypts the overlays; nil if they are not encrypted.
+	Link *wireguard.Link
 }
 
 // Network is the network of a cluster.
@@ -130,6 +134,7 @@ func (b Box) locked(f func() error) error {
 // Ensure creates or repairs a network on the box and records that this capstand uses it. It returns a ConflictError if the
 // CIDR is in use.
 func (b Box) Ensure(ctx context.Context, n Network) error {
+	n = b.encrypt(n)
 	subnets, err := Subnets(n.CIDR, n.IPv6CIDR)
 	if err != nil {
 		return err
@@ -270,7 +275,7 @@ func (b Box) release(ctx context.Context, networkID string) error {
 	if err := errors.Join(b.removeForsakenAddresses(networkID), deleteLink(TunnelName(networkID)), deleteLink(BridgeName(networkID)), deleteFirewall(ctx, networkID)); err != nil {
 		return err
 	}
-	return os.RemoveAll(dir)
+	return errors.Join(os.RemoveAll(dir), b.syncLink())
 }
 
 // Sweep releases all networks except the known ones. A capstand that was killed may have created a network without a record,

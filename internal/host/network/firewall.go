@@ -16,7 +16,7 @@ type firewall struct {
 	networkID string
 	subnets   []Subnet
 	overlay   *Overlay
-	hosts     []netip.Addr // tunnel addresses of the other boxes
+	hosts     []netip.Addr // from which the other boxes send VXLAN packets
 	redirect  Redirect
 	services  []Service
 }
@@ -31,7 +31,7 @@ func (b Box) firewall(n Network, subnets []Subnet) (firewall, error) {
 		return firewall{}, err
 	}
 	services, err := b.services(n.ID)
-	return firewall{networkID: n.ID, subnets: subnets, overlay: n.Overlay, hosts: peers.hosts(), redirect: redirect, services: services}, err
+	return firewall{networkID: n.ID, subnets: subnets, overlay: n.Overlay, hosts: peers.ends(), redirect: redirect, services: services}, err
 }
 
 // writeFirewall writes the rules of a network.
@@ -74,8 +74,9 @@ func (f firewall) rules() map[string][]string {
 		},
 		"endpoint": append(f.redirection(), f.toServices()...),
 		"local":    append(f.localRedirection(), f.toServices()...),
-		"input":    append(f.admitTunnel(), f.protectHost()...),
-		"forward": slices.Concat([]string{
+		"input":    slices.Concat(f.admitTunnel(), f.protectLink(), f.protectHost()),
+		"output":   f.keepInLink(),
+		"forward": slices.Concat(f.closeLink(), []string{
 			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
 			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, TunnelPort),
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
@@ -101,7 +102,7 @@ func (f firewall) admitTunnel() []string {
 		for _, host := range f.hosts {
 			hosts = append(hosts, host.String())
 		}
-		rules = append(rules, fmt.Sprintf("%s %s saddr { %s } accept", ours, family(f.overlay.Address), strings.Join(hosts, ", ")))
+		rules = append(rules, f.throughLink()+fmt.Sprintf("%s %s saddr { %s } accept", ours, family(f.overlay.end()), strings.Join(hosts, ", ")))
 	}
 	return append(rules, ours+" drop")
 }
@@ -146,6 +147,7 @@ var chains = []knftables.Chain{
 	{Name: "endpoint", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PreroutingHook), Priority: knftables.PtrTo(knftables.DNATPriority)},
 	{Name: "local", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.OutputHook), Priority: knftables.PtrTo(knftables.DNATPriority)},
 	{Name: "input", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.InputHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
+	{Name: "output", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.OutputHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
 	{Name: "forward", Type: knftables.PtrTo(knftables.FilterType), Hook: knftables.PtrTo(knftables.ForwardHook), Priority: knftables.PtrTo(knftables.FilterPriority)},
 	{Name: "postrouting", Type: knftables.PtrTo(knftables.NATType), Hook: knftables.PtrTo(knftables.PostroutingHook), Priority: knftables.PtrTo(knftables.SNATPriority)},
 }

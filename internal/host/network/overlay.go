@@ -26,12 +26,16 @@ type Overlay struct {
 	Address netip.Addr `json:"address"`
 	// MTU of the bridge and the machines' interfaces, in bytes.
 	MTU int `json:"mtu"`
+	// Key is the public WireGuard key of this box if the overlay is encrypted. Ensure sets it.
+	Key string `json:"key,omitempty"`
 }
 
 // Peers are the other boxes that have a network, and the machines there.
 type Peers struct {
 	Machines []Peer       `json:"machines,omitempty"`
 	Hosts    []netip.Addr `json:"hosts,omitempty"`
+	// Keys are the public WireGuard keys of all boxes of an encrypted overlay, by tunnel address.
+	Keys map[netip.Addr]string `json:"keys,omitempty"`
 }
 
 // Peer is a machine on another box.
@@ -101,8 +105,8 @@ type entries map[entry]string
 // are local: the list of peers can be older than they are.
 func (n Network) wantedEntries(peers Peers, local []string) entries {
 	want := entries{}
-	add := func(mac, host string, addresses ...netip.Addr) {
-		want[entry{tunnelTable, mac}], want[entry{portTable, mac}] = host, ""
+	add := func(mac string, host netip.Addr, addresses ...netip.Addr) {
+		want[entry{tunnelTable, mac}], want[entry{portTable, mac}] = peers.end(host).String(), ""
 		for _, a := range addresses {
 			want[entry{neighbourTable, a.String()}] = mac
 		}
@@ -111,11 +115,11 @@ func (n Network) wantedEntries(peers Peers, local []string) entries {
 		if len(m.Addresses) == 0 || slices.ContainsFunc(m.Addresses, func(a netip.Addr) bool { return slices.Contains(local, a.String()) }) {
 			continue
 		}
-		add(MAC(n.ID, m.Addresses[0].String()).String(), m.Host.String(), m.Addresses...)
+		add(MAC(n.ID, m.Addresses[0].String()).String(), m.Host, m.Addresses...)
 	}
 	for _, host := range peers.hosts() {
 		address := n.hostAddress(host)
-		add(MAC(n.ID, host.String()).String(), host.String(), address)
+		add(MAC(n.ID, host.String()).String(), host, address)
 		want[entry{routeTable, address.String()}] = ""
 	}
 	return want
@@ -151,7 +155,7 @@ func (b Box) SetPeers(ctx context.Context, networkID string, peers Peers) error 
 		if err := atomicfile.WriteJSON(b.peersFile(networkID), peers, 0o644); err != nil {
 			return err
 		}
-		if n, ok := b.Network(networkID); ok && (damaged != nil || !slices.Equal(before.hosts(), peers.hosts())) {
+		if n, ok := b.Network(networkID); ok && (damaged != nil || !slices.Equal(before.ends(), peers.ends())) {
 			if err := b.rewriteFirewall(ctx, n); err != nil {
 				return err
 			}
@@ -231,7 +235,10 @@ func (b Box) syncPeers(networkID string) error {
 	if err != nil {
 		return err
 	}
-	return t.apply(difference(want, have))
+	if write, remove := difference(want, have); len(write)+len(remove) > 0 {
+		return errors.Join(b.syncLink(), t.apply(write, remove))
+	}
+	return nil
 }
 
 // hasOverlay returns whether the tunnel of a network and all entries exist.
@@ -251,6 +258,9 @@ func (b Box) hasOverlay(n Network) (bool, error) {
 		return false, err
 	}
 	device, ok := link.(*netlink.Vxlan)
+	if whole, err := b.hasLink(n); err != nil || !whole {
+		return false, err
+	}
 	if !ok || !matches(device, *n.Overlay) || device.MasterIndex != t.bridge || device.Flags&net.FlagUp == 0 {
 		return false, nil
 	}
@@ -268,6 +278,9 @@ func (b Box) ensureOverlay(n Network, subnets []Subnet) error {
 	if n.Overlay == nil {
 		return nil
 	}
+	if err := b.syncLink(); err != nil {
+		return err
+	}
 	if err := ensureTunnel(n, subnets[0]); err != nil {
 		return err
 	}
@@ -279,9 +292,12 @@ func admitOverlay(n, other Network) error {
 	switch {
 	case other.ID == n.ID && !n.sameOverlay(other):
 		return ConflictError{Subject: n.CIDR, message: "network " + n.ID + " of cluster " + n.Cluster + " has " + other.Overlay.String() +
-			" on this box and cannot get " + n.Overlay.String() + ": all capstands of a box need the same tunnel address; delete the cluster first"}
+			" on this box and cannot get " + n.Overlay.String() + ": all capstands of a box need the same tunnel address and encryption; delete the cluster first"}
 	case other.ID != n.ID && n.Overlay != nil && other.Overlay != nil && n.Overlay.VNI == other.Overlay.VNI:
 		return vniConflict(n.Overlay.VNI, "cluster "+other.Cluster)
+	case other.Overlay.encrypted() && n.Overlay.encrypted() && n.Overlay.Key != other.Overlay.Key:
+		return ConflictError{Subject: n.CIDR, message: "another capstand of this box encrypts the overlay of cluster " + other.Cluster +
+			": only one capstand of a box can have --overlay-encryption; remove it from one of them"}
 	}
 	return nil
 }
@@ -302,5 +318,9 @@ func (o *Overlay) String() string {
 	if o == nil {
 		return "no overlay"
 	}
-	return "an overlay with VNI " + strconv.Itoa(int(o.VNI)) + ", tunnel address " + o.Address.String() + " and MTU " + strconv.Itoa(o.MTU)
+	text := "an overlay with VNI " + strconv.Itoa(int(o.VNI)) + ", tunnel address " + o.Address.String() + " and MTU " + strconv.Itoa(o.MTU)
+	if o.encrypted() {
+		text += ", encrypted with the key of " + o.Key
+	}
+	return text
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -21,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/testenv/testnetns"
-	"capstan.dev/capstan/internal/thread"
 )
 
 // rack is a set of boxes, each of which is a network namespace with a tunnel address, and a router between them.
@@ -58,38 +58,22 @@ func (r *rack) must(err error) {
 }
 
 // namespace creates a network namespace that forwards.
-func (r *rack) namespace() (ns netns.NsHandle) {
-	var err error
-	thread.Throwaway(func() {
-		if ns, err = netns.New(); err != nil {
-			return
-		}
-		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
-			if err = os.WriteFile(path, []byte("1"), 0); err != nil {
-				return
-			}
-		}
-		for _, path := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
-			if err = set(path, r.bridgeNF); err != nil { // The setting is missing in a kernel without br_netfilter.
-				return
-			}
-		}
-		lo, _ := netlink.LinkByName("lo")
-		err = netlink.LinkSetUp(lo)
-	})
+func (r *rack) namespace() netns.NsHandle {
+	ns, err := testnetns.New()
 	r.must(err)
+	r.must(in(ns, func() error {
+		for _, path := range []string{"/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"} {
+			if err := set(path, r.bridgeNF); err != nil { // The setting is missing in a kernel without br_netfilter.
+				return err
+			}
+		}
+		return nil
+	}))
 	return ns
 }
 
 // in runs f in a network namespace.
-func in(ns netns.NsHandle, f func() error) (err error) {
-	thread.Throwaway(func() {
-		if err = netns.Set(ns); err == nil {
-			err = f()
-		}
-	})
-	return err
-}
+var in = testnetns.In
 
 // add creates a box that reaches the others through the router.
 func (r *rack) add() *rackBox {
@@ -102,12 +86,8 @@ func (r *rack) add() *rackBox {
 		gateway, everything = netip.MustParsePrefix("fd00:98::1/128"), netip.MustParsePrefix("::/0")
 	}
 	b.Box = box(r.T, r.TempDir(), fmt.Sprint("box-", r.boxes))
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Namespace = "uplink", netlink.NsFd(int(b.ns))
 	port := fmt.Sprint("port", r.boxes)
-	r.must(in(r.router, func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: port})
-	}))
+	r.must(testnetns.Cable(testnetns.End{NS: b.ns, Name: "uplink"}, testnetns.End{NS: r.router, Name: port}))
 	r.must(in(r.router, func() error {
 		return connect(port, gateway, netip.PrefixFrom(b.tunnel, b.tunnel.BitLen()), netip.Addr{})
 	}))
@@ -121,25 +101,7 @@ func (r *rack) add() *rackBox {
 }
 
 // connect configures a link with an address and a route.
-func connect(name string, own, to netip.Prefix, via netip.Addr) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	if own.IsValid() {
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(own.Addr(), own.Bits()), Flags: unix.IFA_F_NODAD}); err != nil {
-			return err
-		}
-	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return err
-	}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to.Addr(), to.Bits()), Scope: netlink.SCOPE_LINK}
-	if via.IsValid() {
-		route.Gw, route.Scope = via.AsSlice(), netlink.SCOPE_UNIVERSE
-	}
-	return netlink.RouteAdd(route)
-}
+var connect = testnetns.Connect
 
 // ensure creates a cluster's network on boxes.
 func (r *rack) ensure(n Network, boxes ...*rackBox) {
@@ -190,6 +152,8 @@ func (r *rack) peers(n Network, p Peers, boxes ...*rackBox) {
 	for _, b := range boxes {
 		own := Peers{Hosts: slices.DeleteFunc(slices.Clone(p.Hosts), func(h netip.Addr) bool { return h == b.tunnel })}
 		own.Machines = slices.DeleteFunc(slices.Clone(p.Machines), func(m Peer) bool { return m.Host == b.tunnel })
+		own.Keys = maps.Clone(p.Keys)
+		delete(own.Keys, b.tunnel)
 		r.must(in(b.ns, func() error { return b.SetPeers(r.Context(), n.ID, own) }))
 	}
 }
@@ -287,7 +251,7 @@ func TestOverlay(t *testing.T) {
 		t.Run(underlay, func(t *testing.T) {
 			r, a, b, onA, onB := twoBoxes(t, underlay == "IPv6")
 			r.unknownStaysLocal(a, onA)
-			r.ensureKeepsTunnel(a)
+			r.ensureKeepsTunnel(a, rackNetwork)
 			r.serve(onA, ":80", "a")
 			r.serve(onB, ":80", "b")
 			r.reaches("IPv4", onA, "10.231.7.20:80", "b")
@@ -415,17 +379,17 @@ func (r *rack) unknownStaysLocal(a *rackBox, onA netns.NsHandle) {
 }
 
 // ensureKeepsTunnel: connections of machines must not break when another machine of the network is created.
-func (r *rack) ensureKeepsTunnel(a *rackBox) {
+func (r *rack) ensureKeepsTunnel(a *rackBox, n Network) {
 	r.Helper()
 	r.must(in(a.ns, func() error {
 		before, err := findTunnel("n")
 		if err != nil {
 			return err
 		}
-		if err := a.Ensure(r.Context(), a.network(rackNetwork)); err != nil {
+		if err := a.Ensure(r.Context(), a.network(n)); err != nil {
 			return err
 		}
-		if whole, err := a.hasOverlay(a.network(rackNetwork)); err != nil || !whole {
+		if whole, err := a.hasOverlay(a.encrypt(a.network(n))); err != nil || !whole {
 			r.Errorf("Ensure left an incomplete tunnel: %v", err)
 		}
 		after, err := findTunnel("n")

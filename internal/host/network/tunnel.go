@@ -78,7 +78,7 @@ func vxlan(n Network) (*netlink.Vxlan, error) {
 	// The MAC address is set at creation, because udev and NetworkManager change a random one.
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, n.Overlay.MTU, MAC(n.ID, n.Overlay.Address.String())
 	device := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(n.Overlay.VNI), SrcAddr: n.Overlay.Address.AsSlice(), Port: TunnelPort, Learning: false,
+		LinkAttrs: attrs, VxlanId: int(n.Overlay.VNI), SrcAddr: n.Overlay.end().AsSlice(), Port: TunnelPort, Learning: false,
 	}
 	if err := netlink.LinkAdd(device); errors.Is(err, unix.EEXIST) {
 		return nil, vniConflict(n.Overlay.VNI, "a VXLAN device of another program")
@@ -96,7 +96,7 @@ func vxlan(n Network) (*netlink.Vxlan, error) {
 
 func matches(device *netlink.Vxlan, o Overlay) bool {
 	local, _ := netip.AddrFromSlice(device.SrcAddr)
-	return device.VxlanId == int(o.VNI) && local.Unmap() == o.Address && device.Port == TunnelPort && !device.Learning && device.MTU == o.MTU
+	return device.VxlanId == int(o.VNI) && local.Unmap() == o.end() && device.Port == TunnelPort && !device.Learning && device.MTU == o.MTU
 }
 
 // silencePort makes the bridge forward only frames for known destinations to a port, learn nothing from it, and answer

@@ -239,6 +239,7 @@ func setStatus(s *infrav1.CapstanHostStatus, info *hostpb.HostInfo) {
 		s.System.CgroupVersion = ptr.To(v)
 	}
 	s.BoxID = info.GetBoxId()
+	s.OverlayPublicKey = info.GetOverlayPublicKey()
 }
 
 // maxImages and maxDigest are limits of the API.

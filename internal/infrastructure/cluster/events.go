@@ -163,13 +163,14 @@ func isKubeconfig(o client.Object) bool {
 	return strings.HasSuffix(o.GetName(), "-"+string(secret.Kubeconfig))
 }
 
-// hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec and connection, but not the
+// hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec, connection and key, but not the
 // free resources.
 func hostChanged() predicate.Predicate {
 	connected := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*infrav1.CapstanHost), e.ObjectNew.(*infrav1.CapstanHost)
 		return conditions.IsTrue(before, infrav1.HostConnectedCondition) != conditions.IsTrue(after, infrav1.HostConnectedCondition) ||
-			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition)
+			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition) ||
+			before.Status.OverlayPublicKey != after.Status.OverlayPublicKey
 	}}
 	return predicate.Or(reconciling.IgnoreStatus(), connected)
 }

@@ -45,7 +45,7 @@ func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.
 	if err := r.chooseVNI(ctx, s, 0); err != nil {
 		return err
 	}
-	s.capstan.Spec.Network.Overlay.MTU = overlay.MTU(tunnel)
+	s.capstan.Spec.Network.Overlay.MTU = overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != "")
 	return nil
 }
 
@@ -191,7 +191,7 @@ func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host,
 	out := map[string]overlay.Host{}
 	for i := range list.Items {
 		h := &list.Items[i]
-		out[h.Name] = overlay.Host{Name: h.Name, Box: hostaccess.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress}
+		out[h.Name] = overlay.Host{Name: h.Name, Box: hostaccess.Box(h, r.Pool), Tunnel: h.Spec.TunnelAddress, Key: hostaccess.OverlayKey(h, r.Pool)}
 	}
 	return out, nil
 }
@@ -199,7 +199,7 @@ func (r *Reconciler) overlayHosts(ctx context.Context) (map[string]overlay.Host,
 // members returns those of the named hosts that are connected and usable, and a reason for each of the others. It leaves
 // out hosts that the cluster must not use and that have no part of it. Conditions of the machines there report this (ALL-18).
 func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.Host, usable []infrav1.CapstanHost) (out []member, trouble []string) {
-	recorded := recordedHosts(s.capstan)
+	recorded, balancer := recordedHosts(s.capstan), hosts[s.capstan.Spec.LoadBalancer.HostName]
 	for _, name := range names {
 		h, exists := hosts[name]
 		conn := r.connected(name)
@@ -211,6 +211,8 @@ func (r *Reconciler) members(s *scope, names []string, hosts map[string]overlay.
 			trouble = append(trouble, hostaccess.Mismatch(name, recorded[name], conn.ID()))
 		case h.Tunnel == "":
 			trouble = append(trouble, fmt.Sprintf("CapstanHost %s has no spec.tunnelAddress any more: set it again", name))
+		case balancer.Tunnel != "" && h.Encrypted() != balancer.Encrypted():
+			trouble = append(trouble, fmt.Sprintf("Host %s: %s", name, overlay.Disagreement(h.Encrypted())))
 		default:
 			out = append(out, member{h, conn})
 		}
@@ -257,10 +259,12 @@ func (r *Reconciler) ensureMembers(ctx context.Context, s *scope, members []memb
 		have[m.Name] = owner.Same(m.conn.LoadBalancer(s.capstan.Spec.ID), s.cluster)
 	}
 	balancers := overlay.Balancers(all, s.capstan.Spec.LoadBalancer.HostName, have)
+	balancerHosts := hostaccess.BalancerHosts(s.capstan)
+	names := slices.Concat(overlay.Hosts(s.capstan.Spec.LoadBalancer.HostName, machines), balancerHosts)
 	var errs []error
 	for _, m := range members {
-		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel),
-			overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, hostaccess.BalancerHosts(s.capstan), hosts))
+		peers, tunnels := overlay.Peers(m.Host, machines, hosts, networks), overlay.Tunnels(m.Host, balancerHosts, hosts)
+		err := m.conn.EnsurePeers(ctx, overlay.Network(s.capstan, s.key(), m.Tunnel), peers, tunnels, overlay.Keys(m.Host, names, peers, tunnels, hosts))
 		if err == nil && m.Name != s.capstan.Spec.LoadBalancer.HostName {
 			err = r.ensureBalancer(ctx, s, m, balancers[m.Name], backends)
 		}

@@ -15,10 +15,10 @@ type span struct {
 	peers   *hostpb.SetPeersRequest
 }
 
-// EnsurePeers makes a network with an overlay, and sets its peers and the tunnel addresses of the other hosts that have
-// it. It calls the host only if the host accepted something else last on this connection.
-func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*hostpb.Peer, hosts []string) error {
-	want := &span{n, &hostpb.SetPeersRequest{NetworkId: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), Peers: peers, Hosts: hosts}}
+// EnsurePeers makes a network with an overlay, and sets its peers, the tunnel addresses of the other hosts that have it, and the
+// keys of all of them. It calls the host only if the host accepted something else last on this connection.
+func (h *Host) EnsurePeers(ctx context.Context, n *hostpb.Network, peers []*hostpb.Peer, hosts []string, keys map[string]string) error {
+	want := &span{n, &hostpb.SetPeersRequest{NetworkId: n.GetId(), Namespace: n.GetNamespace(), Name: n.GetName(), Peers: peers, Hosts: hosts, PublicKeys: keys}}
 	h.mu.RLock()
 	have, before := h.spans[n.GetId()], h.forgotten
 	h.mu.RUnlock()

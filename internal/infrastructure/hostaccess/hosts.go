@@ -72,6 +72,14 @@ func Box(h *infrav1.CapstanHost, pool *connections.Pool) string {
 	return h.Status.BoxID
 }
 
+// OverlayKey returns the WireGuard key with which a host encrypts its overlays, in its current or last report, or "".
+func OverlayKey(h *infrav1.CapstanHost, pool *connections.Pool) string {
+	if conn := pool.Get(h.Name); conn != nil && conn.Connected() == nil {
+		return conn.Info().GetOverlayPublicKey()
+	}
+	return h.Status.OverlayPublicKey
+}
+
 // Within returns the part of a placement request that keeps the machines of a cluster on hosts of its network: the box
 // and the tunnel address of its load balancer's host. Both are empty without a load balancer, and if the host does not
 // exist.
@@ -85,14 +93,14 @@ func Within(ctx context.Context, c client.Reader, pool *connections.Pool, cluste
 	if err := c.Get(ctx, client.ObjectKey{Name: name}, h); err != nil {
 		return req, client.IgnoreNotFound(err)
 	}
-	req.Box, req.Tunnel = Box(h, pool), h.Spec.TunnelAddress
+	req.Box, req.Tunnel, req.Encrypted = Box(h, pool), h.Spec.TunnelAddress, OverlayKey(h, pool) != ""
 	return req, nil
 }
 
 // Reached is the part of a list that the network of a cluster reaches; see Within.
 func Reached(list []infrav1.CapstanHost, pool *connections.Pool, within placement.Request) []infrav1.CapstanHost {
 	return slices.DeleteFunc(slices.Clone(list), func(h infrav1.CapstanHost) bool {
-		return !placement.Reaches(&placement.Host{Box: Box(&h, pool), Tunnel: h.Spec.TunnelAddress}, within)
+		return !placement.Reaches(&placement.Host{Box: Box(&h, pool), Tunnel: h.Spec.TunnelAddress, Encrypted: OverlayKey(&h, pool) != ""}, within)
 	})
 }
 
@@ -138,6 +146,7 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 			FailureDomain: placement.FailureDomain(h),
 			Box:           Box(h, pool),
 			Tunnel:        h.Spec.TunnelAddress,
+			Encrypted:     OverlayKey(h, pool) != "",
 			ControlPlane:  placement.AllowsControlPlane(h),
 			Taints:        h.Spec.Taints,
 		}

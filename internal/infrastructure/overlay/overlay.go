@@ -30,11 +30,19 @@ const (
 	ethernetMTU = 1500
 	// overhead of VXLAN: inner Ethernet, VXLAN, UDP and outer IP header.
 	overheadIPv4, overheadIPv6 = 50, 70
+	// overhead of WireGuard, which carries VXLAN over IPv6: WireGuard, UDP and outer IP header.
+	encryptionIPv4, encryptionIPv6 = 60, 80
 )
 
-// MTU of machines whose packets travel between tunnel addresses of this family.
-func MTU(tunnel netip.Addr) int32 {
-	if tunnel.Is4() || tunnel.Is4In6() {
+// MTU of machines whose packets travel between tunnel addresses of this family, encrypted or not.
+func MTU(tunnel netip.Addr, encrypted bool) int32 {
+	ipv4 := tunnel.Is4() || tunnel.Is4In6()
+	switch {
+	case encrypted && ipv4:
+		return ethernetMTU - encryptionIPv4 - overheadIPv6
+	case encrypted:
+		return ethernetMTU - encryptionIPv6 - overheadIPv6
+	case ipv4:
 		return ethernetMTU - overheadIPv4
 	}
 	return ethernetMTU - overheadIPv6

@@ -57,9 +57,10 @@ func TestChoosePort(t *testing.T) {
 }
 
 func TestMTU(t *testing.T) {
-	for address, want := range map[string]int32{"192.0.2.1": 1450, "2001:db8::1": 1430} {
-		if got := overlay.MTU(netip.MustParseAddr(address)); got != want {
-			t.Errorf("%s: %d, want %d", address, got, want)
+	for address, want := range map[string][2]int32{"192.0.2.1": {1450, 1370}, "2001:db8::1": {1430, 1350}} {
+		tunnel := netip.MustParseAddr(address)
+		if got := [2]int32{overlay.MTU(tunnel, false), overlay.MTU(tunnel, true)}; got != want {
+			t.Errorf("%s: %d plain and encrypted, want %d", address, got, want)
 		}
 	}
 }
@@ -144,6 +145,31 @@ func TestTunnels(t *testing.T) {
 	got := overlay.Tunnels(hosts["h1"], []string{"h3", "h1", "h1b", "h2", "h2b", "none", "six", "unknown"}, hosts)
 	if want := []string{"192.0.2.2", "192.0.2.3"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Hosts that encrypt their overlays and hosts that do not exchange nothing.
+func TestEncryption(t *testing.T) {
+	hosts := map[string]overlay.Host{
+		"h1": {Name: "h1", Tunnel: "192.0.2.1", Key: "one"}, "h2": {Name: "h2", Tunnel: "192.0.2.2", Key: "two"},
+		"h3": {Name: "h3", Tunnel: "192.0.2.3", Key: "three"}, "plain": {Name: "plain", Tunnel: "192.0.2.4"}, "plain2": {Name: "plain2", Tunnel: "192.0.2.5"},
+		"foreign": {Name: "foreign", Tunnel: "192.0.2.4", Key: "foreign"}, "foreign2": {Name: "foreign2", Tunnel: "192.0.2.2", Key: "foreign2"},
+	}
+	machines := []infrav1.CapstanMachine{machine("a", "h2", "10.1.0.20"), machine("b", "plain", "10.1.0.30")}
+	networks := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	for on, want := range map[string]string{
+		"h1":     "[10.1.0.20]@192.0.2.2 tunnels [192.0.2.2 192.0.2.3] keys map[192.0.2.2:two 192.0.2.3:three]",
+		"h2":     " tunnels [192.0.2.3] keys map[192.0.2.3:three]",
+		"plain2": "[10.1.0.30]@192.0.2.4 tunnels [192.0.2.4] keys map[]",
+	} {
+		var text string
+		peers, tunnels := overlay.Peers(hosts[on], machines, hosts, networks), overlay.Tunnels(hosts[on], []string{"h2", "h3", "plain"}, hosts)
+		for _, p := range peers {
+			text += fmt.Sprintf("%v@%s", p.GetAddresses(), p.GetHost())
+		}
+		if got := fmt.Sprintf("%s tunnels %v keys %v", text, tunnels, overlay.Keys(hosts[on], []string{"h1", "h2", "h3", "plain", "plain2", "unknown"}, peers, tunnels, hosts)); got != want {
+			t.Errorf("on %s: %s, want %s", on, got, want)
+		}
 	}
 }
 

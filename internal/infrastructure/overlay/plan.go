@@ -31,6 +31,24 @@ type Host struct {
 	Box string
 	// Tunnel is its tunnel address; empty when it has none.
 	Tunnel string
+	// Key is the WireGuard key with which it encrypts its overlays; empty when it does not.
+	Key string
+}
+
+// Encrypted reports whether the host encrypts its overlays.
+func (h Host) Encrypted() bool { return h.Key != "" }
+
+// Connects reports whether two hosts can exchange the packets of a cluster.
+func Connects(a, b Host) bool {
+	return SameFamily(a.Tunnel, b.Tunnel) && a.Encrypted() == b.Encrypted()
+}
+
+// Disagreement says that a host encrypts its overlays, or not, and the load balancer's host decides otherwise.
+func Disagreement(encrypted bool) string {
+	if encrypted {
+		return "it encrypts its overlays, and the load balancer's host does not: start all capstands of the cluster's hosts with the same --overlay-encryption"
+	}
+	return "it does not encrypt its overlays, and the load balancer's host does: start its capstand with --overlay-encryption=WireGuard"
 }
 
 // Together reports whether two hosts have one network between them without a tunnel.
@@ -108,7 +126,7 @@ func Peers(on Host, machines []infrav1.CapstanMachine, hosts map[string]Host, ne
 			taken[a] = true
 		}
 		h, known := hosts[m.Spec.HostName]
-		if len(addresses) == 0 || !known || !SameFamily(h.Tunnel, on.Tunnel) || Together(h, on) {
+		if len(addresses) == 0 || !known || !Connects(h, on) || Together(h, on) {
 			continue
 		}
 		out = append(out, &hostpb.Peer{Addresses: texts(addresses), Host: h.Tunnel})
@@ -121,12 +139,35 @@ func Peers(on Host, machines []infrav1.CapstanMachine, hosts map[string]Host, ne
 // the machines on this one.
 func Tunnels(on Host, names []string, hosts map[string]Host) (out []string) {
 	for _, name := range names {
-		if h, known := hosts[name]; known && SameFamily(h.Tunnel, on.Tunnel) && !Together(h, on) {
+		if h, known := hosts[name]; known && Connects(h, on) && !Together(h, on) {
 			out = append(out, h.Tunnel)
 		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// Keys are the WireGuard keys of those of the named hosts that have peers or tunnels, by tunnel address; nil without encryption.
+// Hosts that the cluster does not use can have the same tunnel address.
+func Keys(on Host, names []string, peers []*hostpb.Peer, tunnels []string, hosts map[string]Host) (out map[string]string) {
+	wanted := map[string]bool{}
+	for _, p := range peers {
+		wanted[p.Host] = true
+	}
+	for _, t := range tunnels {
+		wanted[t] = true
+	}
+	for _, name := range names {
+		h, known := hosts[name]
+		if !known || !h.Encrypted() || !Connects(h, on) || !wanted[h.Tunnel] {
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[h.Tunnel] = h.Key
+	}
+	return out
 }
 
 // preferred orders the machines that claim one address: one that stays before one that leaves, one that was made before

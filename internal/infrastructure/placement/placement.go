@@ -25,6 +25,8 @@ type Host struct {
 	Box string
 	// Tunnel is its tunnel address; empty if it has none.
 	Tunnel string
+	// Encrypted is true if it encrypts its overlays.
+	Encrypted bool
 	// Members is the number of the cluster's machines on it that count for the spread.
 	Members int
 	// Versions of Kubernetes that it can run.
@@ -54,9 +56,10 @@ type Request struct {
 	// Box that the machine must be on, which the network of its cluster does not leave; any when empty.
 	Box string
 	// Overlay is true if the network of its cluster spans boxes. The machine must then be on a host whose tunnel address has
-	// the IP family of Tunnel, the tunnel address of the load balancer's host.
-	Overlay bool
-	Tunnel  string
+	// the IP family of Tunnel, the tunnel address of the load balancer's host, and which encrypts its overlays if that host does.
+	Overlay   bool
+	Tunnel    string
+	Encrypted bool
 	// Version of Kubernetes; any when empty.
 	Version string
 	// Image; empty for the host's own /usr, which every host has.
@@ -143,6 +146,8 @@ func refusal(h *Host, req Request) string {
 		return fmt.Sprintf("is in failure domain %s, not %s", h.FailureDomain, req.FailureDomain)
 	case !Reaches(h, req) && !req.Overlay:
 		return "is on another box than the cluster's load balancer, and a cluster's network does not leave its box"
+	case !Reaches(h, req) && h.Encrypted != req.Encrypted && overlay.SameFamily(h.Tunnel, req.Tunnel):
+		return "does not reach the cluster's network: " + overlay.Disagreement(h.Encrypted)
 	case !Reaches(h, req):
 		return fmt.Sprintf("does not reach the cluster's network: its spec.tunnelAddress is %q, and that of the load balancer's host %q; both must be set and of one IP family", h.Tunnel, req.Tunnel)
 	case h.Unavailable != "":
@@ -172,7 +177,7 @@ func refusal(h *Host, req Request) string {
 // Reaches reports whether a host can have machines of the cluster. Without an overlay, a host that reports no box can.
 func Reaches(h *Host, req Request) bool {
 	if req.Overlay {
-		return overlay.SameFamily(h.Tunnel, req.Tunnel)
+		return overlay.SameFamily(h.Tunnel, req.Tunnel) && h.Encrypted == req.Encrypted
 	}
 	return h.Box == "" || req.Box == "" || h.Box == req.Box
 }

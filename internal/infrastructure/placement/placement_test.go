@@ -76,6 +76,18 @@ func TestChoose_IM02(t *testing.T) {
 			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Box = "one" })},
 			req:   placement.Request{Box: "one", Overlay: true, Tunnel: "192.0.2.1"}, why: `a does not reach the cluster's network: its spec.tunnelAddress is ""`,
 		},
+		"an encrypted overlay": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel = "192.0.2.2" }), host("b", func(h *placement.Host) { h.Tunnel, h.Encrypted = "192.0.2.3", true })},
+			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1", Encrypted: true}, want: "b",
+		},
+		"an encrypted overlay needs a host that encrypts": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel = "192.0.2.2" })},
+			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1", Encrypted: true}, why: "a does not reach the cluster's network: it does not encrypt its overlays",
+		},
+		"an overlay that is not encrypted needs a host that does not": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel, h.Encrypted = "192.0.2.2", true })},
+			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1"}, why: "a does not reach the cluster's network: it encrypts its overlays",
+		},
 		"an overlay of one family": {
 			hosts: []placement.Host{host("a", func(h *placement.Host) { h.Tunnel = "2001:db8::1" })},
 			req:   placement.Request{Overlay: true, Tunnel: "192.0.2.1"}, why: "of one IP family",

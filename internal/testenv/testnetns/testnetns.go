@@ -1,4 +1,4 @@
-// Package testnetns runs a test in a new network namespace.
+// Package testnetns runs a test in a new network namespace, and connects network namespaces with each other.
 package testnetns
 
 import (

@@ -88,6 +88,8 @@ func (b *box) get(address, path string, query ...string) (string, error) {
 type box struct {
 	*rack.Box
 	t *testing.T
+	// mtu of the cluster's network.
+	mtu int32
 }
 
 // standIns are machines that start in a second.
@@ -106,7 +108,7 @@ func newRack(t *testing.T, size int, s rack.Software) ([]*box, rack.Space) {
 // emptyAtTheEnd lets the test fail if it leaves anything on a box.
 func emptyAtTheEnd(t *testing.T, made []*rack.Box) (boxes []*box) {
 	for _, m := range made {
-		b := &box{m, t}
+		b := &box{m, t, 1450}
 		boxes = append(boxes, b)
 		t.Cleanup(b.cleanUp)
 	}
@@ -152,7 +154,7 @@ func (b *box) name() string    { return fmt.Sprint("rack-", b.Number) }
 func (b *box) network() *hostpb.Network {
 	return &hostpb.Network{
 		Id: clusterID, Namespace: "default", Name: "rack", Cidr: machines + "0/24",
-		Overlay: &hostpb.Overlay{Vni: 70001, Address: b.Tunnel(), Mtu: 1450},
+		Overlay: &hostpb.Overlay{Vni: 70001, Address: b.Tunnel(), Mtu: b.mtu},
 	}
 }
 

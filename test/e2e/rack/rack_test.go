@@ -23,10 +23,23 @@ func setPeers(t *testing.T, boxes ...*box) {
 				req.Peers = append(req.Peers, &hostpb.Peer{Addresses: []string{other.address()}, Host: other.Tunnel()})
 				req.Hosts = append(req.Hosts, other.Tunnel())
 			}
+			if key := other.key(); key != "" && other != b {
+				if req.PublicKeys == nil {
+					req.PublicKeys = map[string]string{}
+				}
+				req.PublicKeys[other.Tunnel()] = key
+			}
 		}
 		_, err := b.SetPeers(b.ctx(), req)
 		check(t, err)
 	}
+}
+
+// key is the public key with which a box encrypts its overlays, or "".
+func (b *box) key() string {
+	info, err := b.GetInfo(b.ctx(), &hostpb.GetInfoRequest{})
+	check(b.t, err)
+	return info.OverlayPublicKey
 }
 
 // allReach expects that each box and each machine connects to each machine.

@@ -339,7 +339,7 @@ func (h *Host) ensureNetwork(n *hostpb.Network) (*hostpb.Network, error) {
 func (h *Host) SetPeers(_ context.Context, r *hostpb.SetPeersRequest) (*hostpb.SetPeersResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := admission.Peers(r, h.networks[r.GetNetworkId()]); err != nil {
+	if err := admission.Peers(r, h.networks[r.GetNetworkId()], h.info.GetOverlayPublicKey() != ""); err != nil {
 		return nil, err
 	}
 	h.peers[r.GetNetworkId()] = r

@@ -1,0 +1,208 @@
+package wireguard
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"capstan.dev/capstan/internal/atomicfile"
+	"capstan.dev/capstan/internal/host/proc"
+)
+
+// logFile contains the errors of the process.
+const logFile = "wireguard.log"
+
+// controlWait bounds a call of the process.
+const controlWait = 10 * time.Second
+
+// process controls the device of a process, over its socket. The protocol is that of `wg`:
+// https://www.wireguard.com/xplatform/#configuration-protocol
+type process struct{ socket string }
+
+// start starts the process and returns its control. The socket accepts connections at once, and answers when the device exists.
+func (l *Link) start() (control, error) {
+	if err := l.end(); err != nil {
+		return nil, err
+	}
+	if err := free(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(l.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: l.socket()})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	defer func() { _ = listener.Close() }()
+	if err := os.Chmod(l.socket(), 0o600); err != nil {
+		return nil, err
+	}
+	file, err := listener.File()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	if err := l.run(file); err != nil {
+		return nil, err
+	}
+	return process{l.socket()}, nil
+}
+
+// free returns an error if another program has the port: the device itself would not report it.
+func free() error {
+	conn, err := net.ListenPacket("udp", ":"+strconv.Itoa(Port))
+	if err != nil {
+		return fmt.Errorf("UDP port %d of this host must be free for the encryption of overlays: %w", Port, err)
+	}
+	return conn.Close()
+}
+
+// run starts this program with the arguments of Serve and the socket, and records the process.
+func (l *Link) run(socket *os.File) error {
+	log, err := os.OpenFile(l.log(), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	cmd := exec.Command("/proc/self/exe", "wireguard", "--key", l.KeyFile, "--uid", strconv.Itoa(l.UID))
+	cmd.Args[0], cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "capstan", "/", log, []*os.File{socket}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ref, err := proc.Find(cmd.Process.Pid)
+	go func() { _ = cmd.Wait() }()
+	if err != nil {
+		return fmt.Errorf("the process of the WireGuard device has ended: see %s: %w", l.log(), err)
+	}
+	return atomicfile.WriteJSON(l.record(), ref, 0o600)
+}
+
+func (l *Link) log() string    { return filepath.Join(l.Dir, logFile) }
+func (l *Link) record() string { return filepath.Join(l.Dir, "process.json") }
+
+// running returns whether the recorded process lives.
+func (l *Link) running() bool {
+	var ref proc.Ref
+	return atomicfile.ReadJSON(l.record(), &ref) == nil && ref.Alive()
+}
+
+// end ends the process and removes its files.
+func (l *Link) end() (err error) {
+	var ref proc.Ref
+	if atomicfile.ReadJSON(l.record(), &ref) == nil {
+		if err := kill(ref); err != nil {
+			return err
+		}
+	}
+	for _, path := range []string{l.record(), l.socket()} {
+		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// kill kills a process and waits for its end.
+func kill(ref proc.Ref) error {
+	handle, err := ref.Open()
+	if errors.Is(err, proc.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = handle.Close() }()
+	ctx, cancel := context.WithTimeout(context.Background(), controlWait)
+	defer cancel()
+	return errors.Join(handle.Signal(unix.SIGKILL), handle.Wait(ctx))
+}
+
+func (p process) peers() (all []wgtypes.Key, err error) {
+	answer, err := p.call("get=1\n\n")
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range answer {
+		text, ok := strings.CutPrefix(line, "public_key=")
+		if !ok {
+			continue
+		}
+		data, err := hex.DecodeString(text)
+		if err != nil {
+			return nil, err
+		}
+		key, err := wgtypes.NewKey(data)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, key)
+	}
+	return all, nil
+}
+
+func (p process) configure(c wgtypes.Config) error {
+	_, err := p.call("set=1\n" + text(c) + "\n")
+	return err
+}
+
+// text returns a configuration of peers as lines of the protocol.
+func text(c wgtypes.Config) string {
+	var s strings.Builder
+	for _, p := range c.Peers {
+		fmt.Fprintf(&s, "public_key=%x\n", p.PublicKey[:])
+		if p.Remove {
+			s.WriteString("remove=true\n")
+			continue
+		}
+		fmt.Fprintf(&s, "endpoint=%s\nreplace_allowed_ips=true\n", p.Endpoint)
+		for _, a := range p.AllowedIPs {
+			fmt.Fprintf(&s, "allowed_ip=%s\n", a.String())
+		}
+	}
+	return s.String()
+}
+
+// call sends a request and returns the lines of the answer.
+func (p process) call(request string) (lines []string, err error) {
+	conn, err := net.DialTimeout("unix", p.socket, controlWait)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := conn.SetDeadline(time.Now().Add(controlWait)); err != nil {
+		return nil, err
+	}
+	if _, err := io.WriteString(conn, request); err != nil {
+		return nil, err
+	}
+	scanner := bufio.NewScanner(conn)
+	for scanner.Scan() {
+		number, last := strings.CutPrefix(scanner.Text(), "errno=")
+		switch {
+		case last && number == "0":
+			return lines, nil
+		case last:
+			return nil, fmt.Errorf("the process answered with error %s", number)
+		}
+		lines = append(lines, scanner.Text())
+	}
+	log, _ := os.ReadFile(filepath.Join(filepath.Dir(p.socket), logFile))
+	return nil, errors.Join(scanner.Err(), fmt.Errorf("the process of the device has ended: %s", strings.TrimSpace(string(log))))
+}

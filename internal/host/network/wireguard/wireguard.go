@@ -1,0 +1,186 @@
+// Package wireguard is the encrypted link of a box to other boxes: a WireGuard device, which belongs to all networks of the box.
+//
+// The key of a box determines its address in the link. A peer can send only from the address of its own key, so the address of a
+// packet that arrives through the link proves from which box it comes.
+//
+// The device is one of the kernel. A kernel without WireGuard gets a device of a process of capstand's program (TUN), which
+// outlives capstand.
+//
+// Layer: host. Allowed imports: api, library, contract.
+package wireguard
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+const (
+	// Device is the name of the device.
+	Device = "capwg"
+	// Port is the UDP port of the link.
+	Port = 4787
+)
+
+// Addresses contains the addresses of all boxes in the link.
+var Addresses = netip.MustParsePrefix("fdca:9574::/32")
+
+// Address returns the address of the box with a public key.
+func Address(public wgtypes.Key) netip.Addr {
+	address, sum := Addresses.Addr().As16(), sha256.Sum256(public[:])
+	copy(address[4:], sum[:])
+	return netip.AddrFrom16(address)
+}
+
+// Peer is another box.
+type Peer struct {
+	Key wgtypes.Key
+	// Host is the address to which the encrypted packets go.
+	Host netip.Addr
+}
+
+// Link is the link of this box.
+type Link struct {
+	// KeyFile contains the private key.
+	KeyFile string
+	// Public is the public key.
+	Public wgtypes.Key
+	// Dir contains what lasts as long as the links of the box.
+	Dir string
+	// UID is the user and group of the process of a device, if the kernel has none.
+	UID int
+}
+
+// control configures a device. It leaves the sessions with known peers alone.
+type control interface {
+	peers() ([]wgtypes.Key, error)
+	configure(wgtypes.Config) error
+}
+
+// Ensure creates or repairs the device, and makes the peers those of the list.
+func (l *Link) Ensure(mtu int, peers []Peer) error {
+	c, err := l.device()
+	if err != nil {
+		return fmt.Errorf("the WireGuard device %s: %w", Device, err)
+	}
+	have, err := c.peers()
+	if err != nil {
+		return fmt.Errorf("reading the peers of the WireGuard device %s: %w", Device, err)
+	}
+	if err := c.configure(change(have, peers)); err != nil {
+		return fmt.Errorf("setting the peers of the WireGuard device %s: %w", Device, err)
+	}
+	return l.connect(mtu)
+}
+
+// change returns the configuration that turns the peers of a device into those of the list.
+func change(have []wgtypes.Key, want []Peer) (c wgtypes.Config) {
+	keys := map[wgtypes.Key]bool{}
+	for _, p := range want {
+		keys[p.Key] = true
+		c.Peers = append(c.Peers, wgtypes.PeerConfig{
+			PublicKey: p.Key, Endpoint: &net.UDPAddr{IP: p.Host.AsSlice(), Port: Port},
+			ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*single(Address(p.Key))},
+		})
+	}
+	for _, key := range have {
+		if !keys[key] {
+			c.Peers = append(c.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
+		}
+	}
+	return c
+}
+
+// device returns the control of the device, which it creates if there is none that works.
+func (l *Link) device() (control, error) {
+	link, err := netlink.LinkByName(Device)
+	switch {
+	case err == nil && link.Type() == "wireguard":
+		return kernel{}, nil
+	case err == nil && l.running():
+		return process{l.socket()}, nil
+	case err == nil: // Its process has ended, or it belongs to another program.
+		err = netlink.LinkDel(link)
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		err = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = Device
+	switch err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); {
+	case err == nil:
+		return l.startKernel()
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return l.start()
+	default:
+		return nil, err
+	}
+}
+
+// connect gives the device its address, and sends the packets for all boxes into it.
+func (l *Link) connect(mtu int) error {
+	link, err := netlink.LinkByName(Device)
+	if err != nil {
+		return err
+	}
+	if link.Attrs().MTU != mtu {
+		err = netlink.LinkSetMTU(link, mtu)
+	}
+	if e := os.WriteFile("/proc/sys/net/ipv6/conf/"+Device+"/disable_ipv6", []byte("0"), 0); e != nil { // Some hosts disable it by default.
+		err = errors.Join(err, fmt.Errorf("IPv6 must not be disabled in the kernel of this host: %w", e))
+	}
+	own := &netlink.Addr{IPNet: single(Address(l.Public)), Flags: unix.IFA_F_NODAD}
+	err = errors.Join(err, netlink.AddrReplace(link, own), netlink.LinkSetUp(link))
+	if err != nil {
+		return fmt.Errorf("setting up %s: %w", Device, err)
+	}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(Addresses), Src: Address(l.Public).AsSlice()}
+	if err := netlink.RouteReplace(route); err != nil {
+		return fmt.Errorf("route to %s: %w", Addresses, err)
+	}
+	return nil
+}
+
+// Whole returns whether the device exists and works.
+func (l *Link) Whole() (bool, error) {
+	link, err := netlink.LinkByName(Device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil || link.Attrs().Flags&net.FlagUp == 0 || link.Type() != "wireguard" && !l.running() {
+		return false, err
+	}
+	addresses, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	return slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(Address(l.Public).AsSlice()) }), err
+}
+
+// Remove removes the device and its process. Without them it does nothing.
+func (l *Link) Remove() error {
+	link, err := netlink.LinkByName(Device)
+	switch {
+	case err == nil:
+		err = netlink.LinkDel(link)
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		err = nil
+	}
+	return errors.Join(err, l.end(), os.RemoveAll(l.Dir))
+}
+
+func (l *Link) socket() string { return filepath.Join(l.Dir, "control.sock") }
+
+func single(a netip.Addr) *net.IPNet { return ipNet(netip.PrefixFrom(a, a.BitLen())) }
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,84 @@
+package wireguard
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+func key(b byte) (k wgtypes.Key) {
+	for i := range k {
+		k[i] = b
+	}
+	return k
+}
+
+// A key stays the same, and only root can read it.
+func TestEnsureKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "wireguard.key")
+	first, err := EnsureKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := EnsureKey(path); again != first || err != nil {
+		t.Errorf("the key has changed: %v", err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if err := os.WriteFile(path, []byte(first.String()[:20]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := EnsureKey(path); err == nil || strings.Contains(err.Error(), first.String()[:20]) || !strings.Contains(err.Error(), "restore the file") {
+		t.Errorf("a damaged key: %v", err)
+	}
+}
+
+// The address follows from the key, so no box can have that of another one.
+func TestAddress(t *testing.T) {
+	one, two := Address(key(1)), Address(key(2))
+	if one == two || one != Address(key(1)) || !Addresses.Contains(one) || !Addresses.Contains(two) {
+		t.Errorf("%s and %s", one, two)
+	}
+	if want := "fdca:9574:72cd:6e84:22c4:7fb:6d09:8690"; one.String() != want {
+		t.Errorf("%s, want %s: boxes of different versions would not reach each other", one, want)
+	}
+}
+
+// A change keeps the sessions of peers that stay, and allows each peer its own address only.
+func TestChange(t *testing.T) {
+	c := change([]wgtypes.Key{key(1), key(3)}, []Peer{{key(1), netip.MustParseAddr("192.0.2.1")}, {key(2), netip.MustParseAddr("2001:db8::2")}})
+	if c.ReplacePeers || c.PrivateKey != nil {
+		t.Errorf("the change ends all sessions: %+v", c)
+	}
+	want := fmt.Sprintf(`public_key=%[1]s
+endpoint=192.0.2.1:4787
+replace_allowed_ips=true
+allowed_ip=%[4]s/128
+public_key=%[2]s
+endpoint=[2001:db8::2]:4787
+replace_allowed_ips=true
+allowed_ip=%[5]s/128
+public_key=%[3]s
+remove=true
+`, strings.Repeat("01", 32), strings.Repeat("02", 32), strings.Repeat("03", 32), Address(key(1)), Address(key(2)))
+	if got := text(c); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestParsePublic(t *testing.T) {
+	for text, good := range map[string]bool{
+		key(1).String(): true, key(0).String(): false, "": false, "x": false, key(1).String() + "\n": false, key(1).String()[:43]: false,
+		"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQF=": false, // other padding bits
+	} {
+		if _, err := ParsePublic(text); (err == nil) != good {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
