@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -34,8 +35,8 @@ const (
 	InitService = "init"
 	// MaxTailLines is the largest number of lines that a client can ask for.
 	MaxTailLines = 1_000_000
-	// maxCommand is the largest number of words of a command, and maxWord the largest size of one in bytes.
-	maxCommand, maxWord = 256, 16 << 10
+	// maxWords is the largest number of words of a command, and maxWord the largest size of one in bytes.
+	maxWords, maxWord = 256, 16 << 10
 )
 
 // Root is the path of the API.
@@ -75,6 +76,14 @@ func (o LogOptions) Query() url.Values {
 
 var serviceName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
+// CheckService returns why no service of a machine has a name, which becomes a part of a path.
+func CheckService(name string) error {
+	if !serviceName.MatchString(name) {
+		return fmt.Errorf("expected the name of a service such as kubelet, found %.80q", name)
+	}
+	return nil
+}
+
 // ParseLogOptions decodes and checks options. Without a service it is InitService.
 func ParseLogOptions(q url.Values) (o LogOptions, err error) {
 	if err := known(q, "service", "follow", "tailLines"); err != nil {
@@ -83,8 +92,8 @@ func ParseLogOptions(q url.Values) (o LogOptions, err error) {
 	if o.Service = q.Get("service"); o.Service == "" {
 		o.Service = InitService
 	}
-	if !serviceName.MatchString(o.Service) {
-		return o, fmt.Errorf("service: expected the name of a service, for example kubelet, found %.80q", o.Service)
+	if err := CheckService(o.Service); err != nil {
+		return o, err
 	}
 	if o.Follow, err = flag(q, "follow"); err != nil {
 		return o, err
@@ -123,23 +132,29 @@ func ParseExecOptions(q url.Values) (o ExecOptions, err error) {
 	if err := known(q, "command", "stdin", "tty", "term"); err != nil {
 		return o, err
 	}
-	if o.Command = q["command"]; len(o.Command) > maxCommand {
-		return o, fmt.Errorf("command: expected at most %d words, found %d", maxCommand, len(o.Command))
-	}
-	if slices.ContainsFunc(o.Command, func(word string) bool { return len(word) > maxWord }) {
-		return o, fmt.Errorf("command: expected words of at most %d bytes, found a longer one", maxWord)
-	}
-	if len(o.Command) > 0 && o.Command[0] == "" {
-		return o, fmt.Errorf("command: expected a program, found an empty name")
-	}
-	if o.Term = q.Get("term"); o.Term != "" && !termName.MatchString(o.Term) {
-		return o, fmt.Errorf("term: expected a type of terminal, for example xterm, found %.80q", o.Term)
-	}
+	o.Command, o.Term = q["command"], q.Get("term")
 	if o.Stdin, err = flag(q, "stdin"); err != nil {
 		return o, err
 	}
-	o.TTY, err = flag(q, "tty")
-	return o, err
+	if o.TTY, err = flag(q, "tty"); err != nil {
+		return o, err
+	}
+	return o, CheckCommand(o.Command, o.Term)
+}
+
+// CheckCommand returns why no machine can run a command, or use the type of its terminal.
+func CheckCommand(words []string, term string) error {
+	switch {
+	case len(words) > maxWords:
+		return fmt.Errorf("expected a command of at most %d words, found %d", maxWords, len(words))
+	case slices.ContainsFunc(words, func(w string) bool { return len(w) > maxWord || strings.ContainsRune(w, 0) }):
+		return fmt.Errorf("expected words of at most %d bytes without a zero byte, found another one", maxWord)
+	case len(words) > 0 && (words[0] == "" || words[0][0] == '-'): // an option of runc
+		return fmt.Errorf("expected the name of a program, found %.80q", words[0])
+	case term != "" && !termName.MatchString(term):
+		return fmt.Errorf("expected a type of terminal such as xterm, found %.80q", term)
+	}
+	return nil
 }
 
 // known refuses other parameters: a misspelled one would be ignored.
