@@ -1,4 +1,4 @@
-// Package accessapi is the API of the logs and shells of machines, as the manager serves it and the command uses it. The API
+// Package accessapi is the API of the logs, shells and images of machines, as the manager serves it and the command uses it. The API
 // server of the management cluster forwards its requests to the manager (aggregation).
 //
 // Layer: contract. Allowed imports: api, library.
@@ -28,6 +28,10 @@ const Resource = "capstanmachines"
 const (
 	Log  = "log"
 	Exec = "exec"
+	// Images loads image archives. API servers end requests after a minute, except those for a few names of subresources; an upload
+	// takes longer. Its path therefore has Proxy in front of it, to which a user needs a right too.
+	Images = "images"
+	Proxy  = "proxy"
 )
 
 const (
@@ -44,7 +48,16 @@ func Root() string { return "/apis/" + GroupVersion.String() }
 
 // Path returns the path of a subresource of a machine.
 func Path(namespace, name, subresource string) string {
+	if subresource == Images {
+		subresource = path.Join(Proxy, Images)
+	}
 	return path.Join(Root(), "namespaces", namespace, Resource, name, subresource)
+}
+
+// LoadedImages is the answer to an archive.
+type LoadedImages struct {
+	// Images are the names of the images in the archive.
+	Images []string `json:"images"`
 }
 
 // Discovery describes the API to clients. A WebSocket starts with GET, so exec has both verbs.
@@ -55,6 +68,7 @@ func Discovery() *metav1.APIResourceList {
 		APIResources: []metav1.APIResource{
 			{Name: Resource + "/" + Log, Namespaced: true, Kind: "MachineLog", Verbs: metav1.Verbs{"get"}},
 			{Name: Resource + "/" + Exec, Namespaced: true, Kind: "MachineExec", Verbs: metav1.Verbs{"get", "create"}},
+			{Name: Resource + "/" + Proxy, Namespaced: true, Kind: "MachineImages", Verbs: metav1.Verbs{"create"}},
 		},
 	}
 }

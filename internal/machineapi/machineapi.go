@@ -198,6 +198,9 @@ type EndpointTerm struct {
 	Until time.Duration `json:"until"`
 }
 
+// ExitBadArchive is the exit code of `capstan-init images import` for an archive that contains no usable image.
+const ExitBadArchive = 65
+
 // ImportedImages is the output of `capstan-init images import`.
 type ImportedImages struct {
 	// Names of the images in the archive, sorted.
