@@ -19,6 +19,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/tracing"
 )
 
 // hollowCommand serves a host with simulated machines. It needs no privileges.
@@ -105,7 +106,7 @@ type hollowServer struct {
 
 // Serve implements server.
 func (h hollowServer) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	server := grpc.NewServer(append(options, hostpb.DefaultKeepalive.Server()...)...)
+	server := grpc.NewServer(append(append(options, hostpb.DefaultKeepalive.Server()...), tracing.ServerOption())...)
 	hostpb.RegisterHostServer(server, h)
 	hostpb.RegisterCredentialsServer(server, h.credentials)
 	stop := context.AfterFunc(ctx, server.Stop)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/tracing"
 )
 
 // Socket is the path where capstand listens. Any client that can connect has root access to the host, because capstand
@@ -78,7 +79,7 @@ func Lock(root string) error {
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,
 // because the kernel checks who can connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)))
+	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)), tracing.ServerOption())
 	server := grpc.NewServer(options...)
 	hostpb.RegisterHostServer(server, h)
 	if h.config.Credentials != nil {
