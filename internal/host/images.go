@@ -56,7 +56,7 @@ func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	if err != nil {
 		return importError(m.spec, err)
 	}
-	m.log.Info("Images loaded", "images", images)
+	m.log.Info("Images loaded", "images", len(images))
 	return stream.SendAndClose(&hostpb.LoadImageResponse{Images: images})
 }
 

@@ -48,7 +48,7 @@ func (s *Server) images(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	body := &archive{r.Body, http.NewResponseController(w), ctx}
 	defer context.AfterFunc(ctx, body.interrupt)()
 	images, err := load(ctx, t, body, s.MaxImageBytes)
-	ctrl.LoggerFrom(ctx).Info("The load of images has ended", "namespace", q.namespace, "machine", q.name, "user", caller.GetName(), "images", images, "failure", err)
+	ctrl.LoggerFrom(ctx).Info("The load of images has ended", "namespace", q.namespace, "machine", q.name, "user", caller.GetName(), "images", len(images), "failure", err)
 	if err != nil {
 		return err
 	}

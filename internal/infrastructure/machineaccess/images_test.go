@@ -91,9 +91,8 @@ func TestImagesOfALostClient(t *testing.T) {
 			<-f.recorder.Events
 			if name == "the client leaves" {
 				cancel()
-			} else {
-				_ = feed.CloseWithError(errors.New("disk error"))
 			}
+			_ = feed.CloseWithError(errors.New("disk error"))
 			if err := <-done; err == nil {
 				t.Error("the client ended without an error")
 			}

@@ -605,7 +605,7 @@ func (h *Host) Imports() (receiving, loaded int) { return int(h.imports.Load()),
 // Commands is the number of commands that run.
 func (h *Host) Commands() int { return int(h.commands.Load()) }
 
-// LoadImage implements hostpb.HostServer. The content of an archive is the name of its image; "garbage" is none.
+// LoadImage implements hostpb.HostServer. The first 64 bytes of an archive are the name of its image; "garbage" is none.
 func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -623,7 +623,7 @@ func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 			return refusal.Errorf(hostpb.Refusal_INVALID, "the archive is garbage")
 		case errors.Is(err, io.EOF):
 			h.loaded.Add(1)
-			return stream.SendAndClose(&hostpb.LoadImageResponse{Images: []string{string(archive)}})
+			return stream.SendAndClose(&hostpb.LoadImageResponse{Images: []string{string(archive[:min(len(archive), 64)])}})
 		case err != nil:
 			return err
 		}
