@@ -73,6 +73,9 @@ func TestCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
+	for err == nil { // until the end of the stream
+		_, err = watch.Recv()
+	}
 	span.End()
 	stop()
 	spans := receiver.Spans()

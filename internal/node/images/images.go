@@ -8,6 +8,7 @@ package images
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +16,14 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	core "github.com/containerd/containerd/v2/core/images"
+	ociarchive "github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Socket of the machine's containerd.
@@ -39,6 +45,7 @@ var ErrArchive = errors.New("the image archive cannot be used")
 // Import imports an OCI or Docker archive, unpacks its images, and returns their names. On a second import of the same archive
 // it returns the same names. A failed or cancelled import leaves nothing: neither names nor content.
 func Import(ctx context.Context, socket string, archive io.Reader) (names []string, err error) {
+	_ = log.SetLevel("error") // Errors are returned. Other messages of the client would be part of the error that a person gets.
 	c, err := client.New(socket, client.WithDefaultNamespace(namespace))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to containerd at %s: %w", socket, err)
@@ -49,24 +56,27 @@ func Import(ctx context.Context, socket string, archive io.Reader) (names []stri
 		return nil, fmt.Errorf("asking containerd for a lease: %w", err)
 	}
 	defer func() { err = errors.Join(err, release(err != nil)) }()
-	before, err := c.ImageService().List(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("listing the images of containerd: %w", err)
-	}
 	checked := inspect(archive)
-	imported, err := c.Import(leased, checked)
+	index, err := ociarchive.ImportIndex(leased, c.ContentStore(), checked)
 	if wrong := checked.finish(); wrong != nil {
 		err = wrong
 	}
 	if err != nil {
 		return nil, classify(ctx, fmt.Errorf("importing the archive into containerd: %w", err))
 	}
-	for _, image := range imported {
+	found, err := imagesOf(leased, c.ContentStore(), index)
+	if err != nil {
+		return nil, classify(ctx, fmt.Errorf("reading the index of the archive: %w", err))
+	}
+	for _, image := range found {
 		if err := client.NewImage(c, image).Unpack(leased, ""); err != nil {
-			return nil, errors.Join(classify(ctx, fmt.Errorf("unpacking image %s: %w", image.Name, err)), restore(ctx, c.ImageService(), before, imported))
+			return nil, classify(ctx, fmt.Errorf("unpacking image %s: %w", image.Name, err))
 		}
 	}
-	return namesOf(imported)
+	if names, err = namesOf(found); err != nil {
+		return nil, err
+	}
+	return names, record(leased, c.ImageService(), found)
 }
 
 // classify adds ErrArchive, except if the import was cancelled or containerd does not answer.
@@ -94,20 +104,49 @@ func lease(ctx context.Context, manager leases.Manager) (_ context.Context, rele
 	}, nil
 }
 
-// restore gives the names of an import that failed back to the images that had them.
-func restore(ctx context.Context, store core.Store, before, imported []core.Image) (err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-	defer cancel()
-	for _, image := range imported {
-		former := slices.IndexFunc(before, func(b core.Image) bool { return b.Name == image.Name })
-		if former < 0 {
-			err = errors.Join(err, store.Delete(ctx, image.Name))
-			continue
-		}
-		_, updateErr := store.Update(ctx, before[former], "target")
-		err = errors.Join(err, updateErr)
+// maxIndex is the largest size of the list of the images of an archive.
+const maxIndex = 8 << 20
+
+// imagesOf returns the images of an archive that have names. It connects the parts of each image in containerd, so that the
+// garbage collector keeps them together.
+func imagesOf(ctx context.Context, store content.Store, index ocispec.Descriptor) ([]core.Image, error) {
+	if index.Size > maxIndex {
+		return nil, fmt.Errorf("expected at most %d bytes, found %d", maxIndex, index.Size)
 	}
-	return err
+	children := core.FilterPlatforms(core.ChildrenHandler(store), platforms.Default())
+	if err := core.WalkNotEmpty(ctx, core.SetChildrenLabels(store, children), index); err != nil {
+		return nil, err
+	}
+	data, err := content.ReadBlob(ctx, store, index)
+	if err != nil {
+		return nil, err
+	}
+	var list ocispec.Index
+	if err := json.Unmarshal(data, &list); err != nil {
+		return nil, err
+	}
+	var found []core.Image
+	for _, manifest := range list.Manifests {
+		if name := manifest.Annotations[core.AnnotationImageName]; name != "" {
+			found = append(found, core.Image{Name: name, Target: manifest})
+		}
+	}
+	return found, nil
+}
+
+// record gives images their names. The kubelet's interface to containerd adds records of its own to a named image, so only
+// complete images get a name.
+func record(ctx context.Context, store core.Store, images []core.Image) error {
+	for _, image := range images {
+		_, err := store.Update(ctx, image, "target")
+		if errdefs.IsNotFound(err) {
+			_, err = store.Create(ctx, image)
+		}
+		if err != nil {
+			return fmt.Errorf("recording image %s: %w", image.Name, err)
+		}
+	}
+	return nil
 }
 
 // namesOf returns the sorted names of images. An archive without a name is refused, because no pod could use its images.

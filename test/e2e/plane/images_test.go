@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -93,7 +94,7 @@ func (w *workstation) testSlowUpload(machine string) {
 // A cancelled upload leaves neither an image nor a part of it, in containerd and on the host.
 func (w *workstation) testCancelledUpload(machine string) {
 	t, archive := w.i.t, w.publicFile("large.tar")
-	w.writeArchive(archive, &tar.Header{Name: "blobs/sha256/" + strings.Repeat("a", 64), Size: 1 << 30, Mode: 0o644})
+	w.writeArchive(archive, member{"blobs/sha256/" + strings.Repeat("a", 64), zeros{}, 1 << 30})
 	before, leases := w.ctr(machine, "content", "ls", "-q"), w.ctr(machine, "leases", "ls", "-q")
 	active := func() string { return w.ctr(machine, "content", "active") }
 	for name, end := range map[string]func(cancel func()){
@@ -134,25 +135,40 @@ func (w *workstation) testCancelledUpload(machine string) {
 	}
 }
 
-// Archives that are none are refused with the reason, and leave no image.
+// Archives that are none are refused with the reason, and leave no image. An image keeps its name if another one with this name
+// cannot be unpacked.
 func (w *workstation) testHostileArchives(machine string) {
-	before := w.ctr(machine, "images", "ls", "-q")
-	garbage, traversal, empty := w.publicFile("garbage.tar"), w.publicFile("traversal.tar"), w.publicFile("empty.tar")
+	before := w.ctr(machine, "images", "ls")
+	garbage, traversal, empty, layer := w.publicFile("garbage.tar"), w.publicFile("traversal.tar"), w.publicFile("empty.tar"), w.publicFile("layer.tar")
 	if err := os.WriteFile(garbage, []byte(strings.Repeat("garbage ", 10_000)), 0o644); err != nil {
 		w.i.t.Fatal(err)
 	}
-	w.writeArchive(traversal, &tar.Header{Name: "../../etc/cron.d/evil", Size: 4, Mode: 0o644})
+	w.writeArchive(traversal, text("../../etc/cron.d/evil", "evil"))
 	w.writeArchive(empty)
+	w.writeArchive(layer, text("manifest.json", `[{"Config": "config.json", "RepoTags": ["registry.capstan.dev/evil:v1", "`+echoImage+`"], "Layers": ["layer.tar"]}]`),
+		text("config.json", `{"architecture": "`+runtime.GOARCH+`", "os": "linux", "rootfs": {"type": "layers", "diff_ids": ["sha256:`+strings.Repeat("a", 64)+`"]}}`),
+		text("layer.tar", strings.Repeat("garbage ", 1000)))
 	w.refused("expected a tar archive", "load", "image", garbage, "--cluster", "demo")
 	w.refused("expected names inside of the archive", "load", "image", traversal, "--cluster", "demo")
 	w.refused("unrecognized image format", "load", "image", empty, "--cluster", "demo")
-	if after := w.ctr(machine, "images", "ls", "-q"); after != before {
+	w.refused("unpacking image", "load", "image", layer, "--cluster", "demo")
+	if after := w.ctr(machine, "images", "ls"); after != before {
 		w.i.t.Errorf("the images were %s, and are %s", before, after)
 	}
 }
 
-// writeArchive writes an archive of files that contain zeros.
-func (w *workstation) writeArchive(path string, files ...*tar.Header) {
+// member is a file of an archive.
+type member struct {
+	name    string
+	content io.Reader
+	size    int64
+}
+
+func text(name, content string) member {
+	return member{name, strings.NewReader(content), int64(len(content))}
+}
+
+func (w *workstation) writeArchive(path string, members ...member) {
 	w.i.t.Helper()
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -160,11 +176,11 @@ func (w *workstation) writeArchive(path string, files ...*tar.Header) {
 	}
 	defer file.Close()
 	archive := tar.NewWriter(file)
-	for _, header := range files {
-		if err := archive.WriteHeader(header); err != nil {
+	for _, m := range members {
+		if err := archive.WriteHeader(&tar.Header{Name: m.name, Size: m.size, Mode: 0o644}); err != nil {
 			w.i.t.Fatal(err)
 		}
-		if _, err := io.CopyN(archive, zeros{}, header.Size); err != nil {
+		if _, err := io.CopyN(archive, m.content, m.size); err != nil {
 			w.i.t.Fatal(err)
 		}
 	}
