@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -40,6 +41,9 @@ func main() {
 	defer stop()
 	if err := command(log).ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "capstan-init:", err)
+		if errors.Is(err, images.ErrArchive) {
+			os.Exit(machineapi.ExitBadArchive)
+		}
 		os.Exit(1)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/hollow"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/statelock"
+	"capstan.dev/capstan/internal/tracing"
 )
 
 // hollowCommand serves a host with simulated machines. It needs no privileges.
@@ -106,7 +107,7 @@ type hollowServer struct {
 
 // Serve implements server.
 func (h hollowServer) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	server := grpc.NewServer(append(options, hostpb.DefaultKeepalive.Server()...)...)
+	server := grpc.NewServer(append(append(options, hostpb.DefaultKeepalive.Server()...), tracing.ServerOption())...)
 	hostpb.RegisterHostServer(server, h)
 	hostpb.RegisterCredentialsServer(server, h.credentials)
 	stop := context.AfterFunc(ctx, server.Stop)

@@ -28,6 +28,8 @@ import (
 	"capstan.dev/capstan/internal/host/statelock"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
+	"capstan.dev/capstan/internal/tracing"
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 func main() {
@@ -57,6 +59,7 @@ type options struct {
 	stopPodsWithin             time.Duration
 	tls                        credentials.Server
 	metrics                    metricsOptions
+	tracing                    collector.Flags
 }
 
 func command(log *slog.Logger) *cobra.Command {
@@ -82,6 +85,7 @@ func command(log *slog.Logger) *cobra.Command {
 	f.IntVar(&o.socketUID, "socket-uid", -1, "number of the user that owns the socket (default: root)")
 	o.addListenFlags(f)
 	o.metrics.addFlags(f)
+	o.tracing.Add(f)
 	f.StringVar(&o.reserveMemory, "reserve-memory", "1Gi", "memory that machines cannot use: for the host itself and the management plane")
 	f.StringVar(&o.reserveDisk, "reserve-disk", "1Gi", "free disk space below which the host accepts no new machine")
 	f.BoolVar(&o.preallocateDisks, "preallocate-disks", false, "reserve the full size of a new machine's disk at once, instead of only the space that the machine uses")
@@ -107,6 +111,11 @@ func run(ctx context.Context, o options, log *slog.Logger) error {
 	if o.root = config.Root; o.listen != "" {
 		config.Credentials = &credentials.Service{Server: o.tlsFiles()}
 	}
+	stopTracing, err := tracing.Start(ctx, o.tracing, "capstand", host.Version, func(err error) { log.Warn("Tracing", "problem", err) })
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	h, err := host.New(ctx, config, log)

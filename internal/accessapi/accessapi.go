@@ -1,4 +1,4 @@
-// Package accessapi is the API of the logs and shells of machines, as the manager serves it and the command uses it. The API
+// Package accessapi is the API of the logs, shells and images of machines, as the manager serves it and the command uses it. The API
 // server of the management cluster forwards its requests to the manager (aggregation).
 //
 // Layer: contract. Allowed imports: api, library.
@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,6 +28,10 @@ const Resource = "capstanmachines"
 const (
 	Log  = "log"
 	Exec = "exec"
+	// Images loads image archives. API servers end requests after a minute, except those for a few names of subresources; an upload
+	// takes longer. Its path therefore has Proxy in front of it, to which a user needs a right too.
+	Images = "images"
+	Proxy  = "proxy"
 )
 
 const (
@@ -34,8 +39,8 @@ const (
 	InitService = "init"
 	// MaxTailLines is the largest number of lines that a client can ask for.
 	MaxTailLines = 1_000_000
-	// maxCommand is the largest number of words of a command, and maxWord the largest size of one in bytes.
-	maxCommand, maxWord = 256, 16 << 10
+	// maxWords is the largest number of words of a command, and maxWord the largest size of one in bytes.
+	maxWords, maxWord = 256, 16 << 10
 )
 
 // Root is the path of the API.
@@ -43,7 +48,16 @@ func Root() string { return "/apis/" + GroupVersion.String() }
 
 // Path returns the path of a subresource of a machine.
 func Path(namespace, name, subresource string) string {
+	if subresource == Images {
+		subresource = path.Join(Proxy, Images)
+	}
 	return path.Join(Root(), "namespaces", namespace, Resource, name, subresource)
+}
+
+// LoadedImages is the answer to an archive.
+type LoadedImages struct {
+	// Images are the names of the images in the archive.
+	Images []string `json:"images"`
 }
 
 // Discovery describes the API to clients. A WebSocket starts with GET, so exec has both verbs.
@@ -54,6 +68,7 @@ func Discovery() *metav1.APIResourceList {
 		APIResources: []metav1.APIResource{
 			{Name: Resource + "/" + Log, Namespaced: true, Kind: "MachineLog", Verbs: metav1.Verbs{"get"}},
 			{Name: Resource + "/" + Exec, Namespaced: true, Kind: "MachineExec", Verbs: metav1.Verbs{"get", "create"}},
+			{Name: Resource + "/" + Proxy, Namespaced: true, Kind: "MachineImages", Verbs: metav1.Verbs{"create"}},
 		},
 	}
 }
@@ -75,6 +90,14 @@ func (o LogOptions) Query() url.Values {
 
 var serviceName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
+// CheckService returns why no service of a machine has a name, which becomes a part of a path.
+func CheckService(name string) error {
+	if !serviceName.MatchString(name) {
+		return fmt.Errorf("expected the name of a service such as kubelet, found %.80q", name)
+	}
+	return nil
+}
+
 // ParseLogOptions decodes and checks options. Without a service it is InitService.
 func ParseLogOptions(q url.Values) (o LogOptions, err error) {
 	if err := known(q, "service", "follow", "tailLines"); err != nil {
@@ -83,8 +106,8 @@ func ParseLogOptions(q url.Values) (o LogOptions, err error) {
 	if o.Service = q.Get("service"); o.Service == "" {
 		o.Service = InitService
 	}
-	if !serviceName.MatchString(o.Service) {
-		return o, fmt.Errorf("service: expected the name of a service, for example kubelet, found %.80q", o.Service)
+	if err := CheckService(o.Service); err != nil {
+		return o, err
 	}
 	if o.Follow, err = flag(q, "follow"); err != nil {
 		return o, err
@@ -123,23 +146,29 @@ func ParseExecOptions(q url.Values) (o ExecOptions, err error) {
 	if err := known(q, "command", "stdin", "tty", "term"); err != nil {
 		return o, err
 	}
-	if o.Command = q["command"]; len(o.Command) > maxCommand {
-		return o, fmt.Errorf("command: expected at most %d words, found %d", maxCommand, len(o.Command))
-	}
-	if slices.ContainsFunc(o.Command, func(word string) bool { return len(word) > maxWord }) {
-		return o, fmt.Errorf("command: expected words of at most %d bytes, found a longer one", maxWord)
-	}
-	if len(o.Command) > 0 && o.Command[0] == "" {
-		return o, fmt.Errorf("command: expected a program, found an empty name")
-	}
-	if o.Term = q.Get("term"); o.Term != "" && !termName.MatchString(o.Term) {
-		return o, fmt.Errorf("term: expected a type of terminal, for example xterm, found %.80q", o.Term)
-	}
+	o.Command, o.Term = q["command"], q.Get("term")
 	if o.Stdin, err = flag(q, "stdin"); err != nil {
 		return o, err
 	}
-	o.TTY, err = flag(q, "tty")
-	return o, err
+	if o.TTY, err = flag(q, "tty"); err != nil {
+		return o, err
+	}
+	return o, CheckCommand(o.Command, o.Term)
+}
+
+// CheckCommand returns why no machine can run a command, or use the type of its terminal.
+func CheckCommand(words []string, term string) error {
+	switch {
+	case len(words) > maxWords:
+		return fmt.Errorf("expected a command of at most %d words, found %d", maxWords, len(words))
+	case slices.ContainsFunc(words, func(w string) bool { return len(w) > maxWord || strings.ContainsRune(w, 0) }):
+		return fmt.Errorf("expected words of at most %d bytes without a zero byte, found another one", maxWord)
+	case len(words) > 0 && (words[0] == "" || words[0][0] == '-'): // an option of runc
+		return fmt.Errorf("expected the name of a program, found %.80q", words[0])
+	case term != "" && !termName.MatchString(term):
+		return fmt.Errorf("expected a type of terminal such as xterm, found %.80q", term)
+	}
+	return nil
 }
 
 // known refuses other parameters: a misspelled one would be ignored.

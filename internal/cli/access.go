@@ -35,7 +35,7 @@ type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("the command ended with exit code %d", int(e)) }
 
-// onThisBox reports whether logs and shells use the capstand of this box: the command line names it, or nothing names a
+// onThisBox reports whether logs, shells and images use the capstand of this box: the command line names it, or nothing names a
 // management cluster and this box has a capstand.
 func onThisBox(s surroundings, socket, here bool) bool {
 	switch {
@@ -105,7 +105,7 @@ func (a *app) shellCommand() *cobra.Command {
 }
 
 // accessRequest returns a request for a subresource of a machine, and the configuration of its client.
-func (a *app) accessRequest(namespace, name, subresource string, query map[string][]string) (*rest.Request, *rest.Config, error) {
+func (a *app) accessRequest(method, namespace, name, subresource string, query map[string][]string) (*rest.Request, *rest.Config, error) {
 	namespace, err := a.namespace(namespace)
 	if err != nil {
 		return nil, nil, err
@@ -121,7 +121,7 @@ func (a *app) accessRequest(namespace, name, subresource string, query map[strin
 	if err != nil {
 		return nil, nil, err
 	}
-	request := c.Get().AbsPath(accessapi.Path(namespace, name, subresource))
+	request := c.Verb(method).AbsPath(accessapi.Path(namespace, name, subresource))
 	for key, values := range query {
 		for _, value := range values {
 			request.Param(key, value)
@@ -132,7 +132,7 @@ func (a *app) accessRequest(namespace, name, subresource string, query map[strin
 
 // logsOfPlane prints a log through the management cluster.
 func (a *app) logsOfPlane(ctx context.Context, namespace, name string, o accessapi.LogOptions) error {
-	request, _, err := a.accessRequest(namespace, name, accessapi.Log, o.Query())
+	request, _, err := a.accessRequest("GET", namespace, name, accessapi.Log, o.Query())
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (a *app) logsOfPlane(ctx context.Context, namespace, name string, o accessa
 // shellOfPlane runs a command through the management cluster.
 func (a *app) shellOfPlane(ctx context.Context, namespace, name string, command []string) error {
 	o := accessapi.ExecOptions{Command: command, Stdin: true, TTY: a.terminal(), Term: os.Getenv("TERM")}
-	request, config, err := a.accessRequest(namespace, name, accessapi.Exec, o.Query())
+	request, config, err := a.accessRequest("GET", namespace, name, accessapi.Exec, o.Query())
 	if err != nil {
 		return err
 	}

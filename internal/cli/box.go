@@ -40,7 +40,7 @@ func (a *app) localServer() string {
 func (a *app) boxCommands() []*cobra.Command {
 	return []*cobra.Command{
 		a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(),
-		a.loadCommand(), a.quickstartCommand(),
+		a.quickstartCommand(),
 	}
 }
 

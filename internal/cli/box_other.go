@@ -34,6 +34,10 @@ func (*app) logsHere(context.Context, string, string, accessapi.LogOptions) erro
 
 func (*app) shellHere(context.Context, string, string, []string) error { return errNoHosts }
 
+func (*app) imageTargetsHere(context.Context, string, string) ([]imageTarget, error) {
+	return nil, errNoHosts
+}
+
 var errNoHosts = coded{errors.New("wanted a management cluster, found --socket: machines run on Linux hosts only; set --kubeconfig or $KUBECONFIG"), exitUsage}
 
 func (*app) localVersions() ([]string, error) { return nil, nil }

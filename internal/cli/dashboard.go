@@ -47,15 +47,7 @@ address contains a secret: do not publish it. The page ends with the command.`,
 
 // dashboardLogic is the logic of `capstan describe` and `capstan status`.
 var dashboardLogic = dashboard.Logic{
-	Waiting: func(objects []*unstructured.Unstructured) []dashboard.Waiting {
-		out := []dashboard.Waiting{}
-		for _, w := range waitingFor(objects) {
-			out = append(out, dashboard.Waiting{
-				Object: w.Object, Condition: w.Condition, Reason: w.Reason, Message: w.Message, Since: w.Since, Do: w.Do, See: w.See, ByItself: w.Do == none,
-			})
-		}
-		return out
-	},
+	Waiting: waitingFor,
 	Updates: func(machines, capstan []*unstructured.Unstructured) []dashboard.Update {
 		return append([]dashboard.Update{}, updatesOf(typed[clusterv1.Machine](machines), typed[infrav1.CapstanMachine](capstan))...)
 	},

@@ -3,7 +3,7 @@
 package cli
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,12 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 
-	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/embedded"
@@ -178,75 +177,46 @@ func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequ
 	}
 }
 
-func (a *app) loadCommand() *cobra.Command {
-	var cluster, namespace string
-	image := &cobra.Command{
-		Use: "image ARCHIVE", Short: "Load an OCI image archive into every machine of a cluster on this box", Args: oneArg("the path of an OCI image archive"),
-		RunE: func(c *cobra.Command, args []string) error {
-			images, err := a.loadImage(c.Context(), namespace, cluster, args[0])
-			if err != nil {
-				return err
-			}
-			if a.json() {
-				return a.printJSON(map[string]any{"images": images})
-			}
-			fmt.Fprintln(a.out, strings.Join(images, "\n"))
-			return nil
-		},
-	}
-	image.Flags().StringVar(&cluster, "cluster", "", "name of the cluster")
-	image.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of the cluster")
-	a.socketFlag(image)
-	_ = image.MarkFlagRequired("cluster")
-	return group("load", "Load images into the machines of a cluster, without a registry", image)
-}
-
-// loadImage sends an archive to each host with machines of the cluster, once per host.
-func (a *app) loadImage(ctx context.Context, namespace, cluster, archive string) ([]string, error) {
+// imageTargetsHere returns the machines of a cluster on this box.
+func (a *app) imageTargetsHere(ctx context.Context, namespace, cluster string) ([]imageTarget, error) {
+	namespace = cmp.Or(namespace, metav1.NamespaceDefault)
 	all, err := a.machines(ctx)
 	if err != nil {
 		return nil, err
 	}
-	byHost := map[localHost][]string{}
+	var targets []imageTarget
 	for _, l := range all {
-		if s := l.machine.GetSpec(); s.GetCluster() == cluster && s.GetNamespace() == namespace {
-			byHost[l.host] = append(byHost[l.host], s.GetId())
+		s := l.machine.GetSpec()
+		if s.GetCluster() != cluster || s.GetNamespace() != namespace {
+			continue
 		}
+		targets = append(targets, imageTarget{s.GetName(), func(ctx context.Context, archive io.Reader) (images []string, err error) {
+			err = withHost(l.host, func(h hostpb.HostClient) error {
+				images, err = sendImage(ctx, h, s.GetId(), archive)
+				return err
+			})
+			return images, err
+		}})
 	}
-	if len(byHost) == 0 {
+	if len(targets) == 0 {
 		return nil, coded{fmt.Errorf("wanted machines of cluster %s (namespace %s) on this box, found none", cluster, namespace), exitNotFound}
 	}
-	var images []string
-	for host, ids := range byHost {
-		err := withHost(host, func(h hostpb.HostClient) error {
-			loaded, err := sendImage(ctx, h, ids, archive)
-			images = append(images, loaded...)
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("cannot load %s on host %s: %w", archive, host.name, err)
-		}
-	}
-	slices.Sort(images)
-	return slices.Compact(images), nil
+	return targets, nil
 }
 
-func sendImage(ctx context.Context, h hostpb.HostClient, machines []string, archive string) ([]string, error) {
-	file, err := os.Open(archive)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
+// sendImage sends an archive to a machine. capstand does not take the end of a call that was cancelled for the end of the archive.
+func sendImage(ctx context.Context, h hostpb.HostClient, machine string, archive io.Reader) ([]string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	stream, err := h.LoadImage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = stream.Send(&hostpb.LoadImageRequest{Machines: machines})
-	reader, buffer := bufio.NewReader(file), make([]byte, 256<<10)
-	for err == nil {
-		n, readErr := reader.Read(buffer)
+	for err = stream.Send(&hostpb.LoadImageRequest{Machine: machine}); err == nil; {
+		part := make([]byte, 256<<10) // gRPC can use a message after it was sent
+		n, readErr := archive.Read(part)
 		if n > 0 {
-			err = stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]})
+			err = stream.Send(&hostpb.LoadImageRequest{Chunk: part[:n]})
 		}
 		if errors.Is(readErr, io.EOF) {
 			break

@@ -54,6 +54,8 @@ func (a *app) upCommand() *cobra.Command {
 	c.Flags().StringVar(&o.APIAddress, "api-address", "", "address, host:port, at which other boxes reach the management API, for 'capstan host join'; the API server then listens on all addresses of this box; none ends it (default: unchanged)")
 	c.Flags().StringVar(&o.CoreFeatureGates, "core-feature-gates", "", "feature gates of Cluster API, for example MachineTaintPropagation=true; none removes all (default: unchanged)")
 	c.MarkFlagsMutuallyExclusive("hosts", "no-hosts")
+	o.Tracing.Add(c.Flags())
+	c.Flags().Lookup("tracing-endpoint").Usage += "; none ends them (default: unchanged)"
 	scheduleFlags(c.Flags(), &o.Backup)
 	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
 	return c

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"capstan.dev/capstan/internal/cli/dashboard"
 	"capstan.dev/capstan/internal/polarity"
 )
 
@@ -22,29 +23,17 @@ const maxEvents = 10
 
 // report describes an object: what it and its parts wait for, since when, and what a user can do.
 type report struct {
-	Kind      string      `json:"kind"`
-	Namespace string      `json:"namespace,omitempty"`
-	Name      string      `json:"name"`
-	Facts     []fact      `json:"facts,omitempty"`
-	Waiting   []waiting   `json:"waiting"`
-	Events    []eventLine `json:"events,omitempty"`
+	Kind      string              `json:"kind"`
+	Namespace string              `json:"namespace,omitempty"`
+	Name      string              `json:"name"`
+	Facts     []fact              `json:"facts,omitempty"`
+	Waiting   []dashboard.Waiting `json:"waiting"`
+	Events    []eventLine         `json:"events,omitempty"`
 }
 
 type fact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-}
-
-// waiting is one condition that is not as it should be.
-type waiting struct {
-	Object    string    `json:"object"`
-	Condition string    `json:"condition"`
-	Reason    string    `json:"reason,omitempty"`
-	Message   string    `json:"message,omitempty"`
-	Since     time.Time `json:"since,omitzero"`
-	// Do is what a user can do; empty if the condition only summarizes others.
-	Do  string `json:"do,omitempty"`
-	See string `json:"see,omitempty"`
 }
 
 type eventLine struct {
@@ -67,12 +56,12 @@ func diagnose(root *unstructured.Unstructured, parts []*unstructured.Unstructure
 
 // waitingFor lists what the objects wait for, a cause before its consequences. Objects that only repeat the message of
 // another one are left out.
-func waitingFor(objects []*unstructured.Unstructured) []waiting {
+func waitingFor(objects []*unstructured.Unstructured) []dashboard.Waiting {
 	objects = slices.Clone(objects)
 	slices.SortStableFunc(objects, func(a, b *unstructured.Unstructured) int {
 		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
 	})
-	out := []waiting{}
+	out := []dashboard.Waiting{}
 	seen := map[string]bool{}
 	for _, o := range objects {
 		for _, c := range problems(conditionsOf(o)) {
@@ -82,7 +71,10 @@ func waitingFor(objects []*unstructured.Unstructured) []waiting {
 			}
 			seen[key] = true
 			advice := adviceFor(c.kind, c.reason)
-			w := waiting{Object: o.GetKind() + " " + o.GetName(), Condition: c.kind + "=" + c.status, Reason: c.reason, Message: oneLine(c.message), Since: c.since, Do: advice.do}
+			w := dashboard.Waiting{
+				Object: o.GetKind() + " " + o.GetName(), Condition: c.kind + "=" + c.status, Reason: c.reason, Message: oneLine(c.message),
+				Since: c.since, Do: advice.do, ByItself: advice.do == none,
+			}
 			if advice.section != "" {
 				w.See = troubleshooting + "#" + advice.section
 			}

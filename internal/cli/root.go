@@ -148,7 +148,7 @@ func (a *app) command() *cobra.Command {
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
 	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand(),
-		a.logsCommand(), a.shellCommand())
+		a.logsCommand(), a.shellCommand(), a.loadCommand())
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	return c

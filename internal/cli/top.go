@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"capstan.dev/capstan/internal/cli/dashboard"
 )
 
 // column is a column of a table: a heading and the value of an object.
@@ -128,7 +130,7 @@ func topTable(kind string, objects []*unstructured.Unstructured, now time.Time) 
 	}
 	type row struct {
 		cells []string
-		wait  *waiting
+		wait  *dashboard.Waiting
 	}
 	var rows []row
 	for _, o := range objects {

@@ -171,14 +171,14 @@ func managerComponent(l Layout, s State) component {
 	return component{
 		name: manager,
 		path: filepath.Join(l.Bin(), "manager"),
-		args: []string{
+		args: append([]string{
 			"all", "--certificate-dir=" + strings.Join(reported, ","), "--kubeconfig=" + l.Kubeconfig(manager), "--webhook-host=127.0.0.1",
 			"--webhook-port=" + strconv.Itoa(s.port(portManagerWebhook)), "--webhook-cert-dir=" + l.Component(manager),
 			"--runtime-extension-client-ca-file=" + filepath.Join(l.Component(manager), "ca.crt"),
 			"--runtime-extension-client-name=" + serviceAccount(coreNamespace, coreServiceAccount).cn,
 			"--health-addr=" + hostPort(s.port(portManagerHealth)),
 			"--diagnostics-address=" + hostPort(s.port(portManagerMetrics)),
-		},
+		}, s.Tracing.Args()...),
 		env:   []string{"POD_NAMESPACE=" + managerNamespace},
 		ready: httpProbe(loopback("http", s.port(portManagerHealth))+"/readyz", "", ""),
 	}
@@ -197,6 +197,7 @@ func capstandComponent(l Layout, s State, host string, owner user, memory int64)
 	if s.Listen != "" {
 		args = append(args, "--listen="+s.Listen)
 	}
+	args = append(args, s.Tracing.Args()...)
 	return component{
 		name:   capstandName(host),
 		path:   Assets{s.Assets}.Capstand(),

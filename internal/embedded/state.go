@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/mod/semver"
+
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 // State contains the persistent decisions of an installation. It is written before a component starts.
@@ -34,6 +36,8 @@ type State struct {
 	Backup *BackupSchedule `json:"backup,omitempty"`
 	// CoreFeatureGates are the feature gates of Cluster API that differ from Capstan's defaults.
 	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`
+	// Tracing names the collector of the spans of the manager and the hosts; nil for none.
+	Tracing *collector.Flags `json:"tracing,omitempty"`
 	// PortBase is the first port of the installation on loopback; 0 before its first start.
 	PortBase int `json:"portBase,omitempty"`
 }
@@ -160,7 +164,8 @@ func decideState(l Layout, assets string, o Options) (State, error) {
 	if s.Backup, err = scheduleOf(s.Backup, o.Backup, l); err != nil {
 		return State{}, err
 	}
-	return s, errors.Join(checkListen(l, s), checkAPIAddress(s))
+	s.Tracing = tracingOf(s.Tracing, o.Tracing)
+	return s, errors.Join(checkListen(l, s), checkAPIAddress(s), s.Tracing.Check())
 }
 
 // hostName returns the name of the i-th host of a box.
@@ -231,4 +236,15 @@ func writeFileAs(path string, data []byte, mode os.FileMode, uid, gid int) error
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// tracingOf returns the collector after a command with flags. Without an endpoint it is unchanged, and the endpoint none ends traces.
+func tracingOf(have *collector.Flags, given collector.Flags) *collector.Flags {
+	switch given.Endpoint {
+	case "":
+		return have
+	case "none":
+		return nil
+	}
+	return &given
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 // Status is the status of a running plane.
@@ -20,15 +22,16 @@ type Status struct {
 	// Ready: all components have been ready at the same time.
 	Ready bool `json:"ready"`
 	// Error is the reason why the plane cannot become ready.
-	Error             string   `json:"error,omitempty"`
-	Root              string   `json:"root"`
-	Assets            string   `json:"assets"`
-	Build             string   `json:"build"`
-	Version           string   `json:"version"`
-	KubernetesVersion string   `json:"kubernetesVersion"`
-	Server            string   `json:"server"`
-	Hosts             []string `json:"hosts"`
-	Listen            string   `json:"listen,omitempty"`
+	Error             string           `json:"error,omitempty"`
+	Root              string           `json:"root"`
+	Assets            string           `json:"assets"`
+	Build             string           `json:"build"`
+	Version           string           `json:"version"`
+	KubernetesVersion string           `json:"kubernetesVersion"`
+	Server            string           `json:"server"`
+	Hosts             []string         `json:"hosts"`
+	Listen            string           `json:"listen,omitempty"`
+	Tracing           *collector.Flags `json:"tracing,omitempty"`
 	// APIAddress is the address, host:port, at which other boxes reach the management API; empty for none.
 	APIAddress       string          `json:"apiAddress,omitempty"`
 	CoreFeatureGates map[string]bool `json:"coreFeatureGates,omitempty"`

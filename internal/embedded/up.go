@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 // Options of `capstan up`.
@@ -33,6 +35,8 @@ type Options struct {
 	// CoreFeatureGates are feature gates of Cluster API, for example "MachineTaintPropagation=true". Empty: unchanged. "none":
 	// all defaults.
 	CoreFeatureGates string
+	// Tracing names the collector of spans. Without an endpoint: unchanged. The endpoint "none": no traces.
+	Tracing collector.Flags
 	// Backup is the schedule of the plane's backups. Empty fields are unchanged. To "none" ends the schedule.
 	Backup BackupSchedule
 }
@@ -92,7 +96,7 @@ func (o Options) served(s Status, assets string, l Layout) bool {
 	schedule, err := scheduleOf(s.Backup, o.Backup, l)
 	gates, wrong := gatesOf(s.CoreFeatureGates, o.CoreFeatureGates)
 	return err == nil && wrong == nil && maps.Equal(gates, s.CoreFeatureGates) && reflect.DeepEqual(schedule, s.Backup) && s.Error == "" && s.Assets == assets && s.Build == buildOf(stateOf(s)) &&
-		len(s.Hosts) >= o.Hosts && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress)
+		len(s.Hosts) >= o.Hosts && reflect.DeepEqual(s.Tracing, tracingOf(s.Tracing, o.Tracing)) && s.Listen == listenOf(s.Listen, o.Listen) && s.APIAddress == listenOf(s.APIAddress, o.APIAddress)
 }
 
 func stateOf(s Status) State {

@@ -6,15 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"os/exec"
 	"regexp"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"capstan.dev/capstan/internal/host/admission"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/refusal"
 	"capstan.dev/capstan/internal/host/runc"
@@ -22,8 +20,8 @@ import (
 )
 
 const (
-	// importTimeout bounds the import in one machine, because a machine can stop to read the archive.
-	importTimeout = 15 * time.Minute
+	// importTimeout bounds the import in a machine, because the machine can stop to read the archive, and a client to send it.
+	importTimeout = time.Hour
 	// maxImportedNames and maxImageName bound the answer of a machine.
 	maxImportedNames = 256
 	maxImageName     = 512
@@ -34,97 +32,65 @@ const (
 // connect to it, and does not contain the client and its dependencies.
 var importCommand = []string{runc.Init, "images", "import"}
 
-// LoadImage imports an OCI archive into machines. The archive is kept in a file until then, because it can be large and is read
-// once per machine.
+// LoadImage imports an image archive into a machine. The archive goes to the machine as it arrives: nothing of it is kept on the
+// host, and a slow machine slows the client down.
 func (ms *machines) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	var machines []*machine
-	for _, id := range first.Machines {
-		m, err := ms.get(id)
-		if err != nil {
-			return err
-		}
-		if phase := m.snapshot().Status.Phase; phase != hostpb.MachineStatus_RUNNING {
-			return refusal.Errorf(hostpb.Refusal_NOT_RUNNING, "machine %s/%s is %s: images can be loaded into running machines only", m.spec.Namespace, m.spec.Name, phase)
-		}
-		machines = append(machines, m)
-	}
-	if len(machines) == 0 {
-		return admission.NoMachines()
-	}
-	archive, err := ms.receive(first.Chunk, stream)
+	m, err := ms.get(first.GetMachine())
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.Remove(archive) }()
-	images, err := ms.importAll(stream.Context(), machines, archive)
-	if err != nil {
-		return err
+	if phase := m.snapshot().Status.Phase; phase != hostpb.MachineStatus_RUNNING {
+		return refusal.Errorf(hostpb.Refusal_NOT_RUNNING, "machine %s/%s is %s: images can be loaded into running machines only", m.spec.Namespace, m.spec.Name, phase)
 	}
+	ctx, cancel := context.WithTimeout(stream.Context(), importTimeout)
+	defer cancel()
+	answer, err := ms.runc.Exec(ctx, m.spec.Id, &archiveReader{stream: stream, rest: first.GetChunk(), broken: cancel}, importCommand...)
+	if err != nil {
+		return importError(m.spec, err)
+	}
+	images, err := importedNames(answer)
+	if err != nil {
+		return importError(m.spec, err)
+	}
+	m.log.Info("Images loaded", "images", len(images))
 	return stream.SendAndClose(&hostpb.LoadImageResponse{Images: images})
 }
 
-// receive writes the archive to a file.
-func (ms *machines) receive(first []byte, stream hostpb.Host_LoadImageServer) (path string, err error) {
-	file, err := os.CreateTemp(ms.store.path(newDir), "image-*")
-	if err != nil {
-		return "", err
+// importError tells a bad archive from a bad machine.
+func importError(spec *hostpb.MachineSpec, err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == machineapi.ExitBadArchive {
+		return refusal.Errorf(hostpb.Refusal_INVALID, "machine %s/%s refused the image archive: %v", spec.GetNamespace(), spec.GetName(), err)
 	}
-	defer func() {
-		if err = errors.Join(err, file.Close()); err != nil {
-			_ = os.Remove(file.Name())
-		}
-	}()
-	for chunk := first; ; {
-		if _, err := file.Write(chunk); err != nil {
-			return "", err
-		}
-		next, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return file.Name(), nil
-		}
+	return status.Errorf(codes.Internal, "machine %s/%s: importing the image archive: %v", spec.GetNamespace(), spec.GetName(), err)
+}
+
+// archiveReader reads the archive from the messages of a client.
+type archiveReader struct {
+	stream hostpb.Host_LoadImageServer
+	rest   []byte
+	// broken ends the import before the machine can take the end of a broken stream for the end of the archive.
+	broken func()
+}
+
+// Read implements io.Reader.
+func (r *archiveReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		next, err := r.stream.Recv()
 		if err != nil {
-			return "", err
-		}
-		chunk = next.Chunk
-	}
-}
-
-// importAll imports the archive into every machine, two at a time. It returns the names that the first machine reports.
-func (ms *machines) importAll(ctx context.Context, machines []*machine, archive string) ([]string, error) {
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(2)
-	names := make([][]string, len(machines))
-	for i, m := range machines {
-		group.Go(func() (err error) {
-			if names[i], err = ms.importInto(ctx, m, archive); err != nil {
-				return status.Errorf(codes.Internal, "machine %s/%s: importing the image archive: %v", m.spec.Namespace, m.spec.Name, err)
+			if !errors.Is(err, io.EOF) {
+				r.broken()
 			}
-			return nil
-		})
+			return 0, err
+		}
+		r.rest = next.GetChunk()
 	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	return names[0], nil
-}
-
-func (ms *machines) importInto(ctx context.Context, m *machine, archive string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, importTimeout)
-	defer cancel()
-	file, err := os.Open(archive)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = file.Close() }()
-	answer, err := ms.runc.Exec(ctx, m.spec.Id, file, importCommand...)
-	if err != nil {
-		return nil, err
-	}
-	return importedNames(answer)
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
 }
 
 // imageName matches the characters of image references. Others could control the terminal of the person who loads the image.

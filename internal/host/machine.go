@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -55,6 +56,9 @@ type machine struct {
 
 	// broken explains why the record of the machine cannot be read.
 	broken string
+
+	// trace is that of the call that created the machine, until the end of its bootstrap.
+	trace trace.SpanContext
 
 	mu    sync.Mutex
 	state machineState
@@ -411,6 +415,8 @@ func (m *machine) start(life context.Context) (*proc.Handle, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(life), startTimeout)
 	defer cancel()
 	begun := time.Now()
+	_, span := m.span(hostScope, "Start machine")
+	defer span.End()
 	if err := m.clear(ctx); err != nil {
 		return nil, err
 	}
@@ -542,6 +548,8 @@ func (m *machine) heard(life context.Context, s machineapi.Status) {
 	final := state == hostpb.MachineStatus_SUCCEEDED || state == hostpb.MachineStatus_BOOTSTRAP_FAILED
 	if final && !m.state.bootstrapped() {
 		m.state.Bootstrap, m.state.BootstrapMessage, m.unsynced = state, message, true
+		m.traceBootstrap(s.Times, m.state.StartedAt, time.Now(), state == hostpb.MachineStatus_BOOTSTRAP_FAILED)
+		m.trace = trace.SpanContext{}
 		m.host.running.Go(func() { m.recordBootstrap(life) })
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -66,6 +67,7 @@ func (ms *machines) EnsureMachine(ctx context.Context, req *hostpb.EnsureMachine
 		return nil, err
 	}
 	m := ms.add(proto.CloneOf(spec))
+	m.trace = trace.SpanContextFromContext(ctx)
 	m.log.Info("Machine recorded", "addresses", leased(spec), "cpus", spec.Cpus, "memoryMiB", spec.MemoryBytes>>20, "diskMiB", admission.DiskBytes(spec)>>20)
 	ms.broadcaster.Publish(events.Machine(hostpb.Event_CHANGED, m.snapshot()))
 	ms.broadcaster.Publish(events.Host(ms.info()))

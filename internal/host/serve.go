@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/tracing"
 )
 
 // Socket is the path where capstand listens. Any client that can connect has root access to the host, because capstand
@@ -52,7 +53,7 @@ func (s Socket) Listen() (net.Listener, error) {
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,
 // because the kernel checks who can connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)))
+	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)), tracing.ServerOption())
 	server := grpc.NewServer(options...)
 	hostpb.RegisterHostServer(server, h)
 	if h.config.Credentials != nil {

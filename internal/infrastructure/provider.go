@@ -71,7 +71,7 @@ func Provider() reconciling.Provider {
 		AddFlags: f.add,
 		Setup:    f.setup,
 		SetupWebhooks: func(ctx context.Context, mgr ctrl.Manager, opts reconciling.Options) error {
-			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts), machineaccess.SetupWithManager(ctx, mgr))
+			return errors.Join(webhook.SetupWithManager(mgr), setupExtension(mgr, opts), machineaccess.SetupWithManager(ctx, mgr, f.maxImageBytes))
 		},
 	}
 }
@@ -89,6 +89,7 @@ type flags struct {
 	networkPool   string
 	networkBits   int
 	endpointPorts utilnet.PortRange
+	maxImageBytes int64
 }
 
 func (f *flags) add(fs *pflag.FlagSet) {
@@ -96,6 +97,8 @@ func (f *flags) add(fs *pflag.FlagSet) {
 		"IPv4 network from which clusters get their machine networks. It must overlap no network that the hosts or the machines reach.")
 	fs.IntVar(&f.networkBits, "machine-network-prefix-length", network.DefaultBits,
 		"Prefix length of the machine networks in --machine-network-pool.")
+	fs.Int64Var(&f.maxImageBytes, "max-image-bytes", machineaccess.DefaultMaxImageBytes,
+		"Largest image archive, in bytes, that users can load into machines through the API of the management cluster.")
 	f.endpointPorts = *utilnet.ParsePortRangeOrDie(overlay.DefaultPorts)
 	fs.Var(&f.endpointPorts, "endpoint-port-range",
 		"Ports on the tunnel addresses of hosts for the endpoints of clusters that span several hosts, one for each cluster. Nothing else on the hosts may listen on them.")
@@ -111,6 +114,9 @@ func (f *flags) setup(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 	}
 	if f.endpointPorts.Base == 0 {
 		return fmt.Errorf("--endpoint-port-range must be a range of TCP ports, for example %s", overlay.DefaultPorts)
+	}
+	if f.maxImageBytes < 0 {
+		return fmt.Errorf("--max-image-bytes=%d must be a size in bytes, or 0 to refuse all archives", f.maxImageBytes)
 	}
 	return f.setupControllers(ctx, mgr, opts, pool)
 }

@@ -216,7 +216,7 @@ func (s *setup) controllerOptions(kind string) controller.Options {
 }
 
 func start(ctx context.Context, b *capicontroller.Builder, p *prompt) (err error) {
-	if p.controller, err = b.Build(ctx, p); err != nil {
+	if p.controller, err = b.Build(ctx, reconciling.Traced("IP pools", p)); err != nil {
 		return fmt.Errorf("setting up the controllers of the IPAM provider: %w", err)
 	}
 	return nil

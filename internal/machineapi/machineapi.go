@@ -129,8 +129,19 @@ type Status struct {
 	Certificates []Certificate `json:"certificates,omitempty"`
 	// Update is the last update in place; nil if there was none.
 	Update *Update `json:"update,omitempty"`
+	// Times of the bootstrap, for traces.
+	Times Times `json:"times,omitzero"`
 	// Updates is true if this capstan-init carries out updates in place. Older versions do not report it.
 	Updates bool `json:"updates,omitempty"`
+}
+
+// Times are the steps of the first start of a machine.
+type Times struct {
+	// Started is the start of PID 1.
+	Started time.Time `json:"started,omitzero"`
+	// Applied and Ended are the start and the end of the bootstrap data.
+	Applied time.Time `json:"applied,omitzero"`
+	Ended   time.Time `json:"ended,omitzero"`
 }
 
 // UpdateRequest is the content of update.json, which capstand writes into the folder after metadata.json and update-data. It
@@ -216,6 +227,9 @@ type EndpointTerm struct {
 	// Until is a time of the clock CLOCK_BOOTTIME in nanoseconds, which the host and its machines share.
 	Until time.Duration `json:"until"`
 }
+
+// ExitBadArchive is the exit code of `capstan-init images import` for an archive that contains no usable image.
+const ExitBadArchive = 65
 
 // ImportedImages is the output of `capstan-init images import`.
 type ImportedImages struct {

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/cluster-api/util/apiwarnings"
 
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/tracing"
+	"capstan.dev/capstan/internal/version"
 )
 
 // Command returns the command `manager`, with a subcommand for each provider and one for all of them.
@@ -45,6 +47,11 @@ func command(name, short string, providers []reconciling.Provider) *cobra.Comman
 			return fmt.Errorf("no management cluster: %w", err)
 		}
 		ctx := ctrl.LoggerInto(cmd.Context(), ctrl.Log)
+		stopTracing, err := tracing.Start(ctx, flags.Tracing, "capstan-manager", version.Version, func(err error) { ctrl.Log.Info("Tracing", "problem", err.Error()) })
+		if err != nil {
+			return err
+		}
+		defer stopTracing()
 		mgr, err := New(ctx, restConfig, flags, providers)
 		if err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 	capiflags "sigs.k8s.io/cluster-api/util/flags"
 
 	"capstan.dev/capstan/internal/reconciling"
+	"capstan.dev/capstan/internal/tracing/collector"
 )
 
 // Flags of a manager process; they are named as those of Cluster API's own managers (ALL-07).
@@ -62,12 +63,15 @@ type Flags struct {
 	ClusterCacheConcurrency int
 
 	Logs *logs.Options
+	// Tracing describes the collector of spans.
+	Tracing collector.Flags
 }
 
 // AddFlags adds the flags of a process that runs the providers.
 func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
 	f := &Flags{Concurrency: map[string]*int{}, Logs: logs.NewOptions()}
 	logsv1.AddFlags(f.Logs, fs)
+	f.Tracing.Add(fs)
 
 	fs.StringVar(&f.Kubeconfig, "kubeconfig", "",
 		"Kubeconfig of the management cluster. Without it: $KUBECONFIG, else the service account of the Pod, else ~/.kube/config.")

@@ -49,15 +49,16 @@ type Logic struct {
 	Updates func(machines, capstan []*unstructured.Unstructured) []Update
 }
 
-// Waiting is a condition that is not as it should be, as `capstan describe` shows it.
+// Waiting is a condition that is not as it should be. `capstan describe` shows the same.
 type Waiting struct {
 	Object    string    `json:"object"`
 	Condition string    `json:"condition"`
 	Reason    string    `json:"reason,omitempty"`
 	Message   string    `json:"message,omitempty"`
 	Since     time.Time `json:"since,omitzero"`
-	Do        string    `json:"do,omitempty"`
-	See       string    `json:"see,omitempty"`
+	// Do is what a user can do; empty if the condition only summarizes others.
+	Do  string `json:"do,omitempty"`
+	See string `json:"see,omitempty"`
 	// ByItself: the wait ends without a user.
 	ByItself bool `json:"byItself,omitempty"`
 }

@@ -60,7 +60,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager, opts reconciling.Op
 		// Bootstrap data: a token may reach its machine before the cache shows the Secret that holds it.
 		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(dataToCluster)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, resumed()).
-		Build(ctx, r)
+		Build(ctx, reconciling.Traced("Machine certificates", r))
 	r.controller = c
 	return err
 }

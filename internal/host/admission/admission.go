@@ -149,11 +149,6 @@ func NoMachine(id string) error {
 	return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "no machine %q on this host", id)
 }
 
-// NoMachines is the refusal of an image for no machine (INVALID).
-func NoMachines() error {
-	return invalid("the first message of LoadImage names no machine: send the ids of the machines in it")
-}
-
 // NoNetwork is the refusal of a load balancer whose network the host does not have (NOT_FOUND).
 func NoNetwork(lb *hostpb.LoadBalancer) error {
 	return refusal.Errorf(hostpb.Refusal_NOT_FOUND, "load balancer %s/%s: no network %q on this host; create the network first", lb.Namespace, lb.Name, lb.NetworkId)

@@ -1,7 +1,7 @@
 // Package admission contains the rules by which a host accepts or refuses the calls of hostpb.Host. The three
 // implementations (capstand, the hollow host, the fake host of the tests) share them; package conformance proves that.
-// The functions are pure: they get what the host has and return nil or a refusal. The package imports hostpb, owner,
-// refusal and the address arithmetic of package network.
+// The functions are pure: they get what the host has and return nil or a refusal. The package imports accessapi,
+// hostpb, owner, refusal and the address arithmetic of package network.
 //
 // Layer: host. Allowed imports: api, library, contract.
 package admission
@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"capstan.dev/capstan/internal/accessapi"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
 	"capstan.dev/capstan/internal/host/network"
@@ -57,35 +58,21 @@ func CheckID(what, id string) error {
 	return invalid("%s id %q is not valid: expected at most 63 letters, digits, - and _", what, id)
 }
 
-var serviceForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-
-// CheckService refuses a name that no service of a machine has (INVALID): it becomes a part of a path.
+// CheckService refuses a name that no service of a machine has (INVALID).
 func CheckService(name string) error {
-	if serviceForm.MatchString(name) {
-		return nil
+	if err := accessapi.CheckService(name); err != nil {
+		return invalid("%v", err)
 	}
-	return invalid("expected a service name such as kubelet, found %q", name)
+	return nil
 }
-
-// Limits of a command: the number of its words, and the size of one in bytes.
-const maxWords, maxWord = 256, 16 << 10
-
-var termForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}$`)
 
 // CheckExec refuses a command that no machine can run (INVALID).
 func CheckExec(start *hostpb.ExecStart) error {
-	words := start.GetCommand()
-	switch {
-	case start == nil:
+	if start == nil {
 		return invalid("expected the start of a command first")
-	case len(words) > maxWords:
-		return invalid("expected a command of at most %d words, found %d", maxWords, len(words))
-	case slices.ContainsFunc(words, func(w string) bool { return len(w) > maxWord || strings.ContainsRune(w, 0) }):
-		return invalid("expected words of at most %d bytes without a zero byte", maxWord)
-	case len(words) > 0 && (words[0] == "" || words[0][0] == '-'):
-		return invalid("expected the name of a program, found %.80q", words[0])
-	case start.GetTerm() != "" && !termForm.MatchString(start.GetTerm()):
-		return invalid("expected a type of terminal such as xterm, found %.80q", start.GetTerm())
+	}
+	if err := accessapi.CheckCommand(start.GetCommand(), start.GetTerm()); err != nil {
+		return invalid("%v", err)
 	}
 	return CheckID("machine", start.GetMachine())
 }

@@ -289,9 +289,9 @@ func streamCalls() []call {
 			return h.Exec(&execStream{ctx: ctx, first: &hostpb.ExecRequest{Content: &hostpb.ExecRequest_Start{Start: start}}})
 		}
 	}
-	load := func(machines ...string) func(context.Context, hostpb.HostServer) error {
+	load := func(machine string) func(context.Context, hostpb.HostServer) error {
 		return func(ctx context.Context, h hostpb.HostServer) error {
-			return h.LoadImage(&imageStream{ctx: ctx, first: &hostpb.LoadImageRequest{Machines: machines}})
+			return h.LoadImage(&imageStream{ctx: ctx, first: &hostpb.LoadImageRequest{Machine: machine}})
 		}
 	}
 	return []call{
@@ -303,7 +303,7 @@ func streamCalls() []call {
 		{"command in a machine that is a path", command(&hostpb.ExecStart{Machine: "../m-1"}), invalid, codes.InvalidArgument},
 		{"command that is an option of runc", command(&hostpb.ExecStart{Machine: "m-1", Command: []string{"--tty"}}), invalid, codes.InvalidArgument},
 		{"command with a strange terminal", command(&hostpb.ExecStart{Machine: "m-1", Term: "a=b c"}), invalid, codes.InvalidArgument},
-		{"image for no machine", load(), invalid, codes.InvalidArgument},
+		{"image for no machine", load(""), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 		{"image for an unknown machine", load("m-9"), hostpb.Refusal_NOT_FOUND, codes.NotFound},
 	}
 }

@@ -447,13 +447,8 @@ func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range first.GetMachines() {
-		if _, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: id}); err != nil {
-			return err
-		}
-	}
-	if len(first.GetMachines()) == 0 {
-		return admission.NoMachines()
+	if _, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: first.GetMachine()}); err != nil {
+		return err
 	}
 	return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "this host is hollow: its machines run no programs")
 }

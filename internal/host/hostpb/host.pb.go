@@ -3515,9 +3515,9 @@ func (x *DeleteMachineResponse) GetDone() bool {
 
 type LoadImageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// the first message names the machines (ids); the following ones carry the archive.
-	Machines      []string `protobuf:"bytes,1,rep,name=machines,proto3" json:"machines,omitempty"`
-	Chunk         []byte   `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	// machine is an id. The first message has it; the following ones carry the archive.
+	Machine       string `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	Chunk         []byte `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3552,11 +3552,11 @@ func (*LoadImageRequest) Descriptor() ([]byte, []int) {
 	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
-func (x *LoadImageRequest) GetMachines() []string {
+func (x *LoadImageRequest) GetMachine() string {
 	if x != nil {
-		return x.Machines
+		return x.Machine
 	}
-	return nil
+	return ""
 }
 
 func (x *LoadImageRequest) GetChunk() []byte {
@@ -3567,8 +3567,9 @@ func (x *LoadImageRequest) GetChunk() []byte {
 }
 
 type LoadImageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Images        []string               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// images are the names of the images in the archive.
+	Images        []string `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4376,9 +4377,9 @@ const file_host_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12-\n" +
 	"\x12management_cluster\x18\x04 \x01(\tR\x11managementCluster\"+\n" +
 	"\x15DeleteMachineResponse\x12\x12\n" +
-	"\x04done\x18\x01 \x01(\bR\x04done\"D\n" +
-	"\x10LoadImageRequest\x12\x1a\n" +
-	"\bmachines\x18\x01 \x03(\tR\bmachines\x12\x14\n" +
+	"\x04done\x18\x01 \x01(\bR\x04done\"B\n" +
+	"\x10LoadImageRequest\x12\x18\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\x12\x14\n" +
 	"\x05chunk\x18\x02 \x01(\fR\x05chunk\"+\n" +
 	"\x11LoadImageResponse\x12\x16\n" +
 	"\x06images\x18\x01 \x03(\tR\x06images\"x\n" +

@@ -102,7 +102,8 @@ type HostClient interface {
 	SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error)
 	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
 	ListContacts(ctx context.Context, in *ListContactsRequest, opts ...grpc.CallOption) (*ListContactsResponse, error)
-	// LoadImage imports an OCI image archive into the containerd of running machines.
+	// LoadImage imports an OCI or Docker image archive into the containerd of a running machine. The end of the client's stream is
+	// the end of the archive. A call that is cancelled before leaves no image. Refused with INVALID for an archive that is none.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
 	// Logs streams the log of one service of a machine, or of its init process.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
@@ -397,7 +398,8 @@ type HostServer interface {
 	SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error)
 	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
 	ListContacts(context.Context, *ListContactsRequest) (*ListContactsResponse, error)
-	// LoadImage imports an OCI image archive into the containerd of running machines.
+	// LoadImage imports an OCI or Docker image archive into the containerd of a running machine. The end of the client's stream is
+	// the end of the archive. A call that is cancelled before leaves no image. Refused with INVALID for an archive that is none.
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
 	// Logs streams the log of one service of a machine, or of its init process.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error

@@ -73,9 +73,10 @@ func (r Runc) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// Exec runs a program in a running container with stdin, and returns its output. The users of the container can replace the
-// program: an output above maxOutput is an error, and a program that outlives ctx does not keep Exec waiting.
-func (r Runc) Exec(ctx context.Context, id string, stdin *os.File, args ...string) ([]byte, error) {
+// Exec runs a program in a running container with stdin, and returns its output. The end of ctx ends the program with SIGTERM,
+// which runc passes on. The users of the container can replace the program: an output above maxOutput is an error, and a
+// program that outlives ctx does not keep Exec waiting.
+func (r Runc) Exec(ctx context.Context, id string, stdin io.Reader, args ...string) ([]byte, error) {
 	return r.run(ctx, stdin, append([]string{"exec", id}, args...)...)
 }
 
@@ -91,14 +92,15 @@ func (r Runc) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-func (r Runc) run(ctx context.Context, stdin *os.File, args ...string) ([]byte, error) {
+func (r Runc) run(ctx context.Context, stdin io.Reader, args ...string) ([]byte, error) {
 	cmd := r.command(ctx, args...)
 	var out, errs limitedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if stdin != nil {
-		cmd.Stdin = stdin
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	err := start(cmd, stdin)
+	if err == nil {
+		err = cmd.Wait()
 	}
-	err := cmd.Run()
 	switch {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("runc %s: %w", args[0], ctx.Err())
@@ -108,6 +110,25 @@ func (r Runc) run(ctx context.Context, stdin *os.File, args ...string) ([]byte, 
 		return nil, fmt.Errorf("runc %s: the output is longer than %d bytes", args[0], maxOutput)
 	}
 	return out.data, nil
+}
+
+// start starts a command. Its end does not wait for the next part of stdin, which may never come.
+func start(cmd *exec.Cmd, stdin io.Reader) error {
+	if stdin == nil {
+		return cmd.Start()
+	}
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(pipe, stdin) // A program may end before it has read everything.
+		_ = pipe.Close()
+	}()
+	return nil
 }
 
 const (

@@ -3,6 +3,7 @@ package runc_test
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,5 +90,25 @@ func TestStateWithoutContainer(t *testing.T) {
 				t.Errorf("state %+v, error %v, want an error: %v", state, err, tc.wantErr)
 			}
 		})
+	}
+}
+
+// The end of the context reaches the program as SIGTERM, so that it can clean up.
+func TestExecEndsProgramInOrder(t *testing.T) {
+	cleaned := filepath.Join(t.TempDir(), "cleaned")
+	ctx, cancel := context.WithCancel(t.Context())
+	stdin, feed := io.Pipe()
+	go func() {
+		_, _ = feed.Write([]byte("a\n")) // the program has set its trap when it reads
+		_, _ = feed.Write([]byte("b\n"))
+		cancel()
+	}()
+	_, err := script(t, `trap 'touch `+cleaned+`; exit 1' TERM; read line; read line; while :; do sleep 0.01; done`).Exec(ctx, "id", stdin, "program")
+	_ = feed.Close()
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(cleaned); err != nil {
+		t.Error("the program could not clean up")
 	}
 }

@@ -92,7 +92,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 			}
 			return request(e.Host)
 		})).
-		Complete(ctx, r)
+		Complete(ctx, reconciling.Traced("CapstanHost", r))
 }
 
 func addIndexes(ctx context.Context, mgr ctrl.Manager) error {

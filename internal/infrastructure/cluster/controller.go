@@ -123,7 +123,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		WatchesRawSource(r.turns.source()).
-		Build(ctx, r)
+		Build(ctx, reconciling.Traced("CapstanCluster", r))
 	r.controller = c
 	return err
 }

@@ -23,6 +23,7 @@ import (
 	"capstan.dev/capstan/internal/backoff"
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/tracing"
 )
 
 const (
@@ -104,6 +105,7 @@ func dial(name, address string, creds credentials.Client, keepalive hostpb.Keepa
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
 		grpc.WithUnaryInterceptor(withTimeout),
+		tracing.ClientOption(),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("address %q of host %s: %w", address, name, err)

@@ -87,7 +87,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	return one.Controller(mgr, joinController).
 		WatchesRawSource(source.Kind[client.Object](r.requests, csr, &handler.EnqueueRequestForObject{})).
 		WatchesRawSource(source.Kind[client.Object](r.requests, secret, &handler.EnqueueRequestForObject{})).
-		Complete(ctx, r)
+		Complete(ctx, reconciling.Traced("CertificateSigningRequest", r))
 }
 
 // Reconcile implements reconcile.Reconciler.

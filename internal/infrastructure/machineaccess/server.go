@@ -1,4 +1,4 @@
-// Package machineaccess serves the logs and shells of machines to users of the management cluster: the API of package
+// Package machineaccess serves the logs and shells of machines, and loads images into them, for users of the management cluster: the API of package
 // accessapi. The API server of the management cluster authenticates the users and forwards their requests. Each replica of the
 // manager serves, leader or not.
 //
@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,9 +33,9 @@ import (
 
 // Limits of one replica.
 const (
-	// maxStreams is the number of logs and shells at the same time, and maxUserStreams that of one user.
+	// maxStreams is the number of logs, shells and archives at the same time, and maxUserStreams that of one user.
 	maxStreams, maxUserStreams = 128, 16
-	// maxDuration is the longest time that a log or a shell stays open.
+	// maxDuration is the longest time that a stream stays open.
 	maxDuration = 12 * time.Hour
 	// connectTimeout bounds the questions before a stream starts.
 	connectTimeout = 20 * time.Second
@@ -49,8 +50,10 @@ type Server struct {
 	// Reader reads machines, hosts and credentials, live: a replica that does not lead has no connections to hosts, and a
 	// stream starts rarely.
 	Reader client.Reader
-	// Recorder writes an event of the machine for each shell.
+	// Recorder writes an event of the machine for each shell and each archive.
 	Recorder events.EventRecorder
+	// MaxImageBytes is the largest size of an image archive.
+	MaxImageBytes int64
 	// Stopped ends all streams when it is done.
 	Stopped context.Context
 
@@ -58,7 +61,7 @@ type Server struct {
 }
 
 // SetupWithManager adds the API to the server of the webhooks, which has a certificate and a Service.
-func SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
+func SetupWithManager(ctx context.Context, mgr ctrl.Manager, maxImageBytes int64) error {
 	clientset, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return err
@@ -72,7 +75,7 @@ func SetupWithManager(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	s := &Server{
 		Authenticator: proxy, Client: mgr.GetClient(), Reader: mgr.GetAPIReader(),
-		Recorder: mgr.GetEventRecorder("capstanmachine-access"), Stopped: ctx,
+		Recorder: mgr.GetEventRecorder("capstanmachine-access"), MaxImageBytes: maxImageBytes, Stopped: ctx,
 	}
 	mgr.GetWebhookServer().Register(accessapi.Root(), s)
 	mgr.GetWebhookServer().Register(accessapi.Root()+"/", s)
@@ -109,7 +112,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	release, ok := s.streams.take(caller.GetName())
 	if !ok {
-		return apierrors.NewTooManyRequests("too many logs and shells are open: close some, or try again later", 10)
+		return apierrors.NewTooManyRequests("too many logs, shells and uploads are open: close some, or try again later", 10)
 	}
 	defer release()
 	ctx, cancel := context.WithTimeout(r.Context(), maxDuration)
@@ -120,8 +123,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 
 // stream serves the subresource of a machine whose caller has the right to it.
 func (s *Server) stream(ctx context.Context, w http.ResponseWriter, r *http.Request, caller user.Info, req request) error {
-	if req.subresource == accessapi.Log {
+	switch req.subresource {
+	case accessapi.Log:
 		return s.log(ctx, w, r, caller, req)
+	case accessapi.Images:
+		return s.images(ctx, w, r, caller, req)
 	}
 	return s.exec(ctx, w, r, caller, req)
 }
@@ -143,22 +149,24 @@ func (s *Server) caller(r *http.Request) (user.Info, error) {
 func parse(r *http.Request) (request, error) {
 	rest, found := strings.CutPrefix(r.URL.Path, accessapi.Root()+"/namespaces/")
 	parts := strings.Split(rest, "/")
-	if !found || len(parts) != 4 || parts[1] != accessapi.Resource {
+	if !found || len(parts) < 4 {
 		return request{}, unknownPath(r.URL.Path)
 	}
-	q := request{namespace: parts[0], name: parts[2], subresource: parts[3]}
-	if len(validation.IsDNS1123Label(q.namespace)) > 0 || len(validation.IsDNS1123Subdomain(q.name)) > 0 {
+	q := request{namespace: parts[0], name: parts[2], subresource: parts[len(parts)-1]}
+	if r.URL.Path != accessapi.Path(q.namespace, q.name, q.subresource) || len(validation.IsDNS1123Label(q.namespace)) > 0 || len(validation.IsDNS1123Subdomain(q.name)) > 0 {
 		return request{}, unknownPath(r.URL.Path)
 	}
-	switch {
-	case q.subresource == accessapi.Log && r.Method == http.MethodGet:
-		q.verb = "get"
-	case q.subresource == accessapi.Exec && (r.Method == http.MethodGet || r.Method == http.MethodPost):
-		q.verb = "create"
-	case q.subresource == accessapi.Log || q.subresource == accessapi.Exec:
+	methods, known := map[string][]string{
+		accessapi.Log: {http.MethodGet}, accessapi.Exec: {http.MethodGet, http.MethodPost}, accessapi.Images: {http.MethodPost},
+	}[q.subresource]
+	if !known {
+		return request{}, unknownPath(r.URL.Path)
+	}
+	if !slices.Contains(methods, r.Method) {
 		return request{}, apierrors.NewMethodNotSupported(accessapi.GroupVersion.WithResource(accessapi.Resource+"/"+q.subresource).GroupResource(), r.Method)
-	default:
-		return request{}, unknownPath(r.URL.Path)
+	}
+	if q.verb = "create"; q.subresource == accessapi.Log {
+		q.verb = "get"
 	}
 	return q, nil
 }
@@ -166,7 +174,7 @@ func parse(r *http.Request) (request, error) {
 func unknownPath(path string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-		Message: "expected " + accessapi.Path("NAMESPACE", "NAME", "log or exec") + ", found " + path[:min(len(path), 200)],
+		Message: "expected " + accessapi.Path("NAMESPACE", "NAME", "log, exec or proxy/images") + ", found " + path[:min(len(path), 200)],
 	}}
 }
 

@@ -78,6 +78,8 @@ func newFixture(t *testing.T) *fixture {
 	f.grant(f.mine, "reader", "get", accessapi.Exec) // as a role with all resources and the verb get
 	f.grant(f.mine, "root", "create", accessapi.Exec)
 	f.grant(f.theirs, "thief", "get", accessapi.Log)
+	f.grant(f.mine, "loader", "create", accessapi.Images)
+	f.grant(f.mine, "proxy", "create", accessapi.Proxy) // as a role for all paths with this name
 	return f
 }
 
@@ -141,7 +143,7 @@ func (f *fixture) serve() {
 	go func() { _ = proxy.Start(ctx) }()
 	c, err := client.New(config, client.Options{Scheme: env.Scheme})
 	f.must(err)
-	handler := &Server{Authenticator: proxy, Client: c, Reader: c, Recorder: f.recorder, Stopped: ctx}
+	handler := &Server{Authenticator: proxy, Client: c, Reader: c, Recorder: f.recorder, MaxImageBytes: maxImage, Stopped: ctx}
 	f.server = httptest.NewUnstartedServer(handler)
 	f.server.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12}
 	f.server.StartTLS()
@@ -214,7 +216,15 @@ func (f *fixture) machine(namespace, name, id string, change ...func(*infrav1.Ca
 // call sends a request with the headers of a user.
 func (f *fixture) call(method, path, user string, certificates ...tls.Certificate) (int, string) {
 	f.Helper()
-	request, err := http.NewRequestWithContext(f.ctx, method, f.server.URL+path, nil)
+	code, body, err := f.send(f.ctx, nil, method, path, user, certificates...)
+	f.must(err)
+	return code, body
+}
+
+// send sends a request with a body.
+func (f *fixture) send(ctx context.Context, content io.Reader, method, path, user string, certificates ...tls.Certificate) (int, string, error) {
+	f.Helper()
+	request, err := http.NewRequestWithContext(ctx, method, f.server.URL+path, content)
 	f.must(err)
 	if user != "" {
 		request.Header.Set("X-Remote-User", user)
@@ -225,11 +235,12 @@ func (f *fixture) call(method, path, user string, certificates ...tls.Certificat
 	request.Header.Set("X-Remote-Extra-Scopes", "a")
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: f.roots(), Certificates: certificates, MinVersion: tls.VersionTLS12}, DisableKeepAlives: true}
 	response, err := (&http.Client{Transport: transport}).Do(request)
-	f.must(err)
+	if err != nil {
+		return 0, "", err
+	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	f.must(err)
-	return response.StatusCode, string(body)
+	return response.StatusCode, string(body), err
 }
 
 func (f *fixture) roots() *x509.CertPool {
@@ -280,6 +291,13 @@ func TestRefusals(t *testing.T) {
 		"a shell without a WebSocket":            {"POST", shell, "root", good, 400, "WebSocket"},
 		"a path as service":                      {"GET", mine + "?service=../kubelet", "reader", good, 400, "service"},
 		"a negative number of lines":             {"GET", mine + "?tailLines=-1", "reader", good, 400, "tailLines"},
+		"images with the right of shells":        {"POST", accessapi.Path(f.mine, "one", accessapi.Images), "root", good, 403, "verb create"},
+		"images with the right of the path":      {"POST", accessapi.Path(f.mine, "one", accessapi.Images), "proxy", good, 403, "verb create"},
+		"images for another namespace":           {"POST", accessapi.Path(f.theirs, "one", accessapi.Images), "loader", good, 403, "verb create"},
+		"images without the long path":           {"POST", accessapi.Root() + "/namespaces/" + f.mine + "/capstanmachines/one/images", "superuser", good, 404, "proxy/images"},
+		"images for a copy of a machine":         {"POST", accessapi.Path(f.theirs, "copy", accessapi.Images), "superuser", good, 403, "belongs to another machine"},
+		"images with a parameter":                {"POST", accessapi.Path(f.mine, "one", accessapi.Images) + "?host=x", "loader", good, 400, "parameters"},
+		"images by another method":               {"GET", accessapi.Path(f.mine, "one", accessapi.Images), "superuser", good, 405, ""},
 		"an unknown parameter":                   {"GET", mine + "?host=x", "reader", good, 400, "parameters"},
 		"an unknown subresource":                 {"GET", accessapi.Path(f.mine, "one", "attach"), "superuser", good, 404, ""},
 		"a path of another machine":              {"GET", accessapi.Root() + "/namespaces/" + f.mine + "/capstanmachines/..%2fone/log", "superuser", good, 404, ""},

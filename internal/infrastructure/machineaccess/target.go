@@ -2,6 +2,7 @@ package machineaccess
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -108,6 +109,8 @@ func hostError(machine *infrav1.CapstanMachine, err error) error {
 		notFound := apierrors.NewNotFound(resource, machine.Name)
 		notFound.ErrStatus.Message = message
 		return notFound
+	case codes.Internal, codes.Unknown:
+		return apierrors.NewInternalError(errors.New(message))
 	case codes.InvalidArgument:
 		return apierrors.NewBadRequest(message)
 	case codes.FailedPrecondition:

@@ -96,7 +96,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		}), selection.NamespaceChanged()).
 		WatchesRawSource(r.ClusterCache.GetClusterSource(controllerName, toInfrastructure)).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
-		Build(ctx, r)
+		Build(ctx, reconciling.Traced("Services", r))
 	r.controller = c
 	return err
 }

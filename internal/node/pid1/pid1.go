@@ -43,6 +43,7 @@ const poweroff = syscall.Signal(34 + 3)
 
 // Run is PID 1. It returns when all other processes have ended after a request to stop.
 func Run(log *slog.Logger) {
+	started := time.Now()
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT, poweroff)
 	// A closed log must not end PID 1.
@@ -60,7 +61,7 @@ func Run(log *slog.Logger) {
 	m := &manager{
 		log:        log,
 		supervisor: supervisor.New(reaper, machine.LogDir, log),
-		bootstrap:  initapi.Status{Bootstrap: initapi.Waiting, Updates: true},
+		bootstrap:  initapi.Status{Bootstrap: initapi.Waiting, Updates: true, Times: machineapi.Times{Started: started}},
 		changed:    make(chan struct{}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -112,6 +113,12 @@ func (m *manager) setBootstrap(state initapi.Bootstrap, message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bootstrap.Bootstrap, m.bootstrap.BootstrapMessage = state, message
+	switch state {
+	case initapi.Started:
+		m.bootstrap.Times.Applied = time.Now()
+	case initapi.Succeeded, initapi.Failed:
+		m.bootstrap.Times.Ended = time.Now()
+	}
 	close(m.changed)
 	m.changed = make(chan struct{})
 }

@@ -59,7 +59,7 @@ func TestKubeletAndImages(t *testing.T) {
 	if want := []string{"registry.capstan.dev/echo:v1", "registry.capstan.dev/pause:v1"}; !slices.Equal(listed, want) {
 		t.Errorf("containerd has %q, want %q", listed, want)
 	}
-	if names, err := c.loadImage("node_test.go", m.Spec.Id); err == nil || !strings.Contains(err.Error(), "importing the archive into containerd") {
+	if names, err := c.loadImage("node_test.go", m.Spec.Id); err == nil || !strings.Contains(err.Error(), "expected a tar archive") {
 		t.Errorf("loading an invalid archive: %q, %v", names, err)
 	}
 
@@ -84,15 +84,15 @@ func TestKubeletAndImages(t *testing.T) {
 	c.deleteMachine(m.Spec)
 }
 
-// loadImage sends an archive to machines.
-func (c *capstand) loadImage(path string, machines ...string) ([]string, error) {
+// loadImage sends an archive to a machine.
+func (c *capstand) loadImage(path, machine string) ([]string, error) {
 	c.t.Helper()
 	file, err := os.Open(path)
 	check(c.t, err)
 	defer func() { _ = file.Close() }()
 	stream, err := c.LoadImage(c.ctx())
 	check(c.t, err)
-	check(c.t, stream.Send(&hostpb.LoadImageRequest{Machines: machines}))
+	check(c.t, stream.Send(&hostpb.LoadImageRequest{Machine: machine}))
 	buffer := make([]byte, 1<<20)
 	for {
 		n, err := file.Read(buffer)
@@ -100,7 +100,9 @@ func (c *capstand) loadImage(path string, machines ...string) ([]string, error) 
 			break
 		}
 		check(c.t, err)
-		check(c.t, stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]}))
+		if stream.Send(&hostpb.LoadImageRequest{Chunk: buffer[:n]}) != nil {
+			break // The response contains the cause.
+		}
 	}
 	res, err := stream.CloseAndRecv()
 	return res.GetImages(), err

@@ -27,6 +27,7 @@ import (
 const (
 	logViewer = "capstan-infrastructure-machine-log-viewer"
 	shellUser = "capstan-infrastructure-machine-shell"
+	loader    = "capstan-infrastructure-machine-image-loader"
 )
 
 // TestMachineAccess: a user with nothing but a kubeconfig reads logs and runs commands in the machines of his namespace, as far as
@@ -45,11 +46,19 @@ func TestMachineAccess(t *testing.T) {
 	t.Run("commands", func(t *testing.T) { w.at(t).testCommands(machine) })
 	t.Run("a terminal", func(t *testing.T) { w.at(t).testTerminal(machine) })
 	t.Run("new lines", func(t *testing.T) { w.at(t).testFollow(machine) })
+	w.refused("forbidden", "load", "image", filepath.Join(i.bin, "images", "echo.tar"), "--cluster", "demo")
+	i.grant("team-a", loader)
+	t.Run("images", func(t *testing.T) { w.at(t).testImages(machine) })
+	t.Run("a slow upload", func(t *testing.T) { w.at(t).testSlowUpload(machine) })
+	t.Run("a cancelled upload", func(t *testing.T) { w.at(t).testCancelledUpload(machine) })
+	t.Run("hostile archives", func(t *testing.T) { w.at(t).testHostileArchives(machine) })
 	t.Run("another namespace", func(t *testing.T) { w.at(t).testOtherNamespace(machine) })
 	t.Run("forged headers", func(t *testing.T) { i.at(t).testForgedHeaders(machine) })
 	t.Run("after a restart of the manager", func(t *testing.T) { w.at(t).testRestartedManager(machine) })
-	if events := i.kubectl("get", "events", "-n", "team-a"); !strings.Contains(events, "User system:serviceaccount:team-a:ada started a command") {
-		t.Errorf("no event names the user: %s", events)
+	for _, did := range []string{"started a command", "loads images"} {
+		if events := i.kubectl("get", "events", "-n", "team-a"); !strings.Contains(events, "User system:serviceaccount:team-a:ada "+did) {
+			t.Errorf("no event names the user who %s: %s", did, events)
+		}
 	}
 	w.capstan("delete", "cluster", "demo")
 }
@@ -189,6 +198,7 @@ func (w *workstation) testOtherNamespace(machine string) {
 	w.i.kubectl("create", "namespace", "team-b")
 	w.i.grant("team-b", logViewer)
 	w.i.grant("team-b", shellUser)
+	w.i.grant("team-b", loader)
 	w.refused("not found", "logs", machine, "-n", "team-b")
 	id := strings.TrimSpace(w.i.kubectl("get", "capstanmachine", machine, "-n", "team-a", "-o", "jsonpath={.spec.id}"))
 	file := filepath.Join(w.i.t.TempDir(), "copy.yaml")

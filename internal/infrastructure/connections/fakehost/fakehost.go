@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"capstan.dev/capstan/internal/host/credentials"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/owner"
+	"capstan.dev/capstan/internal/host/refusal"
 )
 
 // Host is a fake capstand.
@@ -54,6 +56,8 @@ type Host struct {
 	before        map[string]func()
 	hold          bool
 	commands      atomic.Int32
+	imports       atomic.Int32
+	loaded        atomic.Int32
 }
 
 // New returns a fake host that serves until the test ends. setup can change it before.
@@ -595,26 +599,36 @@ func (h *Host) Exec(stream hostpb.Host_ExecServer) error {
 	return err
 }
 
+// Imports returns how many archives the host receives, and how many it has received to their end.
+func (h *Host) Imports() (receiving, loaded int) { return int(h.imports.Load()), int(h.loaded.Load()) }
+
 // Commands is the number of commands that run.
 func (h *Host) Commands() int { return int(h.commands.Load()) }
 
-// LoadImage implements hostpb.HostServer. It accepts each archive and returns no names.
+// LoadImage implements hostpb.HostServer. The first 64 bytes of an archive are the name of its image; "garbage" is none.
 func (h *Host) LoadImage(stream hostpb.Host_LoadImageServer) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, id := range first.GetMachines() {
-		if h.machines[id] == nil {
-			return admission.NoMachine(id)
+	if _, err := h.GetMachine(stream.Context(), &hostpb.GetMachineRequest{Id: first.GetMachine()}); err != nil {
+		return err
+	}
+	h.imports.Add(1)
+	defer h.imports.Add(-1)
+	for archive := first.GetChunk(); ; {
+		next, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && string(archive) == "garbage":
+			return refusal.Errorf(hostpb.Refusal_INVALID, "the archive is garbage")
+		case errors.Is(err, io.EOF):
+			h.loaded.Add(1)
+			return stream.SendAndClose(&hostpb.LoadImageResponse{Images: []string{string(archive[:min(len(archive), 64)])}})
+		case err != nil:
+			return err
 		}
+		archive = append(archive, next.GetChunk()...)
 	}
-	if len(first.GetMachines()) == 0 {
-		return admission.NoMachines()
-	}
-	return stream.SendAndClose(&hostpb.LoadImageResponse{})
 }
 
 // ListMachines implements hostpb.HostServer.

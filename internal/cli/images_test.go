@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Each machine gets the whole archive. The names of the images are those of all machines, and a failure names its machine.
+func TestImageLoads(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "a.tar")
+	content := strings.Repeat("0123456789", 100_000)
+	if err := os.WriteFile(archive, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var last []step
+	loads := &imageLoads{archive: archive, steps: []step{{name: "Machine a"}, {name: "Machine b"}}, show: func(s []step) { last = s }}
+	takes := func(_ context.Context, from io.Reader) ([]string, error) {
+		data, err := io.ReadAll(from)
+		if string(data) != content {
+			t.Errorf("received %d of %d bytes", len(data), len(content))
+		}
+		return []string{"echo:v1"}, err
+	}
+	if err := loads.into(t.Context(), 0, imageTarget{"a", takes}); err != nil {
+		t.Fatal(err)
+	}
+	full := errors.New("disk is full")
+	err := loads.into(t.Context(), 1, imageTarget{"b", func(_ context.Context, from io.Reader) ([]string, error) {
+		_, err := io.CopyN(io.Discard, from, 500_000)
+		return nil, errors.Join(err, full)
+	}})
+	if !errors.Is(err, full) || !strings.Contains(err.Error(), "machine b") {
+		t.Errorf("%v", err)
+	}
+	if !slices.Equal(loads.images, []string{"echo:v1"}) || !last[0].done || last[1].done || !strings.HasPrefix(last[1].note, "5") {
+		t.Errorf("images %v, steps %+v", loads.images, last)
+	}
+}

@@ -1,0 +1,75 @@
+//go:build e2e
+
+package plane
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"capstan.dev/capstan/internal/testenv/otlpreceiver"
+)
+
+// TestTracing: one trace leads from the reconcile of a machine's object over the call of its host to the boot of the machine. The
+// spans contain no secrets.
+func TestTracing(t *testing.T) {
+	receiver := otlpreceiver.Start(t)
+	i := newInstallation(t)
+	i.capstan("up", "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure")
+	i.capstan("create", "cluster", "traced", "--workers", "0")
+	var trace map[string]otlpreceiver.Span
+	spans := receiver.Await(t, time.Minute, func(spans []otlpreceiver.Span) bool {
+		for _, s := range spans {
+			if trace = traceOf(spans, s.Trace()); trace["Apply bootstrap data"].Span != nil && trace["Reconcile CapstanMachine"].Span != nil {
+				return true
+			}
+		}
+		return false
+	})
+	for _, want := range []struct{ service, name, parent string }{
+		{"capstan-manager", "Reconcile CapstanMachine", ""},
+		{"capstan-manager", "client capstan.host.v1.Host/EnsureMachine", "Reconcile CapstanMachine"},
+		{"capstand", "server capstan.host.v1.Host/EnsureMachine", "client capstan.host.v1.Host/EnsureMachine"},
+		{"capstand", "Start machine", "server capstan.host.v1.Host/EnsureMachine"},
+		{"capstand", "capstan-init", "server capstan.host.v1.Host/EnsureMachine"},
+		{"capstand", "Apply bootstrap data", "capstan-init"},
+	} {
+		s, found := trace[want.name]
+		if !found || s.Service != want.service || string(s.ParentSpanId) != string(trace[want.parent].GetSpanId()) {
+			t.Errorf("%s of %s below %s: found %v", want.name, want.service, want.parent, s)
+			continue
+		}
+		t.Logf("%6d ms  %s: %s", (s.EndTimeUnixNano-s.StartTimeUnixNano)/1e6, s.Service, s.Name)
+	}
+	for _, s := range spans {
+		for _, secret := range []string{"PRIVATE KEY", "#cloud-config", "BEGIN CERTIFICATE"} {
+			if strings.Contains(s.String(), secret) {
+				t.Errorf("the span %s contains %s", s.Name, secret)
+			}
+		}
+	}
+	i.capstan("delete", "cluster", "traced")
+	i.capstan("up", "--tracing-endpoint", "none")
+	for _, c := range []string{"manager", "capstand"} {
+		if out, err := run("ps", "-o", "args=", "-p", strconv.Itoa(i.component(c).PID)); err != nil || strings.Contains(out, "--tracing") {
+			t.Errorf("%s after the end of traces: %s, %v", c, out, err)
+		}
+	}
+}
+
+// traceOf returns the spans of a trace by name. Both sides of a call have the same name, so theirs has the side in front of it.
+func traceOf(spans []otlpreceiver.Span, id string) map[string]otlpreceiver.Span {
+	out := map[string]otlpreceiver.Span{}
+	for _, s := range spans {
+		if s.Trace() != id {
+			continue
+		}
+		name := s.Name
+		if side, ok := map[string]string{"SPAN_KIND_CLIENT": "client ", "SPAN_KIND_SERVER": "server "}[s.Kind.String()]; ok {
+			name = side + name
+		}
+		out[name] = s
+	}
+	return out
+}
