@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestTraceOfBootstrap(t *testing.T) {
 	if len(receiver.Spans()) != 3 || whole.Span == nil || data.Span == nil {
 		t.Fatalf("spans %v", receiver.Spans())
 	}
-	if string(whole.ParentSpanId) != string(spans["EnsureMachine"].SpanId) || string(data.ParentSpanId) != string(whole.SpanId) || whole.Scope != initScope {
+	if !bytes.Equal(whole.ParentSpanId, spans["EnsureMachine"].SpanId) || !bytes.Equal(data.ParentSpanId, whole.SpanId) || whole.Scope != initScope {
 		t.Errorf("%v, %v", whole, data)
 	}
 	if int64(whole.StartTimeUnixNano) != began.UnixNano() || int64(data.StartTimeUnixNano) != began.Add(time.Millisecond).UnixNano() || time.Unix(0, int64(whole.EndTimeUnixNano)).After(time.Now()) {

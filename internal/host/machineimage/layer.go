@@ -90,7 +90,7 @@ func (l layer) apply(h *tar.Header, content io.Reader) error {
 	}
 	if hidden, ok := strings.CutPrefix(base, whiteout); ok {
 		if hidden == "" || hidden == "." || hidden == ".." {
-			return errors.New("expected the name of a file after " + whiteout)
+			return fmt.Errorf("expected the name of a file after %q, found %q", whiteout, hidden)
 		}
 		return l.root.RemoveAll(path.Join(dir, hidden))
 	}
@@ -169,13 +169,11 @@ func (l layer) empty(dir string) error {
 		return err
 	}
 	names, err := folder.Readdirnames(-1)
-	if err = errors.Join(err, folder.Close()); err != nil {
-		return err
-	}
+	errs := []error{err, folder.Close()}
 	for _, name := range names {
 		if p := path.Join(dir, name); !l.own[p] {
-			err = errors.Join(err, l.root.RemoveAll(p))
+			errs = append(errs, l.root.RemoveAll(p))
 		}
 	}
-	return err
+	return errors.Join(errs...)
 }

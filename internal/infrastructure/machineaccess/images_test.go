@@ -43,7 +43,7 @@ func TestImages(t *testing.T) {
 		"endless":                    {endless{}, 413, "--max-image-bytes", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			code, body, err := f.send(f.ctx, test.archive, "POST", accessapi.Path(f.mine, "one", accessapi.Images), "loader", f.frontProxyClient)
+			code, body, err := f.send(f.ctx, test.archive, http.MethodPost, accessapi.Path(f.mine, "one", accessapi.Images), "loader", f.frontProxyClient)
 			if err != nil || code != test.code || !strings.Contains(body, test.says) {
 				t.Errorf("%d %s %v, want %d and %q", code, body, err, test.code, test.says)
 			}
@@ -83,7 +83,7 @@ func TestImagesOfALostClient(t *testing.T) {
 			archive, feed := io.Pipe()
 			done := make(chan error, 1)
 			go func() {
-				_, _, err := f.send(ctx, archive, "POST", accessapi.Path(f.mine, "one", accessapi.Images), "loader", f.frontProxyClient)
+				_, _, err := f.send(ctx, archive, http.MethodPost, accessapi.Path(f.mine, "one", accessapi.Images), "loader", f.frontProxyClient)
 				done <- err
 			}()
 			_, err := feed.Write([]byte("echo:v1"))
@@ -116,7 +116,7 @@ func TestArchiveOfASilentClient(t *testing.T) {
 	}))
 	defer server.Close()
 	silent, _ := io.Pipe()
-	request, err := http.NewRequestWithContext(t.Context(), "POST", server.URL, silent)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, silent)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,8 @@ func newRack(ctx context.Context, dir string) (r *rack, err error) {
 	if err := r.addNetwork(ctx, vxlan, "two hosts, VXLAN", a, b); err != nil {
 		return r, err
 	}
-	return r, r.addNetwork(ctx, encrypted, "two hosts, "+c.encryption(), c, d)
+	err = r.addNetwork(ctx, encrypted, "two hosts, "+c.encryption(), c, d)
+	return r, err
 }
 
 // add adds a path to measure.
@@ -213,7 +214,8 @@ func (h *host) addMachine(ctx context.Context, n network.Network, number byte) (
 	if m.ns, err = netns.GetFromPath(h.NetNS(id)); err != nil {
 		return m, err
 	}
-	return m, m.addPod()
+	err = m.addPod()
+	return m, err
 }
 
 // addPod connects a pod with its machine as the CNI plugin ptp does. Its interface has the MTU of the machine.

@@ -99,12 +99,12 @@ func (w *workstation) testCancelledUpload(machine string) {
 	active := func() string { return w.ctr(machine, "content", "active") }
 	for name, end := range map[string]func(cancel func()){
 		"the client": func(cancel func()) { cancel() },
-		"the manager": func(cancel func()) {
+		"the manager": func(func()) {
 			if err := syscall.Kill(w.i.component("manager").PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"capstand": func(cancel func()) {
+		"capstand": func(func()) {
 			if err := syscall.Kill(w.i.component("capstand").PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}

@@ -3,6 +3,7 @@
 package plane
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestTracing(t *testing.T) {
 		{"capstand", "Apply bootstrap data", "capstan-init"},
 	} {
 		s, found := trace[want.name]
-		if !found || s.Service != want.service || string(s.ParentSpanId) != string(trace[want.parent].GetSpanId()) {
+		if !found || s.Service != want.service || !bytes.Equal(s.ParentSpanId, trace[want.parent].GetSpanId()) {
 			t.Errorf("%s of %s below %s: found %v", want.name, want.service, want.parent, s)
 			continue
 		}

@@ -66,7 +66,7 @@ func (l *Link) start() (control, error) {
 
 // free returns an error if another program has the port: the device itself would not report it.
 func free() error {
-	conn, err := net.ListenPacket("udp", ":"+strconv.Itoa(Port))
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: Port})
 	if err != nil {
 		return fmt.Errorf("UDP port %d of this host must be free for the encryption of overlays: %w", Port, err)
 	}
@@ -181,7 +181,7 @@ func text(c wgtypes.Config) string {
 
 // call sends a request and returns the lines of the answer.
 func (p process) call(request string) (lines []string, err error) {
-	conn, err := net.DialTimeout("unix", p.socket, controlWait)
+	conn, err := (&net.Dialer{Timeout: controlWait}).DialContext(context.Background(), "unix", p.socket)
 	if err != nil {
 		return nil, err
 	}
