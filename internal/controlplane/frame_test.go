@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -42,9 +43,13 @@ func TestForeignCondition(t *testing.T) {
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(cp)}
 	reconcile := func() {
 		t.Helper()
-		if _, err := r.Reconcile(t.Context(), request); err != nil {
-			t.Fatal(err)
-		}
+		testcluster.Eventually(t, "a reconcile without a conflict with the controller that reports the pause", func() bool {
+			_, err := r.Reconcile(t.Context(), request)
+			if err != nil && !apierrors.IsConflict(err) {
+				t.Fatal(err)
+			}
+			return err == nil
+		})
 	}
 	reconcile()
 	cluster.Change(cp, func() { cp.Spec.Replicas = ptr.To[int32](3) })
