@@ -40,6 +40,7 @@ func TestEncryptedRack(t *testing.T) {
 		t.Errorf("the private key has the mode %s", mode)
 	}
 	setPeers(t, members...)
+	firstContact(t, members...)
 	allReach(t, members...)
 	setPeers(t, foreign, members[0], members[1])
 	setPeers(t, members...) // They do not know the key of the third box.
@@ -59,6 +60,16 @@ func TestEncryptedRack(t *testing.T) {
 	replaceProcess(t, members[0], members[1])
 	encryptionStays(t, members[1])
 	onlySealed(t, router)
+}
+
+// firstContact waits until each box reaches each machine. WireGuard repeats a handshake that was lost after five seconds.
+func firstContact(t *testing.T, boxes ...*box) {
+	t.Helper()
+	for _, from := range boxes {
+		for _, to := range boxes {
+			rack.Eventually(t, fmt.Sprintf("a session between the boxes %d and %d", from.Number, to.Number), func() error { return from.reaches(to) })
+		}
+	}
 }
 
 // onlySealed: the boxes have exchanged nothing but WireGuard packets.

@@ -171,7 +171,8 @@ func text(c wgtypes.Config) string {
 			s.WriteString("remove=true\n")
 			continue
 		}
-		fmt.Fprintf(&s, "endpoint=%s\nreplace_allowed_ips=true\n", p.Endpoint)
+		fmt.Fprintf(&s, "endpoint=%s\npersistent_keepalive_interval=%d\nreplace_allowed_ips=true\n",
+			p.Endpoint, int(p.PersistentKeepaliveInterval.Seconds()))
 		for _, a := range p.AllowedIPs {
 			fmt.Fprintf(&s, "allowed_ip=%s\n", a.String())
 		}

@@ -10,6 +10,7 @@
 package wireguard
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -30,6 +32,9 @@ const (
 	// Port is the UDP port of the link.
 	Port = 4787
 )
+
+// keepaliveInterval is less than the time after which firewalls forget a UDP flow.
+const keepaliveInterval = 25 * time.Second
 
 // Addresses contains the addresses of all boxes in the link.
 var Addresses = netip.MustParsePrefix("fdca:9574::/32")
@@ -76,19 +81,20 @@ func (l *Link) Ensure(mtu int, peers []Peer) error {
 	if err != nil {
 		return fmt.Errorf("reading the peers of the WireGuard device %s: %w", Device, err)
 	}
-	if err := c.configure(change(have, peers)); err != nil {
+	if err := c.configure(l.change(have, peers)); err != nil {
 		return fmt.Errorf("setting the peers of the WireGuard device %s: %w", Device, err)
 	}
 	return l.connect(mtu)
 }
 
 // change returns the configuration that turns the peers of a device into those of the list.
-func change(have []wgtypes.Key, want []Peer) (c wgtypes.Config) {
+func (l *Link) change(have []wgtypes.Key, want []Peer) (c wgtypes.Config) {
 	keys := map[wgtypes.Key]bool{}
 	for _, p := range want {
 		keys[p.Key] = true
+		interval := l.keepalive(p.Key)
 		c.Peers = append(c.Peers, wgtypes.PeerConfig{
-			PublicKey: p.Key, Endpoint: &net.UDPAddr{IP: p.Host.AsSlice(), Port: Port},
+			PublicKey: p.Key, Endpoint: &net.UDPAddr{IP: p.Host.AsSlice(), Port: Port}, PersistentKeepaliveInterval: &interval,
 			ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*single(Address(p.Key))},
 		})
 	}
@@ -98,6 +104,16 @@ func change(have []wgtypes.Key, want []Peer) (c wgtypes.Config) {
 		}
 	}
 	return c
+}
+
+// keepalive is the interval of keepalives to a peer. One of two boxes sends them, that with the smaller key: it starts a session as
+// soon as it knows the peer, and renews it. Without this, the first packets of both boxes can start a session each at the same time.
+// Then neither of them is established, and both boxes try again after five seconds.
+func (l *Link) keepalive(peer wgtypes.Key) time.Duration {
+	if bytes.Compare(l.Public[:], peer[:]) < 0 {
+		return keepaliveInterval
+	}
+	return 0
 }
 
 // device returns the control of the device, which it creates if there is none that works.

@@ -50,23 +50,27 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// A change keeps the sessions of peers that stay, and allows each peer its own address only.
+// A change keeps the sessions of peers that stay, and allows each peer its own address only. The box with the smaller key keeps the
+// session alive.
 func TestChange(t *testing.T) {
-	c := change([]wgtypes.Key{key(1), key(3)}, []Peer{{key(1), netip.MustParseAddr("192.0.2.1")}, {key(2), netip.MustParseAddr("2001:db8::2")}})
+	own := Link{Public: key(2)}
+	c := own.change([]wgtypes.Key{key(1), key(3)}, []Peer{{key(1), netip.MustParseAddr("192.0.2.1")}, {key(4), netip.MustParseAddr("2001:db8::2")}})
 	if c.ReplacePeers || c.PrivateKey != nil {
 		t.Errorf("the change ends all sessions: %+v", c)
 	}
 	want := fmt.Sprintf(`public_key=%[1]s
 endpoint=192.0.2.1:4787
+persistent_keepalive_interval=0
 replace_allowed_ips=true
 allowed_ip=%[4]s/128
 public_key=%[2]s
 endpoint=[2001:db8::2]:4787
+persistent_keepalive_interval=25
 replace_allowed_ips=true
 allowed_ip=%[5]s/128
 public_key=%[3]s
 remove=true
-`, strings.Repeat("01", 32), strings.Repeat("02", 32), strings.Repeat("03", 32), Address(key(1)), Address(key(2)))
+`, strings.Repeat("01", 32), strings.Repeat("04", 32), strings.Repeat("03", 32), Address(key(1)), Address(key(4)))
 	if got := text(c); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
