@@ -38,12 +38,33 @@ if [[ -f $stamp && $(<"$stamp") == "$hash" ]]; then
 fi
 $fresh && exit 0
 
-echo "==> $name" >&2
-start=$SECONDS
+# seconds NAME prints the entry of hack/build-times, or 0.
+seconds() { awk -v part="$1" '$1 == part { s = $2 } END { print s + 0 }' hack/build-times; }
+
+# estimate NAME... prints how long the parts take that were not built yet, at the pace of the last one that was built here.
+pace=bin/.stamp/pace # in percent of hack/build-times
+estimate() {
+	local sum=0 part
+	for part in "$@"; do
+		[[ -e bin/.stamp/$part ]] || sum=$((sum + $(seconds "$part")))
+	done
+	sum=$((sum * $(cat "$pace" 2>/dev/null || echo 100) / 100))
+	if ((sum < 90)); then echo "about $sum s"; else echo "about $(((sum + 30) / 60)) min"; fi
+}
+
+# PARTS is what the caller of make builds, in order.
 rm -f "$stamp"
+expected=$(seconds "$name") progress=
+((expected == 0)) || progress=": $(estimate "$name")"
+# shellcheck disable=SC2086 # a list on purpose
+[[ " ${PARTS:-} " != *" $name "* ]] || progress+=", $(estimate $PARTS) for all missing parts"
+echo "==> $name$progress" >&2
+start=$SECONDS
 "$@" 9>&-
 for output in $outputs; do
 	[[ -e $output ]] || { echo "cached.sh: wanted $output from $name, found no such file" >&2; exit 1; }
 done
+took=$((SECONDS - start))
+((expected < 30)) || echo "$((took * 100 / expected))" >"$pace"
 echo "$hash" >"$stamp"
-echo "<== $name ($((SECONDS - start)) s)" >&2
+echo "<== $name ($took s)" >&2
