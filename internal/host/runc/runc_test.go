@@ -3,10 +3,10 @@ package runc_test
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -95,16 +95,24 @@ func TestStateWithoutContainer(t *testing.T) {
 
 // The end of the context reaches the program as SIGTERM, so that it can clean up.
 func TestExecEndsProgramInOrder(t *testing.T) {
-	cleaned := filepath.Join(t.TempDir(), "cleaned")
-	ctx, cancel := context.WithCancel(t.Context())
-	stdin, feed := io.Pipe()
+	dir := t.TempDir()
+	cleaned, started := filepath.Join(dir, "cleaned"), filepath.Join(dir, "started")
+	if err := syscall.Mkfifo(started, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Open for both directions, so that the call returns before the program opens its end.
+	fifo, err := os.OpenFile(started, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = fifo.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
 	go func() {
-		_, _ = feed.Write([]byte("a\n")) // the program has set its trap when it reads
-		_, _ = feed.Write([]byte("b\n"))
-		cancel()
+		defer cancel()
+		_, _ = fifo.Read(make([]byte, 1)) // the program writes after it has set its trap
 	}()
-	_, err := script(t, `trap 'touch `+cleaned+`; exit 1' TERM; read line; read line; while :; do sleep 0.01; done`).Exec(ctx, "id", stdin, "program")
-	_ = feed.Close()
+	_, err = script(t, `trap 'touch `+cleaned+`; exit 1' TERM; echo >`+started+`; while :; do sleep 0.01; done`).Exec(ctx, "id", nil, "program")
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
