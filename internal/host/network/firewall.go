@@ -76,7 +76,7 @@ func (f firewall) rules() map[string][]string {
 		"local":    append(f.localRedirection(), f.toServices()...),
 		"input":    slices.Concat(f.admitTunnel(), f.protectLink(), f.protectHost()),
 		"output":   f.keepInLink(),
-		"forward": slices.Concat(f.closeLink(), []string{
+		"forward": slices.Concat(clampSegments(bridge), f.closeLink(), []string{
 			// A machine could otherwise send packets for the tunnels of another box, with the source address of a third one.
 			fmt.Sprintf("iifname %s oifname != %s udp dport %d drop", bridge, bridge, TunnelPort),
 			fmt.Sprintf("iifname %s oifname %s accept", bridge, bridge),
@@ -86,6 +86,16 @@ func (f firewall) rules() map[string][]string {
 		}),
 		"postrouting": masquerade,
 	}
+}
+
+// clampSegments lowers the segment size that both ends of a TCP connection with the outside announce to what the smaller of the
+// routes to them takes. Otherwise a connection through a smaller MTU depends on ICMP messages, which firewalls on the way drop.
+// Connections between machines are not clamped: all of them have the MTU of their network.
+func clampSegments(bridge string) (rules []string) {
+	for _, direction := range []string{"iifname %s oifname != %s", "iifname != %s oifname %s"} {
+		rules = append(rules, fmt.Sprintf(direction+" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", bridge, bridge))
+	}
+	return rules
 }
 
 // admitTunnel drops VXLAN packets from machines with any source address, and packets with the network's VNI from
