@@ -216,8 +216,8 @@ func TestEncryptedInjection(t *testing.T) {
 	var receiver net.PacketConn
 	r.must(in(onB, func() (err error) { receiver, err = net.ListenPacket("udp", "10.231.7.20:9"); return err }))
 	defer func() { _ = receiver.Close() }()
-	received := func() bool {
-		r.must(receiver.SetReadDeadline(time.Now().Add(500 * time.Millisecond)))
+	received := func(within time.Duration) bool {
+		r.must(receiver.SetReadDeadline(time.Now().Add(within)))
 		_, _, err := receiver.ReadFrom(make([]byte, 10))
 		return err == nil
 	}
@@ -225,7 +225,7 @@ func TestEncryptedInjection(t *testing.T) {
 	fromA, toB := wireguard.Address(a.Link.Public), wireguard.Address(b.Link.Public)
 
 	r.must(in(a.ns, func() error { return sendUDP(fromA, netip.AddrPortFrom(toB, TunnelPort), packet) }))
-	if !received() {
+	if !received(10 * time.Second) {
 		t.Fatal("the packet of a box of the network was not accepted through the link: this test proves nothing")
 	}
 	if err := in(a.ns, func() error { return sendFrom(a.tunnel, b.tunnel, packet) }); !errors.Is(err, unix.EPERM) {
@@ -243,7 +243,7 @@ func TestEncryptedInjection(t *testing.T) {
 		},
 	} {
 		r.must(send())
-		if received() {
+		if received(500 * time.Millisecond) {
 			t.Errorf("%s: its packet reached the machine", what)
 		}
 	}
