@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -27,6 +28,7 @@ import (
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
@@ -36,7 +38,7 @@ import (
 // joinOptions are the flags of `capstan host join`.
 type joinOptions struct {
 	server, token, tokenFile      string
-	name, address, listen         string
+	name, address, listen, tunnel string
 	failureDomain, dir, boxFolder string
 	defaults                      string // the file with the options of the unit
 }
@@ -65,6 +67,7 @@ it prints how to start capstand. If the command was interrupted, run it again wi
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the token, - for the standard input; other users of this box can see --token in the list of processes")
 	f.StringVar(&o.name, "name", "", "name of the CapstanHost (default: the hostname)")
 	f.StringVar(&o.address, "address", "", "address of capstand for the management cluster, host:port (default: the address of this box towards PLANE, with the port of --listen)")
+	f.StringVar(&o.tunnel, "tunnel-address", "", "IP address over which machines of clusters across hosts reach this host; "+joining.NoTunnel+": no such clusters (default: the address of this box towards PLANE)")
 	f.StringVar(&o.listen, "listen", ":7443", "address, host:port, on which capstand listens")
 	f.StringVar(&o.failureDomain, "failure-domain", "", "failure domain of the host (default: that of the token, or the name)")
 	f.StringVar(&o.dir, "dir", "/var/lib/capstan/host/tls", "folder for the certificates: the folder tls in capstand's --root")
@@ -135,21 +138,27 @@ func (o joinOptions) request() (joining.Request, error) {
 	if err != nil {
 		return joining.Request{}, fmt.Errorf("wanted --listen host:port, found %q", o.listen)
 	}
-	if o.address == "" {
-		// A UDP socket sends nothing until it is used. It shows the route to the plane.
-		conn, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
-		if err != nil {
-			return joining.Request{}, fmt.Errorf("wanted a route to %s: %w; set --address", o.server, err)
-		}
-		defer conn.Close()
-		own, _, err := net.SplitHostPort(conn.LocalAddr().String())
-		if err != nil {
-			return joining.Request{}, err
-		}
-		o.address = net.JoinHostPort(own, port)
+	own, err := ownAddress(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+	if o.address == "" && err != nil {
+		return joining.Request{}, fmt.Errorf("wanted a route to %s: %w; set --address", o.server, err)
 	}
-	r := joining.Request{Name: o.name, Address: o.address, FailureDomain: o.failureDomain, BoxID: joining.BoxID(o.boxFolder), Version: version.Version}
+	r := joining.Request{
+		Name: o.name, Address: cmp.Or(o.address, net.JoinHostPort(own.String(), port)), FailureDomain: o.failureDomain,
+		BoxID: joining.BoxID(o.boxFolder), TunnelAddress: joining.Tunnel(o.tunnel, own), Version: version.Version,
+		ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion,
+	}
 	return r, r.Check()
+}
+
+// ownAddress returns the address of this box for its connections to a server.
+func ownAddress(server string) (netip.Addr, error) {
+	conn, err := net.Dial("udp", server) // It sends nothing: it only shows the route.
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	own, err := netip.ParseAddrPort(conn.LocalAddr().String())
+	return own.Addr(), err
 }
 
 // alreadyJoined reports whether the host has the certificate of this join. A host with other certificates is an error.

@@ -11,6 +11,7 @@ import (
 
 	"capstan.dev/capstan/internal/atomicfile"
 	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 )
 
@@ -64,6 +65,7 @@ func TestJoinRequest(t *testing.T) {
 		want string // the address; empty is an error
 	}{
 		"set":              {joinOptions{server: "https://10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, "10.0.0.5:9"},
+		"a bad tunnel":     {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: ":7443", tunnel: "127.0.0.1"}, ""},
 		"no plane":         {joinOptions{server: "10.0.0.1:6443", name: "a", address: "10.0.0.5:9", listen: ":7443"}, ""},
 		"no listen":        {joinOptions{server: "https://10.0.0.1", name: "a", address: "10.0.0.5:9", listen: "7443"}, ""},
 		"a bad name":       {joinOptions{server: "https://10.0.0.1", name: "A_", address: "10.0.0.5:9", listen: ":7443"}, ""},
@@ -71,6 +73,9 @@ func TestJoinRequest(t *testing.T) {
 		"loopback, chosen": {joinOptions{server: "https://10.0.0.1", name: "a", address: "127.0.0.1:7443", listen: ":7443"}, ""},
 	} {
 		r, err := test.o.request()
+		if err == nil && (r.ProtocolVersion != hostpb.ProtocolVersion || r.MinimumManagerVersion != hostpb.MinimumManagerVersion) {
+			t.Errorf("%s: %+v does not tell the versions of the protocol", name, r)
+		}
 		if r.Address != test.want && err == nil || (err == nil) != (test.want != "") {
 			t.Errorf("%s: %+v, %v", name, r, err)
 		}

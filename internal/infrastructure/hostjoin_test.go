@@ -19,6 +19,7 @@ import (
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/credentials"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/testenv"
@@ -98,7 +99,11 @@ func TestHostJoins(t *testing.T) {
 	})
 	key, err := pki.NewEncodedKey()
 	g.Expect(err).NotTo(HaveOccurred())
-	r := joining.Request{Name: "joins", Address: "198.18.9.1:7443", BoxID: "joins"}
+	r := joining.Request{Name: "joins", Address: "198.18.9.1:7443", BoxID: "joins", TunnelAddress: "198.18.9.1", Version: "v9", ProtocolVersion: 99}
+	csr := joinAs(g, c, key, r)
+	g.Expect(csr.Status.Conditions[0].Message).To(ContainSubstring("found 99 (capstand v9): upgrade the manager first"))
+	g.Expect(csr.Status.Certificate).To(BeEmpty())
+	r.ProtocolVersion = hostpb.ProtocolVersion
 	var first credentials.Managed
 	for try := range 2 {
 		csr := joinAs(g, c, key, r)
@@ -124,6 +129,7 @@ func TestHostJoins(t *testing.T) {
 	g.Expect(env.Client.Get(ctx, client.ObjectKey{Name: "joins"}, host)).To(Succeed())
 	t.Cleanup(func() { _ = env.Client.Delete(ctx, host) })
 	g.Expect(host.Spec.Address).To(Equal(r.Address))
+	g.Expect(host.Spec.TunnelAddress).To(Equal("198.18.9.1"))
 	g.Expect(host.Spec.FailureDomain).To(Equal("row-2"))
 	g.Expect(host.Spec.AllowedNamespaces.Names).To(Equal([]string{"nobody"}))
 	g.Expect(host.Labels).To(HaveKeyWithValue("disk", "fast"))

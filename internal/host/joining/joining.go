@@ -207,8 +207,13 @@ type Request struct {
 	FailureDomain string `json:"failureDomain,omitempty"`
 	// BoxID identifies the box of the host, as in HostInfo.
 	BoxID string `json:"boxID,omitempty"`
+	// TunnelAddress is that of a CapstanHost, or empty.
+	TunnelAddress string `json:"tunnelAddress,omitempty"`
 	// Version of capstand.
 	Version string `json:"version,omitempty"`
+	// ProtocolVersion and MinimumManagerVersion are as in HostInfo.
+	ProtocolVersion       int32 `json:"protocolVersion,omitempty"`
+	MinimumManagerVersion int32 `json:"minimumManagerVersion,omitempty"`
 }
 
 // ParseRequest reads and checks the annotation.
@@ -243,7 +248,28 @@ func (r Request) Check() error {
 	if len(r.FailureDomain) > 256 || len(r.BoxID) > 64 || len(r.Version) > 256 {
 		return errors.New("expected a failure domain and a version of at most 256 characters and a box id of at most 64, found more")
 	}
+	if ip, err := netip.ParseAddr(r.TunnelAddress); r.TunnelAddress != "" && (err != nil || !reachable(ip) || ip.String() != r.TunnelAddress) {
+		return fmt.Errorf("expected --tunnel-address with an IP address of this host that other hosts reach, found %q", r.TunnelAddress)
+	}
 	return nil
+}
+
+// reachable reports whether other boxes can reach an address: it means the same box to each client.
+func reachable(ip netip.Addr) bool { return ip.IsGlobalUnicast() && ip.Zone() == "" && !ip.Is4In6() }
+
+// NoTunnel is the value of --tunnel-address for a host without clusters across hosts.
+const NoTunnel = "none"
+
+// Tunnel returns the tunnel address of a host: the value of --tunnel-address, or its own address towards the management cluster if
+// other boxes can reach that.
+func Tunnel(set string, own netip.Addr) string {
+	switch {
+	case set == NoTunnel || set == "" && !reachable(own):
+		return ""
+	case set == "":
+		return own.String()
+	}
+	return set
 }
 
 // CheckName returns an error if a host cannot have the name.
@@ -266,7 +292,7 @@ func (r Request) Host() (string, error) {
 		return "", fmt.Errorf("expected --address host:port, found %q", r.Address)
 	}
 	if ip, err := netip.ParseAddr(host); err == nil {
-		if !ip.IsGlobalUnicast() || ip.Zone() != "" || ip.Is4In6() {
+		if !reachable(ip) {
 			return "", fmt.Errorf("expected an --address that the management plane reaches, found %s: set a unicast address of this host that is neither loopback nor link-local", r.Address)
 		}
 		return host, nil

@@ -2,6 +2,7 @@ package joining
 
 import (
 	"encoding/base64"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -78,9 +79,37 @@ func TestRequest(t *testing.T) {
 			t.Errorf("%q: %v", address, err)
 		}
 	}
+	for tunnel, valid := range map[string]bool{
+		"": true, "10.0.0.5": true, "fd00::5": true, NoTunnel: false, "127.0.0.1": false, "fe80::1": false, "fe80::1%eth0": false,
+		"fd00:0::5": false, "::ffff:10.0.0.5": false, "host.example": false, "10.0.0.5/24": false,
+	} {
+		if err := (Request{Name: "a", Address: "10.0.0.5:7443", TunnelAddress: tunnel}).Check(); (err == nil) != valid {
+			t.Errorf("tunnel address %q: %v", tunnel, err)
+		}
+	}
 	for _, text := range []string{"", "{", `{"name":"A","address":"10.0.0.5:1"}`, `{"name":"` + strings.Repeat("a", MaxName+1) + `","address":"10.0.0.5:1"}`, strings.Repeat(" ", maxBytes+1)} {
 		if _, err := ParseRequest(text); err == nil {
 			t.Errorf("accepted %.40q", text)
 		}
+	}
+}
+
+// The tunnel address defaults to the host's own one towards the management cluster, if other boxes can reach it.
+func TestTunnel(t *testing.T) {
+	for _, test := range []struct{ set, own, want string }{
+		{"", "10.0.0.5", "10.0.0.5"},
+		{"", "fd00::5", "fd00::5"},
+		{"", "127.0.0.1", ""},
+		{"", "fe80::5%eth0", ""},
+		{"10.9.0.5", "10.0.0.5", "10.9.0.5"},
+		{"10.9.0.5", "127.0.0.1", "10.9.0.5"},
+		{NoTunnel, "10.0.0.5", ""},
+	} {
+		if got := Tunnel(test.set, netip.MustParseAddr(test.own)); got != test.want {
+			t.Errorf("--tunnel-address %q of a host with %s: %q, want %q", test.set, test.own, got, test.want)
+		}
+	}
+	if got := Tunnel("", netip.Addr{}); got != "" {
+		t.Errorf("without a route: %q", got)
 	}
 }

@@ -161,20 +161,10 @@ type IncompatibleError struct{ message string }
 
 func (e IncompatibleError) Error() string { return e.message }
 
-// incompatible returns an IncompatibleError if the versions of a host's capstand and of this manager do not work together. A
-// capstand without a version in its report has version 1.
+// incompatible returns an IncompatibleError if the versions of a host's capstand and of this manager do not work together.
 func incompatible(info *hostpb.HostInfo) error {
-	if version := max(info.GetProtocolVersion(), 1); version < hostpb.MinimumHostVersion || version > hostpb.MaximumHostVersion {
-		side := "capstand"
-		if version > hostpb.MaximumHostVersion {
-			side = "the manager"
-		}
-		return IncompatibleError{fmt.Sprintf("expected a protocol version of capstand from %d to %d, found %d (capstand %s): upgrade %s first. The machines of the host continue unchanged",
-			hostpb.MinimumHostVersion, hostpb.MaximumHostVersion, version, info.GetCapstandVersion(), side)}
-	}
-	if minimum := info.GetMinimumManagerVersion(); minimum > hostpb.ProtocolVersion {
-		return IncompatibleError{fmt.Sprintf("capstand %s expects managers with protocol version %d at least, found %d: upgrade the manager first. The machines of the host continue unchanged",
-			info.GetCapstandVersion(), minimum, hostpb.ProtocolVersion)}
+	if why := hostpb.Incompatible(info.GetProtocolVersion(), info.GetMinimumManagerVersion(), info.GetCapstandVersion()); why != "" {
+		return IncompatibleError{why + ". The machines of the host continue unchanged"}
 	}
 	return nil
 }

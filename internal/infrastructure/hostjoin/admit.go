@@ -133,7 +133,7 @@ func (r *Reconciler) ensureHost(ctx context.Context, j joiner, t token) error {
 func desiredHost(j joiner, terms joining.Terms, ref infrav1.SecretReference) *infrav1.CapstanHost {
 	host := &infrav1.CapstanHost{
 		ObjectMeta: metav1.ObjectMeta{Name: j.Name, Labels: maps.Clone(terms.Labels)},
-		Spec:       infrav1.CapstanHostSpec{Address: j.Address, CredentialsRef: ref, FailureDomain: j.FailureDomain},
+		Spec:       infrav1.CapstanHostSpec{Address: j.Address, CredentialsRef: ref, FailureDomain: j.FailureDomain, TunnelAddress: j.TunnelAddress},
 	}
 	if terms.FailureDomain != "" {
 		host.Spec.FailureDomain = terms.FailureDomain

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -109,7 +110,10 @@ func names(r *x509.CertificateRequest, host string) bool {
 // refusal returns the reason why a host cannot join with a token, or an empty string. A host can ask again with the same token
 // and the same key: its join may have been interrupted.
 func refusal(j joiner, t token, hosts []infrav1.CapstanHost, now time.Time) string {
+	incompatible := hostpb.Incompatible(j.ProtocolVersion, j.MinimumManagerVersion, j.Version)
 	switch {
+	case incompatible != "":
+		return incompatible
 	case now.After(t.terms.Expires.Time):
 		return fmt.Sprintf("the token expired on %s: create another one with `capstan host token create`", t.terms.Expires.UTC().Format(time.RFC3339))
 	case t.terms.HostName != "" && j.Name != t.terms.HostName:
@@ -149,7 +153,11 @@ func conflict(j joiner, returns bool, hosts []infrav1.CapstanHost) string {
 		if h.Spec.Address == j.Address {
 			return fmt.Sprintf("the CapstanHost %s has the address %s: set another one with --address", h.Name, j.Address)
 		}
-		if other, _, err := net.SplitHostPort(h.Spec.Address); same && err == nil && other != j.host {
+		other, _, err := net.SplitHostPort(h.Spec.Address)
+		if j.TunnelAddress != "" && h.Spec.TunnelAddress == j.TunnelAddress && !same && other != j.host {
+			return fmt.Sprintf("the CapstanHost %s has the tunnel address %s: set another one with --tunnel-address", h.Name, j.TunnelAddress)
+		}
+		if same && err == nil && other != j.host {
 			return fmt.Sprintf("the CapstanHost %s at %s has the same machine-id: boxes from one disk image need their own. On this box, run `rm /etc/machine-id && systemd-machine-id-setup`, and reboot. Two hosts of one box have the same host in --address", h.Name, h.Spec.Address)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/joining"
 	"capstan.dev/capstan/internal/pki"
 )
@@ -19,11 +20,18 @@ import (
 var now = time.Now()
 
 // properties of the host in these tests.
-var properties = joining.Request{Name: "rack-1", Address: "10.0.0.5:7443", BoxID: "box-1"}
+var properties = joining.Request{
+	Name: "rack-1", Address: "10.0.0.5:7443", BoxID: "box-1", TunnelAddress: "10.0.0.5",
+	Version: "v1", ProtocolVersion: hostpb.ProtocolVersion, MinimumManagerVersion: hostpb.MinimumManagerVersion,
+}
 
 func TestRefusal(t *testing.T) {
 	host := func(name, address, box string) infrav1.CapstanHost {
 		return infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: address}, Status: infrav1.CapstanHostStatus{BoxID: box}}
+	}
+	tunnel := func(h infrav1.CapstanHost) infrav1.CapstanHost {
+		h.Spec.TunnelAddress = properties.TunnelAddress
+		return h
 	}
 	leaving := host("rack-1", "10.0.0.5:7443", "box-1")
 	leaving.DeletionTimestamp = &metav1.Time{Time: now}
@@ -52,6 +60,9 @@ func TestRefusal(t *testing.T) {
 		"returns while it is deleted":         {terms: joining.Terms{HostName: "rack-1"}, hosts: []infrav1.CapstanHost{leaving}, want: "is being deleted"},
 		"the address exists":                  {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.5:7443", "")}, want: "has the address"},
 		"the machine-id exists":               {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "box-1")}, want: "has the same machine-id"},
+		"the tunnel address exists":           {hosts: []infrav1.CapstanHost{tunnel(host("rack-2", "10.0.0.6:7443", "box-2"))}, want: "has the tunnel address 10.0.0.5: set another one with --tunnel-address"},
+		"the tunnel address of the same box":  {hosts: []infrav1.CapstanHost{tunnel(host("rack-1b", "10.0.0.5:7444", "box-1"))}},
+		"a box that is not connected yet":     {hosts: []infrav1.CapstanHost{tunnel(host("rack-1b", "10.0.0.5:7444", ""))}},
 		"a second host of one box":            {hosts: []infrav1.CapstanHost{host("rack-1b", "10.0.0.5:7444", "box-1")}},
 		"a box without an id beside the same": {hosts: []infrav1.CapstanHost{host("rack-2", "10.0.0.6:7443", "")}},
 	} {
@@ -66,6 +77,27 @@ func TestRefusal(t *testing.T) {
 		got := refusal(j, token{terms: test.terms, uses: test.uses}, test.hosts, now)
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: want %q, got %q", name, test.want, got)
+		}
+	}
+}
+
+// A host whose version does not work with this manager is refused before it uses the token.
+func TestRefusalOfVersion(t *testing.T) {
+	terms := joining.Terms{Expires: metav1.NewTime(now.Add(time.Hour)), Hosts: 1}
+	for name, test := range map[string]struct {
+		version, minimum int32
+		want             string
+	}{
+		"the same":           {hostpb.ProtocolVersion, hostpb.MinimumManagerVersion, ""},
+		"without a version":  {0, 0, ""},
+		"the next one":       {hostpb.MaximumHostVersion, hostpb.ProtocolVersion, ""},
+		"too new":            {hostpb.MaximumHostVersion + 1, 1, "expected a protocol version of capstand from 1 to 3, found 4 (capstand v1): upgrade the manager first"},
+		"for newer managers": {hostpb.ProtocolVersion, hostpb.ProtocolVersion + 1, "capstand v1 expects managers with protocol version 3 at least, found 2: upgrade the manager first"},
+	} {
+		j := joiner{Request: properties, host: "10.0.0.5", fingerprint: "key"}
+		j.ProtocolVersion, j.MinimumManagerVersion = test.version, test.minimum
+		if got := refusal(j, token{terms: terms}, nil, now); got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
 }

@@ -77,9 +77,6 @@ func TestJoin(t *testing.T) {
 	refuseForeigner(t, host)
 	refuseDuplicate(t, plane, boxes)
 
-	before := host.DeepCopy()
-	host.Spec.TunnelAddress = b.Tunnel()
-	check(t, plane.Client.Patch(t.Context(), host, client.MergeFrom(before)))
 	c := plane.CreateCluster(t, "default", "joined", "--control-plane-machines", "1", "--workers", "0", "--timeout", "5m")
 	harness.Eventually(t, "a Node on the host", time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 1) })
 	for _, m := range c.Machines(t) {
@@ -339,7 +336,7 @@ func ready(t *testing.T, plane *harness.Plane) *infrav1.CapstanHost {
 func checkHost(t *testing.T, b *box, host *infrav1.CapstanHost) {
 	t.Helper()
 	s := host.Status
-	if host.Spec.Address != b.Tunnel()+":7443" || host.Spec.FailureDomain != "row-2" || host.Labels["disk"] != "fast" || len(host.Spec.AllowedNamespaces.Names) != 2 {
+	if host.Spec.Address != b.Tunnel()+":7443" || host.Spec.TunnelAddress != b.Tunnel() || host.Spec.FailureDomain != "row-2" || host.Labels["disk"] != "fast" || len(host.Spec.AllowedNamespaces.Names) != 2 {
 		t.Errorf("spec: %+v, labels %v", host.Spec, host.Labels)
 	}
 	if s.Capacity.Memory().IsZero() || len(s.Versions) == 0 || s.System.KernelVersion == "" || s.System.OSImage == "" || s.System.CapstandVersion == "" ||
@@ -368,6 +365,7 @@ func refuseDuplicate(t *testing.T, plane *harness.Plane, boxes []*box) {
 	t.Helper()
 	token, _ := newToken(t, plane)
 	boxes[1].refused(token, "a CapstanHost "+joinedName+" exists")
+	boxes[1].refused(token, "has the tunnel address", "--name", "copy", "--tunnel-address", boxes[0].Tunnel())
 	boxes[1].refused(token, "has the address", "--name", "copy", "--address", boxes[0].Tunnel()+":7443")
 	boxes[1].Run(fmt.Sprintf("mount --bind %s /etc/machine-id", filepath.Join(filepath.Dir(boxes[0].Root), "machine-id")))
 	boxes[1].refused(token, "has the same machine-id", "--name", "copy")
