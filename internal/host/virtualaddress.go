@@ -21,11 +21,12 @@ import (
 const (
 	// virtualPause is the time between two looks at the files of machines.
 	virtualPause = 200 * time.Millisecond
-	// refresh is the time between two offers, and between two extensions of an address's lifetime.
+	// refresh is the time between two offers, between two extensions of a term without an election, and between two
+	// announcements after a take-over.
 	refresh = time.Second
 	// announceAgain is the time between two announcements of an address that the host keeps.
 	announceAgain = 30 * time.Second
-	// announceOften is the time after a take-over during which each refresh announces the address: a packet can be lost.
+	// announceOften is the time after a take-over during which the host announces the address often: a packet can be lost.
 	announceOften = 5 * time.Second
 )
 
@@ -33,10 +34,12 @@ const (
 type virtualAddress struct {
 	lb      *loadBalancer
 	address netip.Addr
-	// probed: nobody else had the address before this host took it without an election.
-	probed bool
-	// refreshed is the time of the last offer or extension, taken that of the take-over, and announced that of the last
-	// announcement; 0 if none.
+	// probe is where the result of the running probe arrives; nil if none runs.
+	probe chan error
+	// until is the end of the term, and expires the time at which the kernel removes the address.
+	until, expires time.Duration
+	// refreshed is the time of the last refresh, taken that of the take-over, and announced that of the last announcement; 0 if
+	// none.
 	refreshed, taken, announced time.Duration
 }
 
@@ -62,7 +65,7 @@ func (h *Host) holdVirtualAddresses(ctx context.Context) {
 		wanted := h.withVirtualAddress()
 		for id, v := range held {
 			if lb := wanted[id]; lb != v.lb || v.address.String() != lb.currentSpec().VirtualAddress.GetAddress() {
-				v.release()
+				v.end(nil)
 				delete(held, id)
 			}
 		}
@@ -103,55 +106,117 @@ func (h *Host) electors(networkID string) (dirs []string) {
 
 // step gives the host the address, or takes it away.
 func (v *virtualAddress) step(ctx context.Context, electors []string) {
-	now, first := boottime(), v.lb.currentSpec().VirtualAddress.GetFirst()
+	now := boottime()
 	link, err := network.VirtualLink(v.address)
-	if err == nil && first && !v.probed && v.taken == 0 {
-		err = network.ProbeVirtual(ctx, link, v.address)
-		v.probed = err == nil
-	}
 	if err != nil {
-		v.release()
-		v.report(err)
+		v.end(err)
 		return
 	}
-	due := now-v.refreshed >= refresh
-	var until time.Duration
+	v.renew(now, electors)
 	switch {
-	case first:
-		until = now + machineapi.EndpointLease
+	case ended(now, v.until, v.expires):
+		v.end(nil)
+	case lifetime(now, v.until, v.expires) == 0:
+	case v.taken != 0:
+		v.report(v.hold(link))
+	default:
+		if free, err := v.free(ctx, link); free {
+			v.report(v.hold(link))
+		} else if err != nil {
+			v.report(err)
+		}
+	}
+}
+
+// renew sets the end of the term.
+func (v *virtualAddress) renew(now time.Duration, electors []string) {
+	due := now-v.refreshed >= refresh
+	if due {
+		v.refreshed = now
+	}
+	switch {
+	case v.lb.currentSpec().VirtualAddress.GetFirst():
+		if due {
+			v.until = now + machineapi.EndpointLease
+		}
 	case v.lb.hasHealthyBackend():
 		if due {
 			v.offer(electors, now+machineapi.EndpointLease)
 		}
-		until = termOf(electors, now)
-	}
-	if due {
-		v.refreshed = now
-	}
-	if until <= now {
-		v.release()
-		v.report(nil)
-		return
-	}
-	if v.taken == 0 || due {
-		v.report(v.hold(link, now, until))
+		v.until = termOf(electors, now)
+	default:
+		v.until = 0
 	}
 }
 
-// hold extends the lifetime of the address, and announces it.
-func (v *virtualAddress) hold(link netlink.Link, now, until time.Duration) error {
-	if err := network.HoldVirtual(link, v.address, until-now); err != nil {
+// lifetime returns the lifetime that the kernel has to give the address for a term: the rest of the term in whole seconds, which
+// are the kernel's unit. It is rounded down, so that the address is gone before another host can have it. The result is 0 if the
+// kernel keeps the address longer already, until expires.
+func lifetime(now, until, expires time.Duration) time.Duration {
+	if life := (until - now).Truncate(time.Second); now+life > expires {
+		return max(0, life)
+	}
+	return 0
+}
+
+// ended reports whether the host must not have the address, or has lost it: the kernel has removed it at expires, which is 0 before
+// the take-over.
+func ended(now, until, expires time.Duration) bool {
+	return until <= now || expires != 0 && expires <= now
+}
+
+// free reports whether no other station has the address. The answer needs several calls, because a probe takes longer than the
+// lifetimes of other addresses allow. The probe before each take-over finds a station that took the address meanwhile, and a
+// previous holder that hangs.
+func (v *virtualAddress) free(ctx context.Context, link netlink.Link) (bool, error) {
+	if v.probe == nil {
+		// After a restart of capstand, the host still has the address.
+		if has, err := network.HasAddress(v.address); has || err != nil {
+			return has, err
+		}
+		v.probe = make(chan error, 1)
+		go func(result chan<- error) { result <- network.ProbeVirtual(ctx, link, v.address) }(v.probe)
+	}
+	select {
+	case err := <-v.probe:
+		v.probe = nil
+		return err == nil, err
+	default:
+		return false, nil
+	}
+}
+
+// hold extends the lifetime of the address, and announces it. It reads the clock again, because the process may have been stopped.
+func (v *virtualAddress) hold(link netlink.Link) error {
+	now := boottime()
+	life := lifetime(now, v.until, v.expires)
+	if life == 0 {
+		return nil
+	}
+	if err := network.HoldVirtual(link, v.address, life); err != nil {
 		return err
 	}
+	v.expires = now + life
+	pause := announceAgain
 	if v.taken == 0 {
 		v.taken, v.announced = now, 0
 		v.lb.log.Info("The host has the virtual address", "address", v.address, "link", link.Attrs().Name)
 	}
-	if now-v.taken > announceOften && now-v.announced < announceAgain {
+	if now-v.taken <= announceOften {
+		pause = refresh
+	}
+	if now-v.announced < pause {
 		return nil
 	}
 	v.announced = now
 	return network.AnnounceVirtual(link, v.address)
+}
+
+// end gives up the address and the probe for it.
+func (v *virtualAddress) end(err error) {
+	v.probe = nil
+	v.release()
+	v.report(err)
 }
 
 // release takes the address from the host.
@@ -159,12 +224,11 @@ func (v *virtualAddress) release() {
 	if v.taken == 0 {
 		return
 	}
-	v.taken = 0
+	v.taken, v.expires = 0, 0
 	v.lb.log.Info("The host gives up the virtual address", "address", v.address)
 	if err := network.ReleaseVirtual(v.address); err != nil {
 		v.lb.log.Error("Cannot remove the virtual address; the kernel removes it within seconds", "address", v.address, "error", err)
 	}
-	v.report(nil)
 }
 
 // report shows the state to watchers.

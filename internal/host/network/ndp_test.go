@@ -89,7 +89,7 @@ func TestVirtualAddressIPv6_IC10(t *testing.T) {
 	}
 
 	has := func() bool { return strings.Contains(run(t, "ip -6 addr"), "2001:db8:5::100/128") }
-	if err := HoldVirtual(link, address, 1500*time.Millisecond); err != nil || !has() {
+	if err := HoldVirtual(link, address, 2*time.Second); err != nil || !has() {
 		t.Fatalf("the host does not have the address: %v", err)
 	}
 	since := time.Now()

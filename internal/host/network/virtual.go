@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"strings"
@@ -66,13 +65,12 @@ func isVirtual(a netlink.Addr) bool {
 	return ones == bits && a.ValidLft > 0 && a.ValidLft <= int(virtualLife/time.Second)
 }
 
-// HoldVirtual gives a link a virtual address for a time, which it rounds up to seconds. The box does not use the address for
-// its own connections. The kernel does not look for another station with an IPv6 address, which would take a second:
-// ProbeVirtual, or the election, makes sure that there is none.
+// HoldVirtual gives a link a virtual address for a time of at least a second, which it rounds down to seconds. The box does not
+// use the address for its own connections. The kernel does not look for another station with an IPv6 address, which would take a
+// second: ProbeVirtual makes sure that there is none.
 func HoldVirtual(link netlink.Link, address netip.Addr, life time.Duration) error {
-	seconds := int(math.Ceil(min(life, virtualLife).Seconds()))
 	err := netlink.AddrReplace(link, &netlink.Addr{
-		IPNet: ipNet(address, address.BitLen()), ValidLft: max(1, seconds), PreferedLft: 0, Flags: unix.IFA_F_NODAD,
+		IPNet: ipNet(address, address.BitLen()), ValidLft: int(min(life, virtualLife) / time.Second), PreferedLft: 0, Flags: unix.IFA_F_NODAD,
 	})
 	if err != nil {
 		return fmt.Errorf("adding the virtual address %s to %s: %w", address, link.Attrs().Name, err)
@@ -165,7 +163,7 @@ func AnnounceVirtual(link netlink.Link, address netip.Addr) error {
 
 const (
 	probes     = 3
-	probePause = 200 * time.Millisecond
+	probePause = 100 * time.Millisecond
 )
 
 // ProbeVirtual returns an error if another station of the link's network has a virtual address.

@@ -69,7 +69,7 @@ func TestVirtualAddress_IC10(t *testing.T) {
 		}
 	}
 
-	if err := HoldVirtual(link, address, 1500*time.Millisecond); err != nil {
+	if err := HoldVirtual(link, address, 2*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	has := func() bool { return strings.Contains(run(t, "ip -4 addr"), "203.0.113.100/32") }
