@@ -21,8 +21,10 @@ API_GROUPS := infrastructure controlplane bootstrap ipam
 PROVIDER_controlplane := control-plane
 # Protocol buffers: the generated code is in the same folder.
 PROTOS := $(wildcard internal/host/hostpb/*.proto)
+# Modules beside the root one whose tests read files of the root one: Go does not notice that these have changed.
+DOCUMENT_MODULES := tools/docs test/gitops
 # Modules beside the root one that have tests.
-TEST_MODULES := etcd kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/docs tools/sbom
+TEST_MODULES := etcd kube/multicall $(KUBE_MINORS:%=kube/%) node/images coredns metrics-server tools/sbom $(DOCUMENT_MODULES)
 
 # ---------------------------------------------------------------------------
 # The environment of the user does not change the result of a build.
@@ -218,7 +220,7 @@ verify: setup tools ## Fail if generated files or a go.mod are not up to date.
 docs: build-kube build-capi ## Check the documents, and build them as a web site with a search: dist/docs/index.html.
 	go test ./docs
 	go test ./cmd/manager -run TestExamplesOfDocuments
-	cd tools/docs && go test ./... && go run . ../.. ../../dist/docs
+	cd tools/docs && go test -count=1 ./... && go run . ../.. ../../dist/docs
 
 ##@ Test
 
@@ -328,7 +330,8 @@ test-vm: setup-vm build ## Test packages, clusters, reboot, upgrade and removal 
 
 .PHONY: test-unit
 test-unit: build-kube build-capi gotestsum versitygw ## Unit and envtest tests of every module.
-	@for m in $(TEST_MODULES); do (cd $$m && go test ./...); done
+	@for m in $(filter-out $(DOCUMENT_MODULES),$(TEST_MODULES)); do (cd $$m && go test ./...); done
+	@for m in $(DOCUMENT_MODULES); do (cd $$m && go test -count=1 ./...); done
 	$(call gotest,$(foreach d,api cmd config docs hack internal,$(if $(wildcard $(d)),./$(d)/...))) -timeout 20m
 
 .PHONY: test-times
