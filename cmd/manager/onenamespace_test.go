@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"testing"
 
 	. "github.com/onsi/gomega"
@@ -24,9 +23,7 @@ import (
 func oneNamespace(t *testing.T, provider string) (w *environment, other string, try func(client.Object) func() error) {
 	t.Helper()
 	w = newEnvironment(t, "config/"+provider+"/webhook")
-	hooks := w.env.Webhooks
-	w.run("--namespace="+w.env.Namespace(t), "--webhook-host="+hooks.LocalServingHost, fmt.Sprintf("--webhook-port=%d", hooks.LocalServingPort),
-		"--webhook-cert-dir="+hooks.LocalServingCertDir)
+	w.run(append(w.serveWebhooks(), "--namespace="+w.env.Namespace(t))...)
 	return w, w.env.Namespace(t), func(obj client.Object) func() error {
 		return func() error {
 			return w.env.Client.Create(t.Context(), obj.DeepCopyObject().(client.Object), client.DryRunAll)

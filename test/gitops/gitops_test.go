@@ -23,7 +23,7 @@ func block(t *testing.T, containing string, into any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, found := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(page, -1) {
+	for _, found := range regexp.MustCompile("(?s)\n```yaml\n(.*?\n)```").FindAllSubmatch(page, -1) {
 		if strings.Contains(string(found[1]), containing) {
 			if err := yaml.Unmarshal(found[1], into); err != nil {
 				t.Fatal(err)
