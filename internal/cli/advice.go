@@ -138,6 +138,8 @@ func adviceFor(kind, reason string) advice {
 		return advice{"set spec.paused of the Cluster to false, or remove the annotation cluster.x-k8s.io/paused", "a-paused-object"}
 	case "Deleting":
 		return advice{"look at what the message waits for", "an-object-is-not-deleted"}
+	case "ScalingUp", "ScalingDown", "RollingOut":
+		return advice{"nothing while its machines start or leave; else look at what they wait for with `capstan describe`", "an-update-does-not-proceed"}
 	case "CertificatesExpiring":
 		return advice{"look for the machine or node agent that does not run; certificates are renewed by themselves", "certificates-expire"}
 	}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/labels/format"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -24,20 +26,21 @@ const (
 
 // described are the kinds that users name, with the kinds of the API that each can mean.
 var described = map[string][]schema.GroupKind{
-	"cluster": {{Group: clusterv1.GroupVersion.Group, Kind: "Cluster"}},
-	"machine": {{Group: clusterv1.GroupVersion.Group, Kind: "Machine"}},
-	"host":    {{Group: infraGroup, Kind: "CapstanHost"}},
-	"pool":    {{Group: ipamGroup, Kind: "CapstanIPPool"}, {Group: ipamGroup, Kind: "GlobalCapstanIPPool"}, {Group: clusterv1.GroupVersion.Group, Kind: "MachinePool"}},
+	"cluster":     {{Group: clusterv1.GroupVersion.Group, Kind: "Cluster"}},
+	"machine":     {{Group: clusterv1.GroupVersion.Group, Kind: "Machine"}},
+	"host":        {{Group: infraGroup, Kind: "CapstanHost"}},
+	"pool":        {{Group: ipamGroup, Kind: "CapstanIPPool"}, {Group: ipamGroup, Kind: "GlobalCapstanIPPool"}},
+	"machinepool": {{Group: clusterv1.GroupVersion.Group, Kind: "MachinePool"}, {Group: infraGroup, Kind: "CapstanMachinePool"}},
 }
 
 // describedOrder is the order in which a name without a kind is searched.
-var describedOrder = []string{"cluster", "machine", "host", "pool"}
+var describedOrder = []string{"cluster", "machine", "host", "pool", "machinepool"}
 
 func (a *app) describeCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "describe [cluster|machine|host|pool] NAME", Short: "Show what an object waits for, since when, and what to do",
-		Long: `Show the state of a cluster, a machine, a host or a pool: what it and its parts wait for, since when, what to do, and their
+		Use: "describe [cluster|machine|host|pool|machinepool] NAME", Short: "Show what an object waits for, since when, and what to do",
+		Long: `Show the state of a cluster, a machine, a host, a pool of addresses or a machine pool: what it and its parts wait for, since when, what to do, and their
 last events. Without a kind, all objects of this name are shown.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 || len(args) == 2 && described[args[0]] != nil {
@@ -68,7 +71,7 @@ func (a *app) describe(ctx context.Context, m *management, kinds []string, key c
 		return err
 	}
 	if len(roots) == 0 {
-		return coded{fmt.Errorf("there is no %s %s in namespace %s, or you cannot read it", strings.Join(kinds, ", "), key.Name, key.Namespace), exitNotFound}
+		return m.missing(kinds, key)
 	}
 	reports := []report{}
 	for _, root := range roots {
@@ -76,13 +79,17 @@ func (a *app) describe(ctx context.Context, m *management, kinds []string, key c
 		if err != nil {
 			return err
 		}
-		events, err := m.events(ctx, root.GetNamespace())
+		// Events of objects without a namespace are in the namespace default.
+		events, err := m.events(ctx, cmp.Or(root.GetNamespace(), corev1.NamespaceDefault))
 		if err != nil {
 			return err
 		}
 		reports = append(reports, diagnose(root, parts, events))
 	}
 	if a.json() {
+		for i := range reports {
+			reports[i].Unreadable = m.gaps
+		}
 		return a.printJSON(reports)
 	}
 	for i, r := range reports {
@@ -93,53 +100,83 @@ func (a *app) describe(ctx context.Context, m *management, kinds []string, key c
 			return err
 		}
 	}
+	printGaps(a.out, m.gaps)
 	return nil
 }
 
-// find returns the objects of the name. Kinds that the user cannot read, or that are not installed, have none.
+// missing is the error for a name that was not found. A user who cannot read all of the kinds does not learn whether it exists.
+func (m *management) missing(kinds []string, key client.ObjectKey) error {
+	err := fmt.Errorf("there is no %s %s in namespace %s", strings.Join(kinds, ", "), key.Name, key.Namespace)
+	if len(m.gaps) == 0 {
+		return coded{err, exitNotFound}
+	}
+	var gaps strings.Builder
+	printGaps(&gaps, m.gaps)
+	return coded{fmt.Errorf("%w that you can read\n%s", err, strings.TrimSuffix(gaps.String(), "\n")), exitFailed}
+}
+
+// find returns the objects of the name. Kinds that are not installed have none.
 func (m *management) find(ctx context.Context, kinds []string, key client.ObjectKey) (found []*unstructured.Unstructured, err error) {
 	for _, name := range kinds {
 		for _, gk := range described[name] {
-			mapping, err := m.client.RESTMapper().RESTMapping(gk)
-			if apimeta.IsNoMatchError(err) {
-				continue
-			}
+			o, err := m.get(ctx, gk, key)
 			if err != nil {
 				return nil, err
 			}
-			own := key
-			if mapping.Scope.Name() == apimeta.RESTScopeNameRoot {
-				own.Namespace = ""
-			}
-			o := &unstructured.Unstructured{}
-			o.SetGroupVersionKind(mapping.GroupVersionKind)
-			switch err := m.client.Get(ctx, own, o); {
-			case err == nil:
+			if o != nil {
 				found = append(found, o)
-			case !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
-				return nil, err
 			}
 		}
 	}
 	return found, nil
 }
 
-// partsOf returns the objects that belong to an object: those of a cluster; those that a machine refers to; the machines of
-// a host; the claims of a pool.
+// get returns an object; nil if it or its kind does not exist, or if the user has no right to read it.
+func (m *management) get(ctx context.Context, gk schema.GroupKind, key client.ObjectKey) (*unstructured.Unstructured, error) {
+	mapping, err := m.client.RESTMapper().RESTMapping(gk)
+	if apimeta.IsNoMatchError(err) || gk.Kind == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() == apimeta.RESTScopeNameRoot {
+		key.Namespace = ""
+	}
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(mapping.GroupVersionKind)
+	err = m.client.Get(ctx, key, o)
+	if apierrors.IsForbidden(err) {
+		m.refused(newGap(mapping, key.Namespace, "", err))
+		return nil, nil
+	}
+	m.readable = m.readable || client.IgnoreNotFound(err) == nil
+	if err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return o, nil
+}
+
+// partsOf returns the objects that belong to an object: those of a cluster; those that a machine or a machine pool refers to, and
+// the machines of the pool; the machines of a host; the claims of a pool.
 func (m *management) partsOf(ctx context.Context, root *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
 	switch root.GetKind() {
 	case "Cluster":
 		return m.clusterObjects(ctx, root)
 	case "Machine":
-		return m.referenced(ctx, root)
+		return m.referenced(ctx, root, "spec")
+	case "MachinePool":
+		return m.machinePoolObjects(ctx, root)
+	case "CapstanMachinePool":
+		return nil, nil // The MachinePool of the same name has the machines.
 	case "CapstanHost":
-		return m.listed(ctx, schema.GroupKind{Group: infraGroup, Kind: "CapstanMachine"}, "", func(o *unstructured.Unstructured) bool {
-			return field(o, "spec.hostName") == root.GetName()
-		})
+		machines, err := m.listed(ctx, schema.GroupKind{Group: infraGroup, Kind: "CapstanMachine"}, "")
+		return slices.DeleteFunc(machines, func(o *unstructured.Unstructured) bool { return field(o, "spec.hostName") != root.GetName() }), err
 	}
-	return m.listed(ctx, schema.GroupKind{Group: "ipam.cluster.x-k8s.io", Kind: "IPAddressClaim"}, root.GetNamespace(), func(o *unstructured.Unstructured) bool {
-		return field(o, "spec.poolRef.kind") == root.GetKind() && field(o, "spec.poolRef.name") == root.GetName()
-	})
+	claims, err := m.listed(ctx, schema.GroupKind{Group: "ipam.cluster.x-k8s.io", Kind: "IPAddressClaim"}, root.GetNamespace())
+	return slices.DeleteFunc(claims, func(o *unstructured.Unstructured) bool {
+		return field(o, "spec.poolRef.kind") != root.GetKind() || field(o, "spec.poolRef.name") != root.GetName()
+	}), err
 }
 
 func (m *management) clusterObjects(ctx context.Context, cluster *unstructured.Unstructured) (out []*unstructured.Unstructured, err error) {
@@ -148,80 +185,70 @@ func (m *management) clusterObjects(ctx context.Context, cluster *unstructured.U
 		return nil, err
 	}
 	for _, kind := range kinds {
-		list := &unstructured.UnstructuredList{}
 		gvk, err := m.client.RESTMapper().KindFor(kind)
 		if err != nil {
 			return nil, err
 		}
-		list.SetGroupVersionKind(gvk)
-		err = m.client.List(ctx, list, client.InNamespace(cluster.GetNamespace()), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.GetName()})
-		if err != nil && !apierrors.IsForbidden(err) {
+		objects, err := m.listed(ctx, gvk.GroupKind(), cluster.GetNamespace(), client.MatchingLabels{clusterv1.ClusterNameLabel: cluster.GetName()})
+		if err != nil {
 			return nil, err
 		}
-		for i := range list.Items {
-			out = append(out, &list.Items[i])
-		}
+		out = append(out, objects...)
 	}
 	return out, nil
 }
 
-// referenced returns the objects that a Machine names, and its host.
-func (m *management) referenced(ctx context.Context, machine *unstructured.Unstructured) (out []*unstructured.Unstructured, err error) {
-	for _, path := range []string{"spec.infrastructureRef", "spec.bootstrap.configRef"} {
-		gk := schema.GroupKind{Group: field(machine, path+".apiGroup"), Kind: field(machine, path+".kind")}
-		own, err := m.listed(ctx, gk, machine.GetNamespace(), func(o *unstructured.Unstructured) bool { return o.GetName() == field(machine, path+".name") })
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, own...)
-	}
-	for _, o := range slices.Clone(out) {
-		host := field(o, "spec.hostName")
-		if host == "" {
-			continue
-		}
-		hosts, err := m.find(ctx, []string{"host"}, client.ObjectKey{Name: host})
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, hosts...)
-	}
-	return out, nil
-}
-
-// listed returns the objects of a kind that match. A kind that is not installed, or that the user cannot list, has none.
-func (m *management) listed(ctx context.Context, gk schema.GroupKind, namespace string, match func(*unstructured.Unstructured) bool) (out []*unstructured.Unstructured, err error) {
-	mapping, err := m.client.RESTMapper().RESTMapping(gk)
-	if apimeta.IsNoMatchError(err) || gk.Kind == "" {
-		return nil, nil
-	}
+// machinePoolObjects returns the objects that a MachinePool names, and its machines.
+func (m *management) machinePoolObjects(ctx context.Context, pool *unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
+	out, err := m.referenced(ctx, pool, "spec.template.spec")
 	if err != nil {
 		return nil, err
 	}
-	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(mapping.GroupVersionKind)
-	if err := m.client.List(ctx, list, client.InNamespace(namespace)); err != nil && !apierrors.IsForbidden(err) {
-		return nil, err
+	label := client.MatchingLabels{
+		clusterv1.ClusterNameLabel: field(pool, "spec.clusterName"), clusterv1.MachinePoolNameLabel: format.MustFormatValue(pool.GetName()),
 	}
-	for i := range list.Items {
-		if match(&list.Items[i]) {
-			out = append(out, &list.Items[i])
+	for _, gk := range []schema.GroupKind{described["machine"][0], {Group: infraGroup, Kind: "CapstanMachine"}} {
+		machines, err := m.listed(ctx, gk, pool.GetNamespace(), label)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, machines...)
+	}
+	return out, nil
+}
+
+// referenced returns the objects that the spec of a machine names, and its host.
+func (m *management) referenced(ctx context.Context, machine *unstructured.Unstructured, spec string) (out []*unstructured.Unstructured, err error) {
+	add := func(gk schema.GroupKind, key client.ObjectKey) (err error) {
+		o, err := m.get(ctx, gk, key)
+		if o != nil {
+			out = append(out, o)
+		}
+		return err
+	}
+	for _, path := range []string{spec + ".infrastructureRef", spec + ".bootstrap.configRef"} {
+		gk := schema.GroupKind{Group: field(machine, path+".apiGroup"), Kind: field(machine, path+".kind")}
+		if err := add(gk, client.ObjectKey{Namespace: machine.GetNamespace(), Name: field(machine, path+".name")}); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range slices.Clone(out) {
+		if host := field(o, "spec.hostName"); host != "" {
+			if err := add(described["host"][0], client.ObjectKey{Name: host}); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return out, nil
 }
 
-func everything(*unstructured.Unstructured) bool { return true }
-
-// events returns the events of a namespace. Those of objects without a namespace are in the namespace default.
+// events returns the events of a namespace, of all if it is empty.
 func (m *management) events(ctx context.Context, namespace string) ([]corev1.Event, error) {
-	if namespace == "" {
-		namespace = corev1.NamespaceDefault
+	mapping, err := m.client.RESTMapper().RESTMapping(schema.GroupKind{Kind: "Event"})
+	if err != nil {
+		return nil, err
 	}
 	list := &corev1.EventList{}
-	err := m.client.List(ctx, list, client.InNamespace(namespace))
-	if apierrors.IsForbidden(err) {
-		return nil, nil
-	}
+	err = m.read(ctx, mapping, list, namespace)
 	return list.Items, err
 }

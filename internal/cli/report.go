@@ -29,6 +29,8 @@ type report struct {
 	Facts     []fact              `json:"facts,omitempty"`
 	Waiting   []dashboard.Waiting `json:"waiting"`
 	Events    []eventLine         `json:"events,omitempty"`
+	// Unreadable is what the user has no right to read, of all objects of the command.
+	Unreadable []gap `json:"unreadable,omitempty"`
 }
 
 type fact struct {
@@ -153,6 +155,8 @@ var factPaths = map[string][]fact{
 	"Cluster":             {{"Phase", "status.phase"}, {"Endpoint", "spec.controlPlaneEndpoint.host"}, {"Control plane", "status.controlPlane.readyReplicas"}, {"of", "status.controlPlane.desiredReplicas"}, {"Workers", "status.workers.readyReplicas"}, {"of", "status.workers.desiredReplicas"}},
 	"Machine":             {{"Phase", "status.phase"}, {"Cluster", "spec.clusterName"}, {"Version", "status.nodeInfo.kubeletVersion"}, {"Node", "status.nodeRef.name"}, {"Failure domain", "status.failureDomain"}},
 	"CapstanHost":         {{"Address", "spec.address"}, {"Machines", "status.machines"}, {"CPUs", "status.capacity.cpu"}, {"Free CPUs", "status.allocatable.cpu"}, {"Memory", "status.capacity.memory"}, {"Free memory", "status.allocatable.memory"}, {"Disk", "status.capacity.ephemeral-storage"}, {"Free disk", "status.allocatable.ephemeral-storage"}, {"Kubernetes", "status.versions"}},
+	"MachinePool":         {{"Phase", "status.phase"}, {"Cluster", "spec.clusterName"}, {"Ready", "status.readyReplicas"}, {"of", "spec.replicas"}, {"Up to date", "status.upToDateReplicas"}, {"Version", "spec.template.spec.version"}},
+	"CapstanMachinePool":  {{"Machines", "status.replicas"}, {"Ready", "status.readyReplicas"}, {"Up to date", "status.upToDateReplicas"}, {"Delete policy", "spec.deletePolicy"}},
 	"CapstanIPPool":       poolFacts,
 	"GlobalCapstanIPPool": poolFacts,
 }

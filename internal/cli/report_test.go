@@ -112,7 +112,7 @@ func TestTopTable(t *testing.T) {
 	waits := func(minute string) string {
 		return "{type: InfrastructureReady, status: 'False', reason: NotReady, lastTransitionTime: '2026-01-01T00:" + minute + ":00Z'}"
 	}
-	rows := topTable("cluster", []*unstructured.Unstructured{cluster("healthy", ""), cluster("short", waits("08")), cluster("long", waits("02"))}, time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC))
+	rows := topTable("cluster", topRows([]*unstructured.Unstructured{cluster("healthy", ""), cluster("short", waits("08")), cluster("long", waits("02"))}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC))
 	var got []string
 	for _, row := range rows {
 		got = append(got, strings.Join(row, "|"))
@@ -122,6 +122,30 @@ func TestTopTable(t *testing.T) {
 		"team|long|Provisioned|0/3|-|InfrastructureReady=False NotReady|8m",
 		"team|short|Provisioned|0/3|-|InfrastructureReady=False NotReady|2m",
 		"team|healthy|Provisioned|0/3|-|-|-",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// A MachinePool and its CapstanMachinePool have one row, with the cause of the latter.
+func TestTopOfMachinePools(t *testing.T) {
+	pool := func(namespace, name string) *unstructured.Unstructured {
+		return parseObject(t, "apiVersion: cluster.x-k8s.io/v1beta2\nkind: MachinePool\nmetadata: {name: "+name+", namespace: "+namespace+"}\nspec: {clusterName: c, replicas: 3, template: {spec: {version: v1.36.3, infrastructureRef: {kind: CapstanMachinePool, name: "+name+"-infra}}}}\nstatus: {readyReplicas: 1, conditions: [{type: Available, status: 'False', reason: NotAvailable, message: 1 of 3}]}")
+	}
+	infrastructure := func(name string) *unstructured.Unstructured {
+		return parseObject(t, "apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanMachinePool\nmetadata: {name: "+name+", namespace: team}\nstatus: {conditions: [{type: ScalingUp, status: 'True', reason: ScalingUp, lastTransitionTime: '2026-01-01T00:02:00Z'}]}")
+	}
+	rows := topTable("machinepool", topRows([]*unstructured.Unstructured{pool("team", "a"), pool("other", "a"), infrastructure("a-infra"), infrastructure("orphan")}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC))
+	var got []string
+	for _, row := range rows {
+		got = append(got, strings.Join(row, "|"))
+	}
+	want := []string{
+		"NAMESPACE|MACHINEPOOL|CLUSTER|VERSION|READY|UP TO DATE|WAITING FOR|SINCE",
+		"other|a|c|v1.36.3|1/3|0/3|Available=False NotAvailable|unknown",
+		"team|a|c|v1.36.3|1/3|0/3|ScalingUp=True ScalingUp|8m",
+		"team|orphan|-|-|-|-|ScalingUp=True ScalingUp|8m",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
@@ -42,7 +41,7 @@ publish it: it contains names, addresses and logs.`,
 			if file == "" {
 				file = "capstan-support-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
 			}
-			files, err := a.collect(c.Context())
+			files, gaps, err := a.collect(c.Context())
 			if err != nil {
 				return err
 			}
@@ -50,9 +49,10 @@ publish it: it contains names, addresses and logs.`,
 				return err
 			}
 			if a.json() {
-				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files))})
+				return a.printJSON(map[string]any{"file": file, "entries": slices.Sorted(maps.Keys(files)), "unreadable": gaps})
 			}
 			fmt.Fprintf(a.out, "%s: %d entries. Read it before you publish it.\n", file, len(files))
+			printGaps(a.out, gaps)
 			return nil
 		},
 	}
@@ -60,26 +60,37 @@ publish it: it contains names, addresses and logs.`,
 	return c
 }
 
-// collect returns the entries of a bundle by name. What cannot be read is listed in errors.txt and does not prevent the rest.
-func (a *app) collect(ctx context.Context) (map[string][]byte, error) {
+// collect returns the entries of a bundle by name, and what the user has no right to read. What cannot be read is listed in
+// errors.txt and does not prevent the rest.
+func (a *app) collect(ctx context.Context) (map[string][]byte, []gap, error) {
 	files := map[string][]byte{"version.txt": []byte(version.Version + "\n")}
-	known := strings.NewReplacer()
+	known, gaps := strings.NewReplacer(), []gap{}
 	m, err := a.management()
 	if err == nil {
 		known, err = m.collectObjects(ctx, files)
+		gaps = append(gaps, m.gaps...)
 	}
 	local, localErr := a.boxFiles(ctx)
-	if err != nil && len(local) == 0 {
-		return nil, errors.Join(err, localErr)
+	if len(local) == 0 && (m == nil || !m.readable) {
+		printGaps(a.out, gaps)
+		if err == nil {
+			err = m.noRights()
+		}
+		return nil, nil, errors.Join(err, localErr)
 	}
 	maps.Copy(files, local)
+	var unread bytes.Buffer
 	if err := errors.Join(err, localErr); err != nil {
-		files["errors.txt"] = []byte(err.Error() + "\n")
+		fmt.Fprintln(&unread, err)
+	}
+	printGaps(&unread, gaps)
+	if unread.Len() > 0 {
+		files["errors.txt"] = unread.Bytes()
 	}
 	for name, data := range files {
 		files[name] = []byte(redactText(string(data), known))
 	}
-	return files, nil
+	return files, gaps, nil
 }
 
 // collectObjects adds the objects, events and reports of the management cluster, and returns a replacer of its secrets.
@@ -88,18 +99,15 @@ func (m *management) collectObjects(ctx context.Context, files map[string][]byte
 	if err != nil {
 		return strings.NewReplacer(), err
 	}
-	var reports []report
+	var failed []error
+	reports := []report{}
 	for _, gk := range kinds {
-		objects, err := m.listed(ctx, gk, "", everything)
-		if err != nil {
-			return strings.NewReplacer(), err
-		}
+		objects, err := m.listed(ctx, gk, "")
+		failed = append(failed, err)
 		var out bytes.Buffer
 		for _, o := range objects {
 			data, err := yaml.Marshal(redactObject(o).Object)
-			if err != nil {
-				return strings.NewReplacer(), err
-			}
+			failed = append(failed, err)
 			fmt.Fprintf(&out, "---\n%s", data)
 			if r := diagnose(o, nil, nil); len(r.Waiting) > 0 {
 				reports = append(reports, r)
@@ -109,17 +117,22 @@ func (m *management) collectObjects(ctx context.Context, files map[string][]byte
 			files["objects/"+strings.ToLower(gk.Kind)+"."+gk.Group+".yaml"] = out.Bytes()
 		}
 	}
-	if files["waiting.json"], err = json.MarshalIndent(reports, "", "  "); err != nil {
-		return strings.NewReplacer(), err
+	waiting, err1 := json.MarshalIndent(reports, "", "  ")
+	lines, err2 := m.eventLines(ctx)
+	secrets, err3 := m.secrets(ctx)
+	files["waiting.json"], files["events.txt"] = waiting, lines
+	return knownSecrets(secrets), errors.Join(append(failed, err1, err2, err3)...)
+}
+
+// secrets returns the Secrets that the user can list. Only their values are needed, to remove them from texts.
+func (m *management) secrets(ctx context.Context) ([]corev1.Secret, error) {
+	mapping, err := m.client.RESTMapper().RESTMapping(schema.GroupKind{Kind: "Secret"})
+	if err != nil {
+		return nil, err
 	}
-	if files["events.txt"], err = m.eventLines(ctx); err != nil {
-		return strings.NewReplacer(), err
-	}
-	secrets := &corev1.SecretList{}
-	if err := m.client.List(ctx, secrets); err != nil && !apierrors.IsForbidden(err) {
-		return strings.NewReplacer(), err
-	}
-	return knownSecrets(secrets.Items), nil
+	list := &corev1.SecretList{}
+	err = m.read(ctx, mapping, list, "")
+	return list.Items, err
 }
 
 // bundledKinds are the kinds of Cluster API and its providers, and CapstanHosts.
@@ -147,17 +160,14 @@ func (m *management) bundledKinds() ([]schema.GroupKind, error) {
 
 // eventLines returns all events that the user can list, the oldest first.
 func (m *management) eventLines(ctx context.Context) ([]byte, error) {
-	list := &corev1.EventList{}
-	if err := m.client.List(ctx, list); err != nil && !apierrors.IsForbidden(err) {
-		return nil, err
-	}
-	slices.SortFunc(list.Items, func(x, y corev1.Event) int { return eventTime(&x).Compare(eventTime(&y)) })
+	all, err := m.events(ctx, "")
+	slices.SortFunc(all, func(x, y corev1.Event) int { return eventTime(&x).Compare(eventTime(&y)) })
 	var out bytes.Buffer
-	for i := range list.Items {
-		e := &list.Items[i]
+	for i := range all {
+		e := &all[i]
 		fmt.Fprintf(&out, "%s %s %s %s/%s %s: %s\n", eventTime(e).UTC().Format(time.RFC3339), e.Type, e.InvolvedObject.Kind, e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, oneLine(e.Message))
 	}
-	return out.Bytes(), nil
+	return out.Bytes(), err
 }
 
 // endOf returns the last bytes of a file, from the start of a line.

@@ -22,6 +22,11 @@ import (
 type management struct {
 	config *rest.Config
 	client client.WithWatch
+	// namespace of the context.
+	namespace string
+	// gaps are what the user has no right to read. readable: there is something that the user could read.
+	gaps     []gap
+	readable bool
 }
 
 // source is where a command finds the kubeconfig of the management cluster.
@@ -114,7 +119,12 @@ func (a *app) management() (*management, error) {
 	if err != nil {
 		return nil, coded{fmt.Errorf("wanted the kubeconfig of a management cluster from %s: %w", from, err), exitFailed}
 	}
-	return connect(config, from.String())
+	m, err := connect(config, from.String())
+	if err != nil {
+		return nil, err
+	}
+	m.namespace, _, err = loader.Namespace()
+	return m, err
 }
 
 // localManagement connects to the plane of this box. It ignores $KUBECONFIG.

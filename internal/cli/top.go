@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -53,14 +54,18 @@ var topColumns = map[string][]column{
 		path("TOTAL", "status.addresses.total"), path("FREE", "status.addresses.free"), path("USED", "status.addresses.used"),
 		path("WAITING CLAIMS", "status.addresses.waiting"),
 	},
+	"machinepool": {
+		path("CLUSTER", "spec.clusterName"), path("VERSION", "spec.template.spec.version"), outOf("READY", "status.readyReplicas", "spec.replicas"),
+		outOf("UP TO DATE", "status.upToDateReplicas", "spec.replicas"),
+	},
 }
 
 func (a *app) topCommand() *cobra.Command {
 	var namespace string
 	c := &cobra.Command{
-		Use: "top [clusters|machines|hosts|pools]", Short: "Show clusters, machines, hosts and pools, their sizes, and what they wait for",
+		Use: "top [clusters|machines|hosts|pools|machinepools]", Short: "Show clusters, machines, hosts, pools and machine pools, their sizes, and what they wait for",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []string{"clusters", "machines", "hosts", "pools"},
+		ValidArgs: []string{"clusters", "machines", "hosts", "pools", "machinepools"},
 		RunE: func(c *cobra.Command, args []string) error {
 			m, err := a.management()
 			if err != nil {
@@ -78,42 +83,45 @@ func (a *app) topCommand() *cobra.Command {
 }
 
 func (a *app) top(ctx context.Context, m *management, kinds []string, namespace string) error {
-	reports := map[string][]report{}
+	reports := map[string]any{}
 	for i, kind := range kinds {
 		objects, err := m.all(ctx, kind, namespace)
 		if err != nil {
 			return err
 		}
 		if a.json() {
-			for _, o := range objects {
-				reports[kind+"s"] = append(reports[kind+"s"], diagnose(o, nil, nil))
+			all := []report{}
+			for _, row := range topRows(objects) {
+				all = append(all, diagnose(row[0], row[1:], nil))
 			}
+			reports[kind+"s"] = all
 			continue
 		}
 		if i > 0 {
 			fmt.Fprintln(a.out)
 		}
 		w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-		for _, row := range topTable(kind, objects, time.Now()) {
+		for _, row := range topTable(kind, topRows(objects), time.Now()) {
 			fmt.Fprintln(w, strings.Join(row, "\t"))
 		}
 		if err := w.Flush(); err != nil {
 			return err
 		}
 	}
-	if a.json() {
-		return a.printJSON(reports)
+	if !a.json() {
+		printGaps(a.out, m.gaps)
+		return m.noRights()
 	}
-	return nil
+	if len(m.gaps) > 0 {
+		reports["unreadable"] = m.gaps
+	}
+	return errors.Join(a.printJSON(reports), m.noRights())
 }
 
 // all returns the objects that users call by one kind, in all namespaces if namespace is empty.
 func (m *management) all(ctx context.Context, kind, namespace string) (out []*unstructured.Unstructured, err error) {
 	for _, gk := range described[kind] {
-		if gk.Kind == "MachinePool" {
-			continue // It has machines and no addresses.
-		}
-		list, err := m.listed(ctx, gk, namespace, everything)
+		list, err := m.listed(ctx, gk, namespace)
 		if err != nil {
 			return nil, err
 		}
@@ -122,8 +130,30 @@ func (m *management) all(ctx context.Context, kind, namespace string) (out []*un
 	return out, nil
 }
 
+// topRows returns the objects of each row: one, and with a MachinePool its CapstanMachinePool, which knows what the pool waits for.
+func topRows(objects []*unstructured.Unstructured) (rows [][]*unstructured.Unstructured) {
+	id := func(namespace, kind, name string) string { return namespace + "/" + kind + "/" + name }
+	byID, shown := map[string]*unstructured.Unstructured{}, map[string]bool{}
+	for _, o := range objects {
+		byID[id(o.GetNamespace(), o.GetKind(), o.GetName())] = o
+	}
+	for _, o := range objects { // MachinePools are listed first
+		const ref = "spec.template.spec.infrastructureRef"
+		row := []*unstructured.Unstructured{o}
+		part := id(o.GetNamespace(), field(o, ref+".kind"), field(o, ref+".name"))
+		if infrastructure := byID[part]; infrastructure != nil && o.GetKind() == "MachinePool" {
+			row = append(row, infrastructure)
+			shown[part] = true
+		}
+		if !shown[id(o.GetNamespace(), o.GetKind(), o.GetName())] {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
 // topTable returns the rows of a table, the heading first. Objects that wait come first, the longest wait at the top.
-func topTable(kind string, objects []*unstructured.Unstructured, now time.Time) [][]string {
+func topTable(kind string, objects [][]*unstructured.Unstructured, now time.Time) [][]string {
 	head := []string{"NAMESPACE", strings.ToUpper(kind)}
 	for _, c := range topColumns[kind] {
 		head = append(head, c.heading)
@@ -133,14 +163,15 @@ func topTable(kind string, objects []*unstructured.Unstructured, now time.Time) 
 		wait  *dashboard.Waiting
 	}
 	var rows []row
-	for _, o := range objects {
+	for _, all := range objects {
+		o := all[0]
 		r := row{cells: []string{cmp.Or(o.GetNamespace(), "-"), o.GetName()}}
 		for _, c := range topColumns[kind] {
 			r.cells = append(r.cells, cmp.Or(c.value(o), "-"))
 		}
-		if all := waitingFor([]*unstructured.Unstructured{o}); len(all) > 0 {
-			r.wait = &all[0]
-			r.cells = append(r.cells, strings.TrimSpace(all[0].Condition+" "+all[0].Reason), age(all[0].Since, now))
+		if waits := waitingFor(all); len(waits) > 0 {
+			r.wait = &waits[0]
+			r.cells = append(r.cells, strings.TrimSpace(waits[0].Condition+" "+waits[0].Reason), age(waits[0].Since, now))
 		} else {
 			r.cells = append(r.cells, "-", "-")
 		}
