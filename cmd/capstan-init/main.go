@@ -16,11 +16,14 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/node/agent"
 	"capstan.dev/capstan/internal/node/images"
 	"capstan.dev/capstan/internal/node/initapi"
+	"capstan.dev/capstan/internal/node/machine"
 	"capstan.dev/capstan/internal/node/pid1"
 	"capstan.dev/capstan/internal/node/provision"
 	"capstan.dev/capstan/internal/node/update"
@@ -30,16 +33,10 @@ import (
 const gcPercent = 25
 
 func main() {
-	log := slog.New(slog.NewTextHandler(os.Stdout, nil))
-	slog.SetDefault(log)
-	if os.Getpid() == 1 && len(os.Args) == 1 {
-		debug.SetGCPercent(gcPercent)
-		pid1.Run(log)
-		return
-	}
+	root := command(inherited(machine.MetadataPath))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := command(log).ExecuteContext(ctx); err != nil {
+	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "capstan-init:", err)
 		if errors.Is(err, images.ErrArchive) {
 			os.Exit(machineapi.ExitBadArchive)
@@ -48,28 +45,55 @@ func main() {
 	}
 }
 
-func command(log *slog.Logger) *cobra.Command {
+// inherited returns the flags of the logs, with the values that capstand has as defaults. PID 1 and the services of a machine
+// have no other arguments. A wrong value must not end PID 1.
+func inherited(metadataPath string) *logging.Flags {
+	metadata, err := machine.LoadOptional(metadataPath)
+	logs := logging.New()
+	fs := pflag.NewFlagSet("metadata", pflag.ContinueOnError)
+	logs.Add(fs)
+	if errors.Join(err, fs.Parse(metadata.Logging), logs.Check()) != nil {
+		return logging.New()
+	}
+	return logs
+}
+
+func command(logs *logging.Flags) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "capstan-init",
 		Short:         "PID 1 of a Capstan machine",
+		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			_, err := logs.Apply(os.Stderr)
+			return err
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Getpid() != 1 {
+				return cmd.Help()
+			}
+			debug.SetGCPercent(gcPercent)
+			pid1.Run(slog.Default())
+			return nil
+		},
 	}
+	logs.Add(root.PersistentFlags())
 	node := &cobra.Command{Use: "node", Short: "Configure this machine as a Kubernetes node"}
 	node.AddCommand(&cobra.Command{
 		Use: "up", Short: "Create certificates and configuration, start the services, and wait until they are ready",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return provision.Run(cmd.Context(), log) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return provision.Run(cmd.Context(), slog.Default()) },
 	}, &cobra.Command{
 		Use: "update", Short: "Carry out the update in place that capstand requests, or continue it",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return update.Run(cmd.Context(), log) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return update.Run(cmd.Context(), slog.Default()) },
 	}, &cobra.Command{
 		Use: "agent", Short: "Maintain the pod network, DNS endpoints and certificates",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			debug.SetGCPercent(gcPercent)
-			return agent.Run(cmd.Context(), log)
+			return agent.Run(cmd.Context(), slog.Default())
 		},
 	})
 	root.AddCommand(node, serviceCommand(), statusCommand(), imagesCommand())

@@ -24,7 +24,7 @@ import (
 )
 
 // hollowCommand serves a host with simulated machines. It needs no privileges.
-func hollowCommand(log *slog.Logger) *cobra.Command {
+func hollowCommand() *cobra.Command {
 	var o options
 	var c hollow.Config
 	var memory string
@@ -41,7 +41,7 @@ simulated host to false.`,
 				return fmt.Errorf("--memory %q: %w", memory, err)
 			}
 			c.MemoryBytes = quantity.Value()
-			return runHollow(cmd.Context(), c, o, log)
+			return runHollow(cmd.Context(), c, o, slog.Default())
 		},
 	}
 	hostname, _ := os.Hostname()

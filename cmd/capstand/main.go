@@ -26,6 +26,7 @@ import (
 	"capstan.dev/capstan/internal/host/network"
 	"capstan.dev/capstan/internal/host/network/wireguard"
 	"capstan.dev/capstan/internal/host/statelock"
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/machineapi"
 	"capstan.dev/capstan/internal/manpages"
 	"capstan.dev/capstan/internal/tracing"
@@ -36,11 +37,10 @@ func main() {
 	syscall.Umask(0o022) // The disks of machines contain files of other users.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	root := command(log)
-	root.AddCommand(balancerCommand(log), guardCommand(log), wireguardCommand(log), hollowCommand(log), manpages.Command("8"))
+	root := command()
+	root.AddCommand(balancerCommand(), guardCommand(), wireguardCommand(), hollowCommand(), manpages.Command("8"))
 	if err := root.ExecuteContext(ctx); err != nil {
-		log.Error("capstand ends", "error", err)
+		slog.Error("capstand ends", "error", err)
 		os.Exit(1)
 	}
 }
@@ -60,18 +60,25 @@ type options struct {
 	tls                        credentials.Server
 	metrics                    metricsOptions
 	tracing                    collector.Flags
+	logs                       *logging.Flags
 }
 
-func command(log *slog.Logger) *cobra.Command {
-	var o options
+// command returns the command, which sets up the logs for itself and its subcommands: they use the default logger.
+func command() *cobra.Command {
+	o := options{logs: logging.New()}
 	cmd := &cobra.Command{
 		Use:           "capstand",
 		Short:         "Run machines, networks and load balancers of Cluster API clusters on this Linux host",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, log) },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, slog.Default()) },
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			_, err := o.logs.Apply(os.Stderr)
+			return err
+		},
 	}
+	o.logs.Add(cmd.PersistentFlags())
 	hostname, _ := os.Hostname()
 	f := cmd.Flags()
 	f.StringVar(&o.root, "root", "/var/lib/capstan/host", "folder of all state; created if missing")
@@ -176,7 +183,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		Root: root, Assets: assets, Backups: backups, Images: images, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
-		StopPodsWithin: o.stopPodsWithin,
+		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(),
 	}, socket, nil
 }
 
@@ -191,7 +198,7 @@ func groupID(name string) (int, error) {
 	return strconv.Atoi(group.Gid)
 }
 
-func guardCommand(log *slog.Logger) *cobra.Command {
+func guardCommand() *cobra.Command {
 	var memory string
 	cmd := &cobra.Command{
 		Use:    "guard",
@@ -199,14 +206,16 @@ func guardCommand(log *slog.Logger) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		// Without the context: the guard continues after the signal that ends capstand.
-		RunE: func(*cobra.Command, []string) error { return fencing.Guard(context.Background(), memory, log) },
+		RunE: func(*cobra.Command, []string) error {
+			return fencing.Guard(context.Background(), memory, slog.Default())
+		},
 	}
 	cmd.Flags().StringVar(&memory, "memory", "", "file with the leases")
 	_ = cmd.MarkFlagRequired("memory")
 	return cmd
 }
 
-func wireguardCommand(log *slog.Logger) *cobra.Command {
+func wireguardCommand() *cobra.Command {
 	var key string
 	var uid int
 	cmd := &cobra.Command{
@@ -215,7 +224,7 @@ func wireguardCommand(log *slog.Logger) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		// Without the context: the device continues after the signal that ends capstand.
-		RunE: func(*cobra.Command, []string) error { return wireguard.Serve(key, uid, log) },
+		RunE: func(*cobra.Command, []string) error { return wireguard.Serve(key, uid, slog.Default()) },
 	}
 	cmd.Flags().StringVar(&key, "key", "", "file with the private key")
 	cmd.Flags().IntVar(&uid, "uid", 65534, "number of the user and group of the process")
@@ -223,7 +232,7 @@ func wireguardCommand(log *slog.Logger) *cobra.Command {
 	return cmd
 }
 
-func balancerCommand(log *slog.Logger) *cobra.Command {
+func balancerCommand() *cobra.Command {
 	var config string
 	cmd := &cobra.Command{
 		Use:    "balancer",
@@ -231,7 +240,7 @@ func balancerCommand(log *slog.Logger) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return balancer.New(filepath.Dir(config), balancer.DefaultTiming, log).Run(cmd.Context())
+			return balancer.New(filepath.Dir(config), balancer.DefaultTiming, slog.Default()).Run(cmd.Context())
 		},
 	}
 	cmd.Flags().StringVar(&config, "config", "", "configuration file; the status is written to the same folder")

@@ -8,15 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
-	"os"
 	"os/signal"
 	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 
 	"capstan.dev/capstan/internal/embedded"
 )
@@ -63,7 +60,7 @@ func (a *app) upCommand() *cobra.Command {
 
 // up starts the plane and shows the progress of each component.
 func (a *app) up(ctx context.Context, o embedded.Options) (embedded.Status, error) {
-	o.Root, o.Assets = a.root, a.assets
+	o.Root, o.Assets, o.Logging = a.root, a.assets, a.logs.Args()
 	p := a.newProgress()
 	defer p.close()
 	return embedded.Up(ctx, o, func(s embedded.Status) { p.show(planeSteps(s)) })
@@ -99,10 +96,11 @@ func (a *app) planeCommand() *cobra.Command {
 	var supervisor embedded.Supervisor
 	c := &cobra.Command{
 		Use: "plane", Short: "Run the management plane in the foreground (for service managers)", Args: noArgs,
+		Annotations: map[string]string{daemon: "true"},
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
-			klog.SetSlogLogger(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+			supervisor.Logging = a.logs.Args()
 			return embedded.Run(ctx, a.layout(), supervisor)
 		},
 	}

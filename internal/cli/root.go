@@ -22,6 +22,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/klog/v2"
 
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/manpages"
 	"capstan.dev/capstan/internal/version"
 )
@@ -67,6 +68,7 @@ type app struct {
 	kubeconfig, context string
 	// socket of a capstand that belongs to a remote management plane.
 	socket string
+	logs   *logging.Flags
 }
 
 func (a *app) json() bool { return a.output == "json" }
@@ -77,7 +79,6 @@ func Main() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go's warnings would mix with the progress; its errors are returned
 	program, args := invocation(os.Args)
 	a := &app{out: os.Stdout, errOut: os.Stderr, program: program, live: term.IsTerminal(int(os.Stdout.Fd()))}
 	command := a.command()
@@ -137,7 +138,7 @@ func (a *app) command() *cobra.Command {
 	}
 	c.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		a.rootGiven = c.Flags().Changed("root")
-		return errors.Join(a.checkOutput(), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
+		return errors.Join(a.checkOutput(), a.setUpLogs(c), absolute(&a.root), absolute(&a.assets), absolute(&a.socket))
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return coded{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath()), exitUsage}
@@ -147,12 +148,30 @@ func (a *app) command() *cobra.Command {
 	c.PersistentFlags().StringVar(&a.progressFormat, "progress", "auto", "progress of commands that wait: auto, plain, json (one event per line on standard error) or none")
 	c.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig of the management cluster (default: $KUBECONFIG, else the plane of this box, else ~/.kube/config)")
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
+	a.logs = logging.New()
+	a.logs.Add(c.PersistentFlags())
 	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand(),
 		a.logsCommand(), a.shellCommand(), a.loadCommand())
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	return c
 }
+
+// setUpLogs sets up the logs of libraries. Without a flag for them, only the daemon writes them: elsewhere client-go's warnings
+// would mix with the progress, and its errors are returned.
+func (a *app) setUpLogs(c *cobra.Command) error {
+	if c.Annotations[daemon] == "" && !c.Flags().Changed("logging-format") && !c.Flags().Changed("v") {
+		klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+		return nil
+	}
+	if _, err := a.logs.Apply(a.errOut); err != nil {
+		return coded{err, exitUsage}
+	}
+	return nil
+}
+
+// daemon is the annotation of a command that writes logs.
+const daemon = "daemon"
 
 func (a *app) checkOutput() error {
 	if a.output != "" && a.output != "json" {

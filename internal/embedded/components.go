@@ -76,6 +76,12 @@ type component struct {
 	ready func(context.Context) error
 }
 
+// with returns the component with additional arguments.
+func (c component) with(args []string) component {
+	c.args = append(c.args, args...)
+	return c
+}
+
 // etcdComponent is the database: one member, with TLS for clients and peers.
 func etcdComponent(l Layout, s State) component {
 	dir := l.Component(etcd)

@@ -2,10 +2,8 @@ package embedded
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -24,12 +22,12 @@ func (p *plane) care(ctx context.Context) {
 	if err == nil {
 		care := etcdcare.Care{
 			Name: etcdName, Endpoint: loopback("https", p.state.port(portEtcd)), TLS: config,
-			Objects: newMemberBoard(p.board), Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+			Objects: newMemberBoard(p.board), Log: slog.Default(),
 		}
 		err = care.Run(ctx)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "error: maintenance of etcd:", err)
+		slog.Error("Cannot maintain etcd", "error", err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,6 +41,7 @@ type plane struct {
 	owner   user
 	spawner *spawner
 	board   *board
+	logging []string // flags of Capstan's components
 
 	processes []*process // in the order of their start
 }
@@ -76,7 +78,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 			return err
 		}
 	}
-	p := &plane{layout: l, state: state, spawner: newSpawner()}
+	p := &plane{layout: l, state: state, spawner: newSpawner(), logging: supervisor.Logging}
 	p.board = newBoard(Status{
 		PID: os.Getpid(), Root: l.Root, Assets: state.Assets, Build: buildOf(state), Version: version.Version,
 		KubernetesVersion: state.KubernetesVersion, Hosts: state.Hosts, Unit: supervisor.Unit, Listen: state.Listen, APIAddress: state.APIAddress, CoreFeatureGates: state.CoreFeatureGates, Tracing: state.Tracing,
@@ -95,7 +97,7 @@ func Run(ctx context.Context, l Layout, supervisor Supervisor) error {
 
 	if err := p.start(ctx); err != nil && ctx.Err() == nil {
 		// Keep running, so that the status shows the cause. Components that run continue.
-		fmt.Fprintln(os.Stderr, "error:", err)
+		slog.Error("The management plane does not start", "error", err)
 		p.board.update(func(s *Status) { s.Error = err.Error() })
 	}
 	var helpers sync.WaitGroup
@@ -122,7 +124,7 @@ func (p *plane) start(ctx context.Context) (err error) {
 	api := p.add(apiServerComponent(p.layout, p.state))
 	controllers := p.add(controllerManagerComponent(p.layout, p.state))
 	core := p.add(coreManagerComponent(p.layout, p.state))
-	ours := p.add(managerComponent(p.layout, p.state))
+	ours := p.add(managerComponent(p.layout, p.state).with(p.logging))
 	memory, err := boxMemory()
 	if err != nil {
 		return err
@@ -132,7 +134,7 @@ func (p *plane) start(ctx context.Context) (err error) {
 		if err := os.MkdirAll(p.layout.HostRoot(h), 0o711); err != nil {
 			return err
 		}
-		hosts = append(hosts, p.add(capstandComponent(p.layout, p.state, h, p.owner, memory)))
+		hosts = append(hosts, p.add(capstandComponent(p.layout, p.state, h, p.owner, memory).with(p.logging)))
 	}
 
 	p.run(append(hosts, database, api)...)
@@ -202,7 +204,7 @@ func (p *plane) keep(ctx context.Context) {
 			err = trimLogs(p.layout.Logs(), logLimit)
 		}
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "error:", err)
+			slog.Error("Cannot maintain the management plane", "error", err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -103,7 +104,7 @@ func (p *plane) backUp(ctx context.Context) {
 	}
 	var status BackupStatus
 	if err := atomicfile.ReadJSON(p.layout.backupStatus(), &status); err != nil && !errors.Is(err, os.ErrNotExist) {
-		fmt.Fprintln(os.Stderr, "error:", err) // the next backup writes the file again
+		slog.Error("Cannot read the status of backups", "error", err) // the next backup writes the file again
 	}
 	for {
 		now := time.Now()
@@ -121,7 +122,7 @@ func (p *plane) backUp(ctx context.Context) {
 			return
 		}
 		if err := atomicfile.WriteJSON(p.layout.backupStatus(), status, 0o600); err != nil {
-			fmt.Fprintln(os.Stderr, "error:", err)
+			slog.Error("Cannot write the status of backups", "error", err)
 		}
 	}
 }
@@ -136,7 +137,7 @@ func (p *plane) attempt(ctx context.Context, before BackupStatus) BackupStatus {
 		after.Last = &made
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "error: backup:", err)
+		slog.Error("Cannot make a backup", "error", err)
 		after.Error = err.Error()
 	}
 	if made.Location == "" {

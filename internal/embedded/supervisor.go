@@ -18,6 +18,8 @@ type Supervisor struct {
 	NotifyFD int
 	// Unit of systemd that runs the daemon; empty for none. `capstan up` restarts this unit instead of starting a daemon.
 	Unit string
+	// Logging contains the flags of the logs of Capstan's components; none for the defaults.
+	Logging []string
 }
 
 // notify notifies the supervisor that the status can be read. It closes the file, so that no child process keeps it open.

@@ -37,6 +37,8 @@ type Options struct {
 	CoreFeatureGates string
 	// Tracing names the collector of spans. Without an endpoint: unchanged. The endpoint "none": no traces.
 	Tracing collector.Flags
+	// Logging contains the flags of the logs of a daemon that is started without systemd; none for the defaults.
+	Logging []string
 	// Backup is the schedule of the plane's backups. Empty fields are unchanged. To "none" ends the schedule.
 	Backup BackupSchedule
 }
@@ -83,7 +85,7 @@ func Up(ctx context.Context, o Options, progress func(Status)) (Status, error) {
 		unlock() // for the daemon of the unit
 		err = startUnit(ctx, status.Unit)
 	} else {
-		err = startPlane(l)
+		err = startPlane(l, o.Logging)
 	}
 	if err != nil {
 		return Status{}, err
@@ -171,7 +173,7 @@ func flock(ctx context.Context, f *os.File) error {
 }
 
 // startPlane starts the daemon and returns when its status can be read.
-func startPlane(l Layout) error {
+func startPlane(l Layout, logging []string) error {
 	executable, err := os.Executable()
 	if err != nil {
 		return err
@@ -184,7 +186,8 @@ func startPlane(l Layout) error {
 		return err
 	}
 	defer read.Close()
-	err = daemonize(l.Log("plane"), write, executable, "plane", "--root="+l.Root, "--notify-fd="+strconv.Itoa(notifyFD))
+	args := append([]string{"plane", "--root=" + l.Root, "--notify-fd=" + strconv.Itoa(notifyFD)}, logging...)
+	err = daemonize(l.Log("plane"), write, executable, args...)
 	write.Close()
 	if err != nil {
 		return err

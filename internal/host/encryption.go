@@ -29,6 +29,7 @@ func (ns *networks) openLink() error {
 	}
 	ns.box.Link = &wireguard.Link{
 		KeyFile: path, Public: private.PublicKey(), Dir: filepath.Join(ns.box.Dir, "wireguard"), UID: ns.config.BalancerUID,
+		Logging: ns.config.Logging,
 	}
 	return nil
 }

@@ -146,7 +146,7 @@ func (h *Host) keepFenced(ctx context.Context) {
 	for {
 		h.fenceStep(ctx)
 		if program != "" {
-			h.fence.KeepGuard(program)
+			h.fence.KeepGuard(program, h.config.Logging)
 		}
 		select {
 		case <-ctx.Done():

@@ -70,6 +70,8 @@ type Config struct {
 	ConfirmTimeout time.Duration
 	// StopPodsWithin is the time that the pods of a machine have to stop when the machine ends in order; 0 kills them.
 	StopPodsWithin time.Duration
+	// Logging contains the flags of the logs of capstand's processes and machines (package logging); none for the defaults.
+	Logging []string
 	// Credentials renews the certificates of managers that connect over TCP; nil without TCP.
 	Credentials hostpb.CredentialsServer
 }

@@ -250,7 +250,7 @@ func (lb *loadBalancer) start() (*proc.Handle, error) {
 	}
 	defer func() { _ = log.Close() }()
 	uid := uint32(lb.host.config.BalancerUID)
-	cmd := exec.Command("/proc/self/exe", "balancer", "--config", "/proc/self/fd/3/"+balancer.ConfigFile)
+	cmd := exec.Command("/proc/self/exe", append([]string{"balancer", "--config", "/proc/self/fd/3/" + balancer.ConfigFile}, lb.host.config.Logging...)...)
 	cmd.Args[0], cmd.Env, cmd.Dir = "capstand", []string{}, "/"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{shared}
 	cmd.SysProcAttr = &syscall.SysProcAttr{

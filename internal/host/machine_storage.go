@@ -148,7 +148,7 @@ func (m *machine) prepare(system runc.System) (bundle string, err error) {
 		return "", err
 	}
 	spec := m.current.Load()
-	if err := makeRunDir(m.runDir(), spec, m.diskSize(spec), data, resolvConf(hostResolvConf)); err != nil {
+	if err := makeRunDir(m.runDir(), m.metadata(spec), data, resolvConf(hostResolvConf)); err != nil {
 		return "", err
 	}
 	backups, err := m.host.backups(m.spec)

@@ -139,14 +139,13 @@ func alternatives(root string) map[string]string {
 	return links
 }
 
-// makeRunDir creates the folder that capstand shares with the machine. It contains the machine's metadata (diskBytes is the
-// size of its own disk, 0 if it has none), the host's current resolver configuration if it exists, and the bootstrap data
-// until the machine has used it.
-func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrapData, resolvConf []byte) error {
+// makeRunDir creates the folder that capstand shares with the machine. It contains the machine's metadata, the host's current
+// resolver configuration if it exists, and the bootstrap data until the machine has used it.
+func makeRunDir(dir string, metadata machineapi.Metadata, bootstrapData, resolvConf []byte) error {
 	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return err
 	}
-	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata(spec, diskBytes), 0o644); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(dir, "metadata.json"), metadata, 0o644); err != nil {
 		return err
 	}
 	if resolvConf != nil {
@@ -160,7 +159,14 @@ func makeRunDir(dir string, spec *hostpb.MachineSpec, diskBytes int64, bootstrap
 	return atomicfile.WriteFile(filepath.Join(dir, "bootstrap-data"), bootstrapData, 0o600)
 }
 
-// metadata returns the machine's metadata. diskBytes is the size of its own disk, 0 if it has none.
+// metadata returns the machine's metadata.
+func (m *machine) metadata(spec *hostpb.MachineSpec) machineapi.Metadata {
+	data := metadata(spec, m.diskSize(spec))
+	data.Logging = m.host.config.Logging
+	return data
+}
+
+// metadata returns the metadata of a machine. diskBytes is the size of its own disk, 0 if it has none.
 func metadata(spec *hostpb.MachineSpec, diskBytes int64) machineapi.Metadata {
 	m := machineapi.Metadata{
 		ID: spec.Id, Name: spec.Name, Hostname: spec.Name, Cluster: spec.Cluster, ProviderID: spec.ProviderId,

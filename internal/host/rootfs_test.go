@@ -2,6 +2,7 @@ package host
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"capstan.dev/capstan/internal/atomicfile"
@@ -27,12 +28,21 @@ func TestResolvConf(t *testing.T) {
 		if string(conf) != test.want {
 			t.Errorf("%s: %q, want %q", name, conf, test.want)
 		}
-		if err := makeRunDir(run, goodSpec(), 0, nil, conf); err != nil {
+		if err := makeRunDir(run, metadata(goodSpec(), 0), nil, conf); err != nil {
 			t.Fatal(err)
 		}
 		path := filepath.Join(run, "resolv.conf")
 		if there := atomicfile.Exists(path); there != (test.want != "") || there && read(t, path) != test.want {
 			t.Errorf("%s: not passed to the machine", name)
 		}
+	}
+}
+
+// capstan-init has the logs of capstand.
+func TestMetadataHasFlagsOfLogs(t *testing.T) {
+	flags := []string{"--logging-format=json", "--v=4"}
+	m := &machine{spec: goodSpec(), host: &platform{config: Config{Logging: flags}, store: store{t.TempDir()}}}
+	if got := m.metadata(goodSpec()).Logging; !slices.Equal(got, flags) {
+		t.Errorf("found %q", got)
 	}
 }

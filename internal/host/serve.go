@@ -53,7 +53,7 @@ func (s Socket) Listen() (net.Listener, error) {
 // Serve answers on listener until ctx is done. Options contain the credentials of a TCP listener. A unix socket needs none,
 // because the kernel checks who can connect.
 func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc.ServerOption) error {
-	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logErrors(h.log)), tracing.ServerOption())
+	options = append(append(options, hostpb.DefaultKeepalive.Server()...), grpc.UnaryInterceptor(logCalls(h.log)), tracing.ServerOption())
 	server := grpc.NewServer(options...)
 	hostpb.RegisterHostServer(server, h)
 	if h.config.Credentials != nil {
@@ -69,12 +69,14 @@ func (h *Host) Serve(ctx context.Context, listener net.Listener, options ...grpc
 	return server.Serve(listener)
 }
 
-// logErrors logs failed calls: the method and the error, but never the request, which can contain secrets.
-func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
+// logCalls logs failed calls, and all calls at level 4: the method and the error, but never the request, which can contain secrets.
+func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		res, err := handler(ctx, req)
 		if err != nil {
 			log.Warn("Call failed", "method", info.FullMethod, "error", err)
+		} else {
+			log.Debug("Call served", "method", info.FullMethod)
 		}
 		return res, err
 	}

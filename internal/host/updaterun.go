@@ -216,7 +216,7 @@ func (m *machine) deliverUpdate(_ context.Context, u *updateRecord) error {
 	if err != nil {
 		return err
 	}
-	metadata, err := json.MarshalIndent(metadata(u.spec(), m.diskSize(u.spec())), "", "  ")
+	metadata, err := json.MarshalIndent(m.metadata(u.spec()), "", "  ")
 	if err != nil {
 		return err
 	}
@@ -300,7 +300,7 @@ func (m *machine) undoLimits(ctx context.Context, spec *hostpb.MachineSpec) erro
 	if err := m.applyLimits(ctx, spec); err != nil {
 		return err
 	}
-	data, err := json.MarshalIndent(metadata(spec, m.diskSize(spec)), "", "  ")
+	data, err := json.MarshalIndent(m.metadata(spec), "", "  ")
 	if err != nil {
 		return err
 	}

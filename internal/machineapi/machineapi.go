@@ -30,6 +30,8 @@ type Metadata struct {
 	// DiskBytes is the size of the machine's own disk, 0 if it shares the disk of its host.
 	DiskBytes    int64 `json:"diskBytes"`
 	ControlPlane bool  `json:"controlPlane"`
+	// Logging contains the flags of the logs of capstan-init; none for the defaults.
+	Logging []string `json:"logging,omitempty"`
 }
 
 // Address of the machine.

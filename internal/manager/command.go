@@ -2,13 +2,13 @@ package manager
 
 import (
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
-	logsv1 "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
@@ -38,7 +38,7 @@ func command(name, short string, providers []reconciling.Provider) *cobra.Comman
 	cmd.Flags().SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	flags := AddFlags(cmd.Flags(), providers)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := logsv1.ValidateAndApply(flags.Logs, nil); err != nil {
+		if _, err := flags.Logs.Apply(os.Stderr); err != nil {
 			return err
 		}
 		ctrl.SetLogger(klog.Background())

@@ -6,16 +6,12 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/component-base/logs"
-	logsv1 "k8s.io/component-base/logs/api/v1"
-
-	// The flag --logging-format=json.
-	_ "k8s.io/component-base/logs/json/register"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/feature"
 	capiflags "sigs.k8s.io/cluster-api/util/flags"
 
+	"capstan.dev/capstan/internal/logging"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/tracing/collector"
 )
@@ -62,15 +58,15 @@ type Flags struct {
 	ClusterCacheBurst       int
 	ClusterCacheConcurrency int
 
-	Logs *logs.Options
+	Logs *logging.Flags
 	// Tracing describes the collector of spans.
 	Tracing collector.Flags
 }
 
 // AddFlags adds the flags of a process that runs the providers.
 func AddFlags(fs *pflag.FlagSet, providers []reconciling.Provider) *Flags {
-	f := &Flags{Concurrency: map[string]*int{}, Logs: logs.NewOptions()}
-	logsv1.AddFlags(f.Logs, fs)
+	f := &Flags{Concurrency: map[string]*int{}, Logs: logging.New()}
+	f.Logs.AddAll(fs)
 	f.Tracing.Add(fs)
 
 	fs.StringVar(&f.Kubeconfig, "kubeconfig", "",

@@ -275,8 +275,9 @@ func (f *Fence) save(now time.Duration) {
 	f.saved = err == nil
 }
 
-// KeepGuard starts the guard if there are leases and none runs. program is that of capstand.
-func (f *Fence) KeepGuard(program string) {
+// KeepGuard starts the guard if there are leases and none runs. program is that of capstand, and logging
+// contains the flags of its logs.
+func (f *Fence) KeepGuard(program string, logging []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.memory.Leases) == 0 {
@@ -291,13 +292,13 @@ func (f *Fence) KeepGuard(program string) {
 	if f.guard != nil && f.guard.Alive() {
 		return
 	}
-	if err := f.startGuard(program); err != nil {
+	if err := f.startGuard(program, logging); err != nil {
 		f.log.Error("Cannot start the guard, which stops machines when capstand does not run", "error", err)
 	}
 }
 
-func (f *Fence) startGuard(program string) error {
-	cmd := exec.Command(program, "guard", "--memory", f.path)
+func (f *Fence) startGuard(program string, logging []string) error {
+	cmd := exec.Command(program, append([]string{"guard", "--memory", f.path}, logging...)...)
 	cmd.Args[0], cmd.Dir = "capstand", "/"
 	log, err := os.OpenFile(f.path+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

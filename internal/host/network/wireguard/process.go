@@ -80,7 +80,7 @@ func (l *Link) run(socket *os.File) error {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	cmd := exec.Command("/proc/self/exe", "wireguard", "--key", l.KeyFile, "--uid", strconv.Itoa(l.UID))
+	cmd := exec.Command("/proc/self/exe", append([]string{"wireguard", "--key", l.KeyFile, "--uid", strconv.Itoa(l.UID)}, l.Logging...)...)
 	cmd.Args[0], cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "capstan", "/", log, []*os.File{socket}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

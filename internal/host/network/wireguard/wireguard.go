@@ -63,6 +63,8 @@ type Link struct {
 	Dir string
 	// UID is the user and group of the process of a device, if the kernel has none.
 	UID int
+	// Logging contains the flags of the logs of that process.
+	Logging []string
 }
 
 // control configures a device. It leaves the sessions with known peers alone.
