@@ -360,7 +360,7 @@ soak: setup build ## Random operations and faults for ten minutes. SOAK=8h for l
 	go run -tags e2e ./test/soak $(if $(SOAK),-duration $(SOAK)) $(if $(SEED),-seed $(SEED))
 
 .PHONY: bench
-bench: setup build ## Measure the creation of clusters, and the lower bound of this machine.
+bench: setup build ## Measure the creation of clusters and its steps, and the lower bound of this machine.
 	go run ./test/bench/clusters
 
 .PHONY: bench-controlplane

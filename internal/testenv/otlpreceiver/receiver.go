@@ -42,16 +42,25 @@ type Receiver struct {
 // Start starts a collector until the end of the test.
 func Start(t *testing.T, options ...grpc.ServerOption) *Receiver {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	r, stop, err := Serve(options...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Receiver{Endpoint: listener.Addr().String(), arrived: make(chan struct{}, 1)}
+	t.Cleanup(stop)
+	return r
+}
+
+// Serve starts a collector until stop is called.
+func Serve(options ...grpc.ServerOption) (r *Receiver, stop func(), err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	r = &Receiver{Endpoint: listener.Addr().String(), arrived: make(chan struct{}, 1)}
 	server := grpc.NewServer(options...)
 	collectorpb.RegisterTraceServiceServer(server, r)
 	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
-	return r
+	return r, server.Stop, nil
 }
 
 // Export implements the service of OTLP.

@@ -1,5 +1,6 @@
 // Command clusters measures the time in which Capstan creates clusters, next to the floor of the same run: one cluster
-// alone, then several at once. It also measures the memory of their machines.
+// alone, then several at once. It also measures the memory of their machines, and prints where the time of the last cluster went that
+// was created alone.
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"capstan.dev/capstan/internal/testenv/otlpreceiver"
 	"capstan.dev/capstan/test/bench/floor"
 	"capstan.dev/capstan/test/bench/measure"
 )
@@ -45,7 +47,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, o options) (err error) {
+func run(ctx context.Context, o options) error {
 	bin, err := filepath.Abs(o.bin)
 	if err != nil {
 		return err
@@ -61,54 +63,68 @@ func run(ctx context.Context, o options) (err error) {
 	base := median(floors)
 	fmt.Printf("floor: etcd and API server from empty folders to /readyz: median %.2f s of %v\n\n", base.Seconds(), floors)
 
-	start := time.Now()
-	capstan, err := measure.Up(ctx, bin, o.root)
+	receiver, stop, err := otlpreceiver.Serve()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, capstan.Down(ctx)) }()
-	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
-
-	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
+	defer stop()
+	start := time.Now()
+	capstan, err := measure.Up(ctx, bin, o.root, "--tracing-endpoint", receiver.Endpoint, "--tracing-insecure")
 	if err != nil {
 		return err
+	}
+	fmt.Printf("management plane up: %.2f s\n\n", time.Since(start).Seconds())
+	alone, err := clusters(ctx, o, capstan, base)
+	// The processes send their last spans when they end.
+	if err := errors.Join(err, capstan.Down(ctx)); err != nil {
+		return err
+	}
+	fmt.Printf("\nspans of %s until all Machines run:\n", alone.Cluster)
+	measure.PrintCosts(os.Stdout, measure.Costs(measure.SpansOf(receiver.Spans()), alone.Began, alone.Began.Add(alone.Running)))
+	return nil
+}
+
+// clusters creates and deletes clusters. It returns the times of the last cluster that was created alone.
+func clusters(ctx context.Context, o options, capstan *measure.Capstan, base time.Duration) (alone measure.Timeline, err error) {
+	kubeconfig, err := capstan.Run(ctx, "get", "kubeconfig", "--management")
+	if err != nil {
+		return alone, err
 	}
 	plane, err := measure.NewPlane(kubeconfig, func(ctx context.Context, name string) ([]byte, error) {
 		return capstan.Run(ctx, "create", "cluster", name, "--dry-run",
 			"--kubernetes-version", version, "--workers", fmt.Sprint(o.workers))
 	})
 	if err != nil {
-		return err
+		return alone, err
 	}
-
 	printHeader()
-	var last []measure.Timeline
 	for round := range o.rounds {
-		last, err = plane.Create(ctx, []string{fmt.Sprintf("one-%d", round+1)})
+		created, err := plane.Create(ctx, []string{fmt.Sprintf("one-%d", round+1)})
 		if err != nil {
-			return err
+			return alone, err
 		}
-		printTimelines(last, base)
+		alone = created[0]
+		printTimelines(created, base)
 		if round == o.rounds-1 {
-			if err := printMemory(ctx, plane, last); err != nil {
-				return err
+			if err := printMemory(ctx, plane, created); err != nil {
+				return alone, err
 			}
 			printHeader()
 		}
-		if err := plane.Delete(ctx, last); err != nil {
-			return err
+		if err := plane.Delete(ctx, created); err != nil {
+			return alone, err
 		}
 	}
 	var names []string
 	for i := range o.atOnce {
 		names = append(names, fmt.Sprintf("many-%d", i+1))
 	}
-	last, err = plane.Create(ctx, names)
+	created, err := plane.Create(ctx, names)
 	if err != nil {
-		return err
+		return alone, err
 	}
-	printTimelines(last, base)
-	return plane.Delete(ctx, last)
+	printTimelines(created, base)
+	return alone, plane.Delete(ctx, created)
 }
 
 func printHeader() {

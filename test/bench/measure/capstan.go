@@ -16,8 +16,8 @@ type Capstan struct {
 }
 
 // Up starts a management plane below the root folder, or below a temporary one if root is empty. The caller must call
-// Down, also after an interruption.
-func Up(ctx context.Context, bin, root string) (*Capstan, error) {
+// Down, also after an interruption. args are further arguments of `capstan up`.
+func Up(ctx context.Context, bin, root string, args ...string) (*Capstan, error) {
 	c := &Capstan{bin: bin, root: root, temporary: root == ""}
 	if c.temporary {
 		var err error
@@ -25,7 +25,7 @@ func Up(ctx context.Context, bin, root string) (*Capstan, error) {
 			return nil, err
 		}
 	}
-	if _, err := c.Run(ctx, "up"); err != nil {
+	if _, err := c.Run(ctx, append([]string{"up"}, args...)...); err != nil {
 		return nil, errors.Join(fmt.Errorf("capstan up: %w", err), c.Down(ctx))
 	}
 	return c, nil

@@ -31,6 +31,7 @@ const timeout = 5 * time.Minute
 // Timeline contains the times of the steps, from the moment at which the cluster was applied.
 type Timeline struct {
 	Cluster     string
+	Began       time.Time
 	Initialized time.Duration // Cluster.status.initialization.controlPlaneInitialized
 	FirstNode   time.Duration // one Node Ready
 	AllNodes    time.Duration // The number of Ready Nodes equals the number of desired Machines.
@@ -91,8 +92,8 @@ func (p *Plane) Create(ctx context.Context, names []string) ([]Timeline, error) 
 }
 
 func (p *Plane) createOne(ctx context.Context, name string, manifest []byte) (Timeline, error) {
-	t := Timeline{Cluster: name}
 	start := time.Now()
+	t := Timeline{Cluster: name, Began: start}
 	if err := p.apply(ctx, manifest); err != nil {
 		return t, fmt.Errorf("cluster %s: %w", name, err)
 	}
