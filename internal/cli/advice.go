@@ -55,6 +55,7 @@ var adviceByReason = map[string]advice{
 	"NotApplied":             {"correct the manifest, or create what it needs", "a-manifest-is-not-applied"},
 	"MachineRefused":         {"change what the message names", "a-machine-does-not-start"},
 	"BootstrapRunning":       {none, "a-machine-does-not-become-a-node"},
+	"BootstrapStalled":       {"read the message and its log on the host: `capstan logs MACHINE`; a slow machine needs only time", "a-machine-does-not-become-a-node"},
 	"BootstrapFailed":        {"read its log on the host: `capstan logs MACHINE`; correct the CapstanConfig and replace the Machine", "a-machine-does-not-become-a-node"},
 	"ServicesStarting":       {none, "a-machine-does-not-become-a-node"},
 	"ServicesUnhealthy":      {"read the log of the service on the host: `capstan logs MACHINE SERVICE`", "a-machine-does-not-become-a-node"},

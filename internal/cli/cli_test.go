@@ -19,6 +19,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/stall"
 	"capstan.dev/capstan/templates"
 )
 
@@ -502,5 +503,31 @@ func TestExitCodes(t *testing.T) {
 	}
 	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
 		t.Errorf("exit code of a timeout: %d", code)
+	}
+}
+
+// TestPlaneRanks: each step of the start of a plane is progress, and a restart is none.
+func TestPlaneRanks(t *testing.T) {
+	plane := func(installed bool, etcd, api embedded.ProcessState) embedded.Status {
+		return embedded.Status{Installed: installed, Components: []embedded.ProcessStatus{{Name: "etcd", State: etcd}, {Name: "kube-apiserver", State: api}}}
+	}
+	furthest := stall.Furthest{}
+	for i, step := range []struct {
+		status embedded.Status
+		want   bool
+	}{
+		{plane(false, embedded.ProcessWaiting, embedded.ProcessWaiting), true},
+		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), true},
+		{plane(false, embedded.ProcessBackoff, embedded.ProcessWaiting), false},
+		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), false},
+		{plane(false, embedded.ProcessReady, embedded.ProcessStarting), true},
+		{plane(false, embedded.ProcessReady, embedded.ProcessReady), true},
+		{plane(false, embedded.ProcessStopped, embedded.ProcessReady), false},
+		{plane(true, embedded.ProcessReady, embedded.ProcessReady), true},
+		{plane(true, embedded.ProcessReady, embedded.ProcessReady), false},
+	} {
+		if got := furthest.Advance(planeRanks(step.status)); got != step.want {
+			t.Errorf("step %d: progress is %v, want %v", i, got, step.want)
+		}
 	}
 }

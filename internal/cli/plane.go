@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/stall"
 )
 
 func (a *app) upCommand() *cobra.Command {
@@ -26,15 +27,13 @@ func (a *app) upCommand() *cobra.Command {
 		Use: "up", Short: "Start the management plane of this box", Args: noArgs,
 		Long: "Start the management plane of this box and wait until it is ready. If it runs already, the command only waits, and applies the flags.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, cancel := withTimeout(c.Context(), timeout)
-			defer cancel()
 			if noHosts {
 				o.Hosts = -1
 			}
 			if err := o.Backup.Absolute(); err != nil {
 				return err
 			}
-			status, err := a.up(ctx, o)
+			status, err := a.up(c.Context(), o, timeout)
 			if err != nil {
 				return err
 			}
@@ -54,16 +53,37 @@ func (a *app) upCommand() *cobra.Command {
 	o.Tracing.Add(c.Flags())
 	c.Flags().Lookup("tracing-endpoint").Usage += "; none ends them (default: unchanged)"
 	scheduleFlags(c.Flags(), &o.Backup)
-	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
+	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time without progress of a component; 0 for no limit. The start goes on after it")
 	return c
 }
 
-// up starts the plane and shows the progress of each component.
-func (a *app) up(ctx context.Context, o embedded.Options) (embedded.Status, error) {
+// up starts the plane and shows the progress of each component. It gives up after the limit without progress; 0 is no limit.
+func (a *app) up(ctx context.Context, o embedded.Options, limit time.Duration) (embedded.Status, error) {
 	o.Root, o.Assets, o.Logging = a.root, a.assets, a.logs.Args()
 	p := a.newProgress()
 	defer p.close()
-	return embedded.Up(ctx, o, func(s embedded.Status) { p.show(planeSteps(s)) })
+	ctx, advance, cancel := stall.Context(ctx, limit)
+	defer cancel()
+	furthest := stall.Furthest{}
+	return embedded.Up(ctx, o, func(s embedded.Status) {
+		if furthest.Advance(planeRanks(s)) {
+			advance()
+		}
+		p.show(planeSteps(s))
+	})
+}
+
+// planeRanks orders the states of the components. A component that has ended has no rank, so restarts are no progress.
+func planeRanks(s embedded.Status) map[string]int {
+	order := map[embedded.ProcessState]int{embedded.ProcessWaiting: 1, embedded.ProcessStarting: 2, embedded.ProcessReady: 3}
+	ranks := map[string]int{}
+	for _, c := range s.Components {
+		ranks[c.Name] = order[c.State]
+	}
+	if s.Installed {
+		ranks["installation"] = 1
+	}
+	return ranks
 }
 
 // planeSteps returns the steps of the start of a plane.

@@ -53,7 +53,7 @@ workload in it, and send a request to its Service. A second run changes nothing.
 			return a.quickstart(ctx)
 		},
 	}
-	c.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "time limit; 0 for none")
+	c.Flags().DurationVar(&timeout, "timeout", 30*time.Minute, "time limit; 0 for none")
 	return c
 }
 
@@ -69,7 +69,7 @@ func (a *app) quickstart(ctx context.Context) error {
 		return errUnfit
 	}
 	a.title("Management plane")
-	if _, err := a.up(ctx, embedded.Options{}); err != nil {
+	if _, err := a.up(ctx, embedded.Options{}, 0); err != nil {
 		return err
 	}
 	a.title(fmt.Sprintf("Cluster %s: 1 control plane machine, %d workers", demoCluster, demoWorkers))

@@ -86,7 +86,7 @@ type Bootstrap string
 const (
 	// Waiting: the machine has no bootstrap data yet.
 	Waiting Bootstrap = "Waiting"
-	// Started: the bootstrap data is being applied.
+	// Started: the bootstrap data is being applied. A BootstrapMessage is the reason why this makes no progress.
 	Started Bootstrap = "Started"
 	// Succeeded: the bootstrap data was applied, and the sentinel file of the bootstrap contract exists.
 	Succeeded Bootstrap = "Succeeded"
@@ -204,6 +204,10 @@ const (
 	StopPodsPath   = "/v1/pods/stop"
 	StopPodsWithin = "within"
 )
+
+// StalledPath is the path of a request to PID 1: its body is the reason why the bootstrap makes no progress, and an empty body
+// means that it does again. While the bootstrap data is being applied, the reason is the BootstrapMessage.
+const StalledPath = "/v1/bootstrap/stalled"
 
 // Bounds of the time that pods have to stop. PID 1 uses the default when it gets a signal.
 const (

@@ -2871,7 +2871,7 @@ type MachineStatus struct {
 	Message          string                  `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	Restarts         int32                   `protobuf:"varint,3,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	Bootstrap        MachineStatus_Bootstrap `protobuf:"varint,4,opt,name=bootstrap,proto3,enum=capstan.host.v1.MachineStatus_Bootstrap" json:"bootstrap,omitempty"`
-	BootstrapMessage string                  `protobuf:"bytes,5,opt,name=bootstrap_message,json=bootstrapMessage,proto3" json:"bootstrap_message,omitempty"` // names the step that failed; never the data
+	BootstrapMessage string                  `protobuf:"bytes,5,opt,name=bootstrap_message,json=bootstrapMessage,proto3" json:"bootstrap_message,omitempty"` // names the step that failed, or that makes no progress; never the data
 	Services         []*ServiceStatus        `protobuf:"bytes,6,rep,name=services,proto3" json:"services,omitempty"`
 	StartedAt        *timestamppb.Timestamp  `protobuf:"bytes,7,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	Pid              int32                   `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"` // of the machine's PID 1 on the host

@@ -30,7 +30,7 @@ func (r *Reconciler) observe(s *scope, status *hostpb.MachineStatus) {
 
 func isBad(reason string) bool {
 	switch reason {
-	case infrav1.MachineFailedReason, infrav1.MachineLostReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.ServicesUnhealthyReason,
+	case infrav1.MachineFailedReason, infrav1.MachineLostReason, infrav1.MachineRestartingReason, infrav1.BootstrapFailedReason, infrav1.BootstrapStalledReason, infrav1.ServicesUnhealthyReason,
 		infrav1.MachineFencedReason:
 		return true
 	}
@@ -74,6 +74,10 @@ func bootstrap(s *hostpb.MachineStatus) metav1.Condition {
 		c.Message = cmp.Or(c.Message, "The bootstrap failed") + ". See `capstan logs`; delete the Machine to replace it"
 	default:
 		c.Reason = infrav1.BootstrapRunningReason
+		if c.Message != "" {
+			c.Reason = infrav1.BootstrapStalledReason
+			c.Message += ". The machine tries on. See `capstan logs`; delete the Machine to replace it"
+		}
 	}
 	return c
 }

@@ -35,7 +35,11 @@ func TestConditionsOfAMachine(t *testing.T) {
 		"deleting":          {running(&hostpb.MachineStatus{Phase: hostpb.MachineStatus_DELETING}), "False", "Deleting", ""},
 		"bootstrap waits":   {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_WAITING}), "False", "BootstrapRunning", ""},
 		"bootstrap started": {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_STARTED}), "False", "BootstrapRunning", ""},
-		"bootstrap done":    {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_SUCCEEDED}), "True", "BootstrapSucceeded", ""},
+		"bootstrap stalled": {
+			bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_STARTED, BootstrapMessage: "etcd: starting"}), "False", "BootstrapStalled",
+			"etcd: starting. The machine tries on. See `capstan logs`; delete the Machine to replace it",
+		},
+		"bootstrap done": {bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_SUCCEEDED}), "True", "BootstrapSucceeded", ""},
 		"bootstrap failed": {
 			bootstrap(&hostpb.MachineStatus{Bootstrap: hostpb.MachineStatus_BOOTSTRAP_FAILED, BootstrapMessage: "runcmd 2"}), "False", "BootstrapFailed",
 			"runcmd 2. See `capstan logs`; delete the Machine to replace it",

@@ -171,7 +171,7 @@ func Join(ctx context.Context, j Joining) error {
 		// There is no event when another machine is in sync or was promoted.
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("joining etcd: %s: %w; last: %w", s.kind, ctx.Err(), err)
+			return fmt.Errorf("joining etcd: %s: %w; last: %w", s.kind, context.Cause(ctx), err)
 		case <-time.After(pause):
 		}
 		pause = min(pause*3/2, joinMaxPause)

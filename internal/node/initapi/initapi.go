@@ -14,7 +14,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	"capstan.dev/capstan/internal/machineapi"
 )
@@ -67,7 +66,7 @@ func NewClient(socket string) *Client {
 func (c *Client) Watch(ctx context.Context, see func(Status) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, "/v1/status?watch=true")
+	body, err := c.do(ctx, http.MethodGet, "/v1/status?watch=true", nil)
 	if err != nil {
 		return err
 	}
@@ -89,7 +88,7 @@ func (c *Client) Watch(ctx context.Context, see func(Status) bool) error {
 // Status returns the current status.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var status Status
-	body, err := c.do(ctx, http.MethodGet, "/v1/status")
+	body, err := c.do(ctx, http.MethodGet, "/v1/status", nil)
 	if err != nil {
 		return status, err
 	}
@@ -107,31 +106,38 @@ func (c *Client) Service(ctx context.Context, name, action string) error {
 	return c.post(ctx, "/v1/services/"+name+"/"+action)
 }
 
-// WaitReady waits until all the named services are ready.
-func (c *Client) WaitReady(ctx context.Context, timeout time.Duration, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	var missing []string
-	err := c.Watch(ctx, func(s Status) bool {
-		missing = s.NotReady(names)
-		return len(missing) > 0
-	})
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("services are not ready after %s: %s; see /var/log/capstan", timeout, strings.Join(missing, "; "))
-	}
-	return err
-}
-
-func (c *Client) post(ctx context.Context, path string) error {
-	body, err := c.do(ctx, http.MethodPost, path)
+// Stalled reports why the bootstrap makes no progress; an empty reason means that it does again.
+func (c *Client) Stalled(ctx context.Context, reason string) error {
+	body, err := c.do(ctx, http.MethodPost, machineapi.StalledPath, strings.NewReader(reason))
 	if err != nil {
 		return err
 	}
 	return body.Close()
 }
 
-func (c *Client) do(ctx context.Context, method, path string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://init"+path, nil)
+// WaitReady waits until all the named services are ready, or until ctx ends.
+func (c *Client) WaitReady(ctx context.Context, names ...string) error {
+	var missing []string
+	err := c.Watch(ctx, func(s Status) bool {
+		missing = s.NotReady(names)
+		return len(missing) > 0
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("services are not ready: %s; see /var/log/capstan: %w", strings.Join(missing, "; "), context.Cause(ctx))
+	}
+	return err
+}
+
+func (c *Client) post(ctx context.Context, path string) error {
+	body, err := c.do(ctx, http.MethodPost, path, nil)
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+func (c *Client) do(ctx context.Context, method, path string, content io.Reader) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://init"+path, content)
 	if err != nil {
 		return nil, err
 	}

@@ -152,7 +152,7 @@ func wait(ctx context.Context, client dynamic.Interface, resource schema.GroupVe
 	lw := ListWatch(ctx, client, resource, fields.OneTermEqualSelector("metadata.name", name).String())
 	_, err := watchtools.UntilWithSync(ctx, lw, &unstructured.Unstructured{}, first, done)
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("waiting for %s %s: %w", resource.Resource, name, ctx.Err())
+		return fmt.Errorf("waiting for %s %s: %w", resource.Resource, name, context.Cause(ctx))
 	}
 	return err
 }
@@ -186,7 +186,7 @@ func Retry(ctx context.Context, what string, do func(context.Context) error) err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w; last: %w", what, ctx.Err(), err)
+			return fmt.Errorf("%s: %w; last: %w", what, context.Cause(ctx), err)
 		case <-time.After(pauses.Step()):
 		}
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"capstan.dev/capstan/internal/machineapi"
@@ -16,6 +18,7 @@ func (m *manager) routes() http.Handler {
 	mux.HandleFunc("GET /v1/status", m.getStatus)
 	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) { answer(w, m.reload()) })
 	mux.HandleFunc("POST "+machineapi.StopPodsPath, m.postStopPods)
+	mux.HandleFunc("POST "+machineapi.StalledPath, m.postStalled)
 	actions := map[string]func(string) error{
 		"start": m.supervisor.Start, "stop": m.supervisor.Stop,
 		"restart": m.supervisor.Restart, "reload": m.supervisor.Reload,
@@ -44,6 +47,19 @@ func (m *manager) postStopPods(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	m.stopPods(limit)
+}
+
+// maxReason bounds the reason of a stalled bootstrap in bytes.
+const maxReason = 4096
+
+// postStalled stores the reason in the body. A longer one is cut.
+func (m *manager) postStalled(w http.ResponseWriter, r *http.Request) {
+	reason, err := io.ReadAll(io.LimitReader(r.Body, maxReason))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	m.setStalled(strings.ToValidUTF8(string(reason), ""))
 }
 
 // getStatus answers with the status once, or with ?watch=true at each change until the client disconnects.

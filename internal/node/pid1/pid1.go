@@ -123,6 +123,18 @@ func (m *manager) setBootstrap(state initapi.Bootstrap, message string) {
 	m.changed = make(chan struct{})
 }
 
+// setStalled sets the reason why the bootstrap makes no progress. It can end at the same time: its result stays.
+func (m *manager) setStalled(reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bootstrap.Bootstrap != initapi.Started || m.bootstrap.BootstrapMessage == reason {
+		return
+	}
+	m.bootstrap.BootstrapMessage = reason
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
 func (m *manager) reload() error {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()

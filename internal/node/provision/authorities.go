@@ -183,6 +183,12 @@ func (a *Authorities) renewClients(ctx context.Context, authority *x509.Certific
 	return renewed, nil
 }
 
+func (a *Authorities) waitReady(ctx context.Context, service string) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	return a.Init.WaitReady(ctx, service)
+}
+
 // restart restarts the services that read their authorities or certificates only at their start, and this agent last. Pods
 // continue, and get the new authorities in their volumes when the kubelet starts.
 func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool) error {
@@ -201,7 +207,7 @@ func (a *Authorities) restart(ctx context.Context, trusted []byte, renewed bool)
 		if err := a.Init.Service(ctx, service, "restart"); err != nil {
 			return err
 		}
-		if err := a.Init.WaitReady(ctx, readyTimeout, service); err != nil {
+		if err := a.waitReady(ctx, service); err != nil {
 			return err
 		}
 	}

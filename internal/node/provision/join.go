@@ -22,8 +22,6 @@ import (
 // joinEtcd makes this machine's etcd a voting member of the cluster's etcd. It creates its EtcdMember before it asks for
 // membership, so that the membership always has an owner.
 func (n *node) joinEtcd(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
-	defer cancel()
 	client, err := kube.NewEndpointClient(kubeconfigs["admin"], "https://"+n.Endpoint)
 	if err != nil {
 		return err

@@ -47,8 +47,6 @@ func (n *node) applyManifests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(applyConcurrency)
 	for _, object := range objects {
@@ -77,8 +75,6 @@ func apply(ctx context.Context, client dynamic.Interface, object *unstructured.U
 
 // labelControlPlane sets the control plane label of the Node, which a kubelet must not set itself.
 func (n *node) labelControlPlane(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
 	client, err := kube.NewClient(kubeconfigs["admin"])
 	if err != nil {
 		return err

@@ -26,14 +26,6 @@ import (
 	"capstan.dev/capstan/internal/node/supervisor"
 )
 
-const (
-	// readyTimeout for services. An API server on a very slow host, such as an emulated one, needs more than five
-	// minutes. A failed bootstrap is final, so the limit is generous: a MachineHealthCheck replaces the machine earlier.
-	readyTimeout = 20 * time.Minute
-	// joinTimeout for machines that join, whose control plane may still be starting.
-	joinTimeout = 40 * time.Minute
-)
-
 // node is the machine that becomes a node.
 type node struct {
 	*nodeconfig.NodeConfiguration
@@ -48,7 +40,8 @@ type node struct {
 	initialCluster string
 }
 
-// Run makes this machine a node and returns when it is ready.
+// Run makes this machine a node and returns when it is ready. It has no time limit: a failed bootstrap is final, and a slow host
+// is no failure. A MachineHealthCheck replaces a machine that needs too long.
 func Run(ctx context.Context, log *slog.Logger) error {
 	config, err := nodeconfig.Load(nodeconfig.Path)
 	if err != nil {
@@ -67,6 +60,18 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	n.init, n.log = initapi.NewClient(initapi.Socket), log
+	if n.Role == nodeconfig.RoleInit && n.ControlPlane.ExternalEtcd == nil {
+		// A restore starts no service, so it is no part of the start that makes progress.
+		if err := n.restoreEtcd(ctx, nodeconfig.RestorePath); err != nil {
+			return err
+		}
+	}
+	start := persistence{watch: n.init.Watch, report: n.init.Stalled, log: log}
+	return start.run(ctx, n.up)
+}
+
+// up can be repeated at any time.
+func (n *node) up(ctx context.Context) error {
 	if n.Role == nodeconfig.RoleWorker {
 		return n.upWorker(ctx)
 	}
@@ -140,16 +145,11 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		}
 		step("etcd joined")
 	}
-	if n.Role == nodeconfig.RoleInit && n.ControlPlane.ExternalEtcd == nil {
-		if err := n.restoreEtcd(ctx, nodeconfig.RestorePath); err != nil {
-			return err
-		}
-	}
 	if err := n.startServices(ctx, append(n.controlPlaneServices(), n.nodeServices()...)...); err != nil {
 		return err
 	}
 	step("files written, services started")
-	if err := n.init.WaitReady(ctx, readyTimeout, "kube-apiserver"); err != nil {
+	if err := n.init.WaitReady(ctx, "kube-apiserver"); err != nil {
 		return err
 	}
 	step("API server ready")
@@ -171,8 +171,6 @@ func (n *node) upControlPlane(ctx context.Context) error {
 // upWorker starts containerd while the cluster signs the kubelet's certificate, and then the other services.
 func (n *node) upWorker(ctx context.Context) error {
 	step := n.steps()
-	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
-	defer cancel()
 	if err := n.writeConfigs(); err != nil {
 		return err
 	}
@@ -246,7 +244,7 @@ func (n *node) waitForServices(ctx context.Context) error {
 			names = append(names, service.Name)
 		}
 	}
-	return n.init.WaitReady(ctx, readyTimeout, names...)
+	return n.init.WaitReady(ctx, names...)
 }
 
 func named(services []supervisor.Service, names ...string) []supervisor.Service {
@@ -263,7 +261,7 @@ func named(services []supervisor.Service, names ...string) []supervisor.Service 
 
 // loadPause imports the pause image, which no registry has. containerd keeps it because it is pinned.
 func (n *node) loadPause(ctx context.Context) error {
-	if err := n.init.WaitReady(ctx, readyTimeout, "containerd"); err != nil {
+	if err := n.init.WaitReady(ctx, "containerd"); err != nil {
 		return err
 	}
 	archive, err := os.Open(filepath.Join(machine.AssetsDir, "images/pause.tar"))

@@ -137,6 +137,10 @@ func (u *Update) ReloadAll(ctx context.Context) error { return u.node.init.Reloa
 // this takes about a quarter of a minute.
 const maxCrashes = 8
 
+// readyTimeout for services that were ready before. An API server on a very slow host, such as an emulated one, needs more than
+// five minutes.
+const readyTimeout = 20 * time.Minute
+
 // awaitReady waits until the services are ready. It gives up early if one of them ends again and again.
 func (u *Update) awaitReady(ctx context.Context, names ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
