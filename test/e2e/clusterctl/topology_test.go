@@ -63,7 +63,6 @@ func TestTopology(t *testing.T) {
 			`CapstanControlPlane/topo-\S+ Available: False`,
 		}, []string{`capstancluster\S*/topo-\S+ .*False +NoHost`})
 	})
-	t.Run("every variable of the class takes effect", func(t *testing.T) { setVariables(t, namespace) })
 	local.patch(t, `{"spec":{"unschedulable":null}}`)
 	harness.Eventually(t, "the kubeconfig", 2*time.Minute, func(ctx context.Context) error {
 		_, err := plane.Capstan(ctx, "get", "kubeconfig", name, "--namespace", namespace)
