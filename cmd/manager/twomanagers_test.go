@@ -3,6 +3,8 @@ package main
 import (
 	"net/netip"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,7 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/infrastructure/connections/fakehost"
 )
 
@@ -24,8 +29,9 @@ type tenant struct {
 	family func(name, subnet string) *family
 }
 
-// ALL-07, ALL-18: two managers run side by side and share a host. Labels or namespaces divide the objects between them.
-// Each manager reconciles its own objects, and does not take over the objects of a stopped manager.
+// ALL-07, ALL-18, IM-02: two managers run side by side and share a host. Labels or namespaces divide the objects between them.
+// Each manager reconciles its own objects, and does not take over the objects of a stopped manager. Both together do not place more
+// machines on the host than its memory allows.
 func TestTwoManagers(t *testing.T) {
 	for mode, divide := range map[string]func(w *environment, tenant string) ([]string, familyOf){
 		"watch filter": func(_ *environment, tenant string) ([]string, familyOf) {
@@ -56,6 +62,7 @@ func twoManagers(t *testing.T, divide func(w *environment, tenant string) ([]str
 	stopRed := w.run(red.args...)
 	w.run(blue.args...)
 
+	var families []*family
 	for i, one := range []*tenant{red, blue} {
 		f := one.family("first", []string{"10.1.0.0/24", "10.2.0.0/24"}[i])
 		w.complete(f)
@@ -63,7 +70,9 @@ func twoManagers(t *testing.T, divide func(w *environment, tenant string) ([]str
 			To(BeTrue(), "%s has the network %s of the other manager", one.name, f.capstan.Spec.Network.MachineCIDR)
 		// The managers do not overwrite each other's changes, in particular not those of the shared host.
 		w.quiet(f.everything()...)
+		families = append(families, f)
 	}
+	w.oneSlot(fake, families)
 
 	stopRed()
 	waiting := red.family("second", "10.3.0.0/24")
@@ -71,6 +80,46 @@ func twoManagers(t *testing.T, divide func(w *environment, tenant string) ([]str
 	w.untouched(append(waiting.members, waiting.pool)...)
 	w.run(red.args...)
 	w.complete(waiting)
+}
+
+// oneSlot: a host with memory for one more machine is chosen by each manager for a machine, before it has got the call of any. It
+// takes one of the machines. The others have its reason, and wait for memory.
+func (w *environment) oneSlot(fake *fakehost.Host, families []*family) {
+	w.t.Helper()
+	fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = i.AllocatedMemoryBytes + 2<<30 })
+	defer fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 64 << 30 })
+	var calls atomic.Int32
+	all := make(chan struct{})
+	fake.Before("EnsureMachine", func() {
+		if calls.Add(1) == int32(len(families)) {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-w.t.Context().Done():
+		}
+	})
+	defer fake.Before("EnsureMachine", nil)
+	for _, f := range families {
+		f.addWorker(f.capstan.Name + "-slot")
+	}
+	w.Eventually(func(g Gomega) {
+		var runs, refused []string
+		for _, f := range families {
+			w.get(f.machine)
+			c := conditions.Get(f.machine, infrav1.MachineRunningCondition)
+			if m, _ := fake.Machine(f.machine.Spec.ID); m != nil {
+				runs = append(runs, f.machine.Name)
+			} else if c != nil && c.Reason == infrav1.MachineRefusedReason && strings.Contains(c.Message, "requests 2048 MiB of memory, 0 of ") {
+				refused = append(refused, f.machine.Name)
+			}
+		}
+		g.Expect(runs).To(HaveLen(1), "%v run and %v were refused", runs, refused)
+		g.Expect(refused).To(HaveLen(len(families)-1), "%v run and %v were refused", runs, refused)
+	}).Should(Succeed())
+	info, err := fake.GetInfo(w.t.Context(), nil)
+	w.Expect(err).NotTo(HaveOccurred())
+	w.Expect(info.AllocatedMemoryBytes).To(Equal(info.MemoryBytes))
 }
 
 // complete waits until a family is reconciled, its machine runs, and its claim has an address.

@@ -41,7 +41,8 @@ type CapstanMachineSpec struct {
 	ProviderID string `json:"providerID,omitempty"`
 
 	// hostName is the name of the CapstanHost that runs the machine. If empty, the controller chooses a host by
-	// failure domain, selectors, taints, the other machines of the cluster, and free memory. It cannot be changed.
+	// failure domain, selectors, taints, the other machines of the cluster, and free processors, memory and disk. It
+	// cannot be changed.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

@@ -29,7 +29,7 @@ func TestFreeMemory(t *testing.T) {
 	apply := func(e *hostpb.Event, free int64, told bool) step {
 		return step{func(h *Host) { h.apply(e) }, free, told}
 	}
-	promise := step{func(h *Host) { h.Promise("a", 2*gib) }, 8, false}
+	promise := step{func(h *Host) { h.Promise("a", Resources{Memory: 2 * gib}) }, 8, false}
 	changed, deleted := hostpb.Event_CHANGED, hostpb.Event_DELETED
 	grow := step{func(h *Host) { h.PromiseGrowth("a", 5*gib) }, 5, false}
 	grown := machine(changed)
@@ -60,7 +60,7 @@ func TestFreeMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			told := false
 			h := &Host{
-				info: &hostpb.HostInfo{MemoryBytes: 10 * gib}, machines: map[string]*hostpb.Machine{}, promised: map[string]int64{},
+				info: &hostpb.HostInfo{MemoryBytes: 10 * gib}, machines: map[string]*hostpb.Machine{}, promised: map[string]Resources{},
 				notify: func(e Event) { told = told || e.Capacity },
 			}
 			for i, s := range steps {
@@ -71,5 +71,22 @@ func TestFreeMemory(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The processors and disks of machines count once, whether the host has reported the machine or not. A machine without a limit of
+// processors has all of them.
+func TestFreeResources(t *testing.T) {
+	const gib = int64(1) << 30
+	spec := func(cpus int32, disk int64) *hostpb.Machine {
+		return &hostpb.Machine{Spec: &hostpb.MachineSpec{Cpus: cpus, DiskBytes: disk, MemoryBytes: gib}}
+	}
+	h := &Host{
+		info:     &hostpb.HostInfo{Cpus: 8, MemoryBytes: 10 * gib, DiskBytes: 100 * gib},
+		machines: map[string]*hostpb.Machine{"a": spec(2, 20*gib), "b": spec(0, 10*gib)},
+		promised: map[string]Resources{"a": {CPUs: 2, Memory: 3 * gib, Disk: 20 * gib}, "c": {CPUs: 1, Memory: 2 * gib, Disk: 80 * gib}},
+	}
+	if got, want := h.Free(), (Resources{CPUs: 8 - 2 - 8 - 1, Memory: (10 - 3 - 1 - 2) * gib, Disk: -10 * gib}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

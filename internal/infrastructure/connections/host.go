@@ -1,6 +1,7 @@
 package connections
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -60,7 +61,7 @@ type Host struct {
 	info          *hostpb.HostInfo
 	machines      map[string]*hostpb.Machine
 	loadBalancers map[string]*hostpb.LoadBalancer
-	promised      map[string]int64
+	promised      map[string]Resources
 	removals      int // of machines, reported by the host
 	spans         map[string]*span
 	services      map[string]*hostpb.SetServicesRequest
@@ -84,7 +85,7 @@ func newHost(name, address string, creds credentials.Client, p *Pool) (*Host, er
 		since:         time.Now(),
 		machines:      map[string]*hostpb.Machine{},
 		loadBalancers: map[string]*hostpb.LoadBalancer{},
-		promised:      map[string]int64{},
+		promised:      map[string]Resources{},
 		spans:         map[string]*span{},
 		services:      map[string]*hostpb.SetServicesRequest{},
 	}, nil
@@ -244,13 +245,19 @@ func (h *Host) LoadBalancer(id string) *hostpb.LoadBalancer {
 	return h.loadBalancers[id]
 }
 
-// Promise sets memory aside for a machine that is about to be made, until the host has it: the
+// Resources are what a machine has of its host. CPUs 0 are all of the host's.
+type Resources struct {
+	CPUs         int32
+	Memory, Disk int64 // in bytes
+}
+
+// Promise sets resources aside for a machine that is about to be made, until the host has it: the
 // host's own account lags behind placement. Release takes it back.
-func (h *Host) Promise(id string, bytes int64) {
+func (h *Host) Promise(id string, r Resources) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.machines[id] == nil {
-		h.promised[id] = bytes
+		h.promised[id] = r
 	}
 }
 
@@ -260,7 +267,7 @@ func (h *Host) PromiseGrowth(id string, bytes int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if m := h.machines[id]; m != nil && m.GetSpec().GetMemoryBytes() < bytes {
-		h.promised[id] = bytes
+		h.promised[id] = Resources{Memory: bytes}
 	}
 }
 
@@ -286,7 +293,7 @@ func (h *Host) UpdateMachine(ctx context.Context, r *hostpb.UpdateMachineRequest
 
 // kept drops the promise of a machine that has the promised memory.
 func (h *Host) kept(m *hostpb.Machine) {
-	if id := m.GetSpec().GetId(); h.promised[id] <= m.GetSpec().GetMemoryBytes() {
+	if id := m.GetSpec().GetId(); h.promised[id].Memory <= m.GetSpec().GetMemoryBytes() {
 		delete(h.promised, id)
 	}
 }
@@ -320,14 +327,35 @@ func (h *Host) freeMemory() int64 {
 	for _, m := range h.machines {
 		used += m.GetSpec().GetMemoryBytes()
 	}
-	for id, bytes := range h.promised {
+	for id, r := range h.promised {
 		if m := h.machines[id]; m != nil {
-			growth += max(0, bytes-m.GetSpec().GetMemoryBytes())
+			growth += max(0, r.Memory-m.GetSpec().GetMemoryBytes())
 			continue
 		}
-		used += bytes
+		used += r.Memory
 	}
 	return h.info.GetMemoryBytes() - max(used, h.info.GetAllocatedMemoryBytes()) - growth
+}
+
+// Free returns what new machines can have. CPUs and Disk are for comparisons of hosts only: machines share the processors, and their
+// disks occupy only written blocks, so both can be negative.
+func (h *Host) Free() Resources {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	free := Resources{CPUs: h.info.GetCpus(), Memory: h.freeMemory(), Disk: h.info.GetDiskBytes()}
+	use := func(cpus int32, disk int64) {
+		free.CPUs -= cmp.Or(cpus, h.info.GetCpus())
+		free.Disk -= disk
+	}
+	for _, m := range h.machines {
+		use(m.GetSpec().GetCpus(), m.GetSpec().GetDiskBytes())
+	}
+	for id, r := range h.promised {
+		if h.machines[id] == nil {
+			use(r.CPUs, r.Disk)
+		}
+	}
+	return free
 }
 
 func (h *Host) close() {

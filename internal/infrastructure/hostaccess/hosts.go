@@ -168,7 +168,9 @@ func Candidates(list []infrav1.CapstanHost, pool *connections.Pool) []placement.
 					c.BadImages = append(c.BadImages, i.GetName())
 				}
 			}
-			c.CPUs, c.FreeMemory, c.Disk = info.GetCpus(), conn.FreeMemory(), info.GetDiskBytes()
+			free := conn.Free()
+			c.CPUs, c.Disk = info.GetCpus(), info.GetDiskBytes()
+			c.FreeCPUs, c.FreeMemory, c.FreeDisk = free.CPUs, free.Memory, free.Disk
 		}
 		out = append(out, c)
 	}

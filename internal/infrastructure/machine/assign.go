@@ -96,7 +96,7 @@ func (r *Reconciler) decide(ctx context.Context, s *scope, claimed []infrav1.Int
 }
 
 // choose sets host and addresses, for one machine at a time. The host reports its memory late, so the placement of the
-// next machine must include the memory promised to this one.
+// next machine must include what was promised to this one.
 func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infrav1.CapstanCluster, claimed []infrav1.InterfaceAddress) (*connections.Host, error) {
 	r.placing.Lock()
 	defer r.placing.Unlock()
@@ -118,7 +118,7 @@ func (r *Reconciler) choose(ctx context.Context, s *scope, capstanCluster *infra
 		spec.ID = uuid.NewString()
 	}
 	spec.HostName, spec.HostID, spec.Network.Addresses = host.Name(), host.ID(), addresses
-	host.Promise(spec.ID, memory(s.capstan))
+	host.Promise(spec.ID, connections.Resources{CPUs: spec.CPUs, Memory: memory(s.capstan), Disk: diskSize(s.capstan)})
 	r.chosen.note(s.cluster, s.capstan)
 	return host, nil
 }
@@ -179,10 +179,8 @@ func (r *Reconciler) chooseHost(ctx context.Context, s *scope, capstanCluster *i
 	req.Memory = memory(s.capstan)
 	req.Disk = diskSize(s.capstan)
 	candidates := hostaccess.Candidates(usable, r.Pool)
-	if req.Overlay {
-		if err := r.countMembers(ctx, s, candidates); err != nil {
-			return nil, err
-		}
+	if err := r.countMembers(ctx, s, candidates); err != nil {
+		return nil, err
 	}
 	name, err := placement.Choose(candidates, req)
 	if err != nil {

@@ -56,7 +56,7 @@ type Reconciler struct {
 	controller capicontroller.Controller
 	// unplaced are the machines, by client.ObjectKey, that no host has taken yet.
 	unplaced sync.Map
-	// placing is held while a host is chosen and memory of it promised.
+	// placing is held while a host is chosen and a part of it promised.
 	placing sync.Mutex
 	// reserved are the addresses that were chosen and that the cache does not show yet.
 	reserved reservations

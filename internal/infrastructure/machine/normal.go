@@ -237,7 +237,7 @@ func (r *Reconciler) makeMachine(ctx context.Context, s *scope, host *connection
 	// After a refusal, the call makes no promise of memory. Its withdrawal would be an event that leads to another call
 	// at once.
 	if conditions.GetReason(s.capstan, infrav1.MachineRunningCondition) != infrav1.MachineRefusedReason {
-		host.Promise(spec.GetId(), spec.GetMemoryBytes())
+		host.Promise(spec.GetId(), connections.Resources{CPUs: spec.GetCpus(), Memory: spec.GetMemoryBytes(), Disk: spec.GetDiskBytes()})
 	}
 	observed, err := host.EnsureMachine(ctx, &hostpb.EnsureMachineRequest{Spec: spec, BootstrapData: data, ManagementCluster: managementCluster})
 	if err == nil {

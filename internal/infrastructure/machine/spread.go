@@ -14,8 +14,8 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
-// The machines of a cluster that spans several hosts are spread over them: control plane machines away from each other,
-// workers away from all machines of the cluster.
+// The machines of a cluster are spread over failure domains and hosts: control plane machines away from each other, workers away
+// from all machines of the cluster.
 
 // choices are the hosts that this process has chosen and that its cache does not show yet. Machines that are placed at
 // the same time would all go to one host otherwise.

@@ -43,10 +43,14 @@ type Host struct {
 	Unavailable string
 	// CPUs of the host.
 	CPUs int32
+	// FreeCPUs are those without a machine. Machines share them, so the number can be negative.
+	FreeCPUs int32
 	// FreeMemory in bytes.
 	FreeMemory int64
 	// Disk is the size of the file system for the disks of machines, in bytes; 0 when the host does not report it.
 	Disk int64
+	// FreeDisk is what the sizes of all disks leave of it, which can be negative.
+	FreeDisk int64
 }
 
 // Request contains the requirements of a machine.
@@ -77,19 +81,25 @@ type Request struct {
 	Disk int64
 }
 
-// Choose returns the name of a host that can run the machine: for workers preferably one without an untolerated taint, then the one
-// with the fewest members; for control plane machines in the reverse order, because two of them on one host fail together. Among
-// equals it is the host with the most free memory, then the first by name. The error contains the reason of each host that cannot.
+// Choose returns the name of a host that can run the machine: one in the failure domain with the fewest members, and of those the
+// host with the fewest. A control plane machine shares a host only if no other host can run it. Workers rather avoid hosts with an
+// untolerated taint, and control plane machines avoid them only among equals, because two of them on one host fail together. Then the
+// host with the most free processors, memory and disk is chosen, in this order, then the first by name. The error contains the reason
+// of each host that cannot.
 func Choose(hosts []Host, req Request) (string, error) {
 	var best *Host
 	var refusals []string
+	domains := map[string]int{}
+	for _, h := range hosts {
+		domains[h.FailureDomain] += h.Members
+	}
 	for i := range hosts {
 		h := &hosts[i]
 		if why := refusal(h, req); why != "" {
 			refusals = append(refusals, h.Name+" "+why)
 			continue
 		}
-		if best == nil || better(h, best, req) {
+		if best == nil || better(h, best, req, domains) {
 			best = h
 		}
 	}
@@ -103,13 +113,16 @@ func Choose(hosts []Host, req Request) (string, error) {
 	return "", fmt.Errorf("no host accepts the machine: %s", strings.Join(refusals, "; "))
 }
 
-// better reports whether a host comes before another one: see Choose.
-func better(a, b *Host, req Request) bool {
-	members, avoided := cmp.Compare(a.Members, b.Members), cmp.Compare(avoidance(a, req), avoidance(b, req))
-	if !req.ControlPlane {
-		members, avoided = avoided, members
+// better reports whether a host comes before another one: see Choose. domains are the members by failure domain.
+func better(a, b *Host, req Request, domains map[string]int) bool {
+	spread := cmp.Or(cmp.Compare(domains[a.FailureDomain], domains[b.FailureDomain]), cmp.Compare(a.Members, b.Members))
+	avoided := cmp.Compare(avoidance(a, req), avoidance(b, req))
+	order := cmp.Or(avoided, spread)
+	if req.ControlPlane {
+		order = cmp.Or(cmp.Compare(min(a.Members, 1), min(b.Members, 1)), spread, avoided)
 	}
-	return cmp.Or(members, avoided, cmp.Compare(b.FreeMemory, a.FreeMemory), cmp.Compare(a.Name, b.Name)) < 0
+	return cmp.Or(order, cmp.Compare(b.FreeCPUs, a.FreeCPUs), cmp.Compare(b.FreeMemory, a.FreeMemory), cmp.Compare(b.FreeDisk, a.FreeDisk),
+		cmp.Compare(a.Name, b.Name)) < 0
 }
 
 // avoidance is the number of taints because of which the machine is placed on other hosts, if possible.

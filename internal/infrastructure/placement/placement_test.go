@@ -35,8 +35,13 @@ func tolerates(key string, operator infrav1.HostTolerationOperator, value string
 	return placement.Request{Tolerations: []infrav1.HostToleration{{Key: key, Operator: operator, Value: value, Effect: effect}}}
 }
 
-// IM-02: a host must match in failure domain, version, taints, schedulability, control plane and size. Among these hosts, the one with the
-// most free memory is chosen, then the first by name.
+// in puts a host with members into a failure domain.
+func in(domain, name string, members int) placement.Host {
+	return host(name, func(h *placement.Host) { h.FailureDomain, h.Members = domain, members })
+}
+
+// IM-02: a host must match in failure domain, version, taints, schedulability, control plane and size. These hosts are ordered by the
+// spread over failure domains and hosts, then by free processors, memory and disk, then by name.
 func TestChoose_IM02(t *testing.T) {
 	for name, tc := range map[string]struct {
 		hosts []placement.Host
@@ -48,6 +53,44 @@ func TestChoose_IM02(t *testing.T) {
 		"most free memory": {
 			hosts: []placement.Host{host("a", nil), host("b", func(h *placement.Host) { h.FreeMemory = 9 * gib })},
 			want:  "b",
+		},
+		"free processors before memory": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.FreeMemory = 9 * gib }), host("b", func(h *placement.Host) { h.FreeCPUs = 1 })},
+			want:  "b",
+		},
+		"more machines than processors": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.FreeCPUs = -2 }), host("b", func(h *placement.Host) { h.FreeCPUs = -1 })},
+			want:  "b",
+		},
+		"memory before disk": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.FreeDisk = gib }), host("b", func(h *placement.Host) { h.FreeMemory = 9 * gib })},
+			want:  "b",
+		},
+		"most free disk among equals": {
+			hosts: []placement.Host{host("a", func(h *placement.Host) { h.FreeDisk = -gib }), host("b", nil)}, want: "b",
+		},
+		"a worker goes to the emptier failure domain": {
+			hosts: []placement.Host{in("x", "a", 0), in("x", "b", 2), in("y", "c", 1)}, want: "c",
+		},
+		"a worker goes to the emptier host of equal failure domains": {
+			hosts: []placement.Host{in("x", "a", 2), in("x", "b", 0), in("y", "c", 2)}, want: "b",
+		},
+		"members on hosts that cannot run it count for their failure domain": {
+			hosts: []placement.Host{in("x", "a", 0), host("b", func(h *placement.Host) { h.FailureDomain, h.Members, h.Unavailable = "x", 1, "is unschedulable" }), in("y", "c", 0)},
+			want:  "c",
+		},
+		"a control plane machine goes to the emptier failure domain": {
+			hosts: []placement.Host{in("x", "a", 1), in("x", "b", 0), in("y", "c", 0)}, req: placement.Request{ControlPlane: true}, want: "c",
+		},
+		"a control plane machine rather shares a failure domain than a host": {
+			hosts: []placement.Host{in("x", "a", 1), in("x", "b", 1), in("x", "c", 0), in("y", "d", 1)}, req: placement.Request{ControlPlane: true}, want: "c",
+		},
+		"a control plane machine shares a host if there is no other": {
+			hosts: []placement.Host{in("x", "a", 2), in("y", "b", 1), host("c", func(h *placement.Host) { h.Unavailable = "is unschedulable" })},
+			req:   placement.Request{ControlPlane: true}, want: "b",
+		},
+		"the failure domain of the Machine before the spread": {
+			hosts: []placement.Host{in("x", "a", 3), in("y", "b", 0)}, req: placement.Request{ControlPlane: true, FailureDomain: "x"}, want: "a",
 		},
 		"first name among equals": {hosts: []placement.Host{host("b", nil), host("a", nil)}, want: "a"},
 		"failure domain before memory": {
