@@ -11,11 +11,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"capstan.dev/capstan/internal/embedded"
 	"capstan.dev/capstan/internal/thread"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -67,7 +69,50 @@ clusters: [{name: c, cluster: {server: %q, certificate-authority-data: %q}}]}`, 
 		i.t.Fatal(err)
 	}
 	i.t.Cleanup(func() { os.Remove(w.kubeconfig) })
+	w.reachesOnlyTheAPI()
 	return w
+}
+
+// reachesOnlyTheAPI: the workstation has no route, and its user has no right for the administrator's kubeconfig and for the
+// socket of capstand.
+func (w *workstation) reachesOnlyTheAPI() {
+	w.i.t.Helper()
+	if routes, err := w.try("ip", "route", "show", "table", "main"); err != nil || strings.TrimSpace(routes) != "" {
+		w.i.t.Fatalf("the workstation has routes: %q, %v", routes, err)
+	}
+	for _, address := range addresses(w.i.t) {
+		if route, err := w.try("ip", "route", "get", address); err == nil {
+			w.i.t.Errorf("the workstation has a route to the host: %s", route)
+		}
+	}
+	for _, file := range []string{filepath.Join(w.i.root, "admin.kubeconfig"), embedded.Layout{Root: w.i.root}.HostSocket("local")} {
+		if _, err := run("test", "-e", file); err != nil {
+			w.i.t.Errorf("%s does not exist: %v", file, err)
+		}
+		for _, right := range []string{"-r", "-w"} {
+			if _, err := w.try("test", right, file); err == nil {
+				w.i.t.Errorf("the user of the workstation has the right %s for %s", right, file)
+			}
+		}
+	}
+}
+
+// addresses returns the addresses of the host in its networks.
+func addresses(t *testing.T) (all []string) {
+	t.Helper()
+	found, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range found {
+		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+			all = append(all, network.IP.String())
+		}
+	}
+	if len(all) == 0 {
+		t.Fatal("the host has no address")
+	}
+	return all
 }
 
 // openNamespace creates the network namespace. Connections to the address in it reach the same address of this process.
@@ -143,9 +188,6 @@ func (w *workstation) capstan(args ...string) string {
 // A user with nothing but a kubeconfig does a day's work: docs/workstation.md.
 func (i *installation) testWorkstation() {
 	w := i.newWorkstation()
-	if routes, err := w.try("ip", "route", "show", "table", "main"); err != nil || strings.TrimSpace(routes) != "" {
-		i.t.Fatalf("the workstation has routes: %q, %v", routes, err)
-	}
 	old := harness.FormerMinor(i.t)
 	w.capstan("create", "cluster", "day", "--kubernetes-version", old, "--workers", "0")
 	if out := w.capstan("get", "clusters", "-n", "team-a"); !strings.Contains(out, "day") {
@@ -164,6 +206,7 @@ func (i *installation) testWorkstation() {
 		i.t.Errorf("kubeconfig: %s", out)
 	}
 	w.capstan("scale", "cluster", "day", "--workers", "1")
+	w.worksInMachine()
 	w.capstan("upgrade", "cluster", "day", "--kubernetes-version", harness.KubernetesVersion)
 	machines := i.kubectl("get", "machines", "-n", "team-a", "-o", "jsonpath={range .items[*]}{.status.nodeInfo.kubeletVersion}{'\\n'}{end}")
 	if strings.Count(machines, harness.KubernetesVersion) != 2 || strings.Contains(machines, old) {
@@ -173,6 +216,25 @@ func (i *installation) testWorkstation() {
 	w.capstan("delete", "cluster", "day")
 	if left := i.kubectl("get", "machines,capstanmachines", "-n", "team-a", "-o", "name"); left != "" {
 		i.t.Errorf("left after the deletion: %s", left)
+	}
+}
+
+// worksInMachine reads a log and runs a command in the worker, with the roles that an administrator binds.
+func (w *workstation) worksInMachine() {
+	w.i.t.Helper()
+	worker := strings.TrimSpace(w.i.kubectl("get", "capstanmachines", "-n", "team-a", "-l", "cluster.x-k8s.io/deployment-name", "-o", "jsonpath={.items[*].metadata.name}"))
+	w.refused("forbidden", "logs", worker)
+	w.refused("forbidden", "shell", worker, "--", "hostname")
+	w.i.grant("team-a", logViewer)
+	w.i.grant("team-a", shellUser)
+	if out := w.capstan("describe", "machine", worker); !strings.Contains(out, worker) {
+		w.i.t.Errorf("description of the machine: %s", out)
+	}
+	if out := w.capstan("logs", worker, "kubelet", "--tail", "5"); strings.Count(out, "\n") != 5 {
+		w.i.t.Errorf("the last five lines of the kubelet: %q", out)
+	}
+	if out := w.capstan("shell", worker, "--", "hostname"); strings.TrimSpace(out) != worker {
+		w.i.t.Errorf("the command runs in %q, want %s", out, worker)
 	}
 }
 
