@@ -209,7 +209,8 @@ func checkCgroups(f Facts) []Result {
 	}
 	result := ok("cgroups", fmt.Sprintf("version %d with %s", f.CgroupVersion, strings.Join(f.Controllers, ", ")))
 	if f.CgroupVersion == 1 {
-		result.Level, result.Mend = Info, "nothing to do; Kubernetes prefers version 2 (kernel parameter systemd.unified_cgroup_hierarchy=1)"
+		result.Level, result.Found = Warn, result.Found+"; Kubernetes is about to drop version 1"
+		result.Mend = "boot with version 2: systemd with the kernel parameter systemd.unified_cgroup_hierarchy=1"
 	}
 	return []Result{result}
 }

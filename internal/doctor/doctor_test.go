@@ -59,7 +59,7 @@ func TestCheck(t *testing.T) {
 		"no vxlan, one host":   {func(f *Facts) { f.Probes["vxlan"] = "not supported" }, "vxlan", Info, "several boxes", "modprobe vxlan"},
 		"seccomp":              {func(f *Facts) { f.Seccomp = false }, "seccomp", Fail, "seccomp", "CONFIG_SECCOMP_FILTER"},
 		"no cgroups":           {func(f *Facts) { f.CgroupVersion = 0 }, "cgroups", Fail, "none", "cgroup2"},
-		"cgroup v1":            {func(f *Facts) { f.CgroupVersion = 1 }, "cgroups", Info, "version 1", "nothing to do"},
+		"cgroup v1":            {func(f *Facts) { f.CgroupVersion = 1 }, "cgroups", Warn, "about to drop version 1", "unified_cgroup_hierarchy=1"},
 		"memory controller":    {func(f *Facts) { f.Controllers = []string{"cpu", "pids"} }, "cgroups", Fail, "memory", "cgroup_enable=memory"},
 		"inotify too low":      {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 64 }, "fs.inotify.max_user_instances", Fail, "at least 128", "sysctl -w fs.inotify.max_user_instances=1024"},
 		"inotify low":          {func(f *Facts) { f.Sysctls["fs.inotify.max_user_instances"] = 128 }, "fs.inotify.max_user_instances", Warn, "machines need 1024", "/etc/sysctl.d"},

@@ -138,7 +138,7 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		ClusterDNS:               []string{n.Network.DNSServiceIP},
 		ClusterDomain:            n.Network.ServiceDomain,
 		ContainerRuntimeEndpoint: "unix://" + images.Socket,
-		FailCgroupV1:             ptr.To(false),
+		FailCgroupV1:             failCgroupV1(n.cgroupV1),
 		FailSwapOn:               ptr.To(false),
 		PodPidsLimit:             ptr.To(podPidsLimit(n.machine.PidsLimit)),
 		ProviderID:               n.Node.ProviderID,
@@ -163,6 +163,14 @@ func (n *node) kubeletConfig() (*kubeletv1beta1.KubeletConfiguration, error) {
 		return nil, fmt.Errorf("kubelet.configuration: %w", err)
 	}
 	return config, nil
+}
+
+// failCgroupV1 lets the kubelet start on cgroup v1. On v2 its default stays.
+func failCgroupV1(v1 bool) *bool {
+	if v1 {
+		return ptr.To(false)
+	}
+	return nil
 }
 
 // imageGCThreshold is the use of the disk, in percent, above which the kubelet removes unused images. On a disk of its own it

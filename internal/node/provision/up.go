@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -34,6 +35,8 @@ type node struct {
 	// hostname of the machine in lower case, as the kubelet uses it; name is the same unless the user chose a name.
 	hostname string
 	ips      []netip.Addr
+	// cgroupV1 is true if the host does not have the unified hierarchy of cgroup v2.
+	cgroupV1 bool
 	init     *initapi.Client
 	log      *slog.Logger
 	// initialCluster is the list of members that a joining etcd starts with.
@@ -83,6 +86,9 @@ func newNode(config *nodeconfig.NodeConfiguration, m machine.Metadata, hostname 
 	var err error
 	if n.ips, err = m.IPs(); err != nil {
 		return nil, err
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); errors.Is(err, fs.ErrNotExist) {
+		n.cgroupV1 = true
 	}
 	if n.Node.ProviderID == "" {
 		n.Node.ProviderID = m.ProviderID

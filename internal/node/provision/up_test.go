@@ -279,8 +279,12 @@ func TestKubeletConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	if *c.Authentication.Anonymous.Enabled || !*c.Authentication.Webhook.Enabled || c.Authorization.Mode != "Webhook" || !c.ServerTLSBootstrap ||
-		!c.RotateCertificates || *c.FailCgroupV1 || c.CgroupDriver != "cgroupfs" {
+		!c.RotateCertificates || c.FailCgroupV1 != nil || c.CgroupDriver != "cgroupfs" {
 		t.Errorf("%+v", c)
+	}
+	n.cgroupV1 = true
+	if c, err := n.kubeletConfig(); err != nil || c.FailCgroupV1 == nil || *c.FailCgroupV1 {
+		t.Errorf("on cgroup v1, failCgroupV1 is %v, %v", c.FailCgroupV1, err)
 	}
 	for machine, pod := range map[int64]int64{0: 4096, 1024: 256, 16384: 4096} {
 		n.machine.PidsLimit = machine
