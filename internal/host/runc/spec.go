@@ -5,6 +5,7 @@ package runc
 
 import (
 	"path/filepath"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -63,6 +64,8 @@ type System struct {
 	Folders []string
 	// Devices of the host that machines get in addition to the usual ones, for example /dev/fuse.
 	Devices []specs.LinuxDevice
+	// AppArmor is true if the host has AppArmor.
+	AppArmor bool
 }
 
 // options of the mounts. The files of an image get no privileges and no devices, whatever their bits say.
@@ -146,6 +149,11 @@ func mounts(p Params) []specs.Mount {
 		bind("/dev/kmsg", "/dev/kmsg", "rw"),
 		bind(p.Run, "/run/capstan", "rw"),
 		bind(p.Assets, "/opt/capstan", "ro", "nosuid", "nodev"),
+	}
+	// containerd loads its profile for pods and applies it if it sees AppArmor here, unless the machine has no apparmor_parser. A
+	// machine that may not load profiles must not see it: its pods would fail, and so they run without a profile.
+	if p.System.AppArmor && slices.Contains(p.Capabilities, "CAP_MAC_ADMIN") {
+		all = append(all, bind(securityFS, securityFS, "rw", "nosuid", "nodev", "noexec"))
 	}
 	if p.Backups != "" {
 		all = append(all, bind(p.Backups, p.BackupsIn, "rw", "nosuid", "nodev", "noexec"))

@@ -70,6 +70,60 @@ func TestMounts(t *testing.T) {
 	}
 }
 
+// TestAppArmor: a machine sees AppArmor, writable, if its host has it and the machine can load profiles.
+func TestAppArmor(t *testing.T) {
+	for _, test := range []struct {
+		host         bool
+		capabilities []string
+		want         bool
+	}{
+		{false, []string{"CAP_MAC_ADMIN", "CAP_SYS_ADMIN"}, false},
+		{true, []string{"CAP_SYS_ADMIN"}, false},
+		{true, nil, false},
+		{true, []string{"CAP_MAC_ADMIN", "CAP_SYS_ADMIN"}, true},
+	} {
+		p := params()
+		p.System.AppArmor, p.Capabilities = test.host, test.capabilities
+		all := mounts(p)
+		i := slices.IndexFunc(all, func(m specs.Mount) bool { return m.Destination == "/sys/kernel/security" })
+		if (i >= 0) != test.want || i >= 0 && (!slices.Contains(all[i].Options, "rw") || all[i].Source != "/sys/kernel/security") {
+			t.Errorf("%+v: mount %d of %v", test, i, all)
+		}
+		if sys := slices.IndexFunc(all, func(m specs.Mount) bool { return m.Destination == "/sys" }); i >= 0 && i < sys {
+			t.Error("/sys covers securityfs")
+		}
+	}
+}
+
+func TestHostAppArmor(t *testing.T) {
+	for name, test := range map[string]struct {
+		enabled string // "" is no file
+		folder  bool
+		want    bool
+	}{
+		"no module":          {"", false, false},
+		"switched off":       {"N\n", true, false},
+		"without securityfs": {"Y\n", false, false},
+		"enabled":            {"Y\n", true, true},
+	} {
+		dir := t.TempDir()
+		if test.folder {
+			if err := os.Mkdir(filepath.Join(dir, "apparmor"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		enabled := filepath.Join(dir, "enabled")
+		if test.enabled != "" {
+			if err := os.WriteFile(enabled, []byte(test.enabled), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := hasAppArmor(dir, enabled); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 const cpuinfo = `processor	: 0
 model name	: X
 physical id	: 0

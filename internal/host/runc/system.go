@@ -35,7 +35,22 @@ func SystemOf(root string) System {
 			})
 		}
 	}
+	s.AppArmor = hasAppArmor(securityFS, "/sys/module/apparmor/parameters/enabled")
 	return s
+}
+
+// securityFS is where Linux security modules have their files.
+const securityFS = "/sys/kernel/security"
+
+// hasAppArmor reports whether AppArmor is enabled and its files are visible below the mount point of securityfs. enabled is the
+// file with the parameter of the module.
+func hasAppArmor(securityFS, enabled string) bool {
+	on, err := os.ReadFile(enabled)
+	if err != nil || !strings.HasPrefix(string(on), "Y") {
+		return false
+	}
+	info, err := os.Stat(filepath.Join(securityFS, "apparmor"))
+	return err == nil && info.IsDir()
 }
 
 // OwnCapabilities returns the names of the capabilities that this process can pass on.
