@@ -308,6 +308,10 @@ test-flannel: setup build ## Run a cluster with flannel instead of Capstan's pod
 	@$(CACHED) flannel $(BIN)/flannel/flannel.tar 'test/flannel node/images hack/flannel-build.sh hack/go-install.sh' hack/flannel-build.sh
 	go test -tags e2e,flannel ./test/e2e/cluster -run TestFlannel -count=1 -v -timeout 30m
 
+.PHONY: test-tutorial
+test-tutorial: setup build ## Type the commands of docs/tutorial.md on a box without a management plane, three minutes (not part of test).
+	hack/isolated.sh tutorial go test -tags e2e,tutorial ./test/e2e/tutorial -count=1 -v -timeout 60m
+
 .PHONY: test-inplace
 test-inplace: setup build ## Update a cluster of 3 + 5 machines in place and kill what takes part in each step, 20 minutes (not part of test).
 	go test -tags e2e,inplace ./test/e2e/inplace -run TestLargeCluster -count=1 -v -timeout 90m
