@@ -52,6 +52,9 @@ func TestRules(t *testing.T) {
 	dns := func(c bootstrapv1.CoreDNSSpec) func(*spec) {
 		return func(s *spec) { s.Role, s.Cluster.CoreDNS = bootstrapv1.RoleControlPlane, c }
 	}
+	environment := func(variables ...bootstrapv1.EnvVar) func(*spec) {
+		return func(s *spec) { s.Kubelet.Env = variables }
+	}
 	label := func(name string) func(*spec) {
 		return func(s *spec) { s.Node.Labels = map[string]string{name: "x"} }
 	}
@@ -118,6 +121,16 @@ func TestRules(t *testing.T) {
 			s.Role = bootstrapv1.RoleControlPlane
 			s.Cluster = bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone, CoreDNS: bootstrapv1.CoreDNSSpec{Upstreams: []string{"10.0.0.1"}}}
 		}, "coreDNS cannot be set with dns None"},
+		"variables":               {environment(bootstrapv1.EnvVar{Name: "GOGC", Value: "50"}, bootstrapv1.EnvVar{Name: "GODEBUG"}), ""},
+		"a variable with =":       {environment(bootstrapv1.EnvVar{Name: "A=B", Value: "1"}), "should match"},
+		"a variable with a NUL":   {environment(bootstrapv1.EnvVar{Name: "A", Value: "1\x002"}), "should match"},
+		"a variable without name": {environment(bootstrapv1.EnvVar{Value: "1"}), "name"},
+		"a variable twice":        {environment(bootstrapv1.EnvVar{Name: "A", Value: "1"}, bootstrapv1.EnvVar{Name: "A", Value: "2"}), "Duplicate value"},
+		"a long variable":         {environment(bootstrapv1.EnvVar{Name: "A", Value: strings.Repeat("x", 5000)}), "may not be more than 4096"},
+		"variables of an external etcd": {func(s *spec) {
+			s.Role = bootstrapv1.RoleControlPlane
+			s.Cluster.Etcd = bootstrapv1.EtcdSpec{Env: []bootstrapv1.EnvVar{{Name: "A"}}, External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{"https://etcd"}}}
+		}, "env cannot be set together with external"},
 		"an authority without key": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom.Secret.Name = "a" }), "key"},
 	} {
 		t.Run(name, func(t *testing.T) {

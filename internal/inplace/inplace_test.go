@@ -166,6 +166,7 @@ func TestConfig(t *testing.T) {
 	cluster := func(c bootstrapv1.ClusterConfiguration) spec { return spec{Cluster: c} }
 	api := func(a bootstrapv1.APIServerSpec) spec { return cluster(bootstrapv1.ClusterConfiguration{APIServer: a}) }
 	args := []bootstrapv1.Arg{{Name: "v", Value: "4"}}
+	env := []bootstrapv1.EnvVar{{Name: "GOGC", Value: "50"}}
 	from := bootstrapv1.ContentSource{Secret: bootstrapv1.SecretKeyReference{Name: "n", Key: "k"}}
 	external := func(url string) spec {
 		return cluster(bootstrapv1.ClusterConfiguration{Etcd: bootstrapv1.EtcdSpec{External: bootstrapv1.ExternalEtcdSpec{Endpoints: []string{url}}}})
@@ -201,11 +202,17 @@ func TestConfig(t *testing.T) {
 		"encrypted":          {spec{}, encryption(bootstrapv1.EncryptionSpec{Resources: []string{"configmaps"}}), "cluster.encryption.resources Restart kube-apiserver"},
 		"encryption": {spec{}, encryption(bootstrapv1.EncryptionSpec{Configuration: bootstrapv1.EncryptionConfigurationSource{Secret: from.Secret}}),
 			"cluster.encryption.configuration.secret.name Restart kube-apiserver; cluster.encryption.configuration.secret.key Restart kube-apiserver"},
-		"pod network": {spec{}, cluster(bootstrapv1.ClusterConfiguration{PodNetwork: bootstrapv1.PodNetworkNone}), "cluster.podNetwork Replace"},
-		"proxy":       {spec{}, cluster(bootstrapv1.ClusterConfiguration{KubeProxy: bootstrapv1.KubeProxyNone}), "cluster.kubeProxy Replace"},
-		"DNS":         {spec{}, cluster(bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone}), "cluster.dns Replace"},
-		"validity":    {spec{}, cluster(bootstrapv1.ClusterConfiguration{CertificateValidityDays: 30}), "cluster.certificateValidityDays Restart node-agent"},
-		"kubelet":     {spec{}, spec{Kubelet: bootstrapv1.KubeletSpec{ExtraArgs: args}}, "kubelet.extraArgs Restart kubelet"},
+		"pod network":                    {spec{}, cluster(bootstrapv1.ClusterConfiguration{PodNetwork: bootstrapv1.PodNetworkNone}), "cluster.podNetwork Replace"},
+		"proxy":                          {spec{}, cluster(bootstrapv1.ClusterConfiguration{KubeProxy: bootstrapv1.KubeProxyNone}), "cluster.kubeProxy Replace"},
+		"DNS":                            {spec{}, cluster(bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone}), "cluster.dns Replace"},
+		"validity":                       {spec{}, cluster(bootstrapv1.ClusterConfiguration{CertificateValidityDays: 30}), "cluster.certificateValidityDays Restart node-agent"},
+		"API server's variables":         {spec{}, api(bootstrapv1.APIServerSpec{Env: env}), "cluster.apiServer.env Restart kube-apiserver"},
+		"controller manager's variables": {spec{}, cluster(bootstrapv1.ClusterConfiguration{ControllerManager: bootstrapv1.ComponentSpec{Env: env}}), "cluster.controllerManager.env Restart kube-controller-manager"},
+		"scheduler's variables":          {spec{}, cluster(bootstrapv1.ClusterConfiguration{Scheduler: bootstrapv1.ComponentSpec{Env: env}}), "cluster.scheduler.env Restart kube-scheduler"},
+		"etcd's variables":               {spec{}, cluster(bootstrapv1.ClusterConfiguration{Etcd: bootstrapv1.EtcdSpec{Env: env}}), "cluster.etcd.env Restart etcd"},
+		"kubelet's variables":            {spec{}, spec{Kubelet: bootstrapv1.KubeletSpec{Env: env}}, "kubelet.env Restart kubelet"},
+		"kube-proxy's variables":         {spec{}, spec{KubeProxy: bootstrapv1.KubeProxySpec{Env: env}}, "kubeProxy.env Restart kube-proxy"},
+		"kubelet":                        {spec{}, spec{Kubelet: bootstrapv1.KubeletSpec{ExtraArgs: args}}, "kubelet.extraArgs Restart kubelet"},
 		"kubelet's configuration": {spec{}, spec{Kubelet: bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":60}`)}}},
 			"kubelet.configuration Restart kubelet"},
 		"equal configuration": {

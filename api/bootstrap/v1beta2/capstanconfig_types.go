@@ -231,6 +231,22 @@ type Arg struct {
 	Value string `json:"value,omitempty"`
 }
 
+// EnvVar is an environment variable of a component.
+type EnvVar struct {
+	// name is the name of the variable, for example GOMEMLIMIT.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[A-Za-z_][A-Za-z0-9_]*$`
+	Name string `json:"name,omitempty"`
+
+	// value is the value of the variable. It may be empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:Pattern=`^[^\x00]*$`
+	Value string `json:"value,omitempty"`
+}
+
 // KubeletSpec configures the kubelet.
 // +kubebuilder:validation:MinProperties=1
 type KubeletSpec struct {
@@ -240,6 +256,15 @@ type KubeletSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+
+	// env are environment variables of the kubelet. They replace those of the machine and of spec.proxy with the same name. Do not put
+	// secrets here: everybody who can read this object can read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	Env []EnvVar `json:"env,omitempty"`
 
 	// configuration has fields of a kubelet.config.k8s.io/v1beta1 KubeletConfiguration. They are merged into that of Capstan as a
 	// JSON merge patch. Fields that Capstan needs for itself are refused. 16 KiB at most.
@@ -251,6 +276,15 @@ type KubeletSpec struct {
 // KubeProxySpec configures kube-proxy.
 // +kubebuilder:validation:MinProperties=1
 type KubeProxySpec struct {
+	// env are environment variables of kube-proxy. They replace those of the machine and of spec.proxy with the same name. Do not put
+	// secrets here: everybody who can read this object can read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	Env []EnvVar `json:"env,omitempty"`
+
 	// configuration has fields of a kubeproxy.config.k8s.io/v1alpha1 KubeProxyConfiguration. They are merged into that of Capstan
 	// as a JSON merge patch. Fields that Capstan needs for itself are refused. 16 KiB at most.
 	// +optional

@@ -189,6 +189,15 @@ type ComponentSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+
+	// env are environment variables of the component. They replace those of the machine and of spec.proxy with the same name. Do not put
+	// secrets here: everybody who can read this object can read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	Env []EnvVar `json:"env,omitempty"`
 }
 
 // APIServerSpec configures kube-apiserver.
@@ -200,6 +209,15 @@ type APIServerSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+
+	// env are environment variables of kube-apiserver. They replace those of the machine and of spec.proxy with the same name. Do not put
+	// secrets here: everybody who can read this object can read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	Env []EnvVar `json:"env,omitempty"`
 
 	// certSANs are additional names and addresses in the API server's certificate.
 	// +optional
@@ -224,6 +242,7 @@ type APIServerSpec struct {
 // EtcdSpec configures etcd.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.extraArgs) || !has(self.external)",message="extraArgs cannot be set together with external: they apply to the etcd that Capstan runs"
+// +kubebuilder:validation:XValidation:rule="!has(self.env) || !has(self.external)",message="env cannot be set together with external: it applies to the etcd that Capstan runs"
 type EtcdSpec struct {
 	// extraArgs are arguments for etcd. They replace Capstan's arguments of the same name.
 	// +optional
@@ -231,6 +250,15 @@ type EtcdSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+
+	// env are environment variables of etcd. They replace those of the machine and of spec.proxy with the same name. Do not put
+	// secrets here: everybody who can read this object can read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	Env []EnvVar `json:"env,omitempty"`
 
 	// external uses an existing etcd instead of etcd on the machines.
 	// +optional

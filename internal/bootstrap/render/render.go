@@ -294,7 +294,7 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 			Labels: in.Spec.Node.Labels,
 			Taints: taints(in.Role, in.Spec.Node.Taints),
 		},
-		Kubelet:    nodeconfig.Kubelet{ExtraArgs: args(in.Spec.Kubelet.ExtraArgs), Configuration: kubelet},
+		Kubelet:    nodeconfig.Kubelet{ExtraArgs: args(in.Spec.Kubelet.ExtraArgs), Env: env(in.Spec.Kubelet.Env), Configuration: kubelet},
 		Registries: registries,
 		Proxy:      proxy(in.Spec.Proxy),
 	}
@@ -302,8 +302,8 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 	if err != nil {
 		return out, err
 	}
-	if kubeProxy != nil {
-		out.KubeProxy = &nodeconfig.KubeProxy{Configuration: kubeProxy}
+	if kubeProxy != nil || len(in.Spec.KubeProxy.Env) > 0 {
+		out.KubeProxy = &nodeconfig.KubeProxy{Env: env(in.Spec.KubeProxy.Env), Configuration: kubeProxy}
 	}
 	if in.Role != nodeconfig.RoleWorker {
 		out.ControlPlane = controlPlane(in)
@@ -319,10 +319,10 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 	out := &nodeconfig.ControlPlane{
 		APIServerPort:           in.APIServerPort,
 		CertSANs:                cluster.APIServer.CertSANs,
-		APIServer:               nodeconfig.Component{ExtraArgs: args(cluster.APIServer.ExtraArgs)},
-		ControllerManager:       nodeconfig.Component{ExtraArgs: args(cluster.ControllerManager.ExtraArgs)},
-		Scheduler:               nodeconfig.Component{ExtraArgs: args(cluster.Scheduler.ExtraArgs)},
-		Etcd:                    nodeconfig.Component{ExtraArgs: args(cluster.Etcd.ExtraArgs)},
+		APIServer:               nodeconfig.Component{ExtraArgs: args(cluster.APIServer.ExtraArgs), Env: env(cluster.APIServer.Env)},
+		ControllerManager:       component(cluster.ControllerManager),
+		Scheduler:               component(cluster.Scheduler),
+		Etcd:                    nodeconfig.Component{ExtraArgs: args(cluster.Etcd.ExtraArgs), Env: env(cluster.Etcd.Env)},
 		AuditPolicy:             cluster.APIServer.AuditPolicy != bootstrapv1.Document{},
 		Authentication:          cluster.APIServer.Authentication != bootstrapv1.Document{},
 		Encryption:              cluster.Encryption.Mode != bootstrapv1.EncryptionNone,
@@ -356,6 +356,18 @@ func taints(role nodeconfig.Role, given *[]bootstrapv1.Taint) []string {
 			taint += "=" + t.Value
 		}
 		out = append(out, taint+":"+string(t.Effect))
+	}
+	return out
+}
+
+func component(spec bootstrapv1.ComponentSpec) nodeconfig.Component {
+	return nodeconfig.Component{ExtraArgs: args(spec.ExtraArgs), Env: env(spec.Env)}
+}
+
+func env(in []bootstrapv1.EnvVar) []nodeconfig.Arg {
+	var out []nodeconfig.Arg
+	for _, v := range in {
+		out = append(out, nodeconfig.Arg{Name: v.Name, Value: v.Value})
 	}
 	return out
 }

@@ -57,13 +57,14 @@ func everything(t *testing.T) render.Input {
 		Cluster: bootstrapv1.ClusterConfiguration{
 			APIServer: bootstrapv1.APIServerSpec{
 				ExtraArgs:      []bootstrapv1.Arg{{Name: "v", Value: "2"}},
+				Env:            []bootstrapv1.EnvVar{{Name: "GOGC", Value: "1"}},
 				CertSANs:       []string{"api.example.com"},
 				AuditPolicy:    bootstrapv1.Document{Content: "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n"},
 				Authentication: bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{Secret: secret("oidc", "config")}},
 			},
-			ControllerManager:       bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "node-monitor-period", Value: "2s"}}},
-			Scheduler:               bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v", Value: "3"}}},
-			Etcd:                    bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "quota-backend-bytes", Value: "8589934592"}}},
+			ControllerManager:       bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "node-monitor-period", Value: "2s"}}, Env: []bootstrapv1.EnvVar{{Name: "GOGC", Value: "2"}}},
+			Scheduler:               bootstrapv1.ComponentSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "v", Value: "3"}}, Env: []bootstrapv1.EnvVar{{Name: "GOGC", Value: "3"}}},
+			Etcd:                    bootstrapv1.EtcdSpec{ExtraArgs: []bootstrapv1.Arg{{Name: "quota-backend-bytes", Value: "8589934592"}}, Env: []bootstrapv1.EnvVar{{Name: "GOGC", Value: "4"}}},
 			Encryption:              bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionAESGCM, Resources: []string{"secrets", "configmaps"}},
 			PodNetwork:              bootstrapv1.PodNetworkNone,
 			CertificateValidityDays: 90,
@@ -74,6 +75,7 @@ func everything(t *testing.T) render.Input {
 		},
 		Kubelet: bootstrapv1.KubeletSpec{
 			ExtraArgs:     []bootstrapv1.Arg{{Name: "max-pods", Value: "50"}},
+			Env:           []bootstrapv1.EnvVar{{Name: "GOGC", Value: "5"}},
 			Configuration: runtime.RawExtension{Raw: []byte(`{"evictionHard":{"nodefs.available":"2Gi"},"containerLogMaxFiles":3}`)},
 		},
 		Node: bootstrapv1.NodeSpec{
@@ -94,7 +96,7 @@ func everything(t *testing.T) render.Input {
 			Credentials: bootstrapv1.SecretReference{Name: "registry"},
 		}},
 		Proxy:     bootstrapv1.ProxySpec{HTTPS: "http://proxy.example.com:3128", NoProxy: []string{".example.com"}, ControlPlane: ptr.To(true)},
-		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"nftables":{"syncPeriod":"1m"}}`)}},
+		KubeProxy: bootstrapv1.KubeProxySpec{Env: []bootstrapv1.EnvVar{{Name: "GOGC", Value: "6"}}, Configuration: runtime.RawExtension{Raw: []byte(`{"nftables":{"syncPeriod":"1m"}}`)}},
 	}
 	in.Network = network(t, render.WithDefaults(in.Spec.Cluster))
 	in.Secrets = map[bootstrapv1.SecretKeyReference][]byte{

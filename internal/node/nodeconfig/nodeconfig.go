@@ -86,7 +86,7 @@ type Node struct {
 	ProviderID string `json:"providerID,omitempty"`
 }
 
-// Arg is an argument of a component, without the leading dashes. The last of several arguments of one name applies.
+// Arg is an argument of a component, without the leading dashes, or an environment variable. The last of several of one name applies.
 type Arg struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
@@ -95,12 +95,14 @@ type Arg struct {
 // Kubelet contains the user's additions to the kubelet.
 type Kubelet struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+	Env       []Arg `json:"env,omitempty"`
 	// Configuration is a JSON merge patch of the KubeletConfiguration.
 	Configuration map[string]any `json:"configuration,omitempty"`
 }
 
 // KubeProxy contains the user's additions to kube-proxy.
 type KubeProxy struct {
+	Env []Arg `json:"env,omitempty"`
 	// Configuration is a JSON merge patch of the KubeProxyConfiguration.
 	Configuration map[string]any `json:"configuration,omitempty"`
 }
@@ -108,6 +110,7 @@ type KubeProxy struct {
 // Component contains the user's additions to a control plane component.
 type Component struct {
 	ExtraArgs []Arg `json:"extraArgs,omitempty"`
+	Env       []Arg `json:"env,omitempty"`
 }
 
 // MetricsServer is the name of the service metrics-server and of its Service in kube-system. It listens on MetricsServerPort of a

@@ -28,9 +28,9 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 	if c.ExternalEtcd == nil {
 		services = append(services, n.etcdService())
 	}
-	component := func(name string, command []string, port int) supervisor.Service {
+	component := func(name string, command []string, env []nodeconfig.Arg, port int) supervisor.Service {
 		return supervisor.Service{
-			Name: name, Command: command, After: []string{"kube-apiserver"},
+			Name: name, Command: command, Env: environment(env), After: []string{"kube-apiserver"},
 			Ready:       &supervisor.Probe{URL: fmt.Sprintf("https://127.0.0.1:%d/healthz", port), CAFile: caFile},
 			OOMScoreAdj: ptr.To(-997), StopTimeoutSeconds: 5,
 		}
@@ -51,13 +51,13 @@ func (n *node) controlPlaneServices() []supervisor.Service {
 		OOMScoreAdj: ptr.To(-997),
 		// The API server refuses new requests at once, but would wait a minute for the end of watches.
 		StopTimeoutSeconds: 3,
-		Env:                n.apiServerEnvironment(),
+		Env:                append(n.apiServerEnvironment(), environment(c.APIServer.Env)...),
 		Revision:           revision(authenticationFile, n.auditPolicyFile()),
 	},
 		component("kube-controller-manager",
-			n.controllerManagerArgs().with(n.program("kube-controller-manager"), c.ControllerManager.ExtraArgs), 10257),
+			n.controllerManagerArgs().with(n.program("kube-controller-manager"), c.ControllerManager.ExtraArgs), c.ControllerManager.Env, 10257),
 		component("kube-scheduler",
-			n.schedulerArgs().with(n.program("kube-scheduler"), c.Scheduler.ExtraArgs), 10259))
+			n.schedulerArgs().with(n.program("kube-scheduler"), c.Scheduler.ExtraArgs), c.Scheduler.Env, 10259))
 	if n.Network.DNS == nodeconfig.DNSCoreDNS {
 		services = append(services, supervisor.Service{
 			Name:     "coredns",
@@ -95,6 +95,7 @@ func (n *node) etcdService() supervisor.Service {
 	service := supervisor.Service{
 		Name:        "etcd",
 		Command:     n.etcdArgs().with(n.program("etcd"), n.ControlPlane.Etcd.ExtraArgs),
+		Env:         environment(n.ControlPlane.Etcd.Env),
 		Ready:       &supervisor.Probe{URL: etcdMetrics + "/readyz"},
 		OOMScoreAdj: ptr.To(-997), StopTimeoutSeconds: 5,
 	}
@@ -127,7 +128,7 @@ func (n *node) nodeServices() []supervisor.Service {
 		OOMScoreAdj: ptr.To(-999),
 		// Processes that the kubelet started for a pod belong to the pod.
 		KillProcessGroup: ptr.To(false),
-		Env:              n.proxyEnvironment(),
+		Env:              append(n.proxyEnvironment(), environment(n.Kubelet.Env)...),
 		Revision:         revision(kubeletConfigFile) + n.size(),
 	}, {
 		Name:     "node-agent",
@@ -143,6 +144,7 @@ func (n *node) nodeServices() []supervisor.Service {
 			Ready:              &supervisor.Probe{URL: "http://127.0.0.1:10256/healthz"},
 			OOMScoreAdj:        ptr.To(-998),
 			StopTimeoutSeconds: 5,
+			Env:                n.kubeProxyEnvironment(),
 			Revision:           revision(kubeProxyConfigFile),
 		})
 	}

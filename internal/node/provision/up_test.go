@@ -347,7 +347,7 @@ func TestCorefileOptions(t *testing.T) {
 // A patch changes single fields and keeps the others.
 func TestComponentPatches(t *testing.T) {
 	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
-		c.Kubelet.Configuration = map[string]any{"maxPods": 60.0, "evictionHard": map[string]any{"nodefs.available": "2Gi", "imagefs.available": nil}}
+		c.Kubelet.Configuration = map[string]any{"maxPods": 60.0, "evictionHard": map[string]any{"nodefs.available": "2Gi", "imagefs.available": nil}, "memorySwap": map[string]any{"swapBehavior": "LimitedSwap"}}
 		c.KubeProxy = &nodeconfig.KubeProxy{Configuration: map[string]any{"nftables": map[string]any{"minSyncPeriod": "1s"}, "clientConnection": map[string]any{"qps": 7.0}}}
 	})
 	kubelet, err := n.kubeletConfig()
@@ -355,7 +355,8 @@ func TestComponentPatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, set := kubelet.EvictionHard["imagefs.available"]; kubelet.MaxPods != 60 || kubelet.EvictionHard["nodefs.available"] != "2Gi" || set ||
-		kubelet.EvictionHard["memory.available"] != "100Mi" || !kubelet.RotateCertificates || kubelet.Authorization.Mode != "Webhook" {
+		kubelet.EvictionHard["memory.available"] != "100Mi" || !kubelet.RotateCertificates || kubelet.Authorization.Mode != "Webhook" ||
+		kubelet.MemorySwap.SwapBehavior != "LimitedSwap" || *kubelet.FailSwapOn {
 		t.Errorf("%+v", kubelet)
 	}
 	proxy, err := n.kubeProxyConfig()
@@ -396,6 +397,29 @@ func TestProxy(t *testing.T) {
 	for name, s := range servicesByName(n) {
 		if len(s.Env) > 0 {
 			t.Errorf("without a proxy, %s has the environment %q", name, s.Env)
+		}
+	}
+}
+
+// Each service has its own variables, after those of the proxy: the last of one name applies.
+func TestEnvironment(t *testing.T) {
+	variable := func(value string) []nodeconfig.Arg { return []nodeconfig.Arg{{Name: "NO_PROXY", Value: value}} }
+	n := testNode(nodeconfig.RoleInit, func(c *nodeconfig.NodeConfiguration) {
+		c.Proxy = &nodeconfig.Proxy{HTTP: "http://proxy:3128", ControlPlane: true}
+		c.ControlPlane.APIServer.Env, c.ControlPlane.ControllerManager.Env = variable("kube-apiserver"), variable("kube-controller-manager")
+		c.ControlPlane.Scheduler.Env, c.ControlPlane.Etcd.Env = variable("kube-scheduler"), variable("etcd")
+		c.Kubelet.Env, c.KubeProxy = variable("kubelet"), &nodeconfig.KubeProxy{Env: variable("kube-proxy")}
+	})
+	for name, s := range servicesByName(n) {
+		var want []string
+		if name == "containerd" || name == "kubelet" || name == "kube-apiserver" {
+			want = n.proxyEnvironment()
+		}
+		if name != "containerd" && name != "coredns" && name != "node-agent" {
+			want = append(want, "NO_PROXY="+name)
+		}
+		if !slices.Equal(s.Env, want) {
+			t.Errorf("%s has the environment %q, want %q", name, s.Env, want)
 		}
 	}
 }
