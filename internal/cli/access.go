@@ -77,6 +77,7 @@ func (a *app) logsCommand() *cobra.Command {
 			return a.logsOfPlane(c.Context(), namespace, args[0], o)
 		},
 	}
+	c.ValidArgsFunction = a.completeMachines(&namespace, true)
 	a.machineFlags(c, &namespace)
 	c.Flags().BoolVarP(&o.Follow, "follow", "f", false, "wait for new lines and print them")
 	c.Flags().Int32Var(&o.TailLines, "tail", 0, "number of lines from the end; 0 for all")
@@ -100,6 +101,7 @@ func (a *app) shellCommand() *cobra.Command {
 			return a.shellOfPlane(c.Context(), namespace, args[0], args[1:])
 		},
 	}
+	c.ValidArgsFunction = a.completeMachines(&namespace, false)
 	a.machineFlags(c, &namespace)
 	return c
 }
@@ -114,6 +116,10 @@ func (a *app) accessRequest(method, namespace, name, subresource string, query m
 	if err != nil {
 		return nil, nil, err
 	}
+	return m.accessRequest(method, namespace, name, subresource, query)
+}
+
+func (m *management) accessRequest(method, namespace, name, subresource string, query map[string][]string) (*rest.Request, *rest.Config, error) {
 	config := rest.CopyConfig(m.config)
 	config.APIPath, config.GroupVersion = "/apis", &accessapi.GroupVersion
 	config.NegotiatedSerializer = clientgoscheme.Codecs.WithoutConversion()
@@ -178,14 +184,19 @@ func (a *app) shellOfPlane(ctx context.Context, namespace, name string, command 
 
 // accessError adds the solution to errors of the API.
 func accessError(err error) error {
-	status := apierrors.APIStatus(nil)
 	switch {
 	case !apierrors.IsNotFound(err):
 		return err
-	case errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != "":
+	case namesObject(err):
 		return coded{err, exitNotFound}
 	}
 	return coded{fmt.Errorf("%w; expected a management cluster with the API %s: select it with --kubeconfig or --context, or upgrade Capstan there", err, accessapi.GroupVersion), exitNotFound}
+}
+
+// namesObject reports whether an error of the API is about an object, and not about the API itself.
+func namesObject(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
 // terminalSizes passes the size of the terminal on, at first and after each change.

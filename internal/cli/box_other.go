@@ -30,6 +30,8 @@ func (*app) localKubeconfig() (string, error) {
 
 func (*app) hostHere() bool { return false }
 
+func (*app) machineNamesHere(context.Context, string) []string { return nil }
+
 func (*app) logsHere(context.Context, string, string, accessapi.LogOptions) error { return errNoHosts }
 
 func (*app) shellHere(context.Context, string, string, []string) error { return errNoHosts }

@@ -59,7 +59,7 @@ last events. Without a kind, all objects of this name are shown.`,
 			}
 			return a.describe(c.Context(), m, kinds, key)
 		},
-		ValidArgsFunction: a.completeClusters(&namespace),
+		ValidArgsFunction: a.completeDescribed(&namespace),
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace (default: that of the context)")
 	return c

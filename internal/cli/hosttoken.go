@@ -233,7 +233,8 @@ func (a *app) printTokens(tokens []listedToken, now time.Time) error {
 func (a *app) hostTokenRevokeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "revoke NAME", Short: "Revoke a token: no further host can join with it", Args: cobra.ExactArgs(1),
-		Long: "Revoke a token. Hosts that have joined with it stay: delete their CapstanHosts to remove them.",
+		ValidArgsFunction: a.completeTokens(),
+		Long:              "Revoke a token. Hosts that have joined with it stay: delete their CapstanHosts to remove them.",
 		RunE: func(c *cobra.Command, args []string) error {
 			m, err := a.management()
 			if err != nil {

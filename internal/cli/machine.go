@@ -158,6 +158,17 @@ func (a *app) findHere(ctx context.Context, namespace, name string) (located, er
 	return findMachine(all, namespace, name)
 }
 
+// machineNamesHere lists the machines of a namespace on this box; of all namespaces if it is empty.
+func (a *app) machineNamesHere(ctx context.Context, namespace string) (names []string) {
+	all, _ := a.machines(ctx)
+	for _, l := range all {
+		if s := l.machine.GetSpec(); namespace == "" || s.GetNamespace() == namespace {
+			names = append(names, s.GetName())
+		}
+	}
+	return names
+}
+
 func copyLogs(ctx context.Context, h hostpb.HostClient, request *hostpb.LogsRequest, out io.Writer) error {
 	stream, err := h.Logs(ctx, request)
 	if err != nil {

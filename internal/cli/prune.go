@@ -35,7 +35,7 @@ undone. Machines of other management clusters are never listed or removed.`,
 			return a.prune(cmd.Context(), m.client, args[0], args[1:], all)
 		},
 	}
-	c.ValidArgsFunction = a.completeHosts()
+	c.ValidArgsFunction = a.completeNames(new(string), described["host"]...)
 	c.Flags().BoolVar(&all, "yes", false, "remove all listed machines and their disks")
 	return c
 }

@@ -2,13 +2,14 @@ package cli
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"encoding/base64"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,26 +117,41 @@ func TestBundle(t *testing.T) {
 	if err := writeBundle(path, nil, time.Now()); exitCode(err) != exitUsage {
 		t.Errorf("an existing file: %v", err)
 	}
-	data, err := os.ReadFile(path)
+	names := slices.Sorted(maps.Keys(untar(t, path)))
+	if strings.Join(names, " ") != "logs/a.log version.txt" {
+		t.Errorf("entries %q", names)
+	}
+}
+
+// untar returns the files of a support bundle by name.
+func untar(t *testing.T, path string) map[string]string {
+	t.Helper()
+	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	compressed, err := gzip.NewReader(bytes.NewReader(data))
+	defer f.Close()
+	compressed, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{}
+	contents := map[string]string{}
 	for archive := tar.NewReader(compressed); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			break
+			return contents
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		names = append(names, header.Name)
-	}
-	if strings.Join(names, " ") != "capstan-support/logs/a.log capstan-support/version.txt" {
-		t.Errorf("entries %q", names)
+		data, err := io.ReadAll(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, found := strings.CutPrefix(header.Name, "capstan-support/")
+		if !found {
+			t.Errorf("entry %s", header.Name)
+		}
+		contents[name] = string(data)
 	}
 }

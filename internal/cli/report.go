@@ -165,16 +165,17 @@ var poolFacts = []fact{{"Total", "status.addresses.total"}, {"Free", "status.add
 
 // factsOf returns the fields that have a value.
 func factsOf(o *unstructured.Unstructured) (out []fact) {
-	for _, f := range factPaths[o.GetKind()] {
+	paths := factPaths[o.GetKind()]
+	for i, f := range paths {
 		text := field(o, f.Value)
-		if text == "" {
-			continue
+		if i+1 < len(paths) && paths[i+1].Name == "of" {
+			if total := field(o, paths[i+1].Value); total != "" {
+				text = cmp.Or(text, "0") + " of " + total
+			}
 		}
-		if f.Name == "of" && len(out) > 0 {
-			out[len(out)-1].Value += " of " + text
-			continue
+		if text != "" && f.Name != "of" {
+			out = append(out, fact{f.Name, text})
 		}
-		out = append(out, fact{f.Name, text})
 	}
 	return out
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -42,9 +41,6 @@ type gap struct {
 // newGap describes a refused request. shown is the only namespace that could be read instead of all; "" for none.
 func newGap(mapping *apimeta.RESTMapping, namespace, shown string, refusal error) gap {
 	g := gap{Resource: mapping.Resource.GroupResource().String(), Scope: "the cluster", Reason: refusal.Error()}
-	if _, reason, found := strings.Cut(g.Reason, " is forbidden: "); found {
-		g.Reason = reason
-	}
 	namespaced := mapping.Scope.Name() == apimeta.RESTScopeNameNamespace
 	binding, role := "clusterrolebinding NAME", hostViewerRole
 	if namespaced {

@@ -99,11 +99,16 @@ func (s *site) kubeconfig(user, namespace string) string {
 // capstan runs the command.
 func (s *site) capstan(kubeconfig string, args ...string) (string, error) {
 	s.t.Helper()
+	return s.run(append([]string{"--kubeconfig", kubeconfig, "--root", s.t.TempDir()}, args...)...)
+}
+
+func (s *site) run(args ...string) (string, error) {
+	s.t.Helper()
 	var out bytes.Buffer
 	a := &app{out: &out, errOut: &out, program: "capstan"}
 	c := a.command()
 	c.SetOut(&out)
-	c.SetArgs(append(args, "--kubeconfig", kubeconfig, "--root", s.t.TempDir()))
+	c.SetArgs(args)
 	err := c.ExecuteContext(s.t.Context())
 	return out.String(), err
 }
@@ -117,9 +122,20 @@ func hostNamed(name, namespace string) *infrav1.CapstanHost {
 	return &infrav1.CapstanHost{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: infrav1.CapstanHostSpec{Address: "10.0.0.1:8443", CredentialsRef: infrav1.SecretReference{Name: "x", Namespace: namespace}}}
 }
 
-// TestRights: top, describe and support-bundle show what their user can read, and name the rest with the role that gives it.
-func TestRights(t *testing.T) {
+// TestUsers runs the command for users of a management cluster with various rights.
+func TestUsers(t *testing.T) {
 	s := newSite(t)
+	for name, test := range map[string]func(*site){
+		"rights": (*site).testRights, "machine pools": (*site).testMachinePools, "completion": (*site).testCompletion,
+		"logs in a bundle": (*site).testBundledLogs, "machines of other planes": (*site).testDown,
+	} {
+		t.Run(name, func(t *testing.T) { test(&site{t, s.env}) })
+	}
+}
+
+// testRights: top, describe and support-bundle show what their user can read, and name the rest with the role that gives it.
+func (s *site) testRights() {
+	t := s.t
 	own, foreign := s.env.Namespace(t), s.env.Namespace(t)
 	s.create(clusterNamed(own, "ours"), clusterNamed(foreign, "theirs"), hostNamed("box", own))
 	s.bind("tenant", viewerRole, own)
@@ -135,13 +151,13 @@ func TestRights(t *testing.T) {
 		has, not   []string
 	}{
 		"top of a tenant": {tenant, []string{"top"}, exitOK,
-			[]string{"ours", "capstanhosts.infrastructure.capstan.dev (the cluster): User \"tenant\" cannot list", bindHosts, "clusters.cluster.x-k8s.io (all namespaces but " + own + ")"}, []string{"theirs", "box"}},
+			[]string{"ours", "capstanhosts.infrastructure.capstan.dev (the cluster): capstanhosts.infrastructure.capstan.dev is forbidden: User \"tenant\" cannot list", bindHosts, "clusters.cluster.x-k8s.io (all namespaces but " + own + ")"}, []string{"theirs", "box"}},
 		"top of one namespace":          {tenant, []string{"top", "clusters", "-n", own}, exitOK, []string{"ours"}, []string{"Cannot be read"}},
 		"top of a foreign namespace":    {tenant, []string{"top", "clusters", "-n", foreign}, exitFailed, []string{"rolebinding NAME -n " + foreign + " --clusterrole " + viewerRole}, []string{"theirs"}},
 		"top of hosts without a right":  {tenant, []string{"top", "hosts"}, exitFailed, []string{bindHosts}, []string{"box"}},
 		"top of a stranger":             {stranger, []string{"top"}, exitFailed, []string{"clusters.cluster.x-k8s.io", "capstanhosts"}, []string{"ours", "box"}},
 		"top of an operator":            {operator, []string{"top"}, exitOK, []string{"ours", "theirs", "box"}, []string{"Cannot be read"}},
-		"describe of a tenant":          {tenant, []string{"describe", "ours"}, exitOK, []string{"Cluster " + own + "/ours", "capstanhosts.infrastructure.capstan.dev (the cluster): User \"tenant\" cannot get"}, nil},
+		"describe of a tenant":          {tenant, []string{"describe", "ours"}, exitOK, []string{"Cluster " + own + "/ours", "capstanhosts.infrastructure.capstan.dev (the cluster): capstanhosts.infrastructure.capstan.dev \"ours\" is forbidden: User \"tenant\" cannot get"}, nil},
 		"describe of a kind":            {tenant, []string{"describe", "cluster", "ours"}, exitOK, []string{"Waiting for: nothing"}, []string{"Cannot be read"}},
 		"describe of nothing":           {tenant, []string{"describe", "cluster", "none"}, exitNotFound, []string{"there is no cluster none"}, []string{"Cannot be read"}},
 		"describe without a right":      {tenant, []string{"describe", "host", "box"}, exitFailed, []string{bindHosts}, []string{"10.0.0.1"}},

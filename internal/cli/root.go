@@ -154,6 +154,7 @@ func (a *app) command() *cobra.Command {
 		a.logsCommand(), a.shellCommand(), a.loadCommand())
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
+	a.completeFlags(c)
 	return c
 }
 

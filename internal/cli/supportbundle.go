@@ -31,7 +31,8 @@ func (a *app) supportBundleCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "support-bundle", Short: "Collect objects, events, states and logs in one archive, without secrets", Args: noArgs,
 		Long: `Collect objects, events and reports of the management cluster in one archive. On the box of a plane, the archive also
-contains the state of the plane and the logs of its components and machines.
+contains the state of the plane and the logs of its components and machines. Logs of other machines come through the management
+cluster, if the user has the right to read them: the last lines of each service, for at most three minutes and 64 MiB.
 
 Secrets are never contained. Texts of objects are contained only from fields that hold names, states, versions, sizes or
 addresses: contents of files, commands, arguments, variables and foreign annotations are removed. Values of Secrets that the
@@ -79,6 +80,10 @@ func (a *app) collect(ctx context.Context) (map[string][]byte, []gap, error) {
 		return nil, nil, errors.Join(err, localErr)
 	}
 	maps.Copy(files, local)
+	if m != nil {
+		err = errors.Join(err, m.collectLogs(ctx, files, bundledLogs))
+		gaps = m.gaps
+	}
 	var unread bytes.Buffer
 	if err := errors.Join(err, localErr); err != nil {
 		fmt.Fprintln(&unread, err)

@@ -37,13 +37,24 @@ spec:
 	}
 	file := filepath.Join(dir, "bundle.tar.gz")
 	i.capstan("support-bundle", "--file", file)
+	// A box without a host: the logs of machines come through the management plane.
+	far := filepath.Join(dir, "far.tar.gz")
+	if out, err := run(filepath.Join(i.bin, "capstan"), "--root", dir, "--kubeconfig", filepath.Join(i.root, "admin.kubeconfig"), "support-bundle", "--file", far); err != nil {
+		i.t.Fatalf("support-bundle through the management plane: %v\n%s", err, out)
+	}
 	i.kubectl("delete", "-f", manifest)
 	i.kubectl("delete", "secret", "planted")
-	contents := i.untar(file)
-	for _, name := range []string{
+	i.checkBundle(i.untar(file), "plane-status.json", "logs/manager.log")
+	i.checkBundle(i.untar(far))
+}
+
+// checkBundle checks that a bundle has objects, events, the logs of the kubelets and some other files, and no secret.
+func (i *installation) checkBundle(contents map[string]string, more ...string) {
+	i.t.Helper()
+	for _, name := range append([]string{
 		"objects/cluster.cluster.x-k8s.io.yaml", "objects/capstanhost.infrastructure.capstan.dev.yaml", "objects/capstanconfig.bootstrap.capstan.dev.yaml",
-		"events.txt", "waiting.json", "plane-status.json", "logs/manager.log", "version.txt",
-	} {
+		"events.txt", "waiting.json", "version.txt",
+	}, more...) {
 		if contents[name] == "" {
 			i.t.Errorf("the bundle has no %s, or it is empty; errors: %s", name, contents["errors.txt"])
 		}
