@@ -1,6 +1,6 @@
 // Package agent is `capstan-init node agent`, a service of every machine. It configures pod networking between machines (CNI
 // configuration, routes, masquerading), enforces NetworkPolicies, provides local volumes, publishes the endpoints of the Services
-// of DNS and metrics-server, manages the members of etcd, and renews certificates.
+// of DNS and metrics-server, serves the metrics of components, manages the members of etcd, and renews certificates.
 //
 // The CNI configuration must not wait until a certificate is approved, so the agent writes it with the kubelet's credential,
 // which may read its own Node. Everything else uses the agent's own credential.
@@ -83,6 +83,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 		group.Go(func() error { return a.careForOwnMember(ctx, expires) })
 		group.Go(func() error { return a.makeBackups(ctx) })
 	}
+	group.Go(func() error { return a.serveMetrics(ctx) })
 	group.Go(func() error { return a.followAuthorities(ctx) })
 	group.Go(func() error { return provision.RenewCertificates(ctx, config, a.name, latest(expires), log) })
 	return group.Wait()

@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	servingSigner  = "kubernetes.io/kubelet-serving"
-	kubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
+	servingSigner = "kubernetes.io/kubelet-serving"
+	// KubeletServing is the file with the kubelet's certificate for its clients, and the key.
+	KubeletServing = kubeletPKIDir + "/kubelet-server-current.pem"
 	// appliedAuthorities contains the authorities that this machine's services were last restarted with.
 	appliedAuthorities = "/etc/capstan/authorities.pem"
 )
@@ -75,7 +76,7 @@ func (a *Authorities) Follow(ctx context.Context, bundle []byte, signature strin
 	for _, c := range authorities {
 		report.Trusted = append(report.Trusted, nodeconfig.Fingerprint(c.Raw))
 	}
-	for _, path := range []string{kubeletCurrent, kubeletServing} {
+	for _, path := range []string{kubeletCurrent, KubeletServing} {
 		if !signedBy(path, authorities[0]) {
 			return report, fmt.Errorf("%s is not signed by the certificate authority that signs", path)
 		}
@@ -119,7 +120,7 @@ func (a *Authorities) renewKubeletClient(ctx context.Context, authority *x509.Ce
 
 // renewKubeletServing requests the names and addresses of the kubelet's own request.
 func (a *Authorities) renewKubeletServing(ctx context.Context, authority *x509.Certificate) (bool, error) {
-	certs, err := cert.CertsFromFile(kubeletServing)
+	certs, err := cert.CertsFromFile(KubeletServing)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, errors.New("the kubelet has no serving certificate yet")
 	}

@@ -154,6 +154,7 @@ func TestManifests(t *testing.T) {
 		"ClusterRole capstan:etcd-care", "ClusterRoleBinding capstan:etcd-care", "Role capstan:etcd-care", "RoleBinding capstan:etcd-care",
 		"ClusterRoleBinding capstan:node-bootstrappers",
 		"ClusterRoleBinding capstan:approve-kubelet-client-renewals", "ClusterRoleBinding capstan:kubelet-api-admin",
+		"ClusterRole capstan:metrics-reader",
 		"Role capstan:endpoint", "RoleBinding capstan:endpoint",
 		"ClusterRole capstan:node-agent", "ClusterRoleBinding capstan:node-agent",
 		"ClusterRole capstan:metrics-server", "ClusterRoleBinding capstan:metrics-server",

@@ -3,6 +3,9 @@
 package plane
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -42,7 +45,12 @@ func TestMonitoring(t *testing.T) {
 	i.kubectl("apply", "-f", manifest)
 	i.kubectl("create", "serviceaccount", "prometheus")
 	i.kubectl("create", "clusterrolebinding", "prometheus", "--clusterrole", "capstan-infrastructure-metrics-reader", "--serviceaccount", "default:prometheus")
-	address := i.startPrometheus(dir, strings.TrimSpace(i.kubectl("create", "token", "prometheus")))
+	scrapes := i.scrapesOfCluster(dir, "one")
+	address := i.startPrometheus(dir, strings.TrimSpace(i.kubectl("create", "token", "prometheus")), scrapes)
+	for _, expr := range ofComponents {
+		i.eventually(expr, func() bool { return len(query(t, address, expr)) > 0 })
+	}
+	i.needRights(dir)
 	for _, panel := range panels(t) {
 		i.eventually(panel.title, func() bool { return len(query(t, address, panel.expr)) > 0 })
 	}
@@ -51,9 +59,109 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
+// ofComponents are metrics of the components of a cluster with one control plane machine and one worker.
+var ofComponents = []string{
+	`count(kubelet_running_pods{job="kubelet"}) == 2`, `count(kubeproxy_sync_proxy_rules_duration_seconds_count{job="kube-proxy"}) == 2`,
+	`etcd_server_has_leader{job="etcd"} == 1`, `scheduler_pending_pods{job="kube-scheduler"}`,
+	`workqueue_adds_total{job="kube-controller-manager"}`, `apiserver_request_total{job="kube-apiserver"}`,
+}
+
+const (
+	controlPlaneRole = "node-role.kubernetes.io/control-plane"
+	nodeAddresses    = `jsonpath={.items[*].status.addresses[?(@.type=="InternalIP")].address}`
+)
+
+// scrapesOfCluster returns the scrape configurations for a Prometheus in the cluster. The Prometheus of this test runs on the box, so
+// it gets the files of a ServiceAccount in dir.
+func (i *installation) scrapesOfCluster(dir, cluster string) string {
+	i.t.Helper()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	i.write(dir, map[string]string{"kubeconfig": i.capstan("get", "kubeconfig", cluster)})
+	kubectl := func(args ...string) string {
+		i.t.Helper()
+		return strings.TrimSpace(i.kubectl(append([]string{"--kubeconfig", kubeconfig}, args...)...))
+	}
+	for _, name := range []string{"prometheus", "stranger"} {
+		kubectl("create", "serviceaccount", name)
+	}
+	kubectl("create", "clusterrolebinding", "prometheus-metrics", "--clusterrole", "capstan:metrics-reader", "--serviceaccount", "default:prometheus")
+	ca, err := base64.StdEncoding.DecodeString(kubectl("config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.certificate-authority-data}"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	i.write(dir, map[string]string{
+		"token": kubectl("create", "token", "prometheus"), "ca.crt": string(ca), "stranger": kubectl("create", "token", "stranger"),
+		"node": kubectl("get", "nodes", "-l", controlPlaneRole, "-o", nodeAddresses),
+	})
+	scrapes, err := os.ReadFile("../../../config/prometheus/workload-cluster.yaml")
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	_, jobs, _ := strings.Cut(string(scrapes), "scrape_configs:\n")
+	jobs = strings.ReplaceAll(jobs, "kubernetes_sd_configs: [{role: node}]", "static_configs: "+targets(kubectl))
+	return strings.ReplaceAll(jobs, "/var/run/secrets/kubernetes.io/serviceaccount", dir)
+}
+
+// targets returns the kubelets as static targets, with the labels that Prometheus finds at Nodes: Debian's Prometheus has no client
+// of Kubernetes.
+func targets(kubectl func(args ...string) string) string {
+	const present = "__meta_kubernetes_node_labelpresent_node_role_kubernetes_io_control_plane"
+	var groups []string
+	for selector, labels := range map[string]string{controlPlaneRole: present + `: "true"`, "!" + controlPlaneRole: ""} {
+		for _, address := range strings.Fields(kubectl("get", "nodes", "-l", selector, "-o", nodeAddresses)) {
+			groups = append(groups, fmt.Sprintf("{targets: [%q], labels: {%s}}", net.JoinHostPort(address, "10250"), labels))
+		}
+	}
+	return "[" + strings.Join(groups, ", ") + "]"
+}
+
+func (i *installation) write(dir string, files map[string]string) {
+	i.t.Helper()
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			i.t.Fatal(err)
+		}
+	}
+}
+
+// needRights: the node agent refuses clients without a token and without the right.
+func (i *installation) needRights(dir string) {
+	i.t.Helper()
+	read := func(name string) string {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		return string(data)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(read("ca.crt")))
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	for _, test := range []struct {
+		token string
+		want  int
+	}{{"", http.StatusUnauthorized}, {"nonsense", http.StatusForbidden}, {read("stranger"), http.StatusForbidden}, {read("token"), http.StatusOK}} {
+		request, err := http.NewRequest(http.MethodGet, "https://"+net.JoinHostPort(read("node"), "10253")+"/metrics/etcd", nil)
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		if test.token != "" {
+			request.Header.Set("Authorization", "Bearer "+test.token)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != test.want {
+			i.t.Errorf("metrics of etcd for the token %q: %s, expected %d", test.token, response.Status, test.want)
+		}
+	}
+}
+
 func (i *installation) eventually(what string, is func() bool) {
 	i.t.Helper()
-	eventually(i.t, "data of the panel "+what, 3*time.Minute, is)
+	eventually(i.t, "data of "+what, 3*time.Minute, is)
 }
 
 type panel struct{ title, expr string }
@@ -89,8 +197,8 @@ func panels(t *testing.T) (all []panel) {
 	return all
 }
 
-// startPrometheus starts a Prometheus that scrapes the manager every second, and returns its address.
-func (i *installation) startPrometheus(dir, token string) string {
+// startPrometheus starts a Prometheus that scrapes the manager and other jobs every second, and returns its address.
+func (i *installation) startPrometheus(dir, token, jobs string) string {
 	i.t.Helper()
 	arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.component("manager").PID))
 	if err != nil {
@@ -108,13 +216,12 @@ func (i *installation) startPrometheus(dir, token string) string {
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	config := fmt.Sprintf(`{global: {scrape_interval: 1s, evaluation_interval: 1s}, rule_files: [rules.yaml], scrape_configs: [{job_name: manager, scheme: https,
-tls_config: {insecure_skip_verify: true}, authorization: {credentials: %q}, static_configs: [{targets: [%q]}]}]}`, token, metrics)
-	for name, content := range map[string][]byte{"prometheus.yml": []byte(config), "rules.yaml": rules} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			i.t.Fatal(err)
-		}
-	}
+	config := fmt.Sprintf(`global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [rules.yaml]
+scrape_configs:
+- {job_name: manager, scheme: https, tls_config: {insecure_skip_verify: true}, authorization: {credentials: %q}, static_configs: [{targets: [%q]}]}
+%s`, token, metrics, jobs)
+	i.write(dir, map[string]string{"prometheus.yml": config, "rules.yaml": string(rules)})
 	cmd := exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
 	log, err := os.Create(filepath.Join(dir, "prometheus.log"))
 	if err != nil {
@@ -134,7 +241,7 @@ tls_config: {insecure_skip_verify: true}, authorization: {credentials: %q}, stat
 		}
 	})
 	i.eventually("up", func() bool {
-		for _, value := range query(i.t, address, "up") {
+		for _, value := range query(i.t, address, `up{job="manager"}`) {
 			return strings.Contains(string(value), `"1"`)
 		}
 		return false
