@@ -16,6 +16,9 @@ import (
 
 var (
 	metricName = regexp.MustCompile(`\bcapstand?_[a-z0-9_]+\b`)
+	// declaredLabels matches the labels in the declaration of a metric: as a list, or as the last arguments of desc.
+	declaredLabels = regexp.MustCompile(`\[\]string\{([^}]*)\}|^, "[^"]*"((?:, "[a-z]+")+)\)`)
+	quoted         = regexp.MustCompile(`"[a-z_]+"`)
 	// suffix is what Prometheus adds to the name of a histogram.
 	suffix = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
@@ -41,17 +44,27 @@ func readText(t *testing.T, path ...string) string {
 	return string(data)
 }
 
-// metricsOfCode returns the names of all metrics that the programs define.
-func metricsOfCode(t *testing.T) (names []string) {
+// metricsOfCode returns the names of all metrics that the programs define, and the labels of those that are declared with them.
+func metricsOfCode(t *testing.T) (names []string, labels map[string][]string) {
 	t.Helper()
 	literal := regexp.MustCompile(`"capstand?_[a-z0-9_]+[a-z0-9]"`)
+	labels = map[string][]string{}
 	err := filepath.WalkDir(filepath.Join(testenv.Root(), "internal"), func(path string, _ os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		data, err := os.ReadFile(path)
-		for _, found := range literal.FindAllString(string(data), -1) {
-			names = append(names, strings.Trim(found, `"`))
+		found := literal.FindAllIndex(data, -1)
+		for i, at := range found {
+			name, end := strings.Trim(string(data[at[0]:at[1]]), `"`), len(data)
+			if i+1 < len(found) {
+				end = found[i+1][0]
+			}
+			names = append(names, name)
+			declaration, _, _ := strings.Cut(string(data[at[1]:end]), "\n\n")
+			if list := declaredLabels.FindStringSubmatch(declaration); list != nil {
+				labels[name] = quoted.FindAllString(list[1]+list[2], -1)
+			}
 		}
 		return err
 	})
@@ -59,17 +72,37 @@ func metricsOfCode(t *testing.T) (names []string) {
 		t.Fatal(err)
 	}
 	slices.Sort(names)
-	return slices.Compact(names)
+	return slices.Compact(names), labels
 }
 
-// TestMetricsReference: docs/metrics.md lists each metric of the code, and no other.
+// TestMetricsReference: docs/metrics.md lists each metric of the code with its labels, and no other.
 func TestMetricsReference(t *testing.T) {
-	code, listed := metricsOfCode(t), metricsIn(readText(t, "docs", "metrics.md"))
+	page := readText(t, "docs", "metrics.md")
+	code, labels := metricsOfCode(t)
+	listed := metricsIn(page)
 	if len(code) < 20 {
 		t.Fatalf("found %d metrics in the code", len(code))
 	}
 	if !slices.Equal(code, listed) {
 		t.Errorf("metrics of the code:\n%v\nmetrics of docs/metrics.md:\n%v", code, listed)
+	}
+	// Lists in variables are not followed. Constant labels come before the declared ones.
+	compared := 0
+	for line := range strings.Lines(page) {
+		cells := strings.Split(line, "|")
+		for _, name := range metricsIn(cells[min(1, len(cells)-1)]) {
+			want, declared := labels[name]
+			if !declared || len(cells) != 5 {
+				continue
+			}
+			compared++
+			if found := strings.ReplaceAll(strings.TrimSpace(cells[2]), "`", `"`); !strings.HasSuffix(found, strings.Join(want, ", ")) {
+				t.Errorf("%s has the labels %v, docs/metrics.md lists %s", name, want, found)
+			}
+		}
+	}
+	if compared < len(labels) || compared < 15 {
+		t.Errorf("compared the labels of only %d metrics of %d", compared, len(labels))
 	}
 }
 
@@ -89,7 +122,8 @@ func TestAlerts(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(readText(t, "config", "prometheus", "rules.yaml")), &rules); err != nil {
 		t.Fatal(err)
 	}
-	code, reference, tests := metricsOfCode(t), readText(t, "docs", "metrics.md"), readText(t, "config", "prometheus", "rules_test.yaml")
+	code, _ := metricsOfCode(t)
+	reference, tests := readText(t, "docs", "metrics.md"), readText(t, "config", "prometheus", "rules_test.yaml")
 	headings := strings.ToLower(strings.ReplaceAll(readText(t, "docs", "troubleshooting.md"), " ", "-"))
 	count := 0
 	for _, group := range rules.Spec.Groups {
@@ -124,7 +158,8 @@ func TestDashboards(t *testing.T) {
 	if err != nil || len(files) < 3 {
 		t.Fatalf("dashboards %v, %v", files, err)
 	}
-	code, kustomization := metricsOfCode(t), readText(t, "config", "prometheus", "kustomization.yaml")
+	code, _ := metricsOfCode(t)
+	kustomization := readText(t, "config", "prometheus", "kustomization.yaml")
 	for _, file := range files {
 		var dashboard struct {
 			UID    string
