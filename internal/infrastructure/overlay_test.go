@@ -177,21 +177,29 @@ func TestOverlaySpreads_IM02(t *testing.T) {
 	hosts[1].fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes *= 2 })
 	b.addCluster(nil, nil)
 	b.provisioned()
-	for _, change := range []func(*clusterv1.Machine){controlPlane, func(*clusterv1.Machine) {}} {
+	names := map[string][]string{} // of hosts, by role
+	for _, step := range []struct {
+		role   string
+		change func(*clusterv1.Machine)
+		number int
+	}{{"control plane", controlPlane, 1}, {"worker", nil, 3}, {"control plane", controlPlane, 2}} { // as in a new cluster
 		update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) })
 		var machines []*infrav1.CapstanMachine
-		for range 3 {
-			_, m := b.addMachine(change, nil)
+		for range step.number {
+			_, m := b.addMachine(step.change, nil)
 			b.condition(m, "Paused", metav1.ConditionTrue, "Paused")
 			machines = append(machines, m)
 		}
-		update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil }) // All three are reconciled now.
-		var names []string
+		update(b, b.cluster, func(c *clusterv1.Cluster) { c.Spec.Paused = nil }) // All of them are reconciled now.
 		for _, m := range machines {
 			b.running(m)
-			names = append(names, m.Spec.HostName)
+			names[step.role] = append(names[step.role], m.Spec.HostName)
 		}
-		b.Expect(names).To(ConsistOf(hosts[0].Name, hosts[1].Name, hosts[2].Name))
+		// The host of the first machine is the smallest one from now on, so free memory does not lead the workers there.
+		hosts[1].fake.SetInfo(func(i *hostpb.HostInfo) { i.MemoryBytes = 32 << 30 })
+	}
+	for role, on := range names {
+		b.Expect(on).To(ConsistOf(hosts[0].Name, hosts[1].Name, hosts[2].Name), role)
 	}
 	// A backend that leaves is removed from the load balancers of all hosts.
 	for _, h := range hosts {

@@ -14,8 +14,9 @@ import (
 	"capstan.dev/capstan/internal/infrastructure/placement"
 )
 
-// The machines of a cluster are spread over failure domains and hosts: control plane machines away from each other, workers away
-// from all machines of the cluster.
+// The machines of a cluster are spread over failure domains and hosts: control plane machines away from each other, and workers
+// away from each other. Workers are made before most control plane machines of a new cluster, so counting both together would not
+// spread either of them.
 
 // choices are the hosts that this process has chosen and that its cache does not show yet. Machines that are placed at
 // the same time would all go to one host otherwise.
@@ -62,19 +63,15 @@ func (r *Reconciler) countMembers(ctx context.Context, s *scope, candidates []pl
 	if err := r.Client.List(ctx, list, of...); err != nil {
 		return err
 	}
-	counts := func(string) bool { return true }
-	if util.IsControlPlaneMachine(s.machine) {
-		if err := r.Client.List(ctx, machines, append(of, client.HasLabels{clusterv1.MachineControlPlaneLabel})...); err != nil {
-			return err
-		}
-		controlPlane := map[string]bool{}
-		for i := range machines.Items {
-			controlPlane[machines.Items[i].Spec.InfrastructureRef.Name] = true
-		}
-		counts = func(name string) bool { return controlPlane[name] }
+	if err := r.Client.List(ctx, machines, append(of, client.HasLabels{clusterv1.MachineControlPlaneLabel})...); err != nil {
+		return err
+	}
+	controlPlane := map[string]bool{}
+	for i := range machines.Items {
+		controlPlane[machines.Items[i].Spec.InfrastructureRef.Name] = true
 	}
 	members := membersOf(list.Items, r.chosen.of(client.ObjectKeyFromObject(s.cluster)), func(name string) bool {
-		return name != s.capstan.Name && counts(name)
+		return name != s.capstan.Name && controlPlane[name] == util.IsControlPlaneMachine(s.machine)
 	})
 	for i := range candidates {
 		candidates[i].Members = members[candidates[i].Name]
