@@ -395,9 +395,13 @@ bench-ipam: build-kube build-capi ## Measure the IPAM provider: 100 to 50 000 cl
 
 .PHONY: release
 release: build ## Build a release into dist/: clusterctl files, images, packages, SBOM, checksums. VERSION=v0.1.0 is required; SIGNING_KEY signs.
-	@for part in programs manifests images host cli packages sbom checksums; do \
+	@for part in programs manifests images host plane cli packages sbom checksums; do \
 		KUBECTL=$(KUBERNETES)/kubectl hack/release.sh $$part '$(VERSION)'; \
 	done
+
+.PHONY: release-compare
+release-compare: release ## Build the release again in another folder with an empty build cache, and compare the checksums.
+	hack/release-compare.sh '$(VERSION)'
 
 ##@ Use
 

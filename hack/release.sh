@@ -5,6 +5,7 @@
 #   hack/release.sh manifests VERSION [FOLDER]   the files for clusterctl
 #   hack/release.sh images VERSION [FOLDER]      OCI archives of the managers
 #   hack/release.sh host VERSION [FOLDER]        the programs of a host
+#   hack/release.sh plane VERSION [FOLDER]       the same, with those of a management plane
 #   hack/release.sh cli VERSION [FOLDER]         the command for workstations with Linux, macOS and Windows
 #   hack/release.sh packages VERSION [FOLDER]    Debian packages
 #   hack/release.sh sbom VERSION [FOLDER]        a software bill of materials (SPDX) of all programs
@@ -174,13 +175,20 @@ images() {
 	"$work/mkimage" -name "$REGISTRY/cluster-api-controller:$(core_version)" -out "$assets/cluster-api-controller-image.tar" "$work/manager"
 }
 
-# host packs the programs of a host and the unit, for /usr/lib/capstan. The archive can be unpacked over an older release: tar replaces
-# each file, and other Kubernetes versions stay. The same content gives the same bytes.
-host() {
+# archive packs files for /usr/lib/capstan. It can be unpacked over an older release: tar replaces each file, and other Kubernetes
+# versions stay. The same content gives the same bytes.
+archive() {
+	local name=$1
+	shift
 	mkdir -p "$assets"
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
-		-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service systemd/capstand.default | gzip -1n >"$assets/capstan-host-linux-$(go env GOARCH).tar.gz"
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - "$@" | gzip -1n >"$assets/$name-linux-$(go env GOARCH).tar.gz"
 }
+
+HOST=(-C bin capstan capstand capstan-init kubernetes node images -C ../config systemd/capstand.service systemd/capstand.default)
+
+host() { archive capstan-host "${HOST[@]}"; }
+
+plane() { archive capstan "${HOST[@]}" systemd/capstan.service -C ../bin manager clusterctl capi; }
 
 # cli builds the command for workstations.
 cli() {
@@ -198,13 +206,13 @@ packages() {
 	hack/packages.sh "$version" "$assets"
 }
 
-# sbom lists the modules of every Go program of the release. Only runc contains C code, the libseccomp of Debian.
+# sbom lists the modules of every Go program of the release, whatever else was built for tests. Only runc contains C code, the libseccomp of Debian.
 sbom() {
 	mkdir -p "$assets"
 	: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
 	export SOURCE_DATE_EPOCH
 	local programs
-	mapfile -t programs < <(find bin -path bin/tools -prune -o -type f -perm /111 ! -path '*/.*' -print | LC_ALL=C sort)
+	mapfile -t programs < <(find bin \( -path bin/tools -o -path bin/conformance \) -prune -o -type f -perm /111 ! -path '*/.*' -print | LC_ALL=C sort)
 	(cd tools/sbom && go run . -name "capstan-$version" -namespace "https://capstan.dev/sbom/$version/$(go env GOARCH)" "${programs[@]/#/$PWD/../../}") >"$assets/capstan-$version-linux-$(go env GOARCH).spdx.json"
 }
 
@@ -217,7 +225,7 @@ checksums() {
 }
 
 case $what in
-programs | manifests | images | host | cli | packages | sbom | checksums) "$what" ;;
+programs | manifests | images | host | plane | cli | packages | sbom | checksums) "$what" ;;
 *)
 	sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
 	exit 2
