@@ -44,7 +44,7 @@ func everywhere(field, value string) map[string]string {
 }
 
 const (
-	registries = `[{host: docker.io, mirrors: ["https://mirror.example.com:5000"], credentials: {name: pull}, ca: {contentFrom: {configMap: {name: ca, key: ca.crt}}}}]`
+	registries = `[{host: docker.io, mirrors: ["https://mirror.example.com:5000/docker/v2"], overridePath: true, credentials: {name: pull}, ca: {contentFrom: {configMap: {name: ca, key: ca.crt}}}}]`
 	egress     = `{http: "http://proxy.example.com:3128", noProxy: [.example.com], controlPlane: true}`
 	backups    = `{schedule: "@daily", retention: 3, beforeUpgrade: false, store: {s3: {endpoint: "https://s3.example.org", bucket: etcd, credentialsSecretRef: {name: s3}}}}`
 	addOns     = `[{name: cni, contentFrom: {configMap: {name: cni, key: cni.yaml}}}]`

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -91,6 +92,12 @@ func TestRules(t *testing.T) {
 		"a mirror with a query":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a?b"} }), "expected URLs of mirrors"},
 		"a mirror with a quote":         {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a/\"]\n"} }), "expected URLs of mirrors"},
 		"a mirror with a path":          {registry(func(r *bootstrapv1.Registry) { r.Mirrors = []string{"https://a.example.com:5000/docker"} }), ""},
+		"the path of a mirror": {registry(func(r *bootstrapv1.Registry) {
+			r.Mirrors, r.OverridePath = []string{"https://a.example.com/docker/v2"}, ptr.To(true)
+		}), ""},
+		"a mirror without its path": {registry(func(r *bootstrapv1.Registry) {
+			r.Mirrors, r.OverridePath = []string{"https://a.example.com/"}, ptr.To(true)
+		}), "every mirror must have the path of its API"},
 		"an authority that is none":     {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
 		"an authority twice":            {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
 		"an authority from two":         {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},

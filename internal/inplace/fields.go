@@ -87,7 +87,7 @@ var configFields = []field{
 	replaced("preCommands", "the commands run before the first start of the node: use updateCommands"),
 	replaced("postCommands", "the commands run after the first start of the node: use updateCommands"),
 	{path: "updateCommands", decide: decideInPlace},
-	restarts("registries", containerd).of("host", "mirrors", "credentials.name", "ca.content",
+	restarts("registries", containerd).of("host", "mirrors", "overridePath", "credentials.name", "ca.content",
 		"ca.contentFrom.secret.name", "ca.contentFrom.secret.key", "ca.contentFrom.configMap.name", "ca.contentFrom.configMap.key"),
 	restarts("proxy.http", apiServer, containerd, kubelet),
 	restarts("proxy.https", apiServer, containerd, kubelet),

@@ -493,6 +493,7 @@ type SecretReference struct {
 // +kubebuilder:validation:XValidation:rule="has(self.mirrors) || has(self.credentials) || has(self.ca)",message="a registry without mirrors, credentials and ca has no effect: set one of them, or remove the registry"
 // +kubebuilder:validation:XValidation:rule="self.host != '_default' || has(self.mirrors)",message="the registry _default needs mirrors: credentials and ca apply to named hosts only"
 // +kubebuilder:validation:XValidation:rule="!has(self.credentials) || !has(self.mirrors) || self.mirrors.all(m, m.startsWith('https://'))",message="with credentials, every mirror must be an https URL: the credentials would cross the network unencrypted"
+// +kubebuilder:validation:XValidation:rule="!has(self.overridePath) || !self.overridePath || (has(self.mirrors) && self.mirrors.all(m, m.matches('^https?://[^/]+/.')))",message="with overridePath, every mirror must have the path of its API, for example https://mirror.example.com/registry/v2"
 type Registry struct {
 	// host is the host of the registry in image names, for example docker.io. _default applies to all registries
 	// that are not listed.
@@ -513,6 +514,11 @@ type Registry struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(m, !m.contains('@'))",message="the URL of a mirror must not contain credentials: name a Secret in credentials"
 	// +kubebuilder:validation:XValidation:rule="self.all(m, isURL(m) && url(m).getHostname() != '' && m.matches('^[!-~]+$') && !m.contains('?') && !m.contains('#'))",message="expected URLs of mirrors: http:// or https://, a host, and perhaps a port and a path, for example https://mirror.example.com:5000"
 	Mirrors []string `json:"mirrors,omitempty"`
+
+	// overridePath makes the path of each mirror replace the /v2 of the registry's API, for registries that serve it below
+	// another path. Default: false.
+	// +optional
+	OverridePath *bool `json:"overridePath,omitempty"`
 
 	// credentials names a Secret with the keys username and password (kubernetes.io/basic-auth) for the registry
 	// and its mirrors.

@@ -672,6 +672,11 @@ func (in *Registry) DeepCopyInto(out *Registry) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.OverridePath != nil {
+		in, out := &in.OverridePath, &out.OverridePath
+		*out = new(bool)
+		**out = **in
+	}
 	out.Credentials = in.Credentials
 	out.CA = in.CA
 }

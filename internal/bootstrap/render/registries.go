@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -59,7 +60,7 @@ func CheckAuthorities(content []byte) error {
 func registries(in Input) ([]nodeconfig.Registry, error) {
 	var out []nodeconfig.Registry
 	for _, r := range in.Spec.Registries {
-		registry := nodeconfig.Registry{Host: r.Host, Mirrors: r.Mirrors}
+		registry := nodeconfig.Registry{Host: r.Host, Mirrors: r.Mirrors, OverridePath: ptr.Deref(r.OverridePath, false)}
 		if r.CA != (bootstrapv1.Document{}) {
 			registry.CAFile = registryCAPath(r.Host)
 		}

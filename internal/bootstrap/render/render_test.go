@@ -91,7 +91,7 @@ func everything(t *testing.T) render.Input {
 		PreCommands:  []string{"echo before"},
 		PostCommands: []string{"echo 'after: all' # done"},
 		Registries: []bootstrapv1.Registry{{
-			Host: "registry.example.com:5000", Mirrors: []string{"https://mirror.example.com"},
+			Host: "registry.example.com:5000", Mirrors: []string{"https://mirror.example.com/proxy/v2"}, OverridePath: ptr.To(true),
 			CA:          bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}}},
 			Credentials: bootstrapv1.SecretReference{Name: "registry"},
 		}},

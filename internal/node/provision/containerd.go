@@ -131,6 +131,9 @@ func hostsTOML(r nodeconfig.Registry) []byte {
 	}
 	for _, mirror := range r.Mirrors {
 		fmt.Fprintf(&b, "\n[host.%s]\n  capabilities = [\"pull\", \"resolve\"]\n", tomlString(mirror))
+		if r.OverridePath {
+			b.WriteString("  override_path = true\n")
+		}
 		authority("  ")
 	}
 	return []byte(b.String())

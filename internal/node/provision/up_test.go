@@ -452,6 +452,7 @@ func TestRegistries(t *testing.T) {
 		c.Registries = []nodeconfig.Registry{
 			{Host: "docker.io", Mirrors: []string{"https://mirror.example.org:5000"}, CAFile: "/etc/ca.crt", Username: "ann", Password: `pa"ss`},
 			{Host: "_default", Mirrors: []string{"http://10.0.0.9"}},
+			{Host: "quay.io", Mirrors: []string{"https://mirror.example.org/quay/v2"}, OverridePath: true},
 		}
 	})
 	config := string(n.containerdConfig())
@@ -474,6 +475,15 @@ ca = "/etc/ca.crt"
 	}
 	want = registryHeader + "\n[host.\"http://10.0.0.9\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
 	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[1]))); diff != "" {
+		t.Error(diff)
+	}
+	want = registryHeader + `server = "https://quay.io"
+
+[host."https://mirror.example.org/quay/v2"]
+  capabilities = ["pull", "resolve"]
+  override_path = true
+`
+	if diff := cmp.Diff(want, string(hostsTOML(n.Registries[2]))); diff != "" {
 		t.Error(diff)
 	}
 }
