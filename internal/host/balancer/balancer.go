@@ -326,11 +326,15 @@ func (b *Balancer) serve(client *net.TCPConn) (result string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), b.timing.Park)
 	defer cancel()
+	b.metrics.parked.Inc()
 	backend, conn, err := b.connect(ctx)
+	b.metrics.parked.Dec()
 	if err != nil {
 		return noBackend, err
 	}
 	defer func() { _ = conn.Close() }()
+	backend.open.Add(1)
+	defer backend.open.Add(-1)
 	notice(conn, b.timing.Unanswered)
 	b.metrics.connections.WithLabelValues(served).Inc()
 	stop := context.AfterFunc(backend.removed, func() { _, _ = conn.Close(), client.Close() })

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -179,28 +180,56 @@ func TestAcceptFails(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	f := start(t, fast, apiServer(t, "a", ready(200)))
+	a, down := apiServer(t, "a", ready(200)), apiServer(t, "down", ready(500))
+	f := start(t, fast, a, down)
 	f.awaitHealthy(1)
 	if _, err := f.get(); err != nil {
 		t.Fatal(err)
 	}
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(f.dir, MetricsSocket))
-	}}}
+	conn, err := tls.Dial("tcp", f.address, &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
 	var body string
 	f.await("metrics", func(Status) bool {
-		res, err := client.Get("http://balancer/metrics")
-		if err != nil {
-			return false // the status comes before the socket
-		}
-		defer func() { _ = res.Body.Close() }()
-		data, _ := io.ReadAll(res.Body)
-		body = string(data)
-		return true
+		body = f.metrics()
+		// The connection of the request before can still be open.
+		return strings.Contains(body, fmt.Sprintf("capstan_balancer_backend_connections{backend=%q} 1\n", a.Address))
 	})
-	for _, want := range []string{`capstan_balancer_connections_total{result="served"} 1`, "capstan_balancer_healthy_backends 1", "capstan_balancer_connections_limit "} {
+	for _, want := range []string{"capstan_balancer_parked_connections 0", fmt.Sprintf("capstan_balancer_backend_up{backend=%q} 1", a.Address),
+		fmt.Sprintf("capstan_balancer_backend_up{backend=%q} 0", down.Address), fmt.Sprintf("capstan_balancer_backend_connections{backend=%q} 0", down.Address),
+		`capstan_balancer_connections_total{result="served"} 2`, "capstan_balancer_healthy_backends 1", "capstan_balancer_connections_limit "} {
 		if !strings.Contains(body, want) {
 			t.Errorf("no %q in\n%s", want, body)
 		}
 	}
+}
+
+// A connection without a ready API server is counted while it waits.
+func TestParkedConnectionsAreCounted(t *testing.T) {
+	f := start(t, fast)
+	conn := from(t, "127.0.0.1", f.address)
+	_, _ = conn.Write(record("hello"))
+	for _, want := range []string{"1", "0"} {
+		f.await(want+" parked", func(Status) bool {
+			return strings.Contains(f.metrics(), "\ncapstan_balancer_parked_connections "+want+"\n")
+		})
+		_ = conn.Close()
+		f.configure(apiServer(t, "a", ready(200)))
+	}
+}
+
+// metrics returns what the balancer serves; nothing before it has its socket.
+func (f *fixture) metrics() string {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(f.dir, MetricsSocket))
+	}}}
+	res, err := client.Get("http://balancer/metrics")
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	data, _ := io.ReadAll(res.Body)
+	return string(data)
 }

@@ -26,6 +26,33 @@ const (
 type metrics struct {
 	registry    *prometheus.Registry
 	connections *prometheus.CounterVec
+	parked      prometheus.Gauge
+}
+
+var (
+	backendUp          = prometheus.NewDesc("capstan_balancer_backend_up", "1 if the API server is ready, else 0.", []string{"backend"}, nil)
+	backendConnections = prometheus.NewDesc("capstan_balancer_backend_connections", "Open connections to the backend.", []string{"backend"}, nil)
+)
+
+// backends collects the metrics of the backends that the configuration has now.
+type backends struct{ *pool }
+
+// Describe implements prometheus.Collector.
+func (backends) Describe(descs chan<- *prometheus.Desc) {
+	descs <- backendUp
+	descs <- backendConnections
+}
+
+// Collect implements prometheus.Collector.
+func (b backends) Collect(metrics chan<- prometheus.Metric) {
+	b.load(func(address string, healthy bool, open int64) {
+		up := 0.0
+		if healthy {
+			up = 1
+		}
+		metrics <- prometheus.MustNewConstMetric(backendUp, prometheus.GaugeValue, up, address)
+		metrics <- prometheus.MustNewConstMetric(backendConnections, prometheus.GaugeValue, float64(open), address)
+	})
 }
 
 func newMetrics(g *gate, p *pool) *metrics {
@@ -35,6 +62,9 @@ func newMetrics(g *gate, p *pool) *metrics {
 			Name: "capstan_balancer_connections_total",
 			Help: "Connections by result: served, refused (the source reached its share), no_hello (no TLS handshake in time), no_backend.",
 		}, []string{"result"}),
+		parked: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "capstan_balancer_parked_connections", Help: "Connections of clients that wait for a backend.",
+		}),
 	}
 	for _, result := range []string{served, refused, noHello, noBackend} {
 		m.connections.WithLabelValues(result)
@@ -42,7 +72,7 @@ func newMetrics(g *gate, p *pool) *metrics {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
-	m.registry.MustRegister(m.connections,
+	m.registry.MustRegister(m.connections, m.parked, backends{p},
 		gauge("capstan_balancer_connections", "Open connections.", func() float64 { open, _, _ := g.load(); return float64(open) }),
 		gauge("capstan_balancer_connections_limit", "Largest number of open connections.", func() float64 { return float64(g.most) }),
 		gauge("capstan_balancer_sources", "Addresses (IPv4) and networks (IPv6, /64) with open connections.", func() float64 { _, sources, _ := g.load(); return float64(sources) }),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // pool contains the backends and their health, and selects them in turn.
@@ -19,6 +20,8 @@ type pool struct {
 type backend struct {
 	Backend
 	healthy bool
+	// open is the number of connections of clients.
+	open atomic.Int64
 	// removed is done when the backend is no longer in the configuration. Its machine is being removed, so its connections
 	// are ended and clients connect to another backend.
 	removed context.Context
@@ -91,4 +94,13 @@ func (p *pool) healthy() []string {
 		}
 	}
 	return addresses
+}
+
+// load calls see with each backend.
+func (p *pool) load(see func(address string, healthy bool, open int64)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range p.backends {
+		see(b.Address, b.healthy, b.open.Load())
+	}
 }

@@ -61,7 +61,8 @@ func TestMonitoring(t *testing.T) {
 
 // ofComponents are metrics of the components of a cluster with one control plane machine and one worker.
 var ofComponents = []string{
-	`count(kubelet_running_pods{job="kubelet"}) == 2`, `count(kubeproxy_sync_proxy_rules_duration_seconds_count{job="kube-proxy"}) == 2`,
+	`count(count by (instance) (kubelet_running_pods{job="kubelet"})) == 2`,
+	`count(count by (instance) (kubeproxy_sync_proxy_rules_duration_seconds_count{job="kube-proxy"})) == 2`,
 	`etcd_server_has_leader{job="etcd"} == 1`, `scheduler_pending_pods{job="kube-scheduler"}`,
 	`workqueue_adds_total{job="kube-controller-manager"}`, `apiserver_request_total{job="kube-apiserver"}`,
 }
@@ -166,6 +167,9 @@ func (i *installation) eventually(what string, is func() bool) {
 
 type panel struct{ title, expr string }
 
+// variables of the dashboards, for the cluster of the test.
+var variables = strings.NewReplacer("$namespace", "default", "$cluster", "one")
+
 // panels returns the queries of all dashboards.
 func panels(t *testing.T) (all []panel) {
 	t.Helper()
@@ -188,7 +192,7 @@ func panels(t *testing.T) (all []panel) {
 			t.Fatal(err)
 		}
 		for _, p := range dashboard.Panels {
-			all = append(all, panel{filepath.Base(file) + ": " + p.Title, p.Targets[0].Expr})
+			all = append(all, panel{filepath.Base(file) + ": " + p.Title, variables.Replace(p.Targets[0].Expr)})
 		}
 	}
 	if len(all) < 15 {
