@@ -1,6 +1,7 @@
 package infrastructure_test
 
 import (
+	"cmp"
 	"maps"
 	"net"
 	"slices"
@@ -32,7 +33,7 @@ type publishing struct {
 	nodes []string
 }
 
-func newPublishing(t *testing.T) *publishing {
+func newPublishing(t *testing.T, change func(*infrav1.CapstanCluster)) *publishing {
 	t.Helper()
 	b := newNamespace(t)
 	p := &publishing{box: b, hosts: b.rack(2)}
@@ -44,6 +45,9 @@ func newPublishing(t *testing.T) *publishing {
 		c.Spec.ControlPlaneEndpoint = clusterv1.APIEndpoint{Host: host, Port: int32(number)}
 	}, func(c *infrav1.CapstanCluster) {
 		c.Spec.LoadBalancer.HostName = p.hosts[0].Name
+		if change != nil {
+			change(c)
+		}
 	})
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: "https://" + net.JoinHostPort(host, port), CertificateAuthorityData: env.Config.CAData}},
@@ -172,7 +176,7 @@ func (p *publishing) told(s *corev1.Service, text string) {
 // A Service is published only with the permission of a host, gets its address, and loses it with the permission, with the
 // Service, and with the opt-in of the cluster. The test is not parallel: its cluster sees the Services of all tests.
 func TestServices(t *testing.T) {
-	p := newPublishing(t)
+	p := newPublishing(t, nil)
 	web := p.addService("web", nil)
 	foreign := p.addService("foreign", func(s *corev1.Service) { s.Spec.LoadBalancerClass = ptr.To("example.com/lb") })
 	p.provide("web", "203.0.113.100")
@@ -201,6 +205,69 @@ func TestServices(t *testing.T) {
 	p.permissionEnds()
 	p.optOutEnds()
 	p.clusterIsDeleted()
+}
+
+// A Service with both families has an address from each pool, with machines of the same family, and one of them can fail.
+func TestDualStackServices(t *testing.T) {
+	p := newPublishing(t, func(c *infrav1.CapstanCluster) { c.Spec.Network.MachineIPv6CIDR = sixCIDR })
+	update(p.box, p.capstan, func(c *infrav1.CapstanCluster) { c.Spec.Services.LoadBalancer.IPv6AddressesFromPool = pools[1] })
+	p.allow("203.0.113.96/28")
+	web := p.addService("dual", func(s *corev1.Service) {
+		s.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
+		s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "2001:db8:9::/64"}
+	})
+	shown := func() (all []string) {
+		p.get(web)
+		for _, i := range web.Status.LoadBalancer.Ingress {
+			all = append(all, i.IP)
+		}
+		return all
+	}
+	p.provideFrom(pools[0], "203.0.113.100")
+	p.Eventually(shown).Should(Equal([]string{"203.0.113.100"}), "an address does not wait for the other one")
+	p.provideFrom(pools[1], "2001:db8::100")
+	p.told(web, "Warning NotPublished: no host allows the namespace to publish the address 2001:db8::100")
+	p.Expect(shown()).To(Equal([]string{"203.0.113.100"}))
+
+	p.allow("203.0.113.96/28", "2001:db8::100/120")
+	p.Eventually(shown).Should(Equal([]string{"203.0.113.100", "2001:db8::100"}))
+	p.condition(p.capstan, infrav1.ServicesPublishedCondition, metav1.ConditionTrue, infrav1.ServicesPublishedReason)
+	for address, ranges := range map[string]string{"203.0.113.100": "198.51.100.0/24", "2001:db8::100": "2001:db8:9::/64"} {
+		s := cmp.Or(p.hosts[0].fake.ServiceAt(p.capstan.Spec.ID, address), p.hosts[1].fake.ServiceAt(p.capstan.Spec.ID, address))
+		p.Expect(s.GetSourceRanges()).To(Equal([]string{ranges}))
+		p.Expect(s.GetMachines()).To(HaveLen(1))
+		p.Expect(strings.Contains(s.GetMachines()[0], ":")).To(Equal(strings.Contains(address, ":")), "a machine of the family of "+address)
+	}
+
+	update(p.box, web, func(s *corev1.Service) {
+		s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), s.Spec.IPFamilies[:1]
+	})
+	p.Eventually(shown).Should(Equal([]string{"203.0.113.100"}))
+	p.Eventually(func() int { return len(p.serviceClaims()) }).Should(Equal(1), "the claim of the former address goes")
+	p.delete(web)
+	p.Eventually(p.serviceClaims).Should(BeEmpty())
+	p.gone(web)
+}
+
+func (p *publishing) serviceClaims() (out []capiipamv1.IPAddressClaim) {
+	list := &capiipamv1.IPAddressClaimList{}
+	p.Expect(env.Client.List(ctx, list, client.InNamespace(p.namespace))).To(Succeed())
+	return slices.DeleteFunc(list.Items, func(c capiipamv1.IPAddressClaim) bool { return c.Annotations[infrav1.ServiceAnnotation] == "" })
+}
+
+// provideFrom gives the only claim of a pool an address.
+func (p *publishing) provideFrom(pool infrav1.IPPoolReference, address string) {
+	p.t.Helper()
+	var claim *capiipamv1.IPAddressClaim
+	p.Eventually(func() bool {
+		all := p.serviceClaims()
+		i := slices.IndexFunc(all, func(c capiipamv1.IPAddressClaim) bool { return c.Spec.PoolRef.Name == pool.Name })
+		if i >= 0 {
+			claim = &all[i]
+		}
+		return i >= 0
+	}).Should(BeTrue())
+	p.fulfil(claim, address, 64, "")
 }
 
 // where returns the host that publishes a Service.

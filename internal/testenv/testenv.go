@@ -167,6 +167,8 @@ func environment(root, assets string, scheme *k8sruntime.Scheme, crds, webhooks 
 		ControlPlaneStartTimeout: Patience,
 		ControlPlaneStopTimeout:  Patience,
 	}
+	// Services of both address families.
+	env.ControlPlane.GetAPIServer().Configure().Set("service-cluster-ip-range", "10.0.0.0/24,fd00:10::/112")
 	if len(webhooks) == 0 {
 		return env, nil
 	}

@@ -88,13 +88,21 @@ type ClusterServicesSpec struct {
 	LoadBalancer *ServiceLoadBalancerSpec `json:"loadBalancer,omitempty"`
 }
 
-// ServiceLoadBalancerSpec publishes Services of type LoadBalancer. At most 64 Services with together 256 ports are published.
-// +kubebuilder:validation:XValidation:rule="self.addressesFromPool == oldSelf.addressesFromPool",message="addressesFromPool cannot be changed while Services have addresses from it: remove loadBalancer, which ends the publication, and set it again"
+// ServiceLoadBalancerSpec publishes Services of type LoadBalancer, with an address for each family that the Service has and
+// that has a pool. At most 64 addresses with together 256 ports are published.
+// +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.addressesFromPool) || (has(self.addressesFromPool) && self.addressesFromPool == oldSelf.addressesFromPool)",message="addressesFromPool cannot be changed while Services have addresses from it: remove loadBalancer, which ends the publication, and set it again"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.ipv6AddressesFromPool) || (has(self.ipv6AddressesFromPool) && self.ipv6AddressesFromPool == oldSelf.ipv6AddressesFromPool)",message="ipv6AddressesFromPool cannot be changed while Services have addresses from it: remove loadBalancer, which ends the publication, and set it again"
 type ServiceLoadBalancerSpec struct {
-	// addressesFromPool names the IPAM pool of the addresses. Each Service gets an IPv4 address of its own. A host must
-	// allow the addresses: see spec.services of CapstanHost.
-	// +required
+	// addressesFromPool names the IPAM pool of the IPv4 addresses. Each Service with the family IPv4 gets an address of its
+	// own. A host must allow the addresses: see spec.services of CapstanHost. If empty, Services have no IPv4 address.
+	// +optional
 	AddressesFromPool IPPoolReference `json:"addressesFromPool,omitempty,omitzero"`
+
+	// ipv6AddressesFromPool names the IPAM pool of the IPv6 addresses. Each Service with the family IPv6 gets an address of
+	// its own. The machines of the cluster must have IPv6 addresses. If empty, Services have no IPv6 address.
+	// +optional
+	IPv6AddressesFromPool IPPoolReference `json:"ipv6AddressesFromPool,omitempty,omitzero"`
 }
 
 // LoadBalancerSpec configures the load balancer in front of a cluster's API servers.

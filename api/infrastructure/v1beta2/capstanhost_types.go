@@ -129,15 +129,15 @@ type HostFencing struct {
 
 // HostServices allows clusters to publish Services at addresses of a host.
 type HostServices struct {
-	// addresses are IPv4 networks, or single addresses with /32, from which Services can have addresses. They are in the
+	// addresses are networks, or single addresses with /32 or /128, from which Services can have addresses. They are in the
 	// network of an interface of the host, and nothing else there has them. Clients of this network reach the Services.
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=9
-	// +kubebuilder:validation:items:MaxLength=18
-	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).ip().family() == 4 && cidr(n).prefixLength() >= 16 && cidr(n).ip().isGlobalUnicast())",message="addresses must be IPv4 networks of at most 65536 addresses and without host bits, for example 192.0.2.64/28 or 192.0.2.10/32"
+	// +kubebuilder:validation:items:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule="self.all(n, isCIDR(n) && cidr(n) == cidr(n).masked() && cidr(n).prefixLength() >= (cidr(n).ip().family() == 4 ? 16 : 64) && cidr(n).ip().isGlobalUnicast())",message="addresses must be networks without host bits, of at most 65536 IPv4 addresses or a /64 of IPv6, for example 192.0.2.64/28, 192.0.2.10/32 or 2001:db8::100/120"
 	Addresses []string `json:"addresses,omitempty"`
 
 	// allowedNamespaces selects the namespaces whose clusters may publish Services on the host. It has to be set: a host that

@@ -3,6 +3,7 @@ package admission
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/network"
@@ -30,7 +31,7 @@ func checkServices(req *hostpb.SetServicesRequest, n *hostpb.Network) error {
 	}
 	ports, seen := 0, map[string]bool{}
 	for _, s := range req.Services {
-		if err := checkService(s, subnets[0]); err != nil {
+		if err := checkService(s, subnets); err != nil {
 			return fmt.Errorf("service %q: %w", s.Name, err)
 		}
 		if seen[s.Address] {
@@ -45,11 +46,11 @@ func checkServices(req *hostpb.SetServicesRequest, n *hostpb.Network) error {
 	return nil
 }
 
-func checkService(s *hostpb.PublishedService, subnet network.Subnet) error {
+func checkService(s *hostpb.PublishedService, subnets []network.Subnet) error {
 	address, err := netip.ParseAddr(s.Address)
 	switch {
-	case err != nil || !address.Is4() || !address.IsGlobalUnicast() || address.String() != s.Address:
-		return fmt.Errorf("address %q: expected an IPv4 unicast address", s.Address)
+	case err != nil || address.Is4In6() || address.Zone() != "" || !address.IsGlobalUnicast() || address.String() != s.Address:
+		return fmt.Errorf("address %q: expected a global unicast address in its canonical form", s.Address)
 	case len(s.Ports) == 0:
 		return fmt.Errorf("address %s has no port", s.Address)
 	case len(s.Machines) > hostpb.MaxServiceMachines:
@@ -60,7 +61,11 @@ func checkService(s *hostpb.PublishedService, subnet network.Subnet) error {
 	if err := checkPorts(s.Ports); err != nil {
 		return err
 	}
-	seen := map[string]bool{}
+	i := slices.IndexFunc(subnets, func(n network.Subnet) bool { return n.Prefix.Addr().Is6() == address.Is6() })
+	if i < 0 {
+		return fmt.Errorf("address %s: the network of the machines, %s, has no addresses of this family", s.Address, subnets[0].Prefix)
+	}
+	subnet, seen := subnets[i], map[string]bool{}
 	for _, m := range s.Machines {
 		if err := network.CheckAddress(subnet.Prefix, m, subnet.Prefix.Bits()); err != nil {
 			return err
@@ -72,8 +77,8 @@ func checkService(s *hostpb.PublishedService, subnet network.Subnet) error {
 	}
 	for _, r := range s.SourceRanges {
 		prefix, err := netip.ParsePrefix(r)
-		if err != nil || !prefix.Addr().Is4() || prefix != prefix.Masked() {
-			return fmt.Errorf("source range %q: expected an IPv4 network without host bits, for example 192.0.2.0/24", r)
+		if err != nil || prefix.Addr().Is4() != address.Is4() || prefix.Addr().Is4In6() || prefix != prefix.Masked() {
+			return fmt.Errorf("source range %q: expected a network of the family of %s without host bits, for example 192.0.2.0/24 or 2001:db8::/64", r, address)
 		}
 	}
 	return nil

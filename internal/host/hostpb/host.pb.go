@@ -1696,11 +1696,12 @@ func (x *SetServicesRequest) GetServices() []*PublishedService {
 type PublishedService struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // namespace/name of the Service, for messages
-	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // an IPv4 address in the network of one of the host's interfaces; nobody else has it
+	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"` // in the network of one of the host's interfaces; nobody else has it
 	Ports   []*PublishedPort       `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
-	// machines get the connections: addresses of machines of this host; at most 256. Empty: nobody accepts connections.
+	// machines get the connections: addresses of machines of this host, of the same family; at most 256. Empty: nobody accepts
+	// connections.
 	Machines      []string `protobuf:"bytes,4,rep,name=machines,proto3" json:"machines,omitempty"`
-	SourceRanges  []string `protobuf:"bytes,5,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"` // IPv4 networks of the clients, without host bits; at most 64. Empty: all clients
+	SourceRanges  []string `protobuf:"bytes,5,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"` // networks of the clients, of the same family, without host bits; at most 64. Empty: all clients
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -88,12 +88,8 @@ func advertise(link netlink.Link, address netip.Addr) error {
 	return sendNDP(fd, link, allNodes, ndp(ndpAdvertisement, ndpOverride, address, ndpTarget, link.Attrs().HardwareAddr))
 }
 
-// solicit returns the MAC address of another station of the link's network that has an address, or nil.
-func solicit(ctx context.Context, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
-	fd, err := neighbourSocket(link)
-	if err != nil {
-		return nil, err
-	}
+// solicit probes with neighbour discovery, and closes the socket.
+func solicit(ctx context.Context, fd int, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
 	defer func() { _ = unix.Close(fd) }()
 	own := link.Attrs().HardwareAddr
 	for range probes {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -79,7 +80,7 @@ func probeAll(ctx context.Context, addresses []netip.Addr, links map[netip.Addr]
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	for _, address := range addresses {
-		fd, to, err := packets(links[address])
+		ask, err := prober(links[address], address)
 		if err != nil {
 			mu.Lock()
 			refused[address] = fmt.Sprintf("asking for the address %s: %v", address, err)
@@ -87,7 +88,7 @@ func probeAll(ctx context.Context, addresses []netip.Addr, links map[netip.Addr]
 			continue
 		}
 		running.Go(func() {
-			mac, err := probeWith(ctx, fd, to, links[address], address)
+			mac, err := ask(ctx)
 			if err == nil && mac == nil {
 				return
 			}
@@ -214,7 +215,7 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 	if err != nil {
 		return nil, false, err
 	}
-	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	all, err := netlink.AddrList(nil, linkFamily(address))
 	if err != nil {
 		return nil, false, err
 	}
@@ -229,8 +230,8 @@ func (b Box) serviceLink(networkID string, address netip.Addr) (link netlink.Lin
 		case ip.Unmap() == address:
 			link, err = netlink.LinkByIndex(a.LinkIndex)
 			return link, err == nil, err
-		case ones >= 31 || ones <= bits || !prefix.Contains(address):
-		case address == prefix.Addr() || address == lastAddress(prefix):
+		case ones >= address.BitLen()-1 || ones <= bits || !prefix.Contains(address):
+		case address == prefix.Addr() || address.Is4() && address == lastAddress(prefix):
 			return nil, false, fmt.Errorf("%s is the network or broadcast address of %s: exclude it from the pool", address, prefix)
 		default:
 			best, bits = a.LinkIndex, ones
@@ -279,7 +280,12 @@ func (b Box) publisher(networkID string, address netip.Addr) (own bool, err erro
 // addServiceAddress gives an interface an address, and announces it if it is new. The box does not use it for its own
 // connections.
 func addServiceAddress(link netlink.Link, address netip.Addr) error {
-	err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(address, address.BitLen())})
+	a := &netlink.Addr{IPNet: ipNet(address, address.BitLen())}
+	if address.Is6() {
+		// The kernel would look for another station for a second, and would use the address for connections of the box.
+		a.Flags, a.ValidLft, a.PreferedLft = unix.IFA_F_NODAD, math.MaxUint32, 0
+	}
+	err := netlink.AddrAdd(link, a)
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
@@ -291,7 +297,7 @@ func addServiceAddress(link netlink.Link, address netip.Addr) error {
 
 // removeServiceAddresses removes the addresses of Services that are no longer wanted.
 func (b Box) removeServiceAddresses(have, want []Service) error {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
@@ -338,9 +344,17 @@ func endFlows(have, want []Service) error {
 	if len(have) == 0 {
 		return nil
 	}
-	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.FAMILY_V4, unwantedFlows{have, want})
-	if err != nil {
-		return fmt.Errorf("ending the connections of former Services: %w", err)
+	for _, ipv6 := range []bool{false, true} {
+		if !slices.ContainsFunc(have, func(s Service) bool { return s.Address.Is6() == ipv6 }) {
+			continue
+		}
+		inet := netlink.InetFamily(netlink.FAMILY_V4)
+		if ipv6 {
+			inet = netlink.FAMILY_V6
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, inet, unwantedFlows{have, want}); err != nil {
+			return fmt.Errorf("ending the connections of former Services: %w", err)
+		}
 	}
 	return nil
 }
@@ -377,7 +391,8 @@ func (f firewall) toServices() (rules []string) {
 	for _, s := range f.services {
 		for _, p := range s.Ports {
 			if len(s.Machines) > 0 {
-				rules = append(rules, fmt.Sprintf("ip daddr %s %s dport %d%s dnat ip to %s", s.Address, p.Protocol, p.Port, sources(s.Sources), machines(s.Machines, p.NodePort)))
+				rules = append(rules, fmt.Sprintf("%s daddr %s %s dport %d%s dnat %[1]s to %[6]s",
+					family(s.Address), s.Address, p.Protocol, p.Port, sources(s.Sources), machines(s.Machines, p.NodePort)))
 			}
 		}
 	}
@@ -388,13 +403,13 @@ func sources(networks []netip.Prefix) string {
 	if len(networks) == 0 {
 		return ""
 	}
-	return " ip saddr { " + join(networks) + " }"
+	return " " + family(networks[0].Addr()) + " saddr { " + join(networks) + " }"
 }
 
 // machines returns the target of a translation: one machine at random for each connection.
 func machines(addresses []netip.Addr, port uint16) string {
 	if len(addresses) == 1 {
-		return fmt.Sprintf("%s:%d", addresses[0], port)
+		return netip.AddrPortFrom(addresses[0], port).String()
 	}
 	var all []string
 	for i, a := range addresses {
@@ -415,24 +430,27 @@ func (f firewall) admitServices() (rules []string) {
 				}
 			}
 			if len(ports) > 0 {
-				rules = append(rules, fmt.Sprintf("oifname %s ct status dnat ct original ip daddr %s meta l4proto %s ct original proto-dst { %s } accept",
-					BridgeName(f.networkID), s.Address, protocol, strings.Join(ports, ", ")))
+				rules = append(rules, fmt.Sprintf("oifname %s ct status dnat ct original %s daddr %s meta l4proto %s ct original proto-dst { %s } accept",
+					BridgeName(f.networkID), family(s.Address), s.Address, protocol, strings.Join(ports, ", ")))
 			}
 		}
 	}
 	return rules
 }
 
-// protectHost keeps clients at the address of a Service away from the programs of the host that listen on all addresses.
-func (f firewall) protectHost() []string {
-	var all []netip.Addr
+// protectHost keeps clients at the address of a Service away from the programs of the host that listen on all addresses. The
+// host answers ping, and questions for the MAC address of an IPv6 address.
+func (f firewall) protectHost() (rules []string) {
+	of := map[string][]netip.Addr{}
 	for _, s := range f.services {
-		all = append(all, s.Address)
+		of[family(s.Address)] = append(of[family(s.Address)], s.Address)
 	}
-	if len(all) == 0 {
-		return nil
+	for _, ip := range []string{"ip", "ip6"} {
+		if len(of[ip]) > 0 {
+			rules = append(rules, fmt.Sprintf("%s daddr { %s } meta l4proto != { icmp, ipv6-icmp } ct state != { established, related } drop", ip, join(of[ip])))
+		}
 	}
-	return []string{fmt.Sprintf("ip daddr { %s } meta l4proto != icmp ct state != { established, related } drop", join(all))}
+	return rules
 }
 
 func join[T fmt.Stringer](all []T) string {

@@ -7,12 +7,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
@@ -25,7 +27,19 @@ type lan struct {
 	machines []netns.NsHandle
 }
 
-var lanNetwork = Network{ID: "n", CIDR: "10.231.7.0/24", Cluster: "default/demo"}
+var lanNetwork = Network{ID: "n", CIDR: "10.231.7.0/24", IPv6CIDR: "fd00:7::/64", Cluster: "default/demo"}
+
+// stack contains the addresses of a LAN in one family: of a Service, of the client, and of the first machine.
+type stack struct {
+	service, client, client2, box string
+	machines                      []string
+	machineNetwork                string
+}
+
+var (
+	ipv4 = stack{"203.0.113.100", "203.0.113.2", "203.0.113.3", "203.0.113.1", []string{"10.231.7.10", "10.231.7.11"}, "10.231.7.0/24"}
+	ipv6 = stack{"2001:db8::a00", "2001:db8::2", "2001:db8::3", "2001:db8::1", []string{"fd00:7::10", "fd00:7::11"}, "fd00:7::/64"}
+)
 
 func newLAN(t *testing.T) *lan {
 	r := newRack(t, false)
@@ -33,15 +47,37 @@ func newLAN(t *testing.T) *lan {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Namespace = "uplink", netlink.NsFd(int(l.box.ns))
 	r.must(in(l.client, func() error { return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0"}) }))
-	r.must(in(l.client, func() error { return up("eth0", "203.0.113.2/24", "203.0.113.3/24") }))
-	r.must(in(l.box.ns, func() error { return up("uplink", "203.0.113.1/24") }))
+	r.must(in(l.client, func() error {
+		return up("eth0", ipv4.client+"/24", ipv4.client2+"/24", ipv6.client+"/64", ipv6.client2+"/64")
+	}))
+	r.must(in(l.box.ns, func() error { return up("uplink", ipv4.box+"/24", ipv6.box+"/64") }))
 	r.must(in(l.box.ns, func() error { return l.box.Ensure(t.Context(), lanNetwork) }))
-	for _, address := range []string{"10.231.7.10", "10.231.7.11"} {
-		machine := r.machine(l.box, lanNetwork, "m-"+address, address)
+	for i, address := range ipv4.machines {
+		machine := r.machine(l.box, lanNetwork, "m-"+address, address, ipv6.machines[i])
 		l.machines = append(l.machines, machine)
-		l.serveWho(machine, address)
+		l.serveWho(machine, fmt.Sprint("machine-", i))
+	}
+	for _, ns := range append([]netns.NsHandle{l.box.ns, l.client}, l.machines...) {
+		l.settled(ns)
 	}
 	return l
+}
+
+// settled waits until the kernel has finished the search for other stations with the IPv6 addresses of a namespace. Until then
+// it does not use them.
+func (l *lan) settled(ns netns.NsHandle) {
+	l.Helper()
+	tentative := func(a netlink.Addr) bool { return a.Flags&unix.IFA_F_TENTATIVE != 0 }
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var all []netlink.Addr
+		l.must(in(ns, func() (err error) { all, err = netlink.AddrList(nil, netlink.FAMILY_V6); return err }))
+		if !slices.ContainsFunc(all, tentative) {
+			return
+		}
+		if time.Now().After(end) {
+			l.Fatalf("addresses are still tentative: %v", all)
+		}
+	}
 }
 
 func up(name string, addresses ...string) error {
@@ -51,7 +87,11 @@ func up(name string, addresses ...string) error {
 	}
 	for _, a := range addresses {
 		prefix := netip.MustParsePrefix(a)
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix.Addr(), prefix.Bits())}); err != nil {
+		added := &netlink.Addr{IPNet: ipNet(prefix.Addr(), prefix.Bits())}
+		if prefix.Addr().Is6() {
+			added.Flags = unix.IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(link, added); err != nil {
 			return err
 		}
 	}
@@ -147,9 +187,13 @@ func (l *lan) publish(services ...Service) Refused {
 }
 
 func service(address string, change func(*Service)) Service {
-	s := Service{
-		Name: "default/web", Address: netip.MustParseAddr(address), Machines: []netip.Addr{netip.MustParseAddr("10.231.7.10"), netip.MustParseAddr("10.231.7.11")},
-		Ports: []ServicePort{{"tcp", 80, nodePort}, {"udp", 53, nodePort}},
+	s := Service{Name: "default/web", Address: netip.MustParseAddr(address), Ports: []ServicePort{{"tcp", 80, nodePort}, {"udp", 53, nodePort}}}
+	of := ipv4
+	if s.Address.Is6() {
+		of = ipv6
+	}
+	for _, m := range of.machines {
+		s.Machines = append(s.Machines, netip.MustParseAddr(m))
 	}
 	if change != nil {
 		change(&s)
@@ -157,30 +201,51 @@ func service(address string, change func(*Service)) Service {
 	return s
 }
 
+func port(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
+
 // Clients of the LAN reach exactly the published ports, the machines see their address, and nothing remains afterwards.
 func TestServices(t *testing.T) {
 	if !testnetns.Run(t) {
 		return
 	}
-	l := newLAN(t)
-	const address = "203.0.113.100"
-	l.answers("before", l.client, "tcp", "", address+":80", "")
-	if refused := l.publish(service(address, nil)); len(refused) > 0 {
-		t.Fatal(refused)
-	}
-	l.onlyPublishedPorts(address)
-	l.bothMachines(address)
-	l.sourceRanges(address)
-	l.establishedFlowEnds(address)
+	for name, of := range map[string]stack{"IPv4": ipv4, "IPv6": ipv6} {
+		t.Run(name, func(t *testing.T) {
+			l := newLAN(t)
+			l.answers("before", l.client, "tcp", "", port(of.service, 80), "")
+			if refused := l.publish(service(of.service, nil)); len(refused) > 0 {
+				t.Fatal(refused)
+			}
+			l.onlyPublishedPorts(of)
+			l.bothMachines(of.service)
+			l.sourceRanges(of)
+			l.establishedFlowEnds(of)
 
-	l.publish()
-	l.answers("after", l.client, "tcp", "", address+":80", "")
-	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, address) {
-		t.Errorf("the address remains: %s", out)
+			l.publish()
+			l.answers("after", l.client, "tcp", "", port(of.service, 80), "")
+			if out := l.inBox("ip -o addr show dev uplink"); strings.Contains(out, of.service+"/") {
+				t.Errorf("the address remains: %s", out)
+			}
+			if out := l.inBox("nft list ruleset"); strings.Contains(out, of.service) {
+				t.Errorf("rules remain: %s", out)
+			}
+		})
 	}
-	if out := l.inBox("nft list ruleset"); strings.Contains(out, address) {
-		t.Errorf("rules remain: %s", out)
+}
+
+// A Service with both families is published at two addresses, and the box uses neither for its own connections.
+func TestDualStackService(t *testing.T) {
+	if !testnetns.Run(t) {
+		return
 	}
+	l := newLAN(t)
+	l.publish(service(ipv4.service, nil), service(ipv6.service, nil))
+	l.answers("IPv4", l.client, "tcp", "", port(ipv4.service, 80), " "+ipv4.client)
+	l.answers("IPv6", l.client, "tcp", "", port(ipv6.service, 80), " "+ipv6.client2) // the kernel prefers the last address
+	l.serveWho(l.client, "client")
+	l.answers("a connection of the box", l.box.ns, "tcp", "", port(ipv6.client, nodePort), " "+ipv6.box)
+	l.publish(service(ipv6.service, nil))
+	l.answers("IPv4 after its end", l.client, "tcp", "", port(ipv4.service, 80), "")
+	l.answers("IPv6 without IPv4", l.client, "tcp", "", port(ipv6.service, 80), "machine-")
 }
 
 func (l *lan) inBox(script string) (out string) {
@@ -189,33 +254,34 @@ func (l *lan) inBox(script string) (out string) {
 	return out
 }
 
-func (l *lan) onlyPublishedPorts(address string) {
+func (l *lan) onlyPublishedPorts(of stack) {
 	var host net.Listener
 	l.must(in(l.box.ns, func() (err error) { host, err = net.Listen("tcp", ":22"); return err }))
 	defer host.Close()
-	l.answers("a published port", l.client, "tcp", "", address+":80", " 203.0.113.2")
-	l.answers("a published UDP port", l.client, "udp", "", address+":53", " 203.0.113.2")
-	l.answers("the UDP port by TCP", l.client, "tcp", "", address+":53", "")
-	l.answers("the TCP port by UDP", l.client, "udp", "", address+":80", "")
-	l.answers("the node port at the address", l.client, "tcp", "", fmt.Sprintf("%s:%d", address, nodePort), "")
+	l.answers("a published port", l.client, "tcp", port(of.client, 0), port(of.service, 80), " "+of.client)
+	l.answers("a published UDP port", l.client, "udp", port(of.client, 0), port(of.service, 53), " "+of.client)
+	l.answers("the UDP port by TCP", l.client, "tcp", "", port(of.service, 53), "")
+	l.answers("the TCP port by UDP", l.client, "udp", "", port(of.service, 80), "")
+	l.answers("the node port at the address", l.client, "tcp", "", port(of.service, nodePort), "")
 	l.must(in(l.client, func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(netip.MustParseAddr("10.231.7.0"), 24), Gw: net.ParseIP("203.0.113.1")})
+		to := netip.MustParsePrefix(of.machineNetwork)
+		return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to.Addr(), to.Bits()), Gw: net.ParseIP(of.box)})
 	}))
-	l.answers("the node port of a machine", l.client, "tcp", "", fmt.Sprint("10.231.7.10:", nodePort), "")
-	if _, err := ask(l.client, "tcp", "", address+":22"); err == nil || !strings.Contains(err.Error(), "i/o timeout") || strings.Contains(err.Error(), "read") {
+	l.answers("the node port of a machine", l.client, "tcp", "", port(of.machines[0], nodePort), "")
+	if _, err := ask(l.client, "tcp", "", port(of.service, 22)); err == nil || !strings.Contains(err.Error(), "i/o timeout") || strings.Contains(err.Error(), "read") {
 		l.Errorf("a client reaches a program of the host at the address: %v", err)
 	}
-	l.answers("the box itself", l.box.ns, "tcp", "", address+":80", "10.231.7.1")
+	l.answers("the box itself", l.box.ns, "tcp", "", port(of.service, 80), "machine-")
 }
 
 func (l *lan) bothMachines(address string) {
 	seen := map[string]bool{}
 	for range 100 {
-		if got, err := ask(l.client, "tcp", "", address+":80"); err == nil {
+		if got, err := ask(l.client, "tcp", "", port(address, 80)); err == nil {
 			seen[strings.Fields(got)[0]] = true
 		}
 	}
@@ -224,26 +290,33 @@ func (l *lan) bothMachines(address string) {
 	}
 	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[1:] }))
 	for range 10 {
-		l.answers("a machine that left", l.client, "tcp", "", address+":80", "10.231.7.11 ")
+		l.answers("a machine that left", l.client, "tcp", "", port(address, 80), "machine-1 ")
 	}
 	l.publish(service(address, func(s *Service) { s.Machines = nil }))
-	l.answers("no machine", l.client, "tcp", "", address+":80", "")
+	l.answers("no machine", l.client, "tcp", "", port(address, 80), "")
 }
 
-func (l *lan) sourceRanges(address string) {
-	l.publish(service(address, func(s *Service) { s.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.3/32")} }))
-	l.answers("another source", l.client, "tcp", "203.0.113.2:0", address+":80", "")
-	l.answers("the allowed source", l.client, "tcp", "203.0.113.3:0", address+":80", " 203.0.113.3")
+// only returns a Service for one client.
+func only(client string) []netip.Prefix {
+	address := netip.MustParseAddr(client)
+	return []netip.Prefix{netip.PrefixFrom(address, address.BitLen())}
+}
+
+func (l *lan) sourceRanges(of stack) {
+	l.publish(service(of.service, func(s *Service) { s.Sources = only(of.client2) }))
+	l.answers("another source", l.client, "tcp", port(of.client, 0), port(of.service, 80), "")
+	l.answers("the allowed source", l.client, "tcp", port(of.client2, 0), port(of.service, 80), " "+of.client2)
 }
 
 // establishedFlowEnds sends from one port: the kernel tracks this as one connection, which the rules alone do not end.
-func (l *lan) establishedFlowEnds(address string) {
-	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[:1] }))
-	l.answers("the first machine", l.client, "udp", "203.0.113.2:4000", address+":53", "10.231.7.10 ")
-	l.publish(service(address, func(s *Service) { s.Machines = s.Machines[1:] }))
-	l.answers("the flow after its machine left", l.client, "udp", "203.0.113.2:4000", address+":53", "10.231.7.11 ")
-	l.publish(service(address, func(s *Service) { s.Sources = []netip.Prefix{netip.MustParsePrefix("203.0.113.3/32")} }))
-	l.answers("the flow of a source that is not allowed any more", l.client, "udp", "203.0.113.2:4000", address+":53", "")
+func (l *lan) establishedFlowEnds(of stack) {
+	from, to := port(of.client, 4000), port(of.service, 53)
+	l.publish(service(of.service, func(s *Service) { s.Machines = s.Machines[:1] }))
+	l.answers("the first machine", l.client, "udp", from, to, "machine-0 ")
+	l.publish(service(of.service, func(s *Service) { s.Machines = s.Machines[1:] }))
+	l.answers("the flow after its machine left", l.client, "udp", from, to, "machine-1 ")
+	l.publish(service(of.service, func(s *Service) { s.Sources = only(of.client2) }))
+	l.answers("the flow of a source that is not allowed any more", l.client, "udp", from, to, "")
 }
 
 // Addresses that belong to others are refused, and the other Services are published.
@@ -252,7 +325,7 @@ func TestRefusedServices(t *testing.T) {
 		return
 	}
 	l := newLAN(t)
-	l.must(in(l.client, func() error { return up("eth0", "203.0.113.50/32") }))
+	l.must(in(l.client, func() error { return up("eth0", "203.0.113.50/32", "2001:db8::50/128") }))
 	other := Network{ID: "other", CIDR: "10.231.8.0/24", Cluster: "default/other"}
 	l.must(in(l.box.ns, func() error {
 		if err := l.box.Ensure(t.Context(), other); err != nil {
@@ -262,19 +335,24 @@ func TestRefusedServices(t *testing.T) {
 		return err
 	}))
 	refused := l.publish(service("203.0.113.100", nil), service("203.0.113.50", nil), service("203.0.113.1", nil), service("203.0.113.255", nil),
-		service("198.51.100.7", nil), service("10.231.7.40", nil), service("203.0.113.60", nil))
+		service("198.51.100.7", nil), service("10.231.7.40", nil), service("203.0.113.60", nil),
+		service("2001:db8::a00", nil), service("2001:db8::50", nil), service("2001:db8::1", nil), service("2001:db8::", nil), service("2001:db9::1", nil),
+		service("fd00:7::40", nil))
 	for address, want := range map[string]string{
 		"203.0.113.50": "belongs to the station", "203.0.113.1": "of the host itself", "203.0.113.255": "broadcast", "198.51.100.7": "no interface",
 		"10.231.7.40": "machine network", "203.0.113.60": "another Service",
+		"2001:db8::50": "belongs to the station", "2001:db8::1": "of the host itself", "2001:db8::": "network or broadcast", "2001:db9::1": "no interface",
+		"fd00:7::40": "machine network",
 	} {
 		if got := refused[netip.MustParseAddr(address)]; !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", address, got, want)
 		}
 	}
-	if len(refused) != 6 {
+	if len(refused) != 11 {
 		t.Errorf("refused: %v", refused)
 	}
-	l.answers("the accepted one", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.answers("the accepted one, IPv6", l.client, "tcp", "", "[2001:db8::a00]:80", "machine-")
+	l.answers("the accepted one", l.client, "tcp", "", "203.0.113.100:80", "machine-")
 
 	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "other") }))
 	if refused := l.publish(service("203.0.113.60", nil)); len(refused) > 0 {
@@ -296,9 +374,9 @@ func TestForsakenServices(t *testing.T) {
 		_, err := forsaken.SetServices(t.Context(), "n", []Service{service("203.0.113.100", nil)})
 		return err
 	}))
-	l.answers("through the second capstand", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.answers("through the second capstand", l.client, "tcp", "", "203.0.113.100:80", "machine-")
 	l.publish(service("203.0.113.101", nil))
-	l.answers("beside another capstand", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.answers("beside another capstand", l.client, "tcp", "", "203.0.113.100:80", "machine-")
 	l.must(os.RemoveAll(forsaken.HostRoot))
 	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "n") }))
 	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, "203.0.113.10") {
@@ -330,7 +408,7 @@ func TestServicesReturn(t *testing.T) {
 		t.Error("a removed address is held")
 	}
 	l.publish(s)
-	l.answers("after the removal by another program", l.client, "tcp", "", "203.0.113.100:80", "10.231.7.1")
+	l.answers("after the removal by another program", l.client, "tcp", "", "203.0.113.100:80", "machine-")
 	l.must(in(l.box.ns, func() error { return l.box.Release(t.Context(), "n") }))
 	if out := l.inBox("ip -4 -o addr show dev uplink"); strings.Contains(out, "203.0.113.100") {
 		t.Errorf("the network was released, and the address remains: %s", out)

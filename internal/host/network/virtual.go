@@ -177,18 +177,25 @@ func ProbeVirtual(ctx context.Context, link netlink.Link, address netip.Addr) er
 
 // probe returns the MAC address of another station of the link's network that has an address, or nil (RFC 5227).
 func probe(ctx context.Context, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
-	if address.Is6() {
-		return solicit(ctx, link, address)
-	}
-	fd, to, err := packets(link)
+	ask, err := prober(link, address)
 	if err != nil {
 		return nil, err
 	}
-	return probeWith(ctx, fd, to, link, address)
+	return ask(ctx)
 }
 
-// probeWith is probe with an open socket, which it closes. The socket belongs to the network namespace of the thread that
-// opened it.
+// prober opens a socket, and returns the function that probes with it. The function must be called once. The socket belongs to
+// the network namespace of the thread that opened it.
+func prober(link netlink.Link, address netip.Addr) (func(context.Context) (net.HardwareAddr, error), error) {
+	if address.Is6() {
+		fd, err := neighbourSocket(link)
+		return func(ctx context.Context) (net.HardwareAddr, error) { return solicit(ctx, fd, link, address) }, err
+	}
+	fd, to, err := packets(link)
+	return func(ctx context.Context) (net.HardwareAddr, error) { return probeWith(ctx, fd, to, link, address) }, err
+}
+
+// probeWith probes with ARP, and closes the socket.
 func probeWith(ctx context.Context, fd int, to *unix.SockaddrLinklayer, link netlink.Link, address netip.Addr) (net.HardwareAddr, error) {
 	defer func() { _ = unix.Close(fd) }()
 	wait := unix.NsecToTimeval(int64(probePause / 4))

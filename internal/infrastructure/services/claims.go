@@ -56,11 +56,12 @@ func ClaimsGone(ctx context.Context, live client.Client, capstan *infrav1.Capsta
 	return addresses.ClaimsGone(ctx, live, capstan, cluster, names...)
 }
 
-// addressFor returns the address of a Service and the claim of the address. Without an address, waiting is the reason.
-func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.Service) (address netip.Addr, claim *capiipamv1.IPAddressClaim, waiting string, err error) {
-	ref := s.capstan.Spec.Services.LoadBalancer.AddressesFromPool
+// addressFor returns the address of a Service in a family and the claim of the address. Without an address, waiting is the
+// reason.
+func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.Service, family corev1.IPFamily) (address netip.Addr, claim *capiipamv1.IPAddressClaim, waiting string, err error) {
+	ref := poolsOf(s.capstan.Spec.Services.LoadBalancer)[family]
 	pool := capiipamv1.IPPoolReference{APIGroup: ref.APIGroup, Kind: ref.Kind, Name: ref.Name}
-	name := claimName(s.capstan.Name, service)
+	name := claimName(s.capstan.Name, service, family)
 	claim = s.claims[name]
 	if claim == nil {
 		if claim, err = addresses.EnsureClaim(ctx, r.LiveClient, s.capstan, s.cluster.Name, pool, name); err != nil {
@@ -83,8 +84,8 @@ func (r *Reconciler) addressFor(ctx context.Context, s *scope, service *corev1.S
 		return address, nil, waiting + " (from " + pool.Kind + " " + pool.Name + ")", err
 	}
 	address, err = netip.ParseAddr(found.Spec.Address)
-	if err != nil || !address.Is4() {
-		return address, nil, fmt.Sprintf("%s %s provided %s: expected an IPv4 address", pool.Kind, pool.Name, found.Spec.Address), nil
+	if err != nil || familyOf(address) != family {
+		return address, nil, fmt.Sprintf("%s %s provided %s: expected an %s address", pool.Kind, pool.Name, found.Spec.Address, family), nil
 	}
 	return address, claim, "", nil
 }

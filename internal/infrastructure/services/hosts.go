@@ -76,12 +76,16 @@ func machinesOn(conn *connections.Host, s *scope) (out []machine) {
 	for _, m := range conn.Machines() {
 		n := m.GetSpec().GetNetwork()
 		phase := m.GetStatus().GetPhase()
-		if n.GetId() != s.capstan.Spec.ID || !owner.Same(n, s.cluster) || phase == hostpb.MachineStatus_DELETING || len(m.GetSpec().GetAddresses()) == 0 {
+		if n.GetId() != s.capstan.Spec.ID || !owner.Same(n, s.cluster) || phase == hostpb.MachineStatus_DELETING {
 			continue
 		}
-		out = append(out, machine{
-			name: m.GetSpec().GetName(), address: m.GetSpec().GetAddresses()[0].GetAddress(), running: phase == hostpb.MachineStatus_RUNNING,
-		})
+		found := machine{name: m.GetSpec().GetName(), running: phase == hostpb.MachineStatus_RUNNING}
+		for _, a := range m.GetSpec().GetAddresses() {
+			if address, err := netip.ParseAddr(a.GetAddress()); err == nil {
+				found.addresses = append(found.addresses, address)
+			}
+		}
+		out = append(out, found)
 	}
 	return out
 }

@@ -23,10 +23,40 @@ func wants(s *corev1.Service) bool {
 	return s.DeletionTimestamp.IsZero() && s.Spec.Type == corev1.ServiceTypeLoadBalancer && class == infrav1.ServiceLoadBalancerClass
 }
 
-// flaw returns the reason why a Service cannot be published as it is, or "".
-func flaw(s *corev1.Service) string {
-	if !slices.Contains(s.Spec.IPFamilies, corev1.IPv4Protocol) {
-		return "it has no IPv4 address family: set spec.ipFamilies to IPv4, because Capstan publishes IPv4 addresses only"
+// pools are the pools of the addresses, by their family.
+type pools map[corev1.IPFamily]infrav1.IPPoolReference
+
+func poolsOf(lb *infrav1.ServiceLoadBalancerSpec) pools {
+	out := pools{}
+	for family, pool := range map[corev1.IPFamily]infrav1.IPPoolReference{corev1.IPv4Protocol: lb.AddressesFromPool, corev1.IPv6Protocol: lb.IPv6AddressesFromPool} {
+		if pool.Name != "" {
+			out[family] = pool
+		}
+	}
+	return out
+}
+
+// families returns the families of the addresses that a Service gets.
+func (p pools) families(s *corev1.Service) (out []corev1.IPFamily) {
+	for _, family := range s.Spec.IPFamilies {
+		if _, ok := p[family]; ok {
+			out = append(out, family)
+		}
+	}
+	return out
+}
+
+func familyOf(address netip.Addr) corev1.IPFamily {
+	if address.Is6() {
+		return corev1.IPv6Protocol
+	}
+	return corev1.IPv4Protocol
+}
+
+// flaw returns the reason why a Service cannot be published with addresses of some families, or "".
+func flaw(s *corev1.Service, families []corev1.IPFamily) string {
+	if len(families) == 0 {
+		return fmt.Sprintf("the cluster has no pool with addresses of its families %v: set spec.ipFamilies of the Service, or a pool in spec.services.loadBalancer of the CapstanCluster", s.Spec.IPFamilies)
 	}
 	if s.Spec.LoadBalancerIP != "" { // Deprecated in Kubernetes. The pool chooses.
 		return "spec.loadBalancerIP is not supported: remove it; the pool of the cluster provides the address"
@@ -42,39 +72,47 @@ func flaw(s *corev1.Service) string {
 			return fmt.Sprintf("port %d has no node port: set spec.allocateLoadBalancerNodePorts to true, because the host forwards to node ports", p.Port)
 		}
 	}
-	if _, err := sourceRanges(s); err != nil {
-		return err.Error()
+	for _, family := range families {
+		if _, err := sourceRanges(s, family); err != nil {
+			return err.Error()
+		}
 	}
 	return ""
 }
 
-// sourceRanges returns the IPv4 networks of the clients in the form that hosts accept, or nothing for all clients.
-func sourceRanges(s *corev1.Service) (out []string, err error) {
+// sourceRanges returns the networks of the clients of a family in the form that hosts accept, or nothing for all clients.
+func sourceRanges(s *corev1.Service, family corev1.IPFamily) (out []string, err error) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil {
 			return nil, fmt.Errorf("loadBalancerSourceRanges has %q: expected a network, for example 192.0.2.0/24", text)
 		}
-		if prefix.Addr().Is4() {
+		if !prefix.Addr().Is4In6() && familyOf(prefix.Addr()) == family {
 			out = append(out, prefix.Masked().String())
 		}
 	}
 	if len(out) == 0 && len(s.Spec.LoadBalancerSourceRanges) > 0 {
-		return nil, fmt.Errorf("loadBalancerSourceRanges has no IPv4 network, so no client could reach the IPv4 address: add one")
+		return nil, fmt.Errorf("loadBalancerSourceRanges has no %[1]s network, so no client could reach the %[1]s address: add one", family)
 	}
 	return slices.Compact(slices.Sorted(slices.Values(out))), nil
+}
+
+// accepted is a Service that gets an address of each family.
+type accepted struct {
+	*corev1.Service
+	families []corev1.IPFamily
 }
 
 // choice is the result of choose.
 type choice struct {
 	// accepted Services get addresses, in the order of their creation.
-	accepted []*corev1.Service
+	accepted []accepted
 	// refused contains the reasons why others do not.
 	refused map[*corev1.Service]string
 }
 
 // choose selects the Services to publish. The oldest come first, so that a new Service never displaces another one.
-func choose(all []corev1.Service) choice {
+func choose(all []corev1.Service, from pools) choice {
 	out := choice{refused: map[*corev1.Service]string{}}
 	sorted := make([]*corev1.Service, 0, len(all))
 	for i := range all {
@@ -83,25 +121,27 @@ func choose(all []corev1.Service) choice {
 	slices.SortFunc(sorted, func(a, b *corev1.Service) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
-	ports := 0
+	addresses, ports := 0, 0
 	for _, s := range sorted {
 		if !wants(s) {
 			continue
 		}
-		why := flaw(s)
+		families := from.families(s)
+		more := len(s.Spec.Ports) * len(families)
+		why := flaw(s, families)
 		switch {
 		case why != "":
-		case len(out.accepted) == hostpb.MaxServices:
-			why = fmt.Sprintf("the cluster has %d published Services, which is the limit: delete one", hostpb.MaxServices)
-		case ports+len(s.Spec.Ports) > hostpb.MaxServicePorts:
-			why = fmt.Sprintf("the published Services would have %d ports, and the limit of a cluster is %d", ports+len(s.Spec.Ports), hostpb.MaxServicePorts)
+		case addresses+len(families) > hostpb.MaxServices:
+			why = fmt.Sprintf("the published Services would have %d addresses, and the limit of a cluster is %d: delete one", addresses+len(families), hostpb.MaxServices)
+		case ports+more > hostpb.MaxServicePorts:
+			why = fmt.Sprintf("the published Services would have %d ports, and the limit of a cluster is %d", ports+more, hostpb.MaxServicePorts)
 		}
 		if why != "" {
 			out.refused[s] = why
 			continue
 		}
-		out.accepted = append(out.accepted, s)
-		ports += len(s.Spec.Ports)
+		out.accepted = append(out.accepted, accepted{s, families})
+		addresses, ports = addresses+len(families), ports+more
 	}
 	return out
 }
@@ -123,15 +163,15 @@ func eligibleNodes(nodes []corev1.Node) map[string]bool {
 	return out
 }
 
-// nodesOf returns the Nodes that get the connections of a Service. With externalTrafficPolicy Local these are Nodes with a
+// nodesOf returns the Nodes that get the connections of a Service to an address of a family. With externalTrafficPolicy Local these are Nodes with a
 // ready endpoint, because they preserve the address of the client and do not forward to other Nodes.
-func nodesOf(s *corev1.Service, eligible map[string]bool, slicesOf map[string][]discoveryv1.EndpointSlice) map[string]bool {
+func nodesOf(s *corev1.Service, family corev1.IPFamily, eligible map[string]bool, slicesOf map[string][]discoveryv1.EndpointSlice) map[string]bool {
 	if s.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return eligible
 	}
 	out := map[string]bool{}
 	for _, slice := range slicesOf[s.Namespace+"/"+s.Name] {
-		if slice.AddressType != discoveryv1.AddressTypeIPv4 {
+		if slice.AddressType != discoveryv1.AddressType(family) {
 			continue
 		}
 		for _, e := range slice.Endpoints {
@@ -145,8 +185,9 @@ func nodesOf(s *corev1.Service, eligible map[string]bool, slicesOf map[string][]
 
 // machine is a machine of the cluster.
 type machine struct {
-	name, address string
-	running       bool
+	name      string
+	addresses []netip.Addr
+	running   bool
 }
 
 // host is a CapstanHost from the view of a cluster.
@@ -169,11 +210,12 @@ func (h *host) allows(address netip.Addr) bool {
 	return slices.ContainsFunc(h.allowed, func(p netip.Prefix) bool { return p.Contains(address) })
 }
 
-// targets returns the addresses of the host's machines among the Nodes.
-func (h *host) targets(nodes map[string]bool) (out []string) {
+// targets returns the addresses of the host's machines among the Nodes. They have the family of the address that leads to them.
+func (h *host) targets(nodes map[string]bool, family corev1.IPFamily) (out []string) {
 	for _, m := range h.machines {
-		if m.running && nodes[m.name] {
-			out = append(out, m.address)
+		i := slices.IndexFunc(m.addresses, func(a netip.Addr) bool { return familyOf(a) == family })
+		if i >= 0 && m.running && nodes[m.name] {
+			out = append(out, m.addresses[i].String())
 		}
 	}
 	slices.Sort(out)
@@ -185,14 +227,14 @@ func (h *host) targets(nodes map[string]bool) (out []string) {
 // its box goes on forwarding.
 func place(address netip.Addr, nodes map[string]bool, current string, hosts map[string]*host) (name, why string) {
 	var best *host
-	permitted := false
+	family, permitted := familyOf(address), false
 	for _, h := range hosts {
 		permitted = permitted || h.allows(address)
-		if h.allows(address) && h.connected && len(h.machines) > 0 && (best == nil || better(h, best, nodes, current)) {
+		if h.allows(address) && h.connected && len(h.machines) > 0 && (best == nil || better(h, best, nodes, family, current)) {
 			best = h
 		}
 	}
-	if now := hosts[current]; now != nil && now.allows(address) && !now.connected && (!now.lost || best == nil || len(best.targets(nodes)) == 0) {
+	if now := hosts[current]; now != nil && now.allows(address) && !now.connected && (!now.lost || best == nil || len(best.targets(nodes, family)) == 0) {
 		return current, ""
 	}
 	switch {
@@ -205,8 +247,8 @@ func place(address netip.Addr, nodes map[string]bool, current string, hosts map[
 }
 
 // better prefers a host with targets, then the current host, then the one with the fewest Services.
-func better(a, b *host, nodes map[string]bool, current string) bool {
-	has := func(h *host) int { return min(1, len(h.targets(nodes))) }
+func better(a, b *host, nodes map[string]bool, family corev1.IPFamily, current string) bool {
+	has := func(h *host) int { return min(1, len(h.targets(nodes, family))) }
 	is := func(h *host) int {
 		if h.name == current {
 			return 1
@@ -219,7 +261,7 @@ func better(a, b *host, nodes map[string]bool, current string) bool {
 // published is the Service as its host publishes it.
 func published(s *corev1.Service, address netip.Addr, targets []string) *hostpb.PublishedService {
 	out := &hostpb.PublishedService{Name: s.Namespace + "/" + s.Name, Address: address.String(), Machines: targets}
-	out.SourceRanges, _ = sourceRanges(s) // flaw has checked them.
+	out.SourceRanges, _ = sourceRanges(s, familyOf(address)) // flaw has checked them.
 	for _, p := range s.Spec.Ports {
 		protocol := hostpb.PublishedPort_TCP
 		if p.Protocol == corev1.ProtocolUDP {
@@ -233,10 +275,19 @@ func published(s *corev1.Service, address netip.Addr, targets []string) *hostpb.
 // claimPrefix is the beginning of the names of the claims for Services of a cluster.
 func claimPrefix(cluster string) string { return cluster + "-svc-" }
 
-// claimName is the name of the claim for a Service. A Service that is created again gets another address.
-func claimName(cluster string, s *corev1.Service) string {
+// claimName is the name of the claim for an address of a Service. A Service that is created again gets another address.
+func claimName(cluster string, s *corev1.Service, family corev1.IPFamily) string {
 	sum := sha256.Sum256([]byte(s.UID))
-	return claimPrefix(cluster) + fmt.Sprintf("%x", sum[:8])
+	name := claimPrefix(cluster) + fmt.Sprintf("%x", sum[:8])
+	if family == corev1.IPv6Protocol {
+		name += "-ipv6"
+	}
+	return name
+}
+
+// claimNames are the names of all claims that a Service can have. The first one is its mark.
+func claimNames(cluster string, s *corev1.Service) []string {
+	return []string{claimName(cluster, s, corev1.IPv4Protocol), claimName(cluster, s, corev1.IPv6Protocol)}
 }
 
 // hostNames are the hosts in the annotation of a claim.

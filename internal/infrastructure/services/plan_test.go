@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
 )
 
@@ -59,26 +60,82 @@ func TestFlaw(t *testing.T) {
 		"dual stack": {func(s *corev1.Service) {
 			s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
 		}, ""},
-		"IPv6 only":         {func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }, "IPv4"},
-		"SCTP":              {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "SCTP"},
-		"no node port":      {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }, "allocateLoadBalancerNodePorts"},
-		"loadBalancerIP":    {func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.1" }, "loadBalancerIP"},
-		"ranges":            {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.1/24", "fd00::/8"} }, ""},
-		"a broken range":    {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.1/24 accept"} }, "expected a network"},
-		"IPv6 ranges only":  {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"fd00::/8"} }, "no IPv4 network"},
-		"very many ranges":  {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 65) }, "at most 64"},
-		"many equal ranges": {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 3) }, ""},
+		"IPv6 without a pool": {func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }, "no pool with addresses of its families [IPv6]"},
+		"SCTP":                {func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolSCTP }, "SCTP"},
+		"no node port":        {func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 0 }, "allocateLoadBalancerNodePorts"},
+		"loadBalancerIP":      {func(s *corev1.Service) { s.Spec.LoadBalancerIP = "192.0.2.1" }, "loadBalancerIP"},
+		"ranges":              {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.1/24", "fd00::/8"} }, ""},
+		"a broken range":      {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.1/24 accept"} }, "expected a network"},
+		"IPv6 ranges only":    {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"fd00::/8"} }, "no IPv4 network"},
+		"very many ranges":    {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 65) }, "at most 64"},
+		"many equal ranges":   {func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = slices.Repeat([]string{"10.0.0.0/8"}, 3) }, ""},
 	} {
 		s := service(c.change)
-		if got := flaw(&s); c.want == "" && got != "" || !strings.Contains(got, c.want) {
+		if got := flaw(&s, four.families(&s)); c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 	s := service(func(s *corev1.Service) {
 		s.Spec.LoadBalancerSourceRanges = []string{" 192.0.2.1/24", "fd00::/8", "192.0.2.0/24"}
 	})
-	if got, err := sourceRanges(&s); err != nil || !slices.Equal(got, []string{"192.0.2.0/24"}) {
-		t.Errorf("%v, %v", got, err)
+	for family, want := range map[corev1.IPFamily]string{corev1.IPv4Protocol: "192.0.2.0/24", corev1.IPv6Protocol: "fd00::/8"} {
+		if got, err := sourceRanges(&s, family); err != nil || !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %v, %v", family, got, err)
+		}
+	}
+}
+
+var (
+	four = pools{corev1.IPv4Protocol: {Name: "four"}}
+	both = poolsOf(&infrav1.ServiceLoadBalancerSpec{AddressesFromPool: infrav1.IPPoolReference{Name: "four"}, IPv6AddressesFromPool: infrav1.IPPoolReference{Name: "six"}})
+)
+
+// A Service has the families of its own for which there is a pool. A dual-stack Service counts for two.
+func TestFamilies(t *testing.T) {
+	dual := service(func(s *corev1.Service) {
+		s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
+	})
+	single := service(nil)
+	for name, c := range map[string]struct {
+		service corev1.Service
+		pools   pools
+		want    []corev1.IPFamily
+	}{
+		"one family, one pool":   {single, four, []corev1.IPFamily{corev1.IPv4Protocol}},
+		"one family, two pools":  {single, both, []corev1.IPFamily{corev1.IPv4Protocol}},
+		"two families, one pool": {dual, four, []corev1.IPFamily{corev1.IPv4Protocol}},
+		"two families":           {dual, both, []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}},
+		"no pool":                {single, poolsOf(&infrav1.ServiceLoadBalancerSpec{}), nil},
+	} {
+		if got := c.pools.families(&c.service); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	var all []corev1.Service
+	for i := range hostpb.MaxServices {
+		all = append(all, dual)
+		all[i].UID = types.UID(fmt.Sprint("u-", i))
+	}
+	if got := choose(all, both); len(got.accepted) != hostpb.MaxServices/2 {
+		t.Errorf("%d dual-stack Services have addresses", len(got.accepted))
+	}
+	names := claimNames("c", &single)
+	if names[0] == names[1] || !strings.HasPrefix(names[1], claimPrefix("c")) {
+		t.Errorf("claims %v", names)
+	}
+}
+
+func TestTargets(t *testing.T) {
+	h := host{machines: []machine{
+		{"dual", []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}, true},
+		{"single", []netip.Addr{netip.MustParseAddr("10.0.0.3")}, true},
+		{"stopped", []netip.Addr{netip.MustParseAddr("10.0.0.4")}, false},
+	}}
+	nodes := map[string]bool{"dual": true, "single": true, "stopped": true}
+	for family, want := range map[corev1.IPFamily][]string{corev1.IPv4Protocol: {"10.0.0.2", "10.0.0.3"}, corev1.IPv6Protocol: {"fd00::2"}} {
+		if got := h.targets(nodes, family); !slices.Equal(got, want) {
+			t.Errorf("%s: %v", family, got)
+		}
 	}
 }
 
@@ -91,7 +148,7 @@ func TestChoose(t *testing.T) {
 			s.CreationTimestamp = metav1.NewTime(time.Unix(int64(1000-i), 0))
 		}))
 	}
-	got := choose(all)
+	got := choose(all, four)
 	if len(got.accepted) != hostpb.MaxServices || len(got.refused) != 2 || got.accepted[0].Name != "s-65" {
 		t.Errorf("%d accepted, %d refused, first %s", len(got.accepted), len(got.refused), got.accepted[0].Name)
 	}
@@ -106,7 +163,7 @@ func TestChoose(t *testing.T) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Port: int32(i + 1000), NodePort: int32(i + 31000), Protocol: corev1.ProtocolTCP})
 		}
 	})
-	got = choose(append(all[:60:60], wide))
+	got = choose(append(all[:60:60], wide), four)
 	if got.accepted[0].Name != "wide" || len(got.accepted) != 56 || len(got.refused) != 5 {
 		t.Errorf("256 ports: %d accepted and %d refused, first %s", len(got.accepted), len(got.refused), got.accepted[0].Name)
 	}
@@ -141,24 +198,27 @@ func TestNodesOf(t *testing.T) {
 		{AddressType: discoveryv1.AddressTypeIPv6, Endpoints: []discoveryv1.Endpoint{endpoint("b", true)}},
 	}}
 	cluster := service(nil)
-	if got := nodesOf(&cluster, eligible, endpoints); len(got) != 2 {
+	if got := nodesOf(&cluster, corev1.IPv4Protocol, eligible, endpoints); len(got) != 2 {
 		t.Errorf("Cluster: %v", got)
 	}
 	local := service(func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })
-	if got := nodesOf(&local, eligible, endpoints); len(got) != 1 || !got["a"] {
+	if got := nodesOf(&local, corev1.IPv4Protocol, eligible, endpoints); len(got) != 1 || !got["a"] {
 		t.Errorf("Local: %v", got)
 	}
+	if got := nodesOf(&local, corev1.IPv6Protocol, eligible, endpoints); len(got) != 1 || !got["b"] {
+		t.Errorf("Local, IPv6: %v", got)
+	}
 	local.Name = "other"
-	if got := nodesOf(&local, eligible, endpoints); len(got) != 0 {
+	if got := nodesOf(&local, corev1.IPv4Protocol, eligible, endpoints); len(got) != 0 {
 		t.Errorf("Local without endpoints: %v", got)
 	}
 }
 
 func TestPlace(t *testing.T) {
 	address := netip.MustParseAddr("192.0.2.10")
-	everything := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	everything, some := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, []netip.Addr{netip.MustParseAddr("10.0.0.2")}
 	h := func(change func(*host)) *host {
-		h := &host{connected: true, allowed: everything, machines: []machine{{"a", "10.0.0.2", true}}}
+		h := &host{connected: true, allowed: everything, machines: []machine{{"a", some, true}}}
 		if change != nil {
 			change(h)
 		}
@@ -168,7 +228,7 @@ func TestPlace(t *testing.T) {
 		return func(h *host) {
 			h.machines = nil
 			for _, n := range names {
-				h.machines = append(h.machines, machine{n, n, true})
+				h.machines = append(h.machines, machine{n, some, true})
 			}
 		}
 	}

@@ -25,9 +25,10 @@ const (
 	notPublishedEvent = "NotPublished"
 )
 
-// target is a Service with an address.
+// target is an address of a Service.
 type target struct {
 	service *corev1.Service
+	family  corev1.IPFamily
 	claim   *capiipamv1.IPAddressClaim
 	address netip.Addr
 	host    string
@@ -53,44 +54,56 @@ func (r *Reconciler) publish(ctx context.Context, s *scope, v *view) error {
 		return err // Without the record of a host, the host must not get an address.
 	}
 	err = errors.Join(err, r.apply(ctx, s, v, targets))
+	shown := map[*corev1.Service][]string{}
 	for _, t := range targets {
-		name := t.service.Namespace + "/" + t.service.Name
-		switch {
-		case t.done:
-			e := r.setIngress(ctx, s, t.service, t.address.String())
-			if err = errors.Join(err, e); e == nil {
-				r.tell(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
-			}
-		case s.trouble[name] != "" && t.host == "" || s.trouble[name] != "" && s.hosts[t.host].connected:
-			err = errors.Join(err, r.setIngress(ctx, s, t.service, ""))
+		shown[t.service] = append(shown[t.service], s.shown(t)...)
+	}
+	for service, addresses := range shown {
+		err = errors.Join(err, r.setIngress(ctx, s, service, addresses))
+	}
+	for _, t := range targets {
+		if t.done {
+			r.tell(ctx, s, t.service, corev1.EventTypeNormal, publishedEvent, "Clients reach the Service at "+t.address.String())
 		}
 	}
 	return err
 }
 
-// targets returns the Services that have an address.
+// shown returns the address that the status of the Service shows for a target. A host that is away goes on publishing.
+func (s *scope) shown(t *target) []string {
+	address := t.address.String()
+	ended := s.trouble[t.service.Namespace+"/"+t.service.Name] != "" && (t.host == "" || s.hosts[t.host].connected)
+	if t.done || !ended && slices.Contains(ingress(t.service), address) {
+		return []string{address}
+	}
+	return nil
+}
+
+// targets returns the addresses of the Services that have one.
 func (r *Reconciler) targets(ctx context.Context, s *scope, v *view) (out []*target, err error) {
 	if !s.optedIn() {
 		return nil, nil
 	}
-	chosen := choose(v.services)
+	chosen := choose(v.services, poolsOf(s.capstan.Spec.Services.LoadBalancer))
 	for service, why := range chosen.refused {
 		r.refuse(ctx, s, service, why)
 	}
 	for _, service := range chosen.accepted {
-		if e := r.mark(ctx, s, service); e != nil {
+		if e := r.mark(ctx, s, service.Service); e != nil {
 			err = errors.Join(err, client.IgnoreNotFound(e))
 			continue
 		}
-		address, claim, waiting, e := r.addressFor(ctx, s, service)
-		switch {
-		case e != nil:
-			err = errors.Join(err, e)
-			r.refuse(ctx, s, service, e.Error())
-		case claim == nil:
-			r.refuse(ctx, s, service, waiting)
-		default:
-			out = append(out, &target{service: service, claim: claim, address: address})
+		for _, family := range service.families {
+			address, claim, waiting, e := r.addressFor(ctx, s, service.Service, family)
+			switch {
+			case e != nil:
+				err = errors.Join(err, e)
+				r.refuse(ctx, s, service.Service, e.Error())
+			case claim == nil:
+				r.refuse(ctx, s, service.Service, waiting)
+			default:
+				out = append(out, &target{service: service.Service, family: family, claim: claim, address: address})
+			}
 		}
 	}
 	return out, err
@@ -112,7 +125,7 @@ func (r *Reconciler) placeAll(ctx context.Context, s *scope, v *view, targets []
 	for _, t := range targets {
 		current := currentHost(t.claim)
 		var why string
-		t.host, why = place(t.address, nodesOf(t.service, v.eligible, v.slices), current, s.hosts)
+		t.host, why = place(t.address, nodesOf(t.service, t.family, v.eligible, v.slices), current, s.hosts)
 		if t.host == "" {
 			r.refuse(ctx, s, t.service, why)
 			continue
@@ -177,10 +190,12 @@ func (r *Reconciler) awayWith(ctx context.Context, s *scope, h *host, targets []
 func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string, targets []*target) error {
 	var services []*hostpb.PublishedService
 	for _, t := range targets {
-		nodes := nodesOf(t.service, v.eligible, v.slices)
-		services = append(services, published(t.service, t.address, s.hosts[name].targets(nodes)))
+		nodes := nodesOf(t.service, t.family, v.eligible, v.slices)
+		services = append(services, published(t.service, t.address, s.hosts[name].targets(nodes, t.family)))
 	}
-	slices.SortFunc(services, func(a, b *hostpb.PublishedService) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(services, func(a, b *hostpb.PublishedService) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Address, b.Address))
+	})
 	refused, err := r.set(ctx, s, name, services)
 	if err != nil {
 		for _, t := range targets {
@@ -209,8 +224,10 @@ func (r *Reconciler) applyTo(ctx context.Context, s *scope, v *view, name string
 func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left string, err error) {
 	keep := map[string]bool{}
 	if s.optedIn() {
-		for _, service := range choose(v.services).accepted {
-			keep[claimName(s.capstan.Name, service)] = true
+		for _, service := range choose(v.services, poolsOf(s.capstan.Spec.Services.LoadBalancer)).accepted {
+			for _, family := range service.families {
+				keep[claimName(s.capstan.Name, service.Service, family)] = true
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.claims)) {
@@ -222,8 +239,8 @@ func (r *Reconciler) release(ctx context.Context, s *scope, v *view) (left strin
 	}
 	for i := range v.services {
 		service := &v.services[i]
-		name := claimName(s.capstan.Name, service)
-		if keep[name] || !marked(service) || s.claims[name] != nil {
+		needs := func(claim string) bool { return keep[claim] || s.claims[claim] != nil }
+		if !marked(service) || slices.ContainsFunc(claimNames(s.capstan.Name, service), needs) {
 			continue
 		}
 		err = errors.Join(err, r.unmark(ctx, s, service))

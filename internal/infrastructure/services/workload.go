@@ -113,7 +113,7 @@ func marked(s *corev1.Service) bool { return s.Annotations[infrav1.ServiceClaimA
 
 // mark makes the Service wait for its address to be removed before it is deleted. This comes before the claim.
 func (r *Reconciler) mark(ctx context.Context, s *scope, service *corev1.Service) error {
-	name := claimName(s.capstan.Name, service)
+	name := claimNames(s.capstan.Name, service)[0]
 	if service.Annotations[infrav1.ServiceClaimAnnotation] == name && controllerutil.ContainsFinalizer(service, servicehelper.LoadBalancerCleanupFinalizer) {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (r *Reconciler) mark(ctx context.Context, s *scope, service *corev1.Service
 
 // unmark removes the mark and the address from the status, and lets a deleted Service go.
 func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Service) error {
-	if err := r.setIngress(ctx, s, service, ""); err != nil {
+	if err := r.setIngress(ctx, s, service, nil); err != nil {
 		return err
 	}
 	err := reconciling.Change(ctx, s.workload, service, func() {
@@ -135,17 +135,24 @@ func (r *Reconciler) unmark(ctx context.Context, s *scope, service *corev1.Servi
 	return client.IgnoreNotFound(err)
 }
 
-// setIngress shows the address of a Service, or none.
-func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, address string) error {
-	var want []corev1.LoadBalancerIngress
-	if address != "" {
-		want = []corev1.LoadBalancerIngress{{IP: address}}
-	}
-	have := service.Status.LoadBalancer.Ingress
-	if len(have) == len(want) && (len(want) == 0 || have[0].IP == address) {
+// setIngress shows the addresses of a Service, or none.
+func (r *Reconciler) setIngress(ctx context.Context, s *scope, service *corev1.Service, addresses []string) error {
+	if slices.Equal(ingress(service), addresses) {
 		return nil
 	}
+	var want []corev1.LoadBalancerIngress
+	for _, address := range addresses {
+		want = append(want, corev1.LoadBalancerIngress{IP: address})
+	}
 	return client.IgnoreNotFound(reconciling.ChangeStatus(ctx, s.workload, service, func() { service.Status.LoadBalancer.Ingress = want }))
+}
+
+// ingress returns the addresses that a Service shows.
+func ingress(service *corev1.Service) (addresses []string) {
+	for _, i := range service.Status.LoadBalancer.Ingress {
+		addresses = append(addresses, i.IP)
+	}
+	return addresses
 }
 
 // tell creates an event on a Service. An event with the same reason and message exists at most once until Kubernetes removes

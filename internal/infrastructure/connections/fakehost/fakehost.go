@@ -367,6 +367,17 @@ func (h *Host) SetServices(_ context.Context, r *hostpb.SetServicesRequest) (*ho
 	return out, nil
 }
 
+// ServiceAt returns the last accepted Service of a network at an address, or nil.
+func (h *Host) ServiceAt(networkID, address string) *hostpb.PublishedService {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := h.services[networkID].GetServices()
+	if i := slices.IndexFunc(all, func(s *hostpb.PublishedService) bool { return s.GetAddress() == address }); i >= 0 {
+		return all[i]
+	}
+	return nil
+}
+
 // Services returns the last accepted Services of a network, by name.
 func (h *Host) Services(networkID string) map[string]*hostpb.PublishedService {
 	h.mu.Lock()

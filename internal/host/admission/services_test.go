@@ -1,0 +1,44 @@
+package admission
+
+import (
+	"strings"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+)
+
+// A Service has an address of a family that the machines have, and machines and clients of this family.
+func TestFamilyOfService(t *testing.T) {
+	network := func(ipv6 bool) *hostpb.Network {
+		n := &hostpb.Network{Id: "n-1", Namespace: "default", Name: "demo", Cidr: "10.1.0.0/24"}
+		if ipv6 {
+			n.Ipv6Cidr = "fd00:1::/64"
+		}
+		return n
+	}
+	for name, test := range map[string]struct {
+		address, machine, source string
+		network                  *hostpb.Network
+		says                     string // empty if the request is accepted
+	}{
+		"IPv4":                   {"192.0.2.10", "10.1.0.10", "198.51.100.0/24", network(true), ""},
+		"IPv6":                   {"2001:db8::10", "fd00:1::a", "2001:db8:9::/64", network(true), ""},
+		"IPv6 without a network": {"2001:db8::10", "fd00:1::a", "2001:db8:9::/64", network(false), "has no addresses of this family"},
+		"IPv6 to an IPv4 one":    {"2001:db8::10", "10.1.0.10", "2001:db8:9::/64", network(true), "not in the machine network fd00:1::/64"},
+		"IPv6 for IPv4 clients":  {"2001:db8::10", "fd00:1::a", "198.51.100.0/24", network(true), "source range"},
+		"IPv4 for IPv6 clients":  {"192.0.2.10", "10.1.0.10", "2001:db8:9::/64", network(true), "source range"},
+		"a mapped address":       {"::ffff:192.0.2.10", "10.1.0.10", "198.51.100.0/24", network(true), "global unicast"},
+		"a zone":                 {"2001:db8::10%eth0", "fd00:1::a", "2001:db8:9::/64", network(true), "global unicast"},
+		"link-local":             {"fe80::1", "fd00:1::a", "2001:db8:9::/64", network(true), "global unicast"},
+		"another notation":       {"2001:db8:0::10", "fd00:1::a", "2001:db8:9::/64", network(true), "canonical form"},
+		"rules for nftables":     {"192.0.2.10", "10.1.0.10", "0.0.0.0/0 accept", network(true), "source range"},
+	} {
+		err := Services(&hostpb.SetServicesRequest{NetworkId: "n-1", Namespace: "default", Name: "demo", Services: []*hostpb.PublishedService{{
+			Name: "default/web", Address: test.address, Machines: []string{test.machine}, SourceRanges: []string{test.source},
+			Ports: []*hostpb.PublishedPort{{Protocol: hostpb.PublishedPort_TCP, Port: 80, NodePort: 30080}},
+		}}}, test.network)
+		if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v, want %q", name, err, test.says)
+		}
+	}
+}
