@@ -95,6 +95,10 @@ func (w *workstation) testSlowUpload(machine string) {
 func (w *workstation) testCancelledUpload(machine string) {
 	t, archive := w.i.t, w.publicFile("large.tar")
 	w.writeArchive(archive, member{"blobs/sha256/" + strings.Repeat("a", 64), zeros{}, 1 << 30})
+	// The end of a lease makes containerd collect garbage, and ctr waits for it. Otherwise containerd removes the content of earlier
+	// uploads at any time.
+	w.ctr(machine, "leases", "create", "--id", "garbage")
+	w.ctr(machine, "leases", "delete", "--sync", "garbage")
 	before, leases := w.ctr(machine, "content", "ls", "-q"), w.ctr(machine, "leases", "ls", "-q")
 	active := func() string { return w.ctr(machine, "content", "active") }
 	for name, end := range map[string]func(cancel func()){
