@@ -319,10 +319,10 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 	out := &nodeconfig.ControlPlane{
 		APIServerPort:           in.APIServerPort,
 		CertSANs:                cluster.APIServer.CertSANs,
-		APIServer:               nodeconfig.Component{ExtraArgs: args(cluster.APIServer.ExtraArgs), Env: env(cluster.APIServer.Env)},
-		ControllerManager:       component(cluster.ControllerManager),
-		Scheduler:               component(cluster.Scheduler),
-		Etcd:                    nodeconfig.Component{ExtraArgs: args(cluster.Etcd.ExtraArgs), Env: env(cluster.Etcd.Env)},
+		APIServer:               component(cluster.APIServer.ExtraArgs, cluster.APIServer.Env),
+		ControllerManager:       component(cluster.ControllerManager.ExtraArgs, cluster.ControllerManager.Env),
+		Scheduler:               component(cluster.Scheduler.ExtraArgs, cluster.Scheduler.Env),
+		Etcd:                    component(cluster.Etcd.ExtraArgs, cluster.Etcd.Env),
 		AuditPolicy:             cluster.APIServer.AuditPolicy != bootstrapv1.Document{},
 		Authentication:          cluster.APIServer.Authentication != bootstrapv1.Document{},
 		Encryption:              cluster.Encryption.Mode != bootstrapv1.EncryptionNone,
@@ -360,8 +360,8 @@ func taints(role nodeconfig.Role, given *[]bootstrapv1.Taint) []string {
 	return out
 }
 
-func component(spec bootstrapv1.ComponentSpec) nodeconfig.Component {
-	return nodeconfig.Component{ExtraArgs: args(spec.ExtraArgs), Env: env(spec.Env)}
+func component(extraArgs []bootstrapv1.Arg, variables []bootstrapv1.EnvVar) nodeconfig.Component {
+	return nodeconfig.Component{ExtraArgs: args(extraArgs), Env: env(variables)}
 }
 
 func env(in []bootstrapv1.EnvVar) []nodeconfig.Arg {

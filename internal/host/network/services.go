@@ -341,18 +341,12 @@ func (b Box) HoldsServices(networkID string, services []Service) (whole bool, er
 // endFlows ends the tracked connections that the Services do not allow any more. Otherwise a client that keeps sending from
 // one port would be served as long as it sends. TCP connections continue when their machine gets no new ones.
 func endFlows(have, want []Service) error {
-	if len(have) == 0 {
-		return nil
+	families := map[int]bool{}
+	for _, s := range have {
+		families[linkFamily(s.Address)] = true
 	}
-	for _, ipv6 := range []bool{false, true} {
-		if !slices.ContainsFunc(have, func(s Service) bool { return s.Address.Is6() == ipv6 }) {
-			continue
-		}
-		inet := netlink.InetFamily(netlink.FAMILY_V4)
-		if ipv6 {
-			inet = netlink.FAMILY_V6
-		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, inet, unwantedFlows{have, want}); err != nil {
+	for family := range families {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(family), unwantedFlows{have, want}); err != nil {
 			return fmt.Errorf("ending the connections of former Services: %w", err)
 		}
 	}

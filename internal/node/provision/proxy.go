@@ -6,8 +6,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"capstan.dev/capstan/internal/node/nodeconfig"
 )
 
 // proxyEnvironment returns the environment of a service that uses the HTTP proxy. Programs read the names in lower or upper case.
@@ -32,23 +30,6 @@ func (n *node) apiServerEnvironment() []string {
 		return nil
 	}
 	return n.proxyEnvironment()
-}
-
-// kubeProxyEnvironment returns the environment of kube-proxy.
-func (n *node) kubeProxyEnvironment() []string {
-	if n.KubeProxy == nil {
-		return nil
-	}
-	return environment(n.KubeProxy.Env)
-}
-
-// environment returns the user's variables of a service. They follow those of Capstan, because the last of one name applies.
-func environment(variables []nodeconfig.Arg) []string {
-	var out []string
-	for _, v := range variables {
-		out = append(out, v.Name+"="+v.Value)
-	}
-	return out
 }
 
 // noProxy returns everything that is reached without the proxy: the machine itself, its network, the networks of pods and

@@ -193,3 +193,20 @@ func revision(paths ...string) string {
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
+
+// kubeProxyEnvironment returns the environment of kube-proxy.
+func (n *node) kubeProxyEnvironment() []string {
+	if n.KubeProxy == nil {
+		return nil
+	}
+	return environment(n.KubeProxy.Env)
+}
+
+// environment returns the user's variables of a service. They follow those of Capstan, because the last of one name applies.
+func environment(variables []nodeconfig.Arg) []string {
+	var out []string
+	for _, v := range variables {
+		out = append(out, v.Name+"="+v.Value)
+	}
+	return out
+}
