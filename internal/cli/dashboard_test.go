@@ -16,7 +16,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -157,15 +156,7 @@ func wanted(t *testing.T, page <-chan map[string]json.RawMessage, names []string
 
 // TestDashboardRights: the page shows what its user can read, over a real API server.
 func TestDashboardRights(t *testing.T) {
-	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	env := startAPIServer(t)
 	ctx := t.Context()
 	own, foreign := env.Namespace(t), env.Namespace(t)
 	create := func(objects ...client.Object) {

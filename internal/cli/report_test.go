@@ -112,16 +112,20 @@ func TestTopTable(t *testing.T) {
 	waits := func(minute string) string {
 		return "{type: InfrastructureReady, status: 'False', reason: NotReady, lastTransitionTime: '2026-01-01T00:" + minute + ":00Z'}"
 	}
-	rows := topTable("cluster", topRows([]*unstructured.Unstructured{cluster("healthy", ""), cluster("short", waits("08")), cluster("long", waits("02"))}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC))
-	var got []string
-	for _, row := range rows {
-		got = append(got, strings.Join(row, "|"))
-	}
-	want := []string{
+	checkTable(t, topTable("cluster", topRows([]*unstructured.Unstructured{cluster("healthy", ""), cluster("short", waits("08")), cluster("long", waits("02"))}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC)), []string{
 		"NAMESPACE|CLUSTER|PHASE|CONTROL PLANE|WORKERS|WAITING FOR|SINCE",
 		"team|long|Provisioned|0/3|-|InfrastructureReady=False NotReady|8m",
 		"team|short|Provisioned|0/3|-|InfrastructureReady=False NotReady|2m",
 		"team|healthy|Provisioned|0/3|-|-|-",
+	})
+}
+
+// checkTable compares the rows of a table, whose cells are separated by |.
+func checkTable(t *testing.T, rows [][]string, want []string) {
+	t.Helper()
+	var got []string
+	for _, row := range rows {
+		got = append(got, strings.Join(row, "|"))
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -136,20 +140,12 @@ func TestTopOfMachinePools(t *testing.T) {
 	infrastructure := func(name string) *unstructured.Unstructured {
 		return parseObject(t, "apiVersion: infrastructure.capstan.dev/v1beta2\nkind: CapstanMachinePool\nmetadata: {name: "+name+", namespace: team}\nstatus: {conditions: [{type: ScalingUp, status: 'True', reason: ScalingUp, lastTransitionTime: '2026-01-01T00:02:00Z'}]}")
 	}
-	rows := topTable("machinepool", topRows([]*unstructured.Unstructured{pool("team", "a"), pool("other", "a"), infrastructure("a-infra"), infrastructure("orphan")}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC))
-	var got []string
-	for _, row := range rows {
-		got = append(got, strings.Join(row, "|"))
-	}
-	want := []string{
+	checkTable(t, topTable("machinepool", topRows([]*unstructured.Unstructured{pool("team", "a"), pool("other", "a"), infrastructure("a-infra"), infrastructure("orphan")}), time.Date(2026, 1, 1, 0, 10, 0, 0, time.UTC)), []string{
 		"NAMESPACE|MACHINEPOOL|CLUSTER|VERSION|READY|UP TO DATE|WAITING FOR|SINCE",
 		"other|a|c|v1.36.3|1/3|0/3|Available=False NotAvailable|unknown",
 		"team|a|c|v1.36.3|1/3|0/3|ScalingUp=True ScalingUp|8m",
 		"team|orphan|-|-|-|-|ScalingUp=True ScalingUp|8m",
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
+	})
 }
 
 // goodReasons are the reasons of conditions that block nobody.

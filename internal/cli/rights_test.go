@@ -28,7 +28,8 @@ type site struct {
 	env *testenv.Env
 }
 
-func newSite(t *testing.T) *site {
+// startAPIServer starts an API server with our CRDs until the end of the test.
+func startAPIServer(t *testing.T) *testenv.Env {
 	t.Helper()
 	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
 	if err != nil {
@@ -39,6 +40,12 @@ func newSite(t *testing.T) *site {
 			t.Error(err)
 		}
 	})
+	return env
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	env := startAPIServer(t)
 	s := &site{t, env}
 	data, err := os.ReadFile(filepath.Join(testenv.Root(), "config/infrastructure/rbac/viewer_roles.yaml"))
 	if err != nil {
