@@ -506,7 +506,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestPlaneRanks: each step of the start of a plane is progress, and a restart is none.
+// TestPlaneRanks: a component that reaches a later state makes progress. A component that restarts makes no progress.
 func TestPlaneRanks(t *testing.T) {
 	plane := func(installed bool, etcd, api embedded.ProcessState) embedded.Status {
 		return embedded.Status{Installed: installed, Components: []embedded.ProcessStatus{{Name: "etcd", State: etcd}, {Name: "kube-apiserver", State: api}}}

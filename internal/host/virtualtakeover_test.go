@@ -24,7 +24,8 @@ import (
 	"capstan.dev/capstan/internal/testenv/testnetns"
 )
 
-// The kernel removes the address of a host whose capstand hangs before the term ends, whatever the fraction of a second.
+// If capstand hangs, the kernel removes the address before the term ends. The kernel counts whole seconds, so the lifetime is rounded
+// down.
 func TestLifetimeOfVirtualAddress(t *testing.T) {
 	const now = time.Hour
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }

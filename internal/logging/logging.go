@@ -47,7 +47,7 @@ func (f *Flags) AddAll(fs *pflag.FlagSet) {
 	logsv1.AddFlags(f.config, fs)
 }
 
-// Check returns what is wrong with the flags.
+// Check returns an error if a flag has an invalid value.
 func (f *Flags) Check() error {
 	if !slices.Contains(formats, f.config.Format) {
 		return fmt.Errorf("--logging-format: expected text or json, found %q", f.config.Format)

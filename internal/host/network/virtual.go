@@ -66,8 +66,8 @@ func isVirtual(a netlink.Addr) bool {
 }
 
 // HoldVirtual gives a link a virtual address for a time of at least a second, which it rounds down to seconds. The box does not
-// use the address for its own connections. The kernel does not look for another station with an IPv6 address, which would take a
-// second: ProbeVirtual makes sure that there is none.
+// use the address for its own connections. The kernel does not search for another station with an IPv6 address, because the
+// search would take a second. The caller calls ProbeVirtual first.
 func HoldVirtual(link netlink.Link, address netip.Addr, life time.Duration) error {
 	err := netlink.AddrReplace(link, &netlink.Addr{
 		IPNet: ipNet(address, address.BitLen()), ValidLft: int(min(life, virtualLife) / time.Second), PreferedLft: 0, Flags: unix.IFA_F_NODAD,

@@ -64,7 +64,7 @@ func Run(ctx context.Context, log *slog.Logger) error {
 	}
 	n.init, n.log = initapi.NewClient(initapi.Socket), log
 	if n.Role == nodeconfig.RoleInit && n.ControlPlane.ExternalEtcd == nil {
-		// A restore starts no service, so it is no part of the start that makes progress.
+		// A restore starts no service, so the stall deadline would end it.
 		if err := n.restoreEtcd(ctx, nodeconfig.RestorePath); err != nil {
 			return err
 		}

@@ -54,7 +54,7 @@ func (f *Flags) Args() []string {
 	return args
 }
 
-// Check returns what is wrong with the flags.
+// Check returns an error if a flag has an invalid value.
 func (f *Flags) Check() error {
 	if f == nil || f.Endpoint == "" {
 		return nil
