@@ -171,8 +171,18 @@ func text(c wgtypes.Config) string {
 			s.WriteString("remove=true\n")
 			continue
 		}
-		fmt.Fprintf(&s, "endpoint=%s\npersistent_keepalive_interval=%d\nreplace_allowed_ips=true\n",
-			p.Endpoint, int(p.PersistentKeepaliveInterval.Seconds()))
+		if p.UpdateOnly {
+			s.WriteString("update_only=true\n")
+		}
+		if p.Endpoint != nil {
+			fmt.Fprintf(&s, "endpoint=%s\n", p.Endpoint)
+		}
+		if p.PersistentKeepaliveInterval != nil {
+			fmt.Fprintf(&s, "persistent_keepalive_interval=%d\n", int(p.PersistentKeepaliveInterval.Seconds()))
+		}
+		if p.ReplaceAllowedIPs {
+			s.WriteString("replace_allowed_ips=true\n")
+		}
 		for _, a := range p.AllowedIPs {
 			fmt.Fprintf(&s, "allowed_ip=%s\n", a.String())
 		}

@@ -33,8 +33,12 @@ const (
 	Port = 4787
 )
 
-// keepaliveInterval is less than the time after which firewalls forget a UDP flow.
-const keepaliveInterval = 25 * time.Second
+const (
+	// keepaliveInterval is less than the time after which firewalls forget a UDP flow.
+	keepaliveInterval = 25 * time.Second
+	// headStart is the time in which only the box with the smaller key can start the first session.
+	headStart = 2 * time.Second
+)
 
 // Addresses contains the addresses of all boxes in the link.
 var Addresses = netip.MustParsePrefix("fdca:9574::/32")
@@ -75,7 +79,7 @@ type control interface {
 
 // Ensure creates or repairs the device, and makes the peers those of the list.
 func (l *Link) Ensure(mtu int, peers []Peer) error {
-	c, err := l.device()
+	c, created, err := l.device()
 	if err != nil {
 		return fmt.Errorf("the WireGuard device %s: %w", Device, err)
 	}
@@ -83,67 +87,94 @@ func (l *Link) Ensure(mtu int, peers []Peer) error {
 	if err != nil {
 		return fmt.Errorf("reading the peers of the WireGuard device %s: %w", Device, err)
 	}
-	if err := c.configure(l.change(have, peers)); err != nil {
+	if created {
+		have = keysOf(peers) // These peers may have sessions with the device before, so they do not start others.
+	}
+	change, later := l.change(have, peers)
+	if err := c.configure(change); err != nil {
 		return fmt.Errorf("setting the peers of the WireGuard device %s: %w", Device, err)
+	}
+	if len(later.Peers) > 0 {
+		// An error means that the device is gone. The next Ensure gives its successor all peers.
+		time.AfterFunc(headStart, func() { _ = c.configure(later) })
 	}
 	return l.connect(mtu)
 }
 
-// change returns the configuration that turns the peers of a device into those of the list.
-func (l *Link) change(have []wgtypes.Key, want []Peer) (c wgtypes.Config) {
+// change returns the configuration that turns the peers of a device into those of the list, and the configuration that follows after
+// headStart.
+//
+// If the first packets of both boxes start a session each at the same time, neither session works, and WireGuard notices that after
+// 5 to 15 seconds. So one of two boxes starts the first session, and the other one receives the address of a new peer later. A packet
+// of that peer also contains its address.
+func (l *Link) change(have []wgtypes.Key, want []Peer) (now, later wgtypes.Config) {
 	keys := map[wgtypes.Key]bool{}
 	for _, p := range want {
 		keys[p.Key] = true
-		interval := l.keepalive(p.Key)
-		c.Peers = append(c.Peers, wgtypes.PeerConfig{
-			PublicKey: p.Key, Endpoint: &net.UDPAddr{IP: p.Host.AsSlice(), Port: Port}, PersistentKeepaliveInterval: &interval,
-			ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*single(Address(p.Key))},
-		})
+		peer, interval := configuration(p), time.Duration(0)
+		switch {
+		case l.starts(p.Key):
+			interval = keepaliveInterval
+		case !slices.Contains(have, p.Key):
+			later.Peers = append(later.Peers, wgtypes.PeerConfig{PublicKey: p.Key, UpdateOnly: true, Endpoint: peer.Endpoint})
+			peer.Endpoint = nil
+		}
+		peer.PersistentKeepaliveInterval = &interval
+		now.Peers = append(now.Peers, peer)
 	}
 	for _, key := range have {
 		if !keys[key] {
-			c.Peers = append(c.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
+			now.Peers = append(now.Peers, wgtypes.PeerConfig{PublicKey: key, Remove: true})
 		}
 	}
-	return c
+	return now, later
 }
 
-// keepalive is the interval of keepalives to a peer. One of two boxes sends them, that with the smaller key: it starts a session as
-// soon as it knows the peer, and renews it. Without this, the first packets of both boxes can start a session each at the same time.
-// Then neither of them is established, and both boxes try again after five seconds.
-func (l *Link) keepalive(peer wgtypes.Key) time.Duration {
-	if bytes.Compare(l.Public[:], peer[:]) < 0 {
-		return keepaliveInterval
+// configuration is that of a box that can send only from the address of its key.
+func configuration(p Peer) wgtypes.PeerConfig {
+	return wgtypes.PeerConfig{
+		PublicKey: p.Key, Endpoint: &net.UDPAddr{IP: p.Host.AsSlice(), Port: Port},
+		ReplaceAllowedIPs: true, AllowedIPs: []net.IPNet{*single(Address(p.Key))},
 	}
-	return 0
+}
+
+// starts returns whether this box starts the session with a peer as soon as it has the peer, and sends keepalives to renew it.
+func (l *Link) starts(peer wgtypes.Key) bool { return bytes.Compare(l.Public[:], peer[:]) < 0 }
+
+func keysOf(peers []Peer) (keys []wgtypes.Key) {
+	for _, p := range peers {
+		keys = append(keys, p.Key)
+	}
+	return keys
 }
 
 // device returns the control of the device, which it creates if there is none that works.
-func (l *Link) device() (control, error) {
+func (l *Link) device() (c control, created bool, err error) {
 	link, err := netlink.LinkByName(Device)
 	switch {
 	case err == nil && link.Type() == "wireguard":
-		return kernel{}, nil
+		return kernel{}, false, nil
 	case err == nil && l.running():
-		return process{l.socket()}, nil
+		return process{l.socket()}, false, nil
 	case err == nil: // Its process has ended, or it belongs to another program.
 		err = netlink.LinkDel(link)
 	case errors.As(err, &netlink.LinkNotFoundError{}):
 		err = nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = Device
-	switch err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); {
+	switch err = netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); {
 	case err == nil:
-		return l.startKernel()
+		c, err = l.startKernel()
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return l.start()
+		c, err = l.start()
 	default:
-		return nil, err
+		return nil, false, err
 	}
+	return c, true, err
 }
 
 // connect gives the device its address, and sends the packets for all boxes into it.

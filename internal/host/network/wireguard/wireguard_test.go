@@ -50,15 +50,25 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// A change keeps the sessions of peers that stay, and allows each peer its own address only. The box with the smaller key keeps the
-// session alive.
+// A change keeps the sessions of peers that stay, and allows each peer its own address only. The box with the smaller key starts the
+// session and keeps it alive: the other box receives the address of a new peer later.
 func TestChange(t *testing.T) {
 	own := Link{Public: key(2)}
-	c := own.change([]wgtypes.Key{key(1), key(3)}, []Peer{{key(1), netip.MustParseAddr("192.0.2.1")}, {key(4), netip.MustParseAddr("2001:db8::2")}})
+	peers := []Peer{
+		{key(0), netip.MustParseAddr("192.0.2.3")}, {key(1), netip.MustParseAddr("192.0.2.1")}, {key(4), netip.MustParseAddr("2001:db8::2")},
+	}
+	c, later := own.change([]wgtypes.Key{key(1), key(3)}, peers)
 	if c.ReplacePeers || c.PrivateKey != nil {
 		t.Errorf("the change ends all sessions: %+v", c)
 	}
-	want := fmt.Sprintf(`public_key=%[1]s
+	if got, want := text(later), "public_key="+strings.Repeat("00", 32)+"\nupdate_only=true\nendpoint=192.0.2.3:4787\n"; got != want {
+		t.Errorf("later: got\n%s\nwant\n%s", got, want)
+	}
+	want := fmt.Sprintf(`public_key=%[6]s
+persistent_keepalive_interval=0
+replace_allowed_ips=true
+allowed_ip=%[7]s/128
+public_key=%[1]s
 endpoint=192.0.2.1:4787
 persistent_keepalive_interval=0
 replace_allowed_ips=true
@@ -70,7 +80,8 @@ replace_allowed_ips=true
 allowed_ip=%[5]s/128
 public_key=%[3]s
 remove=true
-`, strings.Repeat("01", 32), strings.Repeat("04", 32), strings.Repeat("03", 32), Address(key(1)), Address(key(4)))
+`, strings.Repeat("01", 32), strings.Repeat("04", 32), strings.Repeat("03", 32), Address(key(1)), Address(key(4)),
+		strings.Repeat("00", 32), Address(key(0)))
 	if got := text(c); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
