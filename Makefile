@@ -243,6 +243,12 @@ registry:
 	@$(CACHED) registry $(TOOLS)/registry 'tools/registry hack/go-install.sh' \
 		hack/go-install.sh tools/registry $(TOOLS) github.com/distribution/distribution/v3/cmd/registry
 
+# The exporter of metrics of objects.
+.PHONY: kube-state-metrics
+kube-state-metrics:
+	@$(CACHED) kube-state-metrics $(TOOLS)/kube-state-metrics 'tools/kube-state-metrics hack/go-install.sh' \
+		hack/go-install.sh tools/kube-state-metrics $(TOOLS) k8s.io/kube-state-metrics/v2
+
 # lint and verify come first: they fail early, and what they compile stays in the build cache for the build.
 .PHONY: test
 test: setup modules ## Set up, lint, verify, build and run all tests.
@@ -317,7 +323,7 @@ test-inplace: setup build ## Update a cluster of 3 + 5 machines in place and kil
 	go test -tags e2e,inplace ./test/e2e/inplace -run TestLargeCluster -count=1 -v -timeout 90m
 
 .PHONY: test-monitoring
-test-monitoring: setup build ## Check the alerts with promtool, and each panel of the dashboards against a real Prometheus (not part of test).
+test-monitoring: setup build kube-state-metrics ## Check the alerts with promtool, and each panel and metric of objects with a real Prometheus (not part of test).
 	@hack/setup.sh prometheus
 	hack/monitoring.sh
 	go test -tags e2e,monitoring ./test/e2e/plane -run TestMonitoring -count=1 -v -timeout 20m

@@ -18,7 +18,7 @@ func TestVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	rows := pinned.FindAllStringSubmatch(string(page), -1)
-	if len(rows) < 15 {
+	if len(rows) < 20 {
 		t.Errorf("found only %d rows", len(rows))
 	}
 	for _, row := range rows {

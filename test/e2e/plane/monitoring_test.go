@@ -14,16 +14,33 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"capstan.dev/capstan/internal/testenv/ports"
 )
 
-// poolManifest gives the panels about pools an address that is used.
-const poolManifest = `apiVersion: ipam.capstan.dev/v1beta2
+// manifest gives the panels about pools an address that is used, and has a CapstanMachine without a Machine.
+const manifest = `apiVersion: infrastructure.capstan.dev/v1beta2
+kind: CapstanMachine
+metadata: {name: updated, namespace: default}
+spec: {}
+---
+apiVersion: ipam.capstan.dev/v1beta2
 kind: CapstanIPPool
 metadata: {name: panels, namespace: default}
 spec: {subnets: [{cidr: 198.18.7.0/24, gateway: 198.18.7.1, ranges: [198.18.7.10-198.18.7.20]}]}
+---
+apiVersion: ipam.capstan.dev/v1beta2
+kind: GlobalCapstanIPPool
+metadata: {name: panels}
+spec: {subnets: [{cidr: 198.18.8.0/24, gateway: 198.18.8.1, ranges: [198.18.8.10-198.18.8.20]}]}
 ---
 apiVersion: ipam.cluster.x-k8s.io/v1beta2
 kind: IPAddressClaim
@@ -31,23 +48,23 @@ metadata: {name: panels, namespace: default}
 spec: {clusterName: one, poolRef: {apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: panels}}
 `
 
-// TestMonitoring: Debian's Prometheus scrapes the manager of an embedded plane with a cluster and a pool. Each panel of the
-// dashboards has data, and the alerts that must not fire are silent.
+// TestMonitoring: Debian's Prometheus scrapes the manager of an embedded plane with a cluster and a pool, and
+// kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
+// are silent.
 func TestMonitoring(t *testing.T) {
 	i := newInstallation(t)
 	i.capstan("up")
-	i.capstan("create", "cluster", "one", "--workers", "1")
+	i.capstan("create", "cluster", "one", "--flavor", "machinepool", "--workers", "1")
 	dir := t.TempDir()
-	manifest := filepath.Join(dir, "pool.yaml")
-	if err := os.WriteFile(manifest, []byte(poolManifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	i.kubectl("apply", "-f", manifest)
+	i.write(dir, map[string]string{"objects.yaml": manifest})
+	i.kubectl("apply", "-f", filepath.Join(dir, "objects.yaml"))
+	// No machine of this test is updated in place, so an object without a machine has the status of one that was.
+	i.kubectl("patch", "capstanmachine", "updated", "--subresource", "status", "--type", "merge", "-p", `{"status": {"update": {"id": "update-1", "phase": "Succeeded"}}}`)
 	i.kubectl("create", "serviceaccount", "prometheus")
 	i.kubectl("create", "clusterrolebinding", "prometheus", "--clusterrole", "capstan-infrastructure-metrics-reader", "--serviceaccount", "default:prometheus")
-	scrapes := i.scrapesOfCluster(dir, "one")
+	scrapes := i.scrapesOfCluster(dir, "one") + i.scrapesOfObjects(dir)
 	address := i.startPrometheus(dir, strings.TrimSpace(i.kubectl("create", "token", "prometheus")), scrapes)
-	for _, expr := range ofComponents {
+	for _, expr := range slices.Concat(ofComponents, ofObjects, objectMetrics(t)) {
 		i.eventually(expr, func() bool { return len(query(t, address, expr)) > 0 })
 	}
 	i.needRights(dir)
@@ -65,6 +82,20 @@ var ofComponents = []string{
 	`count(count by (instance) (kubeproxy_sync_proxy_rules_duration_seconds_count{job="kube-proxy"})) == 2`,
 	`etcd_server_has_leader{job="etcd"} == 1`, `scheduler_pending_pods{job="kube-scheduler"}`,
 	`workqueue_adds_total{job="kube-controller-manager"}`, `apiserver_request_total{job="kube-apiserver"}`,
+}
+
+const stateMetricsConfig = "../../../config/prometheus/kube-state-metrics.yaml"
+
+// ofObjects are values of metrics of objects.
+var ofObjects = []string{
+	`capi_capstanhost_status_condition{type="Ready",status="True"} == 1`, `capi_capstanhost_status_condition{type="Ready",status="False"} == 0`,
+	`capi_capstanhost_status_capacity{resource="memory"} > 1e8`,
+	`capi_capstanippool_status_addresses{name="panels",namespace="default",state="used"} == 1`,
+	`capi_globalcapstanippool_status_addresses{name="panels",state="free"} == 11`,
+	`capi_capstancontrolplane_status_replicas_ready{cluster_name="one"} == 1`,
+	`capi_capstanmachinepool_status_replicas_ready{cluster_name="one"} == 1`,
+	`capi_capstanmachine_status_condition{type="Ready",status="True"} * on (namespace, name) group_left (host) capi_capstanmachine_info{host!=""} == 1`,
+	`capi_capstanmachine_status_update_phase{name="updated",phase="Succeeded"} == 1`,
 }
 
 const (
@@ -101,6 +132,64 @@ func (i *installation) scrapesOfCluster(dir, cluster string) string {
 	_, jobs, _ := strings.Cut(string(scrapes), "scrape_configs:\n")
 	jobs = strings.ReplaceAll(jobs, "kubernetes_sd_configs: [{role: node}]", "static_configs: "+targets(kubectl))
 	return strings.ReplaceAll(jobs, "/var/run/secrets/kubernetes.io/serviceaccount", dir)
+}
+
+// scrapesOfObjects starts kube-state-metrics with the configuration and the role of config/prometheus.
+func (i *installation) scrapesOfObjects(dir string) string {
+	i.t.Helper()
+	i.kubectl("apply", "-f", "../../../config/prometheus/kube-state-metrics-role.yaml")
+	i.kubectl("create", "serviceaccount", "kube-state-metrics")
+	i.kubectl("create", "clusterrolebinding", "kube-state-metrics", "--clusterrole", "capstan-kube-state-metrics", "--serviceaccount", "default:kube-state-metrics")
+	config, err := clientcmd.LoadFromFile(filepath.Join(i.root, "admin.kubeconfig"))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	for name := range config.AuthInfos {
+		config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: strings.TrimSpace(i.kubectl("create", "token", "kube-state-metrics"))}
+	}
+	kubeconfig := filepath.Join(dir, "kube-state-metrics.kubeconfig")
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		i.t.Fatal(err)
+	}
+	args := []string{"--kubeconfig=" + kubeconfig, "--custom-resource-state-only", "--custom-resource-state-config-file=" + stateMetricsConfig}
+	address := ports.Address(i.t)
+	for option, address := range map[string]string{"": address, "telemetry-": ports.Address(i.t)} {
+		host, port, _ := net.SplitHostPort(address)
+		args = append(args, "--"+option+"host="+host, "--"+option+"port="+port)
+	}
+	i.spawn(dir, exec.Command(filepath.Join(i.bin, "tools", "kube-state-metrics"), args...))
+	return job("kube-state-metrics", address)
+}
+
+// job is a scrape configuration with one target.
+func job(name, address string) string {
+	return fmt.Sprintf("- {job_name: %s, static_configs: [{targets: [%q]}]}\n", name, address)
+}
+
+// objectMetrics returns the names of all metrics of objects.
+func objectMetrics(t *testing.T) (names []string) {
+	t.Helper()
+	var config struct {
+		Spec struct {
+			Resources []struct {
+				MetricNamePrefix string
+				Metrics          []struct{ Name string }
+			}
+		}
+	}
+	data, err := os.ReadFile(stateMetricsConfig)
+	if err == nil {
+		err = yaml.Unmarshal(data, &config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, resource := range config.Spec.Resources {
+		for _, metric := range resource.Metrics {
+			names = append(names, resource.MetricNamePrefix+"_"+metric.Name)
+		}
+	}
+	return names
 }
 
 // targets returns the kubelets as static targets, with the labels that Prometheus finds at Nodes: Debian's Prometheus has no client
@@ -210,12 +299,7 @@ func (i *installation) startPrometheus(dir, token, jobs string) string {
 	}
 	_, metrics, _ := strings.Cut(string(arguments), "--diagnostics-address=")
 	metrics, _, _ = strings.Cut(metrics, "\x00")
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		i.t.Fatal(err)
-	}
-	address := listener.Addr().String()
-	listener.Close()
+	address := ports.Address(i.t)
 	rules, err := exec.Command("sed", "-n", `/^spec:$/,$s/^  //p`, "../../../config/prometheus/rules.yaml").Output()
 	if err != nil {
 		i.t.Fatal(err)
@@ -226,8 +310,20 @@ scrape_configs:
 - {job_name: manager, scheme: https, tls_config: {insecure_skip_verify: true}, authorization: {credentials: %q}, static_configs: [{targets: [%q]}]}
 %s`, token, metrics, jobs)
 	i.write(dir, map[string]string{"prometheus.yml": config, "rules.yaml": string(rules)})
-	cmd := exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
-	log, err := os.Create(filepath.Join(dir, "prometheus.log"))
+	i.spawn(dir, exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address))
+	i.eventually("up", func() bool {
+		for _, value := range query(i.t, address, `up{job="manager"}`) {
+			return strings.Contains(string(value), `"1"`)
+		}
+		return false
+	})
+	return address
+}
+
+// spawn runs a program until the test ends. A failed test prints the end of its log.
+func (i *installation) spawn(dir string, cmd *exec.Cmd) {
+	i.t.Helper()
+	log, err := os.Create(filepath.Join(dir, filepath.Base(cmd.Path)+".log"))
 	if err != nil {
 		i.t.Fatal(err)
 	}
@@ -241,16 +337,9 @@ scrape_configs:
 		log.Close()
 		if i.t.Failed() {
 			data, _ := os.ReadFile(log.Name())
-			i.t.Logf("Prometheus: %s", data[max(0, len(data)-4000):])
+			i.t.Logf("%s: %s", cmd.Path, data[max(0, len(data)-4000):])
 		}
 	})
-	i.eventually("up", func() bool {
-		for _, value := range query(i.t, address, `up{job="manager"}`) {
-			return strings.Contains(string(value), `"1"`)
-		}
-		return false
-	})
-	return address
 }
 
 // query returns the series of an instant query; none while Prometheus starts.
