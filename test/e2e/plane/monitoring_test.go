@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -19,10 +20,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/expfmt"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"capstan.dev/capstan/internal/host/balancer"
 	"capstan.dev/capstan/internal/testenv/ports"
 )
 
@@ -48,8 +51,8 @@ metadata: {name: panels, namespace: default}
 spec: {clusterName: one, poolRef: {apiGroup: ipam.capstan.dev, kind: CapstanIPPool, name: panels}}
 `
 
-// TestMonitoring: Debian's Prometheus scrapes the manager of an embedded plane with a cluster and a pool, and
-// kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
+// TestMonitoring: Debian's Prometheus scrapes the manager of an embedded plane with a cluster and a pool, the load balancer of the
+// cluster, and kube-state-metrics. Each panel of the dashboards and each metric of objects has data, and the alerts that must not fire
 // are silent.
 func TestMonitoring(t *testing.T) {
 	i := newInstallation(t)
@@ -62,7 +65,7 @@ func TestMonitoring(t *testing.T) {
 	i.kubectl("patch", "capstanmachine", "updated", "--subresource", "status", "--type", "merge", "-p", `{"status": {"update": {"id": "update-1", "phase": "Succeeded"}}}`)
 	i.kubectl("create", "serviceaccount", "prometheus")
 	i.kubectl("create", "clusterrolebinding", "prometheus", "--clusterrole", "capstan-infrastructure-metrics-reader", "--serviceaccount", "default:prometheus")
-	scrapes := i.scrapesOfCluster(dir, "one") + i.scrapesOfObjects(dir)
+	scrapes := i.scrapesOfCluster(dir, "one") + i.scrapesOfBalancers("one") + i.scrapesOfObjects(dir)
 	address := i.startPrometheus(dir, strings.TrimSpace(i.kubectl("create", "token", "prometheus")), scrapes)
 	for _, expr := range slices.Concat(ofComponents, ofObjects, objectMetrics(t)) {
 		i.eventually(expr, func() bool { return len(query(t, address, expr)) > 0 })
@@ -71,7 +74,7 @@ func TestMonitoring(t *testing.T) {
 	for _, panel := range panels(t) {
 		i.eventually(panel.title, func() bool { return len(query(t, address, panel.expr)) > 0 })
 	}
-	if firing := query(t, address, `ALERTS{alertname=~"CapstanHostNotConnected|CapstanMachineFailed|CapstanEtcd.*|CapstanCertificateExpires"}`); len(firing) > 0 {
+	if firing := query(t, address, `ALERTS{alertname=~"CapstanHostNotConnected|CapstanMachineFailed|CapstanEtcd.*|CapstanCertificateExpires|CapstanBalancer.*"}`); len(firing) > 0 {
 		t.Errorf("alerts of a healthy plane: %s", firing)
 	}
 }
@@ -132,6 +135,27 @@ func (i *installation) scrapesOfCluster(dir, cluster string) string {
 	_, jobs, _ := strings.Cut(string(scrapes), "scrape_configs:\n")
 	jobs = strings.ReplaceAll(jobs, "kubernetes_sd_configs: [{role: node}]", "static_configs: "+targets(kubectl))
 	return strings.ReplaceAll(jobs, "/var/run/secrets/kubernetes.io/serviceaccount", dir)
+}
+
+// scrapesOfBalancers serves the metrics of the cluster's load balancers, as capstand does with --metrics-address. The capstand of an
+// embedded plane has no such address.
+func (i *installation) scrapesOfBalancers(cluster string) string {
+	i.t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		folders, _ := filepath.Glob(filepath.Join(i.root, "hosts", "*", "balancers", "*", "shared"))
+		for _, folder := range folders {
+			families, err := balancer.Scrape(r.Context(), folder, map[string]string{"namespace": "default", "cluster": cluster})
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			for _, family := range families {
+				_, _ = expfmt.MetricFamilyToText(w, family)
+			}
+		}
+	}))
+	i.t.Cleanup(server.Close)
+	return job("capstand", server.Listener.Addr().String())
 }
 
 // scrapesOfObjects starts kube-state-metrics with the configuration and the role of config/prometheus.
