@@ -116,8 +116,10 @@ func TestSilence(t *testing.T) {
 
 	drain(events)
 	line.sever()
+	silent := time.Now()
 	connection := Receive(WithTransform(func(e connections.Event) bool { return e.Connection }, BeTrue()))
 	g.Eventually(events).Should(connection)
+	t.Logf("the manager noticed the loss after %s", time.Since(silent).Round(time.Millisecond))
 	g.Expect(h.Connected()).To(MatchError(ContainSubstring("keepalive")))
 	g.Eventually(server.Watchers).Should(BeZero())
 	g.Expect(h.Machine("id-1")).NotTo(BeNil(), "what was known is kept")
