@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"capstan.dev/capstan/internal/contentsource"
 	"capstan.dev/capstan/internal/kubeconfig"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // EncryptionSecretName is the secret with the encryption key of a cluster, in the key `value`. The
@@ -227,11 +229,11 @@ func (r *Reconciler) certificates(ctx context.Context, s *scope, role nodeconfig
 }
 
 // Certificates are the certificate authorities of a cluster, as the control plane provider creates them (CP-15). The
-// keys are ECDSA keys, because the creation of an RSA key takes longer than the start of an API server.
+// default are ECDSA keys, because the creation of an RSA key takes longer than the start of an API server.
 func Certificates(cluster bootstrapv1.ClusterConfiguration) secret.Certificates {
 	config := &kubeadmv1.ClusterConfiguration{
 		CertificatesDir:     nodeconfig.PKIDir,
-		EncryptionAlgorithm: kubeadmv1.EncryptionAlgorithmECDSAP256,
+		EncryptionAlgorithm: kubeadmv1.EncryptionAlgorithmType(cmp.Or(string(cluster.EncryptionAlgorithm), string(pki.ECDSAP256))),
 	}
 	if len(cluster.Etcd.External.Endpoints) > 0 {
 		config.Etcd.External = kubeadmv1.ExternalEtcd{

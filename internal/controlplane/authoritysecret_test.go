@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/cluster-api/util/certs"
 	"sigs.k8s.io/cluster-api/util/secret"
 
+	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/bootstrap"
 	"capstan.dev/capstan/internal/controlplane/model"
 	"capstan.dev/capstan/internal/node/nodeconfig"
@@ -18,12 +19,12 @@ import (
 // TestAuthoritySecret checks the content of the Secret after each step. A client that trusts only the old authority can verify
 // certificates of the new one: the old authority has signed a certificate of the new one.
 func TestAuthoritySecret(t *testing.T) {
-	old, err := newAuthority(time.Now())
+	old, err := newAuthority(controlplanev1.CapstanControlPlaneSpec{}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	data := map[string][]byte{secret.TLSCrtDataName: old.Cert, secret.TLSKeyDataName: old.Key}
-	if err := beginRotation(data, time.Now()); err != nil {
+	if err := beginRotation(data, controlplanev1.CapstanControlPlaneSpec{}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	next := data[model.NextCertName]
@@ -73,7 +74,7 @@ func TestAuthoritySecret(t *testing.T) {
 func TestAuthorityOfClusterAPI(t *testing.T) {
 	old := newCA(t)
 	data := map[string][]byte{secret.TLSCrtDataName: old.Cert, secret.TLSKeyDataName: old.Key, bootstrap.CrossCADataName: []byte("former")}
-	if err := beginRotation(data, time.Now()); err != nil {
+	if err := beginRotation(data, controlplanev1.CapstanControlPlaneSpec{}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if err := signWithNext(data); err != nil {

@@ -112,7 +112,7 @@ func (r *authorities) ensureCertificate(ctx context.Context, s *scope, c *secret
 		return "", err
 	}
 	if c.Purpose == secret.ClusterCA {
-		if c.KeyPair, err = newAuthority(s.Now); err != nil {
+		if c.KeyPair, err = newAuthority(s.Object.Spec, s.Now); err != nil {
 			return "", err
 		}
 		s.signer = c.KeyPair

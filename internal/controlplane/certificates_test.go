@@ -2,16 +2,23 @@ package controlplane
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/secret"
 
+	bootstrapv1 "capstan.dev/capstan/api/bootstrap/v1beta2"
 	controlplanev1 "capstan.dev/capstan/api/controlplane/v1beta2"
 	"capstan.dev/capstan/internal/controlplane/model"
+	"capstan.dev/capstan/internal/pki"
 )
 
 // TestUncertified (CP-14, CP-15): a Secret with keys is missing. Machines can still be removed, changes still reach the other
@@ -66,5 +73,81 @@ func TestUserKubeconfigExpires(t *testing.T) {
 	access.CertData = nil
 	if note, _, err := userKubeconfig(access, "demo-kubeconfig", time.Now()); err != nil || !strings.Contains(note, "no client certificate") {
 		t.Errorf("%q, %v", note, err)
+	}
+}
+
+// TestKeysAndLifetimes (CP-15): encryptionAlgorithm is that of all keys that the provider creates, and caCertificateValidityDays is the lifetime
+// of the authority that it can rotate. A rotation has both as well.
+func TestKeysAndLifetimes(t *testing.T) {
+	for name, c := range map[string]struct {
+		algorithm bootstrapv1.EncryptionAlgorithm
+		days      int32
+		key       string
+		life      time.Duration
+	}{
+		"defaults": {key: "ECDSA 256", life: 3650 * model.Day},
+		"P-384":    {algorithm: "ECDSA-P384", days: 800, key: "ECDSA 384", life: 800 * model.Day},
+		"RSA":      {algorithm: "RSA-2048", days: 7300, key: "RSA 2048", life: 7300 * model.Day},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, cp := newRotating(t), &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh", UID: "fresh"}}
+			cp.Spec.Config.Cluster.EncryptionAlgorithm, cp.Spec.Config.Cluster.CACertificateValidityDays = c.algorithm, c.days
+			s := &scope{ControlPlane: &model.ControlPlane{
+				Object: cp, Cluster: &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "fresh"}}, Now: time.Now(),
+			}, endpoint: clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}}
+			if problems, err := (&authorities{r.clients, &secrets{r.clients}}).ensureCertificates(t.Context(), s); err != nil || len(problems) > 0 {
+				t.Fatal(problems, err)
+			}
+			if _, _, err := (&kubeconfigs{r.clients, &secrets{r.clients}}).ensureKubeconfig(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			if got := kindOfKey(t, s.access.KeyData); got != c.key {
+				t.Errorf("the kubeconfig has the key %s", got)
+			}
+			for suffix, life := range map[string]time.Duration{"ca": c.life, "etcd": 3650 * model.Day, "proxy": 3650 * model.Day, "sa": 0} {
+				stored := &corev1.Secret{}
+				r.get(r.management, "ns", "fresh-"+suffix, stored)
+				if got := kindOfKey(t, stored.Data[secret.TLSKeyDataName]); got != c.key {
+					t.Errorf("%s has the key %s, want %s", suffix, got, c.key)
+				}
+				if suffix != "sa" {
+					checkLife(t, suffix, stored.Data[secret.TLSCrtDataName], life)
+				}
+			}
+			next := map[string][]byte{}
+			if err := beginRotation(next, cp.Spec, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			checkLife(t, "the next authority", next[model.NextCertName], c.life)
+			if got := kindOfKey(t, next[model.NextKeyName]); got != c.key {
+				t.Errorf("the next authority has the key %s", got)
+			}
+		})
+	}
+}
+
+func kindOfKey(t *testing.T, data []byte) string {
+	t.Helper()
+	key, err := pki.ParseKey(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch key := key.(type) {
+	case *ecdsa.PrivateKey:
+		return fmt.Sprint("ECDSA ", key.Params().BitSize)
+	case *rsa.PrivateKey:
+		return fmt.Sprint("RSA ", key.N.BitLen())
+	}
+	return fmt.Sprintf("%T", key)
+}
+
+func checkLife(t *testing.T, what string, data []byte, want time.Duration) {
+	t.Helper()
+	c, err := pki.ParseCert(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := pki.Validity(c).Round(time.Hour); got != want {
+		t.Errorf("%s is valid for %s, want %s", what, got, want)
 	}
 }

@@ -49,7 +49,7 @@ func newCA(t *testing.T) *certs.KeyPair {
 func TestKubeconfigRenewal(t *testing.T) {
 	ca, other, start := newCA(t), newCA(t), time.Now()
 	here, there := clusterv1.APIEndpoint{Host: "10.0.0.1", Port: 6443}, clusterv1.APIEndpoint{Host: "10.0.0.2", Port: 6443}
-	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, 100*model.Day, start)
+	data, err := newKubeconfig("demo", "https://10.0.0.1:6443", ca, "", 100*model.Day, start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestKubeconfigRenewal(t *testing.T) {
 // TestKubeconfigEndsWithItsAuthority: a certificate cannot outlive its authority. In that case, not every reconcile renews it.
 func TestKubeconfigEndsWithItsAuthority(t *testing.T) {
 	ca, start := newCA(t), time.Now()
-	data, err := newKubeconfig("demo", "https://a:1", ca, 100*365*model.Day, start)
+	data, err := newKubeconfig("demo", "https://a:1", ca, "", 100*365*model.Day, start)
 	if err != nil {
 		t.Fatal(err)
 	}

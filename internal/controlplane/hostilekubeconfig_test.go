@@ -156,7 +156,7 @@ func TestUserKubeconfig(t *testing.T) {
 	authority := &corev1.Secret{ObjectMeta: cluster.Meta("demo-ca"), Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": ca.Cert, "tls.key": ca.Key}}
 	cluster.Create(authority)
 	endpoint := testcluster.NewEndpoint(t)
-	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, model.Day, time.Now())
+	data, err := newKubeconfig("mine", "https://"+endpoint.String(), ca, "", model.Day, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

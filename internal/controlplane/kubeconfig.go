@@ -97,7 +97,7 @@ func (r *kubeconfigs) ensureKubeconfig(ctx context.Context, s *scope) (note stri
 	if s.signer == nil {
 		return "", 0, uselessError("the kubeconfig cannot be made without the certificate authority")
 	}
-	data, err := newKubeconfig(s.Cluster.Name, "https://"+s.endpoint.String(), s.signer, validity, s.Now)
+	data, err := newKubeconfig(s.Cluster.Name, "https://"+s.endpoint.String(), s.signer, algorithm(s.Object.Spec), validity, s.Now)
 	if err != nil {
 		return "", 0, fmt.Errorf("the kubeconfig cannot be made: %w", err)
 	}
@@ -142,12 +142,12 @@ func kubeconfigGoodFor(config *rest.Config, ca []byte, renewBefore time.Duration
 }
 
 // newKubeconfig returns a kubeconfig for an administrator of the cluster.
-func newKubeconfig(cluster, server string, ca *certs.KeyPair, validity time.Duration, now time.Time) ([]byte, error) {
+func newKubeconfig(cluster, server string, ca *certs.KeyPair, algorithm pki.Algorithm, validity time.Duration, now time.Time) ([]byte, error) {
 	authority, err := pki.ParseAuthority(ca.Cert, ca.Key)
 	if err != nil {
 		return nil, err
 	}
-	leaf := pki.Leaf{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}, Usages: pki.Client}
+	leaf := pki.Leaf{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}, Usages: pki.Client, Algorithm: algorithm}
 	cert, signer, err := authority.Issue(leaf, validity, now)
 	if err != nil {
 		return nil, err

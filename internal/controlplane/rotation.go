@@ -113,7 +113,7 @@ func (r *rotations) rotate(ctx context.Context, s *scope, state model.Rotation, 
 		}
 		return r.annotate(ctx, s, controlplanev1.AuthoritiesAnnotation, strings.Join(state.Target, ","))
 	case model.RotationTrustNew:
-		return r.writeAuthority(ctx, s, func(data map[string][]byte) error { return beginRotation(data, s.Now) })
+		return r.writeAuthority(ctx, s, func(data map[string][]byte) error { return beginRotation(data, s.Object.Spec, s.Now) })
 	case model.RotationSignNew:
 		return r.writeAuthority(ctx, s, signWithNext)
 	case model.RotationDropOld:
@@ -139,12 +139,13 @@ func (r *rotations) writeAuthority(ctx context.Context, s *scope, change func(da
 }
 
 // newAuthority creates the certificate authority of a cluster. Unlike that of Cluster API, it may sign its successor.
-func newAuthority(now time.Time) (*certs.KeyPair, error) {
-	signer, err := pki.NewKey()
+func newAuthority(spec controlplanev1.CapstanControlPlaneSpec, now time.Time) (*certs.KeyPair, error) {
+	signer, err := algorithm(spec).NewKey()
 	if err != nil {
 		return nil, err
 	}
-	made, err := pki.NewAuthority("kubernetes", signer, now)
+	validity := cmp.Or(model.Day*time.Duration(spec.Config.Cluster.CACertificateValidityDays), pki.AuthorityValidity)
+	made, err := pki.NewAuthorityFor("kubernetes", signer, validity, now)
 	if err != nil {
 		return nil, err
 	}
@@ -152,9 +153,14 @@ func newAuthority(now time.Time) (*certs.KeyPair, error) {
 	return &certs.KeyPair{Cert: pki.EncodeCert(made.Cert), Key: key}, err
 }
 
+// algorithm returns that of new private keys.
+func algorithm(spec controlplanev1.CapstanControlPlaneSpec) pki.Algorithm {
+	return pki.Algorithm(spec.Config.Cluster.EncryptionAlgorithm)
+}
+
 // beginRotation creates a new authority. Machines trust it from now on; it does not sign yet.
-func beginRotation(data map[string][]byte, now time.Time) error {
-	next, err := newAuthority(now)
+func beginRotation(data map[string][]byte, spec controlplanev1.CapstanControlPlaneSpec, now time.Time) error {
+	next, err := newAuthority(spec, now)
 	if err != nil {
 		return err
 	}

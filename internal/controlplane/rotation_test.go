@@ -44,7 +44,7 @@ func newRotating(t *testing.T) *rotating {
 		}
 	}
 	cp := &controlplanev1.CapstanControlPlane{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cp", UID: "cp", Annotations: map[string]string{controlplanev1.InitializedAnnotation: "true"}}}
-	ca, err := newAuthority(time.Now().Add(-time.Hour))
+	ca, err := newAuthority(controlplanev1.CapstanControlPlaneSpec{}, time.Now().Add(-time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestRotationWaitsForWorkersOnTheWay(t *testing.T) {
 func TestUnsafeAuthorityIsRefused(t *testing.T) {
 	r := newRotating(t)
 	r.look()
-	other, err := newAuthority(time.Now())
+	other, err := newAuthority(controlplanev1.CapstanControlPlaneSpec{}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

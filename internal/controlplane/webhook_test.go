@@ -109,6 +109,17 @@ func TestCreateRules(t *testing.T) {
 		"certificatesExpiryDays, long validity": {func(o *cp) {
 			o.Spec.Rollout.Before.CertificatesExpiryDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 500
 		}, ""},
+		"key algorithm":          {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-1024" }, `Unsupported value: "RSA-1024"`},
+		"RSA":                    {func(o *cp) { o.Spec.Config.Cluster.EncryptionAlgorithm = "RSA-4096" }, ""},
+		"short authority":        {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 365 }, "caCertificateValidityDays must be more than certificateValidityDays"},
+		"authority of a year":    {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 366 }, ""},
+		"authority of 100 years": {func(o *cp) { o.Spec.Config.Cluster.CACertificateValidityDays = 36501 }, "less than or equal to 36500"},
+		"authority, short leaves": {func(o *cp) {
+			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 31, 30
+		}, ""},
+		"authority, long leaves": {func(o *cp) {
+			o.Spec.Config.Cluster.CACertificateValidityDays, o.Spec.Config.Cluster.CertificateValidityDays = 400, 400
+		}, "caCertificateValidityDays must be more"},
 		"CP-06 a label":               {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Labels = map[string]string{"a": "a b"} }, "spec.machineTemplate.metadata.labels"},
 		"CP-06 an annotation":         {func(o *cp) { o.Spec.MachineTemplate.ObjectMeta.Annotations = map[string]string{"a b": ""} }, "spec.machineTemplate.metadata.annotations"},
 		"naming without random":       {func(o *cp) { o.Spec.MachineNaming.Template = "{{ .cluster.name }}" }, "must contain {{ .random }}"},

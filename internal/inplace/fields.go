@@ -74,6 +74,8 @@ var configFields = []field{
 	{path: "cluster.localVolumes", decide: decideInPlace},
 	{path: "cluster.resourceMetrics", decide: decideResourceMetrics, services: []string{metricsServer, nodeAgent}},
 	restarts("cluster.certificateValidityDays", nodeAgent),
+	{path: "cluster.caCertificateValidityDays", decide: decideInPlace},
+	replaced("cluster.encryptionAlgorithm", "a machine keeps its private keys"),
 	restarts("kubelet.extraArgs", kubelet).of("name", "value"),
 	restarts("kubelet.env", kubelet).of("name", "value"),
 	restarts("kubelet.configuration", kubelet),

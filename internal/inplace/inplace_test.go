@@ -206,6 +206,8 @@ func TestConfig(t *testing.T) {
 		"proxy":                          {spec{}, cluster(bootstrapv1.ClusterConfiguration{KubeProxy: bootstrapv1.KubeProxyNone}), "cluster.kubeProxy Replace"},
 		"DNS":                            {spec{}, cluster(bootstrapv1.ClusterConfiguration{DNS: bootstrapv1.DNSNone}), "cluster.dns Replace"},
 		"validity":                       {spec{}, cluster(bootstrapv1.ClusterConfiguration{CertificateValidityDays: 30}), "cluster.certificateValidityDays Restart node-agent"},
+		"authority's validity":           {spec{}, cluster(bootstrapv1.ClusterConfiguration{CACertificateValidityDays: 400}), "cluster.caCertificateValidityDays InPlace"},
+		"key algorithm":                  {spec{}, cluster(bootstrapv1.ClusterConfiguration{EncryptionAlgorithm: "RSA-2048"}), "cluster.encryptionAlgorithm Replace"},
 		"API server's variables":         {spec{}, api(bootstrapv1.APIServerSpec{Env: env}), "cluster.apiServer.env Restart kube-apiserver"},
 		"controller manager's variables": {spec{}, cluster(bootstrapv1.ClusterConfiguration{ControllerManager: bootstrapv1.ComponentSpec{Env: env}}), "cluster.controllerManager.env Restart kube-controller-manager"},
 		"scheduler's variables":          {spec{}, cluster(bootstrapv1.ClusterConfiguration{Scheduler: bootstrapv1.ComponentSpec{Env: env}}), "cluster.scheduler.env Restart kube-scheduler"},

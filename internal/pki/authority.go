@@ -15,7 +15,7 @@ const (
 	// Backdate is the time by which the validity of certificates starts in the past, because the clocks of machines
 	// differ.
 	Backdate = 5 * time.Minute
-	// AuthorityValidity is the validity of authorities.
+	// AuthorityValidity is the default validity of authorities.
 	AuthorityValidity = 3650 * 24 * time.Hour
 )
 
@@ -33,6 +33,8 @@ type Leaf struct {
 	DNSNames     []string
 	IPs          []net.IP
 	Usages       []x509.ExtKeyUsage
+	// Algorithm of the key that Issue creates.
+	Algorithm Algorithm
 }
 
 func (l Leaf) subject() pkix.Name {
@@ -45,11 +47,16 @@ type Authority struct {
 	Key  crypto.Signer
 }
 
-// NewAuthority creates the certificate of an authority with this key. It may sign other authorities.
+// NewAuthority creates the certificate of an authority with this key and the default validity. It may sign other authorities.
 func NewAuthority(commonName string, key crypto.Signer, now time.Time) (Authority, error) {
+	return NewAuthorityFor(commonName, key, AuthorityValidity, now)
+}
+
+// NewAuthorityFor is NewAuthority with another validity.
+func NewAuthorityFor(commonName string, key crypto.Signer, validity time.Duration, now time.Time) (Authority, error) {
 	template := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: commonName},
-		NotBefore: now.Add(-Backdate), NotAfter: now.Add(AuthorityValidity),
+		NotBefore: now.Add(-Backdate), NotAfter: now.Add(validity),
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment | x509.KeyUsageCertSign,
 		BasicConstraintsValid: true, IsCA: true, MaxPathLen: -1,
 	}
@@ -91,7 +98,7 @@ func (a Authority) Sign(l Leaf, public crypto.PublicKey, validity time.Duration,
 
 // Issue creates a key and the certificate of a leaf for it.
 func (a Authority) Issue(l Leaf, validity time.Duration, now time.Time) (*x509.Certificate, crypto.Signer, error) {
-	key, err := NewKey()
+	key, err := l.Algorithm.NewKey()
 	if err != nil {
 		return nil, nil, err
 	}

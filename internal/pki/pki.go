@@ -10,6 +10,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -21,8 +22,37 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// NewKey creates a private key on the curve P-256.
-func NewKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+// Algorithm is the type and the size of a private key. The zero value is ECDSAP256.
+type Algorithm string
+
+// Algorithms, with the names of kubeadm.
+const (
+	ECDSAP256 Algorithm = "ECDSA-P256"
+	ECDSAP384 Algorithm = "ECDSA-P384"
+	RSA2048   Algorithm = "RSA-2048"
+	RSA3072   Algorithm = "RSA-3072"
+	RSA4096   Algorithm = "RSA-4096"
+)
+
+// NewKey creates a private key of this algorithm.
+func (a Algorithm) NewKey() (crypto.Signer, error) {
+	switch a {
+	case "", ECDSAP256:
+		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	case ECDSAP384:
+		return ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	case RSA2048:
+		return rsa.GenerateKey(rand.Reader, 2048)
+	case RSA3072:
+		return rsa.GenerateKey(rand.Reader, 3072)
+	case RSA4096:
+		return rsa.GenerateKey(rand.Reader, 4096)
+	}
+	return nil, fmt.Errorf("unknown algorithm of private keys %q: expected ECDSA-P256, ECDSA-P384, RSA-2048, RSA-3072 or RSA-4096", string(a))
+}
+
+// NewKey creates a private key of the default algorithm.
+func NewKey() (crypto.Signer, error) { return ECDSAP256.NewKey() }
 
 // EncodeKey returns a private key as PEM.
 func EncodeKey(key crypto.Signer) ([]byte, error) { return keyutil.MarshalPrivateKeyToPEM(key) }

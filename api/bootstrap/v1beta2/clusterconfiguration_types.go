@@ -73,9 +73,14 @@ const (
 	ResourceMetricsNone ResourceMetrics = "None"
 )
 
+// EncryptionAlgorithm is the type and the size of private keys.
+// +kubebuilder:validation:Enum=ECDSA-P256;ECDSA-P384;RSA-2048;RSA-3072;RSA-4096
+type EncryptionAlgorithm string
+
 // ClusterConfiguration contains the settings of a control plane and of its whole cluster.
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.coreDNS) || !has(self.dns) || self.dns != 'None'",message="coreDNS cannot be set with dns None: the cluster has no CoreDNS"
+// +kubebuilder:validation:XValidation:rule="!has(self.caCertificateValidityDays) || self.caCertificateValidityDays > (has(self.certificateValidityDays) ? self.certificateValidityDays : 365)",message="caCertificateValidityDays must be more than certificateValidityDays (default 365): a certificate ends with the authority that signed it"
 type ClusterConfiguration struct {
 	// apiServer configures kube-apiserver.
 	// +optional
@@ -130,6 +135,21 @@ type ClusterConfiguration struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=3650
 	CertificateValidityDays int32 `json:"certificateValidityDays,omitempty"`
+
+	// caCertificateValidityDays is the validity of the cluster's certificate authority in days, when Capstan creates it for a new
+	// cluster or in a rotation. It must be more than certificateValidityDays. An existing authority stays until the next rotation.
+	// The authorities of etcd and of the front proxy are not rotated and always have ten years. Default: 3650.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=36500
+	CACertificateValidityDays int32 `json:"caCertificateValidityDays,omitempty"`
+
+	// encryptionAlgorithm is the algorithm of the private keys that Capstan creates for the authorities, the service accounts, the
+	// kubeconfig and the certificates on control plane machines: ECDSA-P256 (default), ECDSA-P384, RSA-2048, RSA-3072 or
+	// RSA-4096. Existing keys stay: a change is effective for new machines, the next renewal of the kubeconfig and the next
+	// rotation of the cluster's certificate authority.
+	// +optional
+	EncryptionAlgorithm EncryptionAlgorithm `json:"encryptionAlgorithm,omitempty"`
 }
 
 // IsDefined reports whether any field is set.

@@ -327,6 +327,7 @@ func controlPlane(in Input) *nodeconfig.ControlPlane {
 		Authentication:          cluster.APIServer.Authentication != bootstrapv1.Document{},
 		Encryption:              cluster.Encryption.Mode != bootstrapv1.EncryptionNone,
 		CertificateValidityDays: cluster.CertificateValidityDays,
+		EncryptionAlgorithm:     string(cluster.EncryptionAlgorithm),
 	}
 	if out.CertificateValidityDays == 0 {
 		out.CertificateValidityDays = 365

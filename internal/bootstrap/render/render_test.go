@@ -68,6 +68,7 @@ func everything(t *testing.T) render.Input {
 			Encryption:              bootstrapv1.EncryptionSpec{Mode: bootstrapv1.EncryptionAESGCM, Resources: []string{"secrets", "configmaps"}},
 			PodNetwork:              bootstrapv1.PodNetworkNone,
 			CertificateValidityDays: 90,
+			EncryptionAlgorithm:     "RSA-3072",
 			CoreDNS: bootstrapv1.CoreDNSSpec{
 				Upstreams:   []string{"10.0.0.53", "[fd00::53]:5353"},
 				StubDomains: []bootstrapv1.StubDomain{{Domain: "corp.example.com", Servers: []string{"10.0.0.54:53"}}},

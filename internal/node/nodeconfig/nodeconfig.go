@@ -148,6 +148,8 @@ type ControlPlane struct {
 
 	// CertificateValidityDays of the leaf certificates; default 365.
 	CertificateValidityDays int32 `json:"certificateValidityDays,omitempty"`
+	// EncryptionAlgorithm of new private keys; default ECDSA-P256.
+	EncryptionAlgorithm string `json:"encryptionAlgorithm,omitempty"`
 }
 
 // ExternalEtcd is an etcd that the user provides.

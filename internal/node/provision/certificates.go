@@ -51,13 +51,23 @@ const (
 	kubeletSigner = "kubernetes.io/kube-apiserver-client-kubelet"
 )
 
-// Leaves returns all certificates that a control plane machine signs for itself. `node agent` renews them.
+// leaves returns all certificates that a control plane machine signs for itself. `node agent` renews them.
 func (n *node) leaves() []certfiles.Leaf {
+	all := n.componentLeaves()
+	if n.ControlPlane.ExternalEtcd == nil {
+		all = append(all, n.etcdLeaves()...)
+	}
+	for i := range all {
+		all[i].Algorithm = n.algorithm()
+	}
+	return all
+}
+
+func (n *node) componentLeaves() []certfiles.Leaf {
 	client := func(name, user string, groups ...string) certfiles.Leaf {
 		return certfiles.Leaf{Name: clientDir + "/" + name, CA: "ca", Leaf: pki.Leaf{CommonName: user, Organization: groups, Usages: pki.Client}}
 	}
-	local := []string{"localhost", n.name}
-	localIPs := append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, n.netIPs()...)
+	local, localIPs := n.localNames()
 	leaves := []certfiles.Leaf{
 		{Name: "apiserver", CA: "ca", Leaf: pki.Leaf{CommonName: "kube-apiserver", DNSNames: n.apiServerNames(), IPs: n.apiServerIPs(), Usages: pki.Server}},
 		{Name: "apiserver-kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "kube-apiserver-kubelet-client", Usages: pki.Client}},
@@ -76,15 +86,23 @@ func (n *node) leaves() []certfiles.Leaf {
 			CommonName: metricsServerHost, DNSNames: []string{metricsServerHost}, IPs: n.netIPs()[:1], Usages: pki.Server,
 		}})
 	}
-	if n.ControlPlane.ExternalEtcd != nil {
-		return leaves
-	}
+	return leaves
+}
+
+func (n *node) etcdLeaves() []certfiles.Leaf {
+	local, localIPs := n.localNames()
 	etcd := func(name string, usages []x509.ExtKeyUsage) certfiles.Leaf {
 		return certfiles.Leaf{Name: "etcd/" + name, CA: "etcd/ca", Leaf: pki.Leaf{CommonName: n.name, DNSNames: local, IPs: localIPs, Usages: usages}}
 	}
-	return append(leaves, etcd("server", pki.Both), etcd("peer", pki.Both),
-		certfiles.Leaf{Name: "etcd/healthcheck-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client}},
-		certfiles.Leaf{Name: "apiserver-etcd-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-apiserver-etcd-client", Usages: pki.Client}})
+	return []certfiles.Leaf{
+		etcd("server", pki.Both), etcd("peer", pki.Both),
+		{Name: "etcd/healthcheck-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-etcd-healthcheck-client", Usages: pki.Client}},
+		{Name: "apiserver-etcd-client", CA: "etcd/ca", Leaf: pki.Leaf{CommonName: "kube-apiserver-etcd-client", Usages: pki.Client}},
+	}
+}
+
+func (n *node) localNames() ([]string, []net.IP) {
+	return []string{"localhost", n.name}, append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, n.netIPs()...)
 }
 
 func (n *node) netIPs() []net.IP {
@@ -152,6 +170,8 @@ func (n *node) validity() time.Duration {
 	return time.Duration(n.ControlPlane.CertificateValidityDays) * 24 * time.Hour
 }
 
+func (n *node) algorithm() pki.Algorithm { return pki.Algorithm(n.ControlPlane.EncryptionAlgorithm) }
+
 // writeCertificates creates or renews all leaves. It also signs the kubelet's first client certificate, because the
 // machine has the CA's key. The kubelet renews that certificate itself.
 func (n *node) writeCertificates() error {
@@ -166,7 +186,7 @@ func (n *node) writeCertificates() error {
 	if kubeletCertificateValid() {
 		return nil
 	}
-	leaf := certfiles.Leaf{Name: "kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client}}
+	leaf := certfiles.Leaf{Name: "kubelet-client", CA: "ca", Leaf: pki.Leaf{CommonName: "system:node:" + n.name, Organization: []string{"system:nodes"}, Usages: pki.Client, Algorithm: n.algorithm()}}
 	pair, err := leaf.Issue(nodeconfig.PKIDir, n.validity(), time.Now())
 	if err != nil {
 		return err

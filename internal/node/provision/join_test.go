@@ -1,6 +1,9 @@
 package provision
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +14,7 @@ import (
 
 	etcdv1 "capstan.dev/capstan/api/etcd/v1beta2"
 	"capstan.dev/capstan/internal/node/nodeconfig"
+	"capstan.dev/capstan/internal/pki"
 	"capstan.dev/capstan/internal/pki/certfiles"
 )
 
@@ -69,6 +73,35 @@ func TestEtcdEndpoints(t *testing.T) {
 	if diff := cmp.Diff([]string{"https://a:2379", "https://b:2379"}, got); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// TestAlgorithmOfLeaves: each certificate that a control plane machine signs has a key of the algorithm. A renewal keeps the key.
+func TestAlgorithmOfLeaves(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"ca", "etcd/ca", "front-proxy-ca"} {
+		if err := certfiles.EnsureAuthority(dir, name, name, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := func(algorithm pki.Algorithm, at time.Time) {
+		t.Helper()
+		n := testNode(nodeconfig.RoleControlPlane, func(c *nodeconfig.NodeConfiguration) { c.ControlPlane.EncryptionAlgorithm = string(algorithm) })
+		if _, err := ensureLeaves(dir, n.leaves(), 90*24*time.Hour, at); err != nil {
+			t.Fatal(err)
+		}
+		for _, leaf := range n.leaves() {
+			c, err := pki.ReadCert(filepath.Join(dir, leaf.Name+".crt"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if key, ok := c.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P384() || !c.NotAfter.Equal(at.Add(90*24*time.Hour).UTC()) {
+				t.Errorf("%s has a key %T until %s", leaf.Name, c.PublicKey, c.NotAfter)
+			}
+		}
+	}
+	now := time.Now().Truncate(time.Second)
+	made(pki.ECDSAP384, now)
+	made("", now.Add(61*24*time.Hour))
 }
 
 // CP-15: expires returns the earliest expiry of all certificates. A renewal moves it.

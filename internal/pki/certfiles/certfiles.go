@@ -32,14 +32,14 @@ type Leaf struct {
 // Ensure creates the certificate, unless an existing one has the content of the leaf, is signed by the current
 // authority, is valid, and has more than a third of its lifetime left. A clock that was ahead creates certificates that
 // are not yet valid. The key stays the same, so that only one file changes. Servers read it at each handshake. Ensure
-// returns the time of the next renewal.
+// returns the time of the next renewal. A key that exists keeps its algorithm.
 func (l Leaf) Ensure(dir string, validity time.Duration, now time.Time) (renew time.Time, err error) {
 	ca, err := loadCA(dir, l.CA)
 	if err != nil {
 		return time.Time{}, err
 	}
 	certPath, keyPath := filepath.Join(dir, l.Name+".crt"), filepath.Join(dir, l.Name+".key")
-	key, err := EnsureKey(keyPath)
+	key, err := ensureKey(keyPath, l.Algorithm)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -97,13 +97,13 @@ func (l Leaf) IssueFor(public crypto.PublicKey, dir string, validity time.Durati
 	return ca.Sign(l.Leaf, public, validity, now)
 }
 
-// EnsureKey reads the private key, or creates a P-256 one.
-func EnsureKey(path string) (crypto.Signer, error) {
+// EnsureKey reads the private key, or creates one of the default algorithm.
+func EnsureKey(path string) (crypto.Signer, error) { return ensureKey(path, "") }
+
+func ensureKey(path string, algorithm pki.Algorithm) (crypto.Signer, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if data, err = pki.NewEncodedKey(); err == nil {
-			err = WriteFile(path, data)
-		}
+		return createKey(path, algorithm)
 	}
 	if err != nil {
 		return nil, err
@@ -113,6 +113,18 @@ func EnsureKey(path string) (crypto.Signer, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return key, nil
+}
+
+func createKey(path string, algorithm pki.Algorithm) (crypto.Signer, error) {
+	key, err := algorithm.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	data, err := pki.EncodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, WriteFile(path, data)
 }
 
 // EnsureAuthority creates the certificate (name.crt) and the key (name.key) of an authority, unless the certificate
