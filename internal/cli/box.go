@@ -39,7 +39,7 @@ func (a *app) localServer() string {
 // boxCommands are the commands that work on this box and not through the API of a management cluster.
 func (a *app) boxCommands() []*cobra.Command {
 	return []*cobra.Command{
-		a.upCommand(), a.downCommand(), a.planeCommand(), a.statusCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(),
+		a.upCommand(), a.downCommand(), a.planeCommand(), a.backupCommand(), a.restoreCommand(), a.doctorCommand(),
 		a.quickstartCommand(),
 	}
 }

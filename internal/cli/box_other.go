@@ -28,6 +28,13 @@ func (*app) localKubeconfig() (string, error) {
 	return "", coded{errors.New("wanted the kubeconfig of a management cluster, found none: set --kubeconfig or $KUBECONFIG"), exitNotFound}
 }
 
+func (*app) planeHere() bool { return false }
+
+func (a *app) localStatus(context.Context) error {
+	_, err := a.localKubeconfig()
+	return err
+}
+
 func (*app) hostHere() bool { return false }
 
 func (*app) machineNamesHere(context.Context, string) []string { return nil }

@@ -130,39 +130,44 @@ func (a *app) planeCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "status", Short: "Show the state of the management plane", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			status, err := embedded.GetStatus(c.Context(), a.layout())
-			if err != nil {
-				return a.noPlane(err)
-			}
-			updates, updatesErr := a.updates(c.Context())
-			if a.json() {
-				return a.printJSON(planeStatus{Status: status, Updates: updates})
-			}
-			w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-			fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
-			for _, certificate := range status.CertificatesExpiring {
-				fmt.Fprintf(w, "Certificate not renewed:\t%s\n", certificate)
-			}
-			if status.EtcdAlarms != "" {
-				fmt.Fprintf(w, "Alarms of etcd:\t%s\n", status.EtcdAlarms)
-			}
-			printBackups(w, status)
-			fmt.Fprintln(w, "\nCOMPONENT\tSTATE\tPID\tRESTARTS\tMESSAGE")
-			for _, p := range status.Components {
-				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)
-			}
-			if updatesErr != nil {
-				fmt.Fprintf(w, "\nUpdates of machines cannot be read:\t%v\n", updatesErr)
-			}
-			printUpdates(w, updates, time.Now())
-			return w.Flush()
-		},
-	}
+// planeHere reports whether this box has a plane that this process can read.
+func (a *app) planeHere() bool {
+	_, err := embedded.LoadState(a.layout())
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission)
 }
+
+// localStatus shows the state of the plane of this box.
+func (a *app) localStatus(ctx context.Context) error {
+	status, err := embedded.GetStatus(ctx, a.layout())
+	if err != nil {
+		return a.noPlane(err)
+	}
+	updates, updatesErr := a.updates(ctx)
+	if a.json() {
+		return a.printJSON(planeStatus{Status: status, Updates: updates})
+	}
+	w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "Root:\t%s\nServer:\t%s\nKubernetes:\t%s\nUnit:\t%s\nReady:\t%v\n", status.Root, status.Server, status.KubernetesVersion, cmp.Or(status.Unit, "none"), status.Ready)
+	for _, certificate := range status.CertificatesExpiring {
+		fmt.Fprintf(w, "Certificate not renewed:\t%s\n", certificate)
+	}
+	if status.EtcdAlarms != "" {
+		fmt.Fprintf(w, "Alarms of etcd:\t%s\n", status.EtcdAlarms)
+	}
+	printBackups(w, status)
+	fmt.Fprintln(w, "\nCOMPONENT\tSTATE\tPID\tRESTARTS\tMESSAGE")
+	for _, p := range status.Components {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", p.Name, p.State, p.PID, p.Restarts, p.Message)
+	}
+	if updatesErr != nil {
+		fmt.Fprintf(w, "\nUpdates of machines cannot be read:\t%v\n", updatesErr)
+	}
+	printUpdates(w, updates, time.Now())
+	return w.Flush()
+}
+
+// updatesTimeout bounds the reading of the updates. The state of the plane is shown without them if the API does not answer.
+const updatesTimeout = 5 * time.Second
 
 // planeStatus is the output of `capstan status` for scripts.
 type planeStatus struct {
@@ -173,12 +178,12 @@ type planeStatus struct {
 
 // updates reads the updates in place of the machines of the plane of this box.
 func (a *app) updates(ctx context.Context) ([]update, error) {
-	local := *a
-	local.kubeconfig = ""
-	m, err := local.management()
+	m, err := a.localManagement()
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, updatesTimeout)
+	defer cancel()
 	return m.updates(ctx)
 }
 

@@ -56,7 +56,7 @@ func newGap(mapping *apimeta.RESTMapping, namespace, shown string, refusal error
 	switch {
 	case g.Resource == "secrets":
 		g.Do = "nothing: the bundle contains no Secrets. Without this right, it does not recognize their values in texts"
-	case !slices.Contains(viewerGroups, mapping.Resource.Group):
+	case g.Resource == "pods" || !slices.Contains(viewerGroups, mapping.Resource.Group):
 		g.Do = "bind a role with the verbs get, list and watch on " + g.Resource
 	}
 	return g

@@ -134,7 +134,7 @@ func TestUsers(t *testing.T) {
 	s := newSite(t)
 	for name, test := range map[string]func(*site){
 		"rights": (*site).testRights, "machine pools": (*site).testMachinePools, "completion": (*site).testCompletion,
-		"logs in a bundle": (*site).testBundledLogs, "machines of other planes": (*site).testDown,
+		"logs in a bundle": (*site).testBundledLogs, "status": (*site).testStatus, "machines of other planes": (*site).testDown,
 	} {
 		t.Run(name, func(t *testing.T) { test(&site{t, s.env}) })
 	}

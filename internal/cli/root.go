@@ -150,8 +150,8 @@ func (a *app) command() *cobra.Command {
 	c.PersistentFlags().StringVar(&a.context, "context", "", "context of the kubeconfig (default: the current one)")
 	a.logs = logging.New()
 	a.logs.Add(c.PersistentFlags())
-	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.dashboardCommand(), a.supportBundleCommand(),
-		a.logsCommand(), a.shellCommand(), a.loadCommand())
+	c.AddCommand(a.createCommand(), a.scaleCommand(), a.upgradeCommand(), a.deleteCommand(), a.getCommand(), a.describeCommand(), a.topCommand(), a.statusCommand(), a.dashboardCommand(),
+		a.supportBundleCommand(), a.logsCommand(), a.shellCommand(), a.loadCommand())
 	c.AddCommand(a.boxCommands()...)
 	c.AddCommand(a.hostCommand(), a.versionCommand(), manpages.Command("1"))
 	a.completeFlags(c)

@@ -74,14 +74,19 @@ func choose(s surroundings) source {
 	return fromHome
 }
 
+func (a *app) surroundings() surroundings {
+	_, localErr := a.localKubeconfig()
+	_, homeErr := os.Stat(clientcmd.RecommendedHomeFile)
+	return surroundings{
+		kubeconfig: a.kubeconfig, context: a.context, environment: os.Getenv(clientcmd.RecommendedConfigPathEnvVar),
+		root: a.rootGiven, plane: localErr == nil, home: homeErr == nil,
+	}
+}
+
 // clientConfig returns the kubeconfig of the management cluster, and its source.
 func (a *app) clientConfig() (clientcmd.ClientConfig, source, error) {
 	path, localErr := a.localKubeconfig()
-	_, homeErr := os.Stat(clientcmd.RecommendedHomeFile)
-	from := choose(surroundings{
-		kubeconfig: a.kubeconfig, context: a.context, environment: os.Getenv(clientcmd.RecommendedConfigPathEnvVar),
-		root: a.rootGiven, plane: localErr == nil, home: homeErr == nil,
-	})
+	from := choose(a.surroundings())
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.WarnIfAllMissing = false
 	switch from {
@@ -116,6 +121,9 @@ func (a *app) management() (*management, error) {
 		return nil, err
 	}
 	config, err := loader.ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, coded{fmt.Errorf("wanted the kubeconfig of a management cluster from %s, found no file with a cluster: set --kubeconfig or $KUBECONFIG", from), exitNotFound}
+	}
 	if err != nil {
 		return nil, coded{fmt.Errorf("wanted the kubeconfig of a management cluster from %s: %w", from, err), exitFailed}
 	}

@@ -34,6 +34,30 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+func TestStatusHere(t *testing.T) {
+	for name, test := range map[string]struct {
+		s         surroundings
+		planeHere bool
+		want      bool
+	}{
+		"the plane of this box":                          {surroundings{plane: true, home: true}, true, true},
+		"the plane of this box before $KUBECONFIG":       {surroundings{environment: "e", plane: true, home: true}, true, true},
+		"a plane without a kubeconfig":                   {surroundings{environment: "e", home: true}, true, true},
+		"--kubeconfig before the plane of this box":      {surroundings{kubeconfig: "k", plane: true}, true, false},
+		"--context before the plane of this box":         {surroundings{context: "c", plane: true}, true, false},
+		"--context in $KUBECONFIG":                       {surroundings{context: "c", environment: "e", plane: true}, true, false},
+		"--root before --context":                        {surroundings{context: "c", root: true, plane: true}, true, true},
+		"--root without a plane":                         {surroundings{environment: "e", root: true, home: true}, false, true},
+		"$KUBECONFIG without a plane":                    {surroundings{environment: "e"}, false, false},
+		"~/.kube/config without a plane":                 {surroundings{home: true}, false, false},
+		"the error of a box names the plane of this box": {surroundings{}, false, true},
+	} {
+		if got := statusHere(test.s, test.planeHere); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 const twoContexts = `apiVersion: v1
 kind: Config
 current-context: one
@@ -78,6 +102,10 @@ func TestContexts(t *testing.T) {
 	}
 	if _, err := (&app{kubeconfig: filepath.Join(t.TempDir(), "missing")}).management(); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Errorf("a missing file: %v", err)
+	}
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "removed"))
+	if _, err := (&app{}).management(); err == nil || exitCode(err) != exitNotFound || !strings.Contains(err.Error(), "$KUBECONFIG, found no file") {
+		t.Errorf("a removed file of $KUBECONFIG: %v", err)
 	}
 }
 

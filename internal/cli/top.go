@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -90,20 +91,14 @@ func (a *app) top(ctx context.Context, m *management, kinds []string, namespace 
 			return err
 		}
 		if a.json() {
-			all := []report{}
-			for _, row := range topRows(objects) {
-				all = append(all, diagnose(row[0], row[1:], nil))
-			}
-			reports[kind+"s"] = all
+			reports[kind+"s"] = reportsOf(topRows(objects))
 			continue
 		}
 		if i > 0 {
 			fmt.Fprintln(a.out)
 		}
 		w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-		for _, row := range topTable(kind, topRows(objects), time.Now()) {
-			fmt.Fprintln(w, strings.Join(row, "\t"))
-		}
+		printTable(w, topTable(kind, topRows(objects), time.Now()))
 		if err := w.Flush(); err != nil {
 			return err
 		}
@@ -150,6 +145,21 @@ func topRows(objects []*unstructured.Unstructured) (rows [][]*unstructured.Unstr
 		}
 	}
 	return rows
+}
+
+// reportsOf returns the report of each row.
+func reportsOf(rows [][]*unstructured.Unstructured) []report {
+	out := []report{}
+	for _, row := range rows {
+		out = append(out, diagnose(row[0], row[1:], nil))
+	}
+	return out
+}
+
+func printTable(w io.Writer, rows [][]string) {
+	for _, row := range rows {
+		fmt.Fprintln(w, strings.Join(row, "\t"))
+	}
 }
 
 // topTable returns the rows of a table, the heading first. Objects that wait come first, the longest wait at the top.

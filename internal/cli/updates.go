@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
@@ -18,24 +19,17 @@ import (
 	"capstan.dev/capstan/internal/cli/dashboard"
 )
 
-// updatesTimeout bounds the reading of the updates. The state of the plane is shown without them if the API does not answer.
-const updatesTimeout = 5 * time.Second
-
 // update is an update in place in the output of `capstan status`, also for scripts.
 type update = dashboard.Update
 
-// updates reads the updates in place of all machines.
+// updates reads the updates in place of the machines that the user can read.
 func (m *management) updates(ctx context.Context) ([]update, error) {
-	ctx, cancel := context.WithTimeout(ctx, updatesTimeout)
-	defer cancel()
-	machines, capstan := &clusterv1.MachineList{}, &infrav1.CapstanMachineList{}
-	if err := m.client.List(ctx, machines); err != nil {
+	machines, err := m.listed(ctx, described["machine"][0], "")
+	if err != nil {
 		return nil, err
 	}
-	if err := m.client.List(ctx, capstan); err != nil {
-		return nil, err
-	}
-	return updatesOf(machines.Items, capstan.Items), nil
+	capstan, err := m.listed(ctx, schema.GroupKind{Group: infraGroup, Kind: "CapstanMachine"}, "")
+	return updatesOf(typed[clusterv1.Machine](machines), typed[infrav1.CapstanMachine](capstan)), err
 }
 
 // updatesOf returns the machines whose update in place was begun and has not succeeded, sorted by cluster, group and name.

@@ -199,6 +199,9 @@ func (i *installation) testWorkstation() {
 	if out := w.capstan("top"); !strings.Contains(out, "FREE MEMORY") || !strings.Contains(out, "local") {
 		i.t.Errorf("top: %s", out)
 	}
+	if out := w.capstan("status"); !strings.Contains(out, "FREE MEMORY") || !strings.Contains(out, "day") || !strings.Contains(out, "pods (all namespaces)") {
+		i.t.Errorf("status: %s", out)
+	}
 	if out := w.capstan("__complete", "get", "kubeconfig", ""); !strings.HasPrefix(out, "day\n") {
 		i.t.Errorf("completed names: %q", out)
 	}
@@ -246,7 +249,7 @@ func (w *workstation) refusals() {
 	}{
 		"another namespace":      {[]string{"--context", "team-a", "get", "kubeconfig", "one", "-n", "default"}, "forbidden"},
 		"a context that is none": {[]string{"get", "clusters"}, "$KUBECONFIG"},
-		"a command of a box":     {[]string{"status"}, "capstan up"},
+		"a command of a box":     {[]string{"backup"}, "capstan up"},
 	} {
 		if out, err := w.try(filepath.Join(w.i.bin, "capstan"), test.args...); err == nil || !strings.Contains(err.Error(), test.want) {
 			w.i.t.Errorf("%s: %v %s", what, err, out)
