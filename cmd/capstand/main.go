@@ -183,7 +183,7 @@ func (o options) parse() (host.Config, host.Socket, error) {
 		Root: root, Assets: assets, Backups: backups, Images: images, Name: o.name, ReserveMemory: reserve.Value(),
 		ReserveDisk: reserveDisk.Value(), PreallocateDisks: o.preallocateDisks,
 		BalancerUID: o.balancerUID, RunDir: network.DefaultRunDir, EncryptOverlays: o.overlayEncryption != "", Absence: o.absence, ConfirmTimeout: o.confirmTimeout,
-		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(),
+		StopPodsWithin: o.stopPodsWithin, Logging: o.logs.Args(), Reboot: host.SystemdReboot(),
 	}, socket, nil
 }
 

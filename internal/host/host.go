@@ -72,6 +72,8 @@ type Config struct {
 	StopPodsWithin time.Duration
 	// Logging contains the flags of the logs of capstand's processes and machines (package logging); none for the defaults.
 	Logging []string
+	// Reboot starts a reboot of the box and returns before it goes down; nil if capstand cannot reboot it.
+	Reboot func(context.Context) error
 	// Credentials renews the certificates of managers that connect over TCP; nil without TCP.
 	Credentials hostpb.CredentialsServer
 }

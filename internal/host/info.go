@@ -20,6 +20,7 @@ import (
 	"capstan.dev/capstan/internal/host/cgroup"
 	"capstan.dev/capstan/internal/host/hostpb"
 	"capstan.dev/capstan/internal/host/machinedisk"
+	"capstan.dev/capstan/internal/host/proc"
 )
 
 // Driver that makes machines.
@@ -87,6 +88,9 @@ func (ms *machines) info() *hostpb.HostInfo {
 		BoxId: ms.boxID, DiskBackend: ms.diskBackend, KernelVersion: kernelVersion(), OsImage: osImage("/"),
 	}
 	info.Images, info.MachineImages = ms.imageInfo()
+	if ms.config.Reboot != nil {
+		info.BootId, info.BootedAt = proc.BootID(), bootedAt()
+	}
 	if ms.box.Link != nil {
 		info.OverlayPublicKey = ms.box.Link.Public.String()
 	}

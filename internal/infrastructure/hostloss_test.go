@@ -2,13 +2,16 @@ package infrastructure_test
 
 import (
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/cluster-api/util/conditions"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -101,4 +104,56 @@ func TestDrain(t *testing.T) {
 		}
 		return n
 	}).Should(BeZero())
+}
+
+// A reboot waits for the drain, is asked for once, and opens the host when it is back. A host that cannot reboot is not drained.
+func TestReboot(t *testing.T) {
+	b := newBox(t)
+	b.provisioned()
+	machine, m := b.addMachine(nil, nil)
+	b.running(m)
+	request := func(after time.Duration) {
+		update(b, b.host, func(h *infrav1.CapstanHost) {
+			h.Spec.RebootRequestedAt = metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(after))
+		})
+	}
+	booted := func(id string) {
+		b.fake.SetInfo(func(i *hostpb.HostInfo) { i.BootId, i.BootedAt = id, timestamppb.New(time.Unix(1, 0)) })
+	}
+	request(0)
+	b.Expect(b.condition(b.host, infrav1.HostRebootedCondition, metav1.ConditionFalse, infrav1.HostRebootUnsupportedReason)).To(ContainSubstring("by hand"))
+	b.get(b.host)
+	b.Expect(conditions.Has(b.host, infrav1.HostDrainedCondition)).To(BeFalse())
+
+	booted("first")
+	request(time.Minute)
+	b.condition(b.host, infrav1.HostRebootedCondition, metav1.ConditionFalse, infrav1.HostRebootDrainingReason)
+	b.Expect(b.condition(b.host, infrav1.HostDrainedCondition, metav1.ConditionFalse, infrav1.HostDrainingReason)).To(ContainSubstring("1 machines are left"))
+	b.Expect(b.fake.Calls("Reboot")).To(BeZero())
+	b.delete(machine)
+	b.delete(m)
+	b.Eventually(func() int { return b.fake.Calls("Reboot") }).ShouldNot(BeZero())
+	b.condition(b.host, infrav1.HostRebootedCondition, metav1.ConditionFalse, infrav1.HostRebootingReason)
+	_, waiting := b.addMachine(nil, nil)
+	b.Expect(b.condition(waiting, infrav1.HostAssignedCondition, metav1.ConditionFalse, infrav1.NoHostReason)).To(ContainSubstring("unschedulable"))
+
+	b.fake.Stop()
+	b.condition(b.host, infrav1.HostConnectedCondition, metav1.ConditionFalse, infrav1.HostUnreachableReason)
+	asked := b.fake.Calls("Reboot")
+	booted("second")
+	b.fake.Start(t)
+	b.condition(b.host, infrav1.HostRebootedCondition, metav1.ConditionTrue, infrav1.HostRebootedReason)
+	b.running(waiting)
+	b.Expect(b.host.Status.Reboot.BootID).To(Equal("first"))
+	b.Expect(b.fake.Calls("Reboot")).To(Equal(asked))
+
+	b.get(b.host)
+	earlier := b.host.DeepCopy()
+	earlier.Spec.RebootRequestedAt = metav1.NewTime(time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC))
+	b.Expect(env.Client.Patch(ctx, earlier, client.MergeFrom(b.host))).To(MatchError(ContainSubstring("can only be replaced by a later time")))
+	update(b, b.host, func(h *infrav1.CapstanHost) { h.Spec.RebootRequestedAt = metav1.Time{} })
+	b.Eventually(func() bool {
+		b.get(b.host)
+		return conditions.Has(b.host, infrav1.HostRebootedCondition) || !b.host.Status.Reboot.RequestedAt.IsZero()
+	}).Should(BeFalse())
 }

@@ -109,6 +109,13 @@ type CapstanHostSpec struct {
 	// +optional
 	Drain *bool `json:"drain,omitempty"`
 
+	// rebootRequestedAt requests one reboot of the host. The time identifies the request: set the current time, and a later time
+	// for the next reboot. The host is drained as with drain, rebooted through systemd, and accepts machines again when its capstand
+	// is connected. The condition Rebooted shows the progress. If you remove the field before the reboot, the request ends.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="self >= oldSelf",message="rebootRequestedAt can only be replaced by a later time: set the current time to request another reboot"
+	RebootRequestedAt metav1.Time `json:"rebootRequestedAt,omitempty,omitzero"`
+
 	// fencing lets the host stop its machines when it is cut off. If not set, the host never stops them.
 	// +optional
 	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
@@ -212,7 +219,7 @@ type AllowedNamespaces struct {
 // CapstanHostStatus is the observed state of a CapstanHost.
 // +kubebuilder:validation:MinProperties=1
 type CapstanHostStatus struct {
-	// conditions describe the current state: Ready, Connected, Drained, Fencing, Deleting, Paused.
+	// conditions describe the current state: Ready, Connected, Drained, Rebooted, Fencing, Deleting, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -281,6 +288,10 @@ type CapstanHostStatus struct {
 	// +optional
 	Fencing HostFencing `json:"fencing,omitempty,omitzero"`
 
+	// reboot is the request of spec.rebootRequestedAt that the controller has begun or completed.
+	// +optional
+	Reboot HostReboot `json:"reboot,omitempty,omitzero"`
+
 	// unknownMachines are machines on the host that belong to this management cluster and have no
 	// CapstanMachine, as after the restore of an old etcd; the first 100 by id. They run on, and their addresses are not
 	// given to others. Capstan does not remove them: see the annotation infrastructure.capstan.dev/prune.
@@ -294,6 +305,29 @@ type CapstanHostStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// HostReboot is a reboot that was requested.
+type HostReboot struct {
+	// requestedAt is the time that identifies the request.
+	// +required
+	RequestedAt metav1.Time `json:"requestedAt,omitempty,omitzero"`
+
+	// bootID is the host's boot before the reboot. The reboot is complete when the host has another one.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	BootID string `json:"bootID,omitempty"`
+
+	// completedAt is when the controller saw that the host has returned.
+	// +optional
+	CompletedAt metav1.Time `json:"completedAt,omitempty,omitzero"`
+}
+
+// RebootPending returns whether a reboot of the host is requested and not complete.
+func (h *CapstanHost) RebootPending() bool {
+	done := h.Status.Reboot.RequestedAt.Equal(&h.Spec.RebootRequestedAt) && !h.Status.Reboot.CompletedAt.IsZero()
+	return !h.Spec.RebootRequestedAt.IsZero() && !done
 }
 
 // HostImage is a root file system for machines.

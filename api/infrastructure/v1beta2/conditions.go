@@ -32,7 +32,20 @@ const (
 	// HostFencingConflictReason: another CapstanHost is the same host, and its setting is in effect.
 	HostFencingConflictReason = "FencingConflict"
 
-	// HostDrainedCondition exists while spec.drain is true. It is true when the host has no machines of this management
+	// HostRebootedCondition exists while spec.rebootRequestedAt is set. It is true when the host has rebooted since and is back.
+	HostRebootedCondition = "Rebooted"
+	// HostRebootedReason: the host has rebooted.
+	HostRebootedReason = "Rebooted"
+	// HostRebootDrainingReason: the reboot waits until the host has no machines. The condition Drained contains the causes of delays.
+	HostRebootDrainingReason = "RebootDraining"
+	// HostRebootingReason: the host was asked to reboot, and has not returned yet.
+	HostRebootingReason = "Rebooting"
+	// HostRebootWaitingReason: the host cannot be rebooted now. The message contains the cause. The host keeps its machines.
+	HostRebootWaitingReason = "RebootWaiting"
+	// HostRebootUnsupportedReason: the host's capstand is older than reboots, or is not a service of systemd.
+	HostRebootUnsupportedReason = "RebootUnsupported"
+
+	// HostDrainedCondition exists while spec.drain is true, or while the host is drained for a reboot. It is true when the host has no machines of this management
 	// cluster any more.
 	HostDrainedCondition = "Drained"
 	// HostDrainedReason: the host has no machines of this management cluster.

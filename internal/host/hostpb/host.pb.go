@@ -71,6 +71,8 @@ const (
 	Refusal_NO_DISK_SPACE Refusal_Reason = 17
 	// UPDATE_IN_PROGRESS: another update of the machine has not ended. Code FAILED_PRECONDITION.
 	Refusal_UPDATE_IN_PROGRESS Refusal_Reason = 18
+	// HOST_IN_USE: the host has machines. Code FAILED_PRECONDITION.
+	Refusal_HOST_IN_USE Refusal_Reason = 19
 )
 
 // Enum value maps for Refusal_Reason.
@@ -95,6 +97,7 @@ var (
 		16: "OUT_OF_MEMORY",
 		17: "NO_DISK_SPACE",
 		18: "UPDATE_IN_PROGRESS",
+		19: "HOST_IN_USE",
 	}
 	Refusal_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED": 0,
@@ -116,6 +119,7 @@ var (
 		"OUT_OF_MEMORY":      16,
 		"NO_DISK_SPACE":      17,
 		"UPDATE_IN_PROGRESS": 18,
+		"HOST_IN_USE":        19,
 	}
 )
 
@@ -195,7 +199,7 @@ func (x Event_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Type.Descriptor instead.
 func (Event_Type) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11, 0}
+	return file_host_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type PublishedPort_Protocol int32
@@ -244,7 +248,7 @@ func (x PublishedPort_Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishedPort_Protocol.Descriptor instead.
 func (PublishedPort_Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19, 0}
+	return file_host_proto_rawDescGZIP(), []int{21, 0}
 }
 
 type UpdateStatus_Phase int32
@@ -302,7 +306,7 @@ func (x UpdateStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UpdateStatus_Phase.Descriptor instead.
 func (UpdateStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33, 0}
+	return file_host_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type MachineStatus_Phase int32
@@ -360,7 +364,7 @@ func (x MachineStatus_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Phase.Descriptor instead.
 func (MachineStatus_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35, 0}
+	return file_host_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type MachineStatus_Bootstrap int32
@@ -415,7 +419,7 @@ func (x MachineStatus_Bootstrap) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MachineStatus_Bootstrap.Descriptor instead.
 func (MachineStatus_Bootstrap) EnumDescriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35, 1}
+	return file_host_proto_rawDescGZIP(), []int{37, 1}
 }
 
 // Refusal is a detail of the status of a refused call. Each reason has one gRPC code.
@@ -541,8 +545,12 @@ type HostInfo struct {
 	MachineImages []*MachineImage `protobuf:"bytes,23,rep,name=machine_images,json=machineImages,proto3" json:"machine_images,omitempty"`
 	// overlay_public_key is the WireGuard key with which the host encrypts its overlays, in base64; empty: it does not encrypt them.
 	OverlayPublicKey string `protobuf:"bytes,24,opt,name=overlay_public_key,json=overlayPublicKey,proto3" json:"overlay_public_key,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// boot_id of the running kernel; empty: capstand cannot reboot the box.
+	BootId string `protobuf:"bytes,25,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// booted_at is when the kernel started.
+	BootedAt      *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=booted_at,json=bootedAt,proto3" json:"booted_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -741,6 +749,20 @@ func (x *HostInfo) GetOverlayPublicKey() string {
 		return x.OverlayPublicKey
 	}
 	return ""
+}
+
+func (x *HostInfo) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *HostInfo) GetBootedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BootedAt
+	}
+	return nil
 }
 
 type MachineImage struct {
@@ -943,6 +965,86 @@ func (*SetFencingResponse) Descriptor() ([]byte, []int) {
 	return file_host_proto_rawDescGZIP(), []int{6}
 }
 
+type RebootRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // as in HostInfo; another one has no effect, because the box has rebooted since
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootRequest) Reset() {
+	*x = RebootRequest{}
+	mi := &file_host_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootRequest) ProtoMessage() {}
+
+func (x *RebootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
+func (*RebootRequest) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RebootRequest) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+type RebootResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootResponse) Reset() {
+	*x = RebootResponse{}
+	mi := &file_host_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootResponse) ProtoMessage() {}
+
+func (x *RebootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_host_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
+func (*RebootResponse) Descriptor() ([]byte, []int) {
+	return file_host_proto_rawDescGZIP(), []int{8}
+}
+
 type ListContactsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NetworkId     string                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
@@ -952,7 +1054,7 @@ type ListContactsRequest struct {
 
 func (x *ListContactsRequest) Reset() {
 	*x = ListContactsRequest{}
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1066,7 @@ func (x *ListContactsRequest) String() string {
 func (*ListContactsRequest) ProtoMessage() {}
 
 func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[7]
+	mi := &file_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1079,7 @@ func (x *ListContactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsRequest.ProtoReflect.Descriptor instead.
 func (*ListContactsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{7}
+	return file_host_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListContactsRequest) GetNetworkId() string {
@@ -999,7 +1101,7 @@ type ListContactsResponse struct {
 
 func (x *ListContactsResponse) Reset() {
 	*x = ListContactsResponse{}
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1113,7 @@ func (x *ListContactsResponse) String() string {
 func (*ListContactsResponse) ProtoMessage() {}
 
 func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[8]
+	mi := &file_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1126,7 @@ func (x *ListContactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListContactsResponse.ProtoReflect.Descriptor instead.
 func (*ListContactsResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{8}
+	return file_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListContactsResponse) GetContacts() []*Contact {
@@ -1059,7 +1161,7 @@ type Contact struct {
 
 func (x *Contact) Reset() {
 	*x = Contact{}
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1173,7 @@ func (x *Contact) String() string {
 func (*Contact) ProtoMessage() {}
 
 func (x *Contact) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[9]
+	mi := &file_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1186,7 @@ func (x *Contact) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Contact.ProtoReflect.Descriptor instead.
 func (*Contact) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{9}
+	return file_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Contact) GetHost() string {
@@ -1134,7 +1236,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1248,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[10]
+	mi := &file_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1261,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{10}
+	return file_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchRequest) GetManagementCluster() string {
@@ -1184,7 +1286,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1298,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[11]
+	mi := &file_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1311,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{11}
+	return file_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Event) GetType() Event_Type {
@@ -1298,7 +1400,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1310,7 +1412,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[12]
+	mi := &file_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1323,7 +1425,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{12}
+	return file_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Network) GetId() string {
@@ -1394,7 +1496,7 @@ type Overlay struct {
 
 func (x *Overlay) Reset() {
 	*x = Overlay{}
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1508,7 @@ func (x *Overlay) String() string {
 func (*Overlay) ProtoMessage() {}
 
 func (x *Overlay) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[13]
+	mi := &file_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1521,7 @@ func (x *Overlay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Overlay.ProtoReflect.Descriptor instead.
 func (*Overlay) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{13}
+	return file_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Overlay) GetVni() uint32 {
@@ -1463,7 +1565,7 @@ type SetPeersRequest struct {
 
 func (x *SetPeersRequest) Reset() {
 	*x = SetPeersRequest{}
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1577,7 @@ func (x *SetPeersRequest) String() string {
 func (*SetPeersRequest) ProtoMessage() {}
 
 func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[14]
+	mi := &file_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1590,7 @@ func (x *SetPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersRequest.ProtoReflect.Descriptor instead.
 func (*SetPeersRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{14}
+	return file_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SetPeersRequest) GetNetworkId() string {
@@ -1544,7 +1646,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1658,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[15]
+	mi := &file_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1671,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{15}
+	return file_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Peer) GetAddresses() []string {
@@ -1594,7 +1696,7 @@ type SetPeersResponse struct {
 
 func (x *SetPeersResponse) Reset() {
 	*x = SetPeersResponse{}
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1708,7 @@ func (x *SetPeersResponse) String() string {
 func (*SetPeersResponse) ProtoMessage() {}
 
 func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[16]
+	mi := &file_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1721,7 @@ func (x *SetPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPeersResponse.ProtoReflect.Descriptor instead.
 func (*SetPeersResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{16}
+	return file_host_proto_rawDescGZIP(), []int{18}
 }
 
 type SetServicesRequest struct {
@@ -1636,7 +1738,7 @@ type SetServicesRequest struct {
 
 func (x *SetServicesRequest) Reset() {
 	*x = SetServicesRequest{}
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +1750,7 @@ func (x *SetServicesRequest) String() string {
 func (*SetServicesRequest) ProtoMessage() {}
 
 func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[17]
+	mi := &file_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +1763,7 @@ func (x *SetServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesRequest.ProtoReflect.Descriptor instead.
 func (*SetServicesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{17}
+	return file_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetServicesRequest) GetNetworkId() string {
@@ -1708,7 +1810,7 @@ type PublishedService struct {
 
 func (x *PublishedService) Reset() {
 	*x = PublishedService{}
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1822,7 @@ func (x *PublishedService) String() string {
 func (*PublishedService) ProtoMessage() {}
 
 func (x *PublishedService) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[18]
+	mi := &file_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1835,7 @@ func (x *PublishedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedService.ProtoReflect.Descriptor instead.
 func (*PublishedService) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{18}
+	return file_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PublishedService) GetName() string {
@@ -1782,7 +1884,7 @@ type PublishedPort struct {
 
 func (x *PublishedPort) Reset() {
 	*x = PublishedPort{}
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1896,7 @@ func (x *PublishedPort) String() string {
 func (*PublishedPort) ProtoMessage() {}
 
 func (x *PublishedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[19]
+	mi := &file_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +1909,7 @@ func (x *PublishedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedPort.ProtoReflect.Descriptor instead.
 func (*PublishedPort) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{19}
+	return file_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PublishedPort) GetProtocol() PublishedPort_Protocol {
@@ -1840,7 +1942,7 @@ type SetServicesResponse struct {
 
 func (x *SetServicesResponse) Reset() {
 	*x = SetServicesResponse{}
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +1954,7 @@ func (x *SetServicesResponse) String() string {
 func (*SetServicesResponse) ProtoMessage() {}
 
 func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[20]
+	mi := &file_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +1967,7 @@ func (x *SetServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetServicesResponse.ProtoReflect.Descriptor instead.
 func (*SetServicesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{20}
+	return file_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetServicesResponse) GetRefused() []*RefusedAddress {
@@ -1886,7 +1988,7 @@ type RefusedAddress struct {
 
 func (x *RefusedAddress) Reset() {
 	*x = RefusedAddress{}
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2000,7 @@ func (x *RefusedAddress) String() string {
 func (*RefusedAddress) ProtoMessage() {}
 
 func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[21]
+	mi := &file_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2013,7 @@ func (x *RefusedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedAddress.ProtoReflect.Descriptor instead.
 func (*RefusedAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{21}
+	return file_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RefusedAddress) GetAddress() string {
@@ -1940,7 +2042,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2054,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[22]
+	mi := &file_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2067,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{22}
+	return file_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteNetworkRequest) GetId() string {
@@ -1997,7 +2099,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2111,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[23]
+	mi := &file_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2124,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{23}
+	return file_host_proto_rawDescGZIP(), []int{25}
 }
 
 type LoadBalancer struct {
@@ -2051,7 +2153,7 @@ type LoadBalancer struct {
 
 func (x *LoadBalancer) Reset() {
 	*x = LoadBalancer{}
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2165,7 @@ func (x *LoadBalancer) String() string {
 func (*LoadBalancer) ProtoMessage() {}
 
 func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[24]
+	mi := &file_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2178,7 @@ func (x *LoadBalancer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancer.ProtoReflect.Descriptor instead.
 func (*LoadBalancer) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{24}
+	return file_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadBalancer) GetId() string {
@@ -2166,7 +2268,7 @@ type VirtualAddress struct {
 
 func (x *VirtualAddress) Reset() {
 	*x = VirtualAddress{}
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2280,7 @@ func (x *VirtualAddress) String() string {
 func (*VirtualAddress) ProtoMessage() {}
 
 func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[25]
+	mi := &file_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2293,7 @@ func (x *VirtualAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VirtualAddress.ProtoReflect.Descriptor instead.
 func (*VirtualAddress) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{25}
+	return file_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VirtualAddress) GetAddress() string {
@@ -2227,7 +2329,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2341,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[26]
+	mi := &file_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2354,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{26}
+	return file_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Backend) GetName() string {
@@ -2288,7 +2390,7 @@ type DeleteLoadBalancerRequest struct {
 
 func (x *DeleteLoadBalancerRequest) Reset() {
 	*x = DeleteLoadBalancerRequest{}
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2402,7 @@ func (x *DeleteLoadBalancerRequest) String() string {
 func (*DeleteLoadBalancerRequest) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[27]
+	mi := &file_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2415,7 @@ func (x *DeleteLoadBalancerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{27}
+	return file_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteLoadBalancerRequest) GetId() string {
@@ -2345,7 +2447,7 @@ type DeleteLoadBalancerResponse struct {
 
 func (x *DeleteLoadBalancerResponse) Reset() {
 	*x = DeleteLoadBalancerResponse{}
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2459,7 @@ func (x *DeleteLoadBalancerResponse) String() string {
 func (*DeleteLoadBalancerResponse) ProtoMessage() {}
 
 func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[28]
+	mi := &file_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2472,7 @@ func (x *DeleteLoadBalancerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLoadBalancerResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLoadBalancerResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{28}
+	return file_host_proto_rawDescGZIP(), []int{30}
 }
 
 type MachineSpec struct {
@@ -2397,7 +2499,7 @@ type MachineSpec struct {
 
 func (x *MachineSpec) Reset() {
 	*x = MachineSpec{}
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2409,7 +2511,7 @@ func (x *MachineSpec) String() string {
 func (*MachineSpec) ProtoMessage() {}
 
 func (x *MachineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[29]
+	mi := &file_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2422,7 +2524,7 @@ func (x *MachineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineSpec.ProtoReflect.Descriptor instead.
 func (*MachineSpec) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{29}
+	return file_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MachineSpec) GetId() string {
@@ -2541,7 +2643,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2655,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[30]
+	mi := &file_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2668,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{30}
+	return file_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Address) GetAddress() string {
@@ -2604,7 +2706,7 @@ type EnsureMachineRequest struct {
 
 func (x *EnsureMachineRequest) Reset() {
 	*x = EnsureMachineRequest{}
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2718,7 @@ func (x *EnsureMachineRequest) String() string {
 func (*EnsureMachineRequest) ProtoMessage() {}
 
 func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[31]
+	mi := &file_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2731,7 @@ func (x *EnsureMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureMachineRequest.ProtoReflect.Descriptor instead.
 func (*EnsureMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{31}
+	return file_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EnsureMachineRequest) GetSpec() *MachineSpec {
@@ -2671,7 +2773,7 @@ type UpdateMachineRequest struct {
 
 func (x *UpdateMachineRequest) Reset() {
 	*x = UpdateMachineRequest{}
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +2785,7 @@ func (x *UpdateMachineRequest) String() string {
 func (*UpdateMachineRequest) ProtoMessage() {}
 
 func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[32]
+	mi := &file_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +2798,7 @@ func (x *UpdateMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMachineRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{32}
+	return file_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdateMachineRequest) GetSpec() *MachineSpec {
@@ -2742,7 +2844,7 @@ type UpdateStatus struct {
 
 func (x *UpdateStatus) Reset() {
 	*x = UpdateStatus{}
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2856,7 @@ func (x *UpdateStatus) String() string {
 func (*UpdateStatus) ProtoMessage() {}
 
 func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[33]
+	mi := &file_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2869,7 @@ func (x *UpdateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStatus.ProtoReflect.Descriptor instead.
 func (*UpdateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{33}
+	return file_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UpdateStatus) GetId() string {
@@ -2824,7 +2926,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +2938,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[34]
+	mi := &file_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2849,7 +2951,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{34}
+	return file_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Machine) GetSpec() *MachineSpec {
@@ -2892,7 +2994,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3006,7 @@ func (x *MachineStatus) String() string {
 func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[35]
+	mi := &file_host_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3019,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{35}
+	return file_host_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MachineStatus) GetPhase() MachineStatus_Phase {
@@ -3029,7 +3131,7 @@ type CertificateStatus struct {
 
 func (x *CertificateStatus) Reset() {
 	*x = CertificateStatus{}
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3143,7 @@ func (x *CertificateStatus) String() string {
 func (*CertificateStatus) ProtoMessage() {}
 
 func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[36]
+	mi := &file_host_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3156,7 @@ func (x *CertificateStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStatus.ProtoReflect.Descriptor instead.
 func (*CertificateStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{36}
+	return file_host_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CertificateStatus) GetName() string {
@@ -3091,7 +3193,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3103,7 +3205,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[37]
+	mi := &file_host_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3116,7 +3218,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{37}
+	return file_host_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -3163,7 +3265,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3175,7 +3277,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[38]
+	mi := &file_host_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3188,7 +3290,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{38}
+	return file_host_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetMachineRequest) GetId() string {
@@ -3206,7 +3308,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3320,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[39]
+	mi := &file_host_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3333,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{39}
+	return file_host_proto_rawDescGZIP(), []int{41}
 }
 
 type ListMachinesResponse struct {
@@ -3243,7 +3345,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3357,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[40]
+	mi := &file_host_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3370,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{40}
+	return file_host_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3290,7 +3392,7 @@ type DeleteMachineRequest struct {
 
 func (x *DeleteMachineRequest) Reset() {
 	*x = DeleteMachineRequest{}
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3404,7 @@ func (x *DeleteMachineRequest) String() string {
 func (*DeleteMachineRequest) ProtoMessage() {}
 
 func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[41]
+	mi := &file_host_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3417,7 @@ func (x *DeleteMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{41}
+	return file_host_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteMachineRequest) GetId() string {
@@ -3351,7 +3453,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3465,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[42]
+	mi := &file_host_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3478,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{42}
+	return file_host_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StartMachineRequest) GetId() string {
@@ -3413,7 +3515,7 @@ type ClaimMachineRequest struct {
 
 func (x *ClaimMachineRequest) Reset() {
 	*x = ClaimMachineRequest{}
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3527,7 @@ func (x *ClaimMachineRequest) String() string {
 func (*ClaimMachineRequest) ProtoMessage() {}
 
 func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[43]
+	mi := &file_host_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3540,7 @@ func (x *ClaimMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimMachineRequest.ProtoReflect.Descriptor instead.
 func (*ClaimMachineRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{43}
+	return file_host_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ClaimMachineRequest) GetId() string {
@@ -3479,7 +3581,7 @@ type DeleteMachineResponse struct {
 
 func (x *DeleteMachineResponse) Reset() {
 	*x = DeleteMachineResponse{}
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3593,7 @@ func (x *DeleteMachineResponse) String() string {
 func (*DeleteMachineResponse) ProtoMessage() {}
 
 func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[44]
+	mi := &file_host_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3606,7 @@ func (x *DeleteMachineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMachineResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMachineResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{44}
+	return file_host_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteMachineResponse) GetDone() bool {
@@ -3525,7 +3627,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3639,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[45]
+	mi := &file_host_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3652,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{45}
+	return file_host_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LoadImageRequest) GetMachine() string {
@@ -3577,7 +3679,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3691,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[46]
+	mi := &file_host_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3704,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{46}
+	return file_host_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LoadImageResponse) GetImages() []string {
@@ -3624,7 +3726,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3738,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[47]
+	mi := &file_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3751,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{47}
+	return file_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogsRequest) GetMachine() string {
@@ -3689,7 +3791,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3803,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[48]
+	mi := &file_host_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3816,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{48}
+	return file_host_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3739,7 +3841,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3853,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[49]
+	mi := &file_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3866,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{49}
+	return file_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecRequest) GetContent() isExecRequest_Content {
@@ -3855,7 +3957,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3867,7 +3969,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[50]
+	mi := &file_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3880,7 +3982,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{50}
+	return file_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecStart) GetMachine() string {
@@ -3928,7 +4030,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4042,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[51]
+	mi := &file_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4055,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{51}
+	return file_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TerminalSize) GetColumns() uint32 {
@@ -3985,7 +4087,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3997,7 +4099,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_host_proto_msgTypes[52]
+	mi := &file_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4010,7 +4112,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_host_proto_rawDescGZIP(), []int{52}
+	return file_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExecResponse) GetContent() isExecResponse_Content {
@@ -4089,10 +4191,10 @@ var File_host_proto protoreflect.FileDescriptor
 const file_host_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb7\x03\n" +
+	"host.proto\x12\x0fcapstan.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc8\x03\n" +
 	"\aRefusal\x127\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x1f.capstan.host.v1.Refusal.ReasonR\x06reason\x12\x18\n" +
-	"\asubject\x18\x02 \x01(\tR\asubject\"\xd8\x02\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\"\xe9\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aINVALID\x10\x01\x12\x10\n" +
@@ -4113,8 +4215,9 @@ const file_host_proto_rawDesc = "" +
 	"\vNOT_RUNNING\x10\x0f\x12\x11\n" +
 	"\rOUT_OF_MEMORY\x10\x10\x12\x11\n" +
 	"\rNO_DISK_SPACE\x10\x11\x12\x16\n" +
-	"\x12UPDATE_IN_PROGRESS\x10\x12\"\x10\n" +
-	"\x0eGetInfoRequest\"\x99\a\n" +
+	"\x12UPDATE_IN_PROGRESS\x10\x12\x12\x0f\n" +
+	"\vHOST_IN_USE\x10\x13\"\x10\n" +
+	"\x0eGetInfoRequest\"\xeb\a\n" +
 	"\bHostInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\"\n" +
@@ -4141,7 +4244,9 @@ const file_host_proto_rawDesc = "" +
 	"\x17minimum_manager_version\x18\x15 \x01(\x05R\x15minimumManagerVersion\x122\n" +
 	"\afencing\x18\x16 \x03(\v2\x18.capstan.host.v1.FencingR\afencing\x12D\n" +
 	"\x0emachine_images\x18\x17 \x03(\v2\x1d.capstan.host.v1.MachineImageR\rmachineImages\x12,\n" +
-	"\x12overlay_public_key\x18\x18 \x01(\tR\x10overlayPublicKey\"T\n" +
+	"\x12overlay_public_key\x18\x18 \x01(\tR\x10overlayPublicKey\x12\x17\n" +
+	"\aboot_id\x18\x19 \x01(\tR\x06bootId\x127\n" +
+	"\tbooted_at\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bbootedAt\"T\n" +
 	"\fMachineImage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x18\n" +
@@ -4152,7 +4257,10 @@ const file_host_proto_rawDesc = "" +
 	"\x11SetFencingRequest\x12-\n" +
 	"\x12management_cluster\x18\x01 \x01(\tR\x11managementCluster\x12,\n" +
 	"\x12stop_after_seconds\x18\x02 \x01(\x05R\x10stopAfterSeconds\"\x14\n" +
-	"\x12SetFencingResponse\"4\n" +
+	"\x12SetFencingResponse\"(\n" +
+	"\rRebootRequest\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\"\x10\n" +
+	"\x0eRebootResponse\"4\n" +
 	"\x13ListContactsRequest\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\tR\tnetworkId\"\x81\x01\n" +
@@ -4412,7 +4520,7 @@ const file_host_proto_rawDesc = "" +
 	"\x06stdout\x18\x02 \x01(\fH\x00R\x06stdout\x12\x18\n" +
 	"\x06stderr\x18\x03 \x01(\fH\x00R\x06stderr\x12\x1d\n" +
 	"\texit_code\x18\x04 \x01(\x05H\x00R\bexitCodeB\t\n" +
-	"\acontent2\x85\r\n" +
+	"\acontent2\xd0\r\n" +
 	"\x04Host\x12E\n" +
 	"\aGetInfo\x12\x1f.capstan.host.v1.GetInfoRequest\x1a\x19.capstan.host.v1.HostInfo\x12@\n" +
 	"\x05Watch\x12\x1d.capstan.host.v1.WatchRequest\x1a\x16.capstan.host.v1.Event0\x01\x12C\n" +
@@ -4432,7 +4540,8 @@ const file_host_proto_rawDesc = "" +
 	"\rUpdateMachine\x12%.capstan.host.v1.UpdateMachineRequest\x1a\x18.capstan.host.v1.Machine\x12U\n" +
 	"\n" +
 	"SetFencing\x12\".capstan.host.v1.SetFencingRequest\x1a#.capstan.host.v1.SetFencingResponse\x12[\n" +
-	"\fListContacts\x12$.capstan.host.v1.ListContactsRequest\x1a%.capstan.host.v1.ListContactsResponse\x12T\n" +
+	"\fListContacts\x12$.capstan.host.v1.ListContactsRequest\x1a%.capstan.host.v1.ListContactsResponse\x12I\n" +
+	"\x06Reboot\x12\x1e.capstan.host.v1.RebootRequest\x1a\x1f.capstan.host.v1.RebootResponse\x12T\n" +
 	"\tLoadImage\x12!.capstan.host.v1.LoadImageRequest\x1a\".capstan.host.v1.LoadImageResponse(\x01\x12A\n" +
 	"\x04Logs\x12\x1c.capstan.host.v1.LogsRequest\x1a\x19.capstan.host.v1.LogChunk0\x01\x12G\n" +
 	"\x04Exec\x12\x1c.capstan.host.v1.ExecRequest\x1a\x1d.capstan.host.v1.ExecResponse(\x010\x01B*Z(capstan.dev/capstan/internal/host/hostpbb\x06proto3"
@@ -4450,7 +4559,7 @@ func file_host_proto_rawDescGZIP() []byte {
 }
 
 var file_host_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_host_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_host_proto_goTypes = []any{
 	(Refusal_Reason)(0),                // 0: capstan.host.v1.Refusal.Reason
 	(Event_Type)(0),                    // 1: capstan.host.v1.Event.Type
@@ -4465,139 +4574,144 @@ var file_host_proto_goTypes = []any{
 	(*Fencing)(nil),                    // 10: capstan.host.v1.Fencing
 	(*SetFencingRequest)(nil),          // 11: capstan.host.v1.SetFencingRequest
 	(*SetFencingResponse)(nil),         // 12: capstan.host.v1.SetFencingResponse
-	(*ListContactsRequest)(nil),        // 13: capstan.host.v1.ListContactsRequest
-	(*ListContactsResponse)(nil),       // 14: capstan.host.v1.ListContactsResponse
-	(*Contact)(nil),                    // 15: capstan.host.v1.Contact
-	(*WatchRequest)(nil),               // 16: capstan.host.v1.WatchRequest
-	(*Event)(nil),                      // 17: capstan.host.v1.Event
-	(*Network)(nil),                    // 18: capstan.host.v1.Network
-	(*Overlay)(nil),                    // 19: capstan.host.v1.Overlay
-	(*SetPeersRequest)(nil),            // 20: capstan.host.v1.SetPeersRequest
-	(*Peer)(nil),                       // 21: capstan.host.v1.Peer
-	(*SetPeersResponse)(nil),           // 22: capstan.host.v1.SetPeersResponse
-	(*SetServicesRequest)(nil),         // 23: capstan.host.v1.SetServicesRequest
-	(*PublishedService)(nil),           // 24: capstan.host.v1.PublishedService
-	(*PublishedPort)(nil),              // 25: capstan.host.v1.PublishedPort
-	(*SetServicesResponse)(nil),        // 26: capstan.host.v1.SetServicesResponse
-	(*RefusedAddress)(nil),             // 27: capstan.host.v1.RefusedAddress
-	(*DeleteNetworkRequest)(nil),       // 28: capstan.host.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 29: capstan.host.v1.DeleteNetworkResponse
-	(*LoadBalancer)(nil),               // 30: capstan.host.v1.LoadBalancer
-	(*VirtualAddress)(nil),             // 31: capstan.host.v1.VirtualAddress
-	(*Backend)(nil),                    // 32: capstan.host.v1.Backend
-	(*DeleteLoadBalancerRequest)(nil),  // 33: capstan.host.v1.DeleteLoadBalancerRequest
-	(*DeleteLoadBalancerResponse)(nil), // 34: capstan.host.v1.DeleteLoadBalancerResponse
-	(*MachineSpec)(nil),                // 35: capstan.host.v1.MachineSpec
-	(*Address)(nil),                    // 36: capstan.host.v1.Address
-	(*EnsureMachineRequest)(nil),       // 37: capstan.host.v1.EnsureMachineRequest
-	(*UpdateMachineRequest)(nil),       // 38: capstan.host.v1.UpdateMachineRequest
-	(*UpdateStatus)(nil),               // 39: capstan.host.v1.UpdateStatus
-	(*Machine)(nil),                    // 40: capstan.host.v1.Machine
-	(*MachineStatus)(nil),              // 41: capstan.host.v1.MachineStatus
-	(*CertificateStatus)(nil),          // 42: capstan.host.v1.CertificateStatus
-	(*ServiceStatus)(nil),              // 43: capstan.host.v1.ServiceStatus
-	(*GetMachineRequest)(nil),          // 44: capstan.host.v1.GetMachineRequest
-	(*ListMachinesRequest)(nil),        // 45: capstan.host.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),       // 46: capstan.host.v1.ListMachinesResponse
-	(*DeleteMachineRequest)(nil),       // 47: capstan.host.v1.DeleteMachineRequest
-	(*StartMachineRequest)(nil),        // 48: capstan.host.v1.StartMachineRequest
-	(*ClaimMachineRequest)(nil),        // 49: capstan.host.v1.ClaimMachineRequest
-	(*DeleteMachineResponse)(nil),      // 50: capstan.host.v1.DeleteMachineResponse
-	(*LoadImageRequest)(nil),           // 51: capstan.host.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),          // 52: capstan.host.v1.LoadImageResponse
-	(*LogsRequest)(nil),                // 53: capstan.host.v1.LogsRequest
-	(*LogChunk)(nil),                   // 54: capstan.host.v1.LogChunk
-	(*ExecRequest)(nil),                // 55: capstan.host.v1.ExecRequest
-	(*ExecStart)(nil),                  // 56: capstan.host.v1.ExecStart
-	(*TerminalSize)(nil),               // 57: capstan.host.v1.TerminalSize
-	(*ExecResponse)(nil),               // 58: capstan.host.v1.ExecResponse
-	nil,                                // 59: capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	(*timestamppb.Timestamp)(nil),      // 60: google.protobuf.Timestamp
+	(*RebootRequest)(nil),              // 13: capstan.host.v1.RebootRequest
+	(*RebootResponse)(nil),             // 14: capstan.host.v1.RebootResponse
+	(*ListContactsRequest)(nil),        // 15: capstan.host.v1.ListContactsRequest
+	(*ListContactsResponse)(nil),       // 16: capstan.host.v1.ListContactsResponse
+	(*Contact)(nil),                    // 17: capstan.host.v1.Contact
+	(*WatchRequest)(nil),               // 18: capstan.host.v1.WatchRequest
+	(*Event)(nil),                      // 19: capstan.host.v1.Event
+	(*Network)(nil),                    // 20: capstan.host.v1.Network
+	(*Overlay)(nil),                    // 21: capstan.host.v1.Overlay
+	(*SetPeersRequest)(nil),            // 22: capstan.host.v1.SetPeersRequest
+	(*Peer)(nil),                       // 23: capstan.host.v1.Peer
+	(*SetPeersResponse)(nil),           // 24: capstan.host.v1.SetPeersResponse
+	(*SetServicesRequest)(nil),         // 25: capstan.host.v1.SetServicesRequest
+	(*PublishedService)(nil),           // 26: capstan.host.v1.PublishedService
+	(*PublishedPort)(nil),              // 27: capstan.host.v1.PublishedPort
+	(*SetServicesResponse)(nil),        // 28: capstan.host.v1.SetServicesResponse
+	(*RefusedAddress)(nil),             // 29: capstan.host.v1.RefusedAddress
+	(*DeleteNetworkRequest)(nil),       // 30: capstan.host.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 31: capstan.host.v1.DeleteNetworkResponse
+	(*LoadBalancer)(nil),               // 32: capstan.host.v1.LoadBalancer
+	(*VirtualAddress)(nil),             // 33: capstan.host.v1.VirtualAddress
+	(*Backend)(nil),                    // 34: capstan.host.v1.Backend
+	(*DeleteLoadBalancerRequest)(nil),  // 35: capstan.host.v1.DeleteLoadBalancerRequest
+	(*DeleteLoadBalancerResponse)(nil), // 36: capstan.host.v1.DeleteLoadBalancerResponse
+	(*MachineSpec)(nil),                // 37: capstan.host.v1.MachineSpec
+	(*Address)(nil),                    // 38: capstan.host.v1.Address
+	(*EnsureMachineRequest)(nil),       // 39: capstan.host.v1.EnsureMachineRequest
+	(*UpdateMachineRequest)(nil),       // 40: capstan.host.v1.UpdateMachineRequest
+	(*UpdateStatus)(nil),               // 41: capstan.host.v1.UpdateStatus
+	(*Machine)(nil),                    // 42: capstan.host.v1.Machine
+	(*MachineStatus)(nil),              // 43: capstan.host.v1.MachineStatus
+	(*CertificateStatus)(nil),          // 44: capstan.host.v1.CertificateStatus
+	(*ServiceStatus)(nil),              // 45: capstan.host.v1.ServiceStatus
+	(*GetMachineRequest)(nil),          // 46: capstan.host.v1.GetMachineRequest
+	(*ListMachinesRequest)(nil),        // 47: capstan.host.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 48: capstan.host.v1.ListMachinesResponse
+	(*DeleteMachineRequest)(nil),       // 49: capstan.host.v1.DeleteMachineRequest
+	(*StartMachineRequest)(nil),        // 50: capstan.host.v1.StartMachineRequest
+	(*ClaimMachineRequest)(nil),        // 51: capstan.host.v1.ClaimMachineRequest
+	(*DeleteMachineResponse)(nil),      // 52: capstan.host.v1.DeleteMachineResponse
+	(*LoadImageRequest)(nil),           // 53: capstan.host.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),          // 54: capstan.host.v1.LoadImageResponse
+	(*LogsRequest)(nil),                // 55: capstan.host.v1.LogsRequest
+	(*LogChunk)(nil),                   // 56: capstan.host.v1.LogChunk
+	(*ExecRequest)(nil),                // 57: capstan.host.v1.ExecRequest
+	(*ExecStart)(nil),                  // 58: capstan.host.v1.ExecStart
+	(*TerminalSize)(nil),               // 59: capstan.host.v1.TerminalSize
+	(*ExecResponse)(nil),               // 60: capstan.host.v1.ExecResponse
+	nil,                                // 61: capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
 }
 var file_host_proto_depIdxs = []int32{
 	0,  // 0: capstan.host.v1.Refusal.reason:type_name -> capstan.host.v1.Refusal.Reason
 	10, // 1: capstan.host.v1.HostInfo.fencing:type_name -> capstan.host.v1.Fencing
 	9,  // 2: capstan.host.v1.HostInfo.machine_images:type_name -> capstan.host.v1.MachineImage
-	15, // 3: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
-	10, // 4: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
-	1,  // 5: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
-	40, // 6: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
-	30, // 7: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
-	8,  // 8: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
-	19, // 9: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
-	21, // 10: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
-	59, // 11: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
-	24, // 12: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
-	25, // 13: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
-	2,  // 14: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
-	27, // 15: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
-	32, // 16: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
-	31, // 17: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
-	18, // 18: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
-	36, // 19: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
-	35, // 20: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	35, // 21: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
-	3,  // 22: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
-	60, // 23: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
-	60, // 24: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
-	35, // 25: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
-	41, // 26: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
-	4,  // 27: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
-	5,  // 28: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
-	43, // 29: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
-	60, // 30: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
-	42, // 31: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
-	39, // 32: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
-	60, // 33: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
-	60, // 34: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
-	40, // 35: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
-	56, // 36: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
-	57, // 37: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
-	7,  // 38: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
-	16, // 39: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
-	18, // 40: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
-	28, // 41: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
-	20, // 42: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
-	23, // 43: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
-	30, // 44: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
-	33, // 45: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
-	37, // 46: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
-	44, // 47: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
-	45, // 48: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
-	47, // 49: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
-	48, // 50: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
-	49, // 51: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
-	38, // 52: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
-	11, // 53: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
-	13, // 54: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
-	51, // 55: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
-	53, // 56: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
-	55, // 57: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
-	8,  // 58: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
-	17, // 59: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
-	18, // 60: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
-	29, // 61: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
-	22, // 62: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
-	26, // 63: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
-	30, // 64: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
-	34, // 65: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
-	40, // 66: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
-	40, // 67: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
-	46, // 68: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
-	50, // 69: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
-	40, // 70: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
-	40, // 71: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
-	40, // 72: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
-	12, // 73: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
-	14, // 74: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
-	52, // 75: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
-	54, // 76: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
-	58, // 77: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
-	58, // [58:78] is the sub-list for method output_type
-	38, // [38:58] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	62, // 3: capstan.host.v1.HostInfo.booted_at:type_name -> google.protobuf.Timestamp
+	17, // 4: capstan.host.v1.ListContactsResponse.contacts:type_name -> capstan.host.v1.Contact
+	10, // 5: capstan.host.v1.Contact.fencing:type_name -> capstan.host.v1.Fencing
+	1,  // 6: capstan.host.v1.Event.type:type_name -> capstan.host.v1.Event.Type
+	42, // 7: capstan.host.v1.Event.machine:type_name -> capstan.host.v1.Machine
+	32, // 8: capstan.host.v1.Event.load_balancer:type_name -> capstan.host.v1.LoadBalancer
+	8,  // 9: capstan.host.v1.Event.host:type_name -> capstan.host.v1.HostInfo
+	21, // 10: capstan.host.v1.Network.overlay:type_name -> capstan.host.v1.Overlay
+	23, // 11: capstan.host.v1.SetPeersRequest.peers:type_name -> capstan.host.v1.Peer
+	61, // 12: capstan.host.v1.SetPeersRequest.public_keys:type_name -> capstan.host.v1.SetPeersRequest.PublicKeysEntry
+	26, // 13: capstan.host.v1.SetServicesRequest.services:type_name -> capstan.host.v1.PublishedService
+	27, // 14: capstan.host.v1.PublishedService.ports:type_name -> capstan.host.v1.PublishedPort
+	2,  // 15: capstan.host.v1.PublishedPort.protocol:type_name -> capstan.host.v1.PublishedPort.Protocol
+	29, // 16: capstan.host.v1.SetServicesResponse.refused:type_name -> capstan.host.v1.RefusedAddress
+	34, // 17: capstan.host.v1.LoadBalancer.backends:type_name -> capstan.host.v1.Backend
+	33, // 18: capstan.host.v1.LoadBalancer.virtual_address:type_name -> capstan.host.v1.VirtualAddress
+	20, // 19: capstan.host.v1.MachineSpec.network:type_name -> capstan.host.v1.Network
+	38, // 20: capstan.host.v1.MachineSpec.addresses:type_name -> capstan.host.v1.Address
+	37, // 21: capstan.host.v1.EnsureMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	37, // 22: capstan.host.v1.UpdateMachineRequest.spec:type_name -> capstan.host.v1.MachineSpec
+	3,  // 23: capstan.host.v1.UpdateStatus.phase:type_name -> capstan.host.v1.UpdateStatus.Phase
+	62, // 24: capstan.host.v1.UpdateStatus.started_at:type_name -> google.protobuf.Timestamp
+	62, // 25: capstan.host.v1.UpdateStatus.completed_at:type_name -> google.protobuf.Timestamp
+	37, // 26: capstan.host.v1.Machine.spec:type_name -> capstan.host.v1.MachineSpec
+	43, // 27: capstan.host.v1.Machine.status:type_name -> capstan.host.v1.MachineStatus
+	4,  // 28: capstan.host.v1.MachineStatus.phase:type_name -> capstan.host.v1.MachineStatus.Phase
+	5,  // 29: capstan.host.v1.MachineStatus.bootstrap:type_name -> capstan.host.v1.MachineStatus.Bootstrap
+	45, // 30: capstan.host.v1.MachineStatus.services:type_name -> capstan.host.v1.ServiceStatus
+	62, // 31: capstan.host.v1.MachineStatus.started_at:type_name -> google.protobuf.Timestamp
+	44, // 32: capstan.host.v1.MachineStatus.certificates:type_name -> capstan.host.v1.CertificateStatus
+	41, // 33: capstan.host.v1.MachineStatus.update:type_name -> capstan.host.v1.UpdateStatus
+	62, // 34: capstan.host.v1.CertificateStatus.not_before:type_name -> google.protobuf.Timestamp
+	62, // 35: capstan.host.v1.CertificateStatus.not_after:type_name -> google.protobuf.Timestamp
+	42, // 36: capstan.host.v1.ListMachinesResponse.machines:type_name -> capstan.host.v1.Machine
+	58, // 37: capstan.host.v1.ExecRequest.start:type_name -> capstan.host.v1.ExecStart
+	59, // 38: capstan.host.v1.ExecRequest.size:type_name -> capstan.host.v1.TerminalSize
+	7,  // 39: capstan.host.v1.Host.GetInfo:input_type -> capstan.host.v1.GetInfoRequest
+	18, // 40: capstan.host.v1.Host.Watch:input_type -> capstan.host.v1.WatchRequest
+	20, // 41: capstan.host.v1.Host.EnsureNetwork:input_type -> capstan.host.v1.Network
+	30, // 42: capstan.host.v1.Host.DeleteNetwork:input_type -> capstan.host.v1.DeleteNetworkRequest
+	22, // 43: capstan.host.v1.Host.SetPeers:input_type -> capstan.host.v1.SetPeersRequest
+	25, // 44: capstan.host.v1.Host.SetServices:input_type -> capstan.host.v1.SetServicesRequest
+	32, // 45: capstan.host.v1.Host.EnsureLoadBalancer:input_type -> capstan.host.v1.LoadBalancer
+	35, // 46: capstan.host.v1.Host.DeleteLoadBalancer:input_type -> capstan.host.v1.DeleteLoadBalancerRequest
+	39, // 47: capstan.host.v1.Host.EnsureMachine:input_type -> capstan.host.v1.EnsureMachineRequest
+	46, // 48: capstan.host.v1.Host.GetMachine:input_type -> capstan.host.v1.GetMachineRequest
+	47, // 49: capstan.host.v1.Host.ListMachines:input_type -> capstan.host.v1.ListMachinesRequest
+	49, // 50: capstan.host.v1.Host.DeleteMachine:input_type -> capstan.host.v1.DeleteMachineRequest
+	50, // 51: capstan.host.v1.Host.StartMachine:input_type -> capstan.host.v1.StartMachineRequest
+	51, // 52: capstan.host.v1.Host.ClaimMachine:input_type -> capstan.host.v1.ClaimMachineRequest
+	40, // 53: capstan.host.v1.Host.UpdateMachine:input_type -> capstan.host.v1.UpdateMachineRequest
+	11, // 54: capstan.host.v1.Host.SetFencing:input_type -> capstan.host.v1.SetFencingRequest
+	15, // 55: capstan.host.v1.Host.ListContacts:input_type -> capstan.host.v1.ListContactsRequest
+	13, // 56: capstan.host.v1.Host.Reboot:input_type -> capstan.host.v1.RebootRequest
+	53, // 57: capstan.host.v1.Host.LoadImage:input_type -> capstan.host.v1.LoadImageRequest
+	55, // 58: capstan.host.v1.Host.Logs:input_type -> capstan.host.v1.LogsRequest
+	57, // 59: capstan.host.v1.Host.Exec:input_type -> capstan.host.v1.ExecRequest
+	8,  // 60: capstan.host.v1.Host.GetInfo:output_type -> capstan.host.v1.HostInfo
+	19, // 61: capstan.host.v1.Host.Watch:output_type -> capstan.host.v1.Event
+	20, // 62: capstan.host.v1.Host.EnsureNetwork:output_type -> capstan.host.v1.Network
+	31, // 63: capstan.host.v1.Host.DeleteNetwork:output_type -> capstan.host.v1.DeleteNetworkResponse
+	24, // 64: capstan.host.v1.Host.SetPeers:output_type -> capstan.host.v1.SetPeersResponse
+	28, // 65: capstan.host.v1.Host.SetServices:output_type -> capstan.host.v1.SetServicesResponse
+	32, // 66: capstan.host.v1.Host.EnsureLoadBalancer:output_type -> capstan.host.v1.LoadBalancer
+	36, // 67: capstan.host.v1.Host.DeleteLoadBalancer:output_type -> capstan.host.v1.DeleteLoadBalancerResponse
+	42, // 68: capstan.host.v1.Host.EnsureMachine:output_type -> capstan.host.v1.Machine
+	42, // 69: capstan.host.v1.Host.GetMachine:output_type -> capstan.host.v1.Machine
+	48, // 70: capstan.host.v1.Host.ListMachines:output_type -> capstan.host.v1.ListMachinesResponse
+	52, // 71: capstan.host.v1.Host.DeleteMachine:output_type -> capstan.host.v1.DeleteMachineResponse
+	42, // 72: capstan.host.v1.Host.StartMachine:output_type -> capstan.host.v1.Machine
+	42, // 73: capstan.host.v1.Host.ClaimMachine:output_type -> capstan.host.v1.Machine
+	42, // 74: capstan.host.v1.Host.UpdateMachine:output_type -> capstan.host.v1.Machine
+	12, // 75: capstan.host.v1.Host.SetFencing:output_type -> capstan.host.v1.SetFencingResponse
+	16, // 76: capstan.host.v1.Host.ListContacts:output_type -> capstan.host.v1.ListContactsResponse
+	14, // 77: capstan.host.v1.Host.Reboot:output_type -> capstan.host.v1.RebootResponse
+	54, // 78: capstan.host.v1.Host.LoadImage:output_type -> capstan.host.v1.LoadImageResponse
+	56, // 79: capstan.host.v1.Host.Logs:output_type -> capstan.host.v1.LogChunk
+	60, // 80: capstan.host.v1.Host.Exec:output_type -> capstan.host.v1.ExecResponse
+	60, // [60:81] is the sub-list for method output_type
+	39, // [39:60] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_host_proto_init() }
@@ -4605,18 +4719,18 @@ func file_host_proto_init() {
 	if File_host_proto != nil {
 		return
 	}
-	file_host_proto_msgTypes[11].OneofWrappers = []any{
+	file_host_proto_msgTypes[13].OneofWrappers = []any{
 		(*Event_Machine)(nil),
 		(*Event_LoadBalancer)(nil),
 		(*Event_Host)(nil),
 	}
-	file_host_proto_msgTypes[49].OneofWrappers = []any{
+	file_host_proto_msgTypes[51].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClosed)(nil),
 		(*ExecRequest_Size)(nil),
 	}
-	file_host_proto_msgTypes[52].OneofWrappers = []any{
+	file_host_proto_msgTypes[54].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
@@ -4628,7 +4742,7 @@ func file_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_host_proto_rawDesc), len(file_host_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,7 @@ const (
 	Host_UpdateMachine_FullMethodName      = "/capstan.host.v1.Host/UpdateMachine"
 	Host_SetFencing_FullMethodName         = "/capstan.host.v1.Host/SetFencing"
 	Host_ListContacts_FullMethodName       = "/capstan.host.v1.Host/ListContacts"
+	Host_Reboot_FullMethodName             = "/capstan.host.v1.Host/Reboot"
 	Host_LoadImage_FullMethodName          = "/capstan.host.v1.Host/LoadImage"
 	Host_Logs_FullMethodName               = "/capstan.host.v1.Host/Logs"
 	Host_Exec_FullMethodName               = "/capstan.host.v1.Host/Exec"
@@ -102,6 +103,9 @@ type HostClient interface {
 	SetFencing(ctx context.Context, in *SetFencingRequest, opts ...grpc.CallOption) (*SetFencingResponse, error)
 	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
 	ListContacts(ctx context.Context, in *ListContactsRequest, opts ...grpc.CallOption) (*ListContactsResponse, error)
+	// Reboot reboots the box, if it still has the boot of the request. It returns before the box goes down. Refused with HOST_IN_USE
+	// while the host has machines of any management cluster, and with UNSUPPORTED if capstand is not a service of systemd.
+	Reboot(ctx context.Context, in *RebootRequest, opts ...grpc.CallOption) (*RebootResponse, error)
 	// LoadImage imports an OCI or Docker image archive into the containerd of a running machine. The end of the client's stream is
 	// the end of the archive. A call that is cancelled before leaves no image. Refused with INVALID for an archive that is none.
 	LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error)
@@ -299,6 +303,16 @@ func (c *hostClient) ListContacts(ctx context.Context, in *ListContactsRequest, 
 	return out, nil
 }
 
+func (c *hostClient) Reboot(ctx context.Context, in *RebootRequest, opts ...grpc.CallOption) (*RebootResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RebootResponse)
+	err := c.cc.Invoke(ctx, Host_Reboot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostClient) LoadImage(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[LoadImageRequest, LoadImageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_LoadImage_FullMethodName, cOpts...)
@@ -398,6 +412,9 @@ type HostServer interface {
 	SetFencing(context.Context, *SetFencingRequest) (*SetFencingResponse, error)
 	// ListContacts returns when other hosts of a network last reached this one, and what they have announced.
 	ListContacts(context.Context, *ListContactsRequest) (*ListContactsResponse, error)
+	// Reboot reboots the box, if it still has the boot of the request. It returns before the box goes down. Refused with HOST_IN_USE
+	// while the host has machines of any management cluster, and with UNSUPPORTED if capstand is not a service of systemd.
+	Reboot(context.Context, *RebootRequest) (*RebootResponse, error)
 	// LoadImage imports an OCI or Docker image archive into the containerd of a running machine. The end of the client's stream is
 	// the end of the archive. A call that is cancelled before leaves no image. Refused with INVALID for an archive that is none.
 	LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error
@@ -466,6 +483,9 @@ func (UnimplementedHostServer) SetFencing(context.Context, *SetFencingRequest) (
 }
 func (UnimplementedHostServer) ListContacts(context.Context, *ListContactsRequest) (*ListContactsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListContacts not implemented")
+}
+func (UnimplementedHostServer) Reboot(context.Context, *RebootRequest) (*RebootResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reboot not implemented")
 }
 func (UnimplementedHostServer) LoadImage(grpc.ClientStreamingServer[LoadImageRequest, LoadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method LoadImage not implemented")
@@ -796,6 +816,24 @@ func _Host_ListContacts_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Host_Reboot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RebootRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServer).Reboot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Host_Reboot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServer).Reboot(ctx, req.(*RebootRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Host_LoadImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServer).LoadImage(&grpc.GenericServerStream[LoadImageRequest, LoadImageResponse]{ServerStream: stream})
 }
@@ -891,6 +929,10 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListContacts",
 			Handler:    _Host_ListContacts_Handler,
+		},
+		{
+			MethodName: "Reboot",
+			Handler:    _Host_Reboot_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

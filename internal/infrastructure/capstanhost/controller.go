@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,6 +46,7 @@ import (
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,resources=machines,verbs=list;delete
 // Secrets are patched in the provider's own namespace only, credentials and tokens: config/infrastructure/rbac/host_credentials_role.yaml.
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Fields of the cache's indexes for the objects on a host.
 const (
@@ -63,7 +65,8 @@ type Reconciler struct {
 	Client client.Client
 	Pool   *connections.Pool
 
-	frame reconciling.Frame
+	frame    reconciling.Frame
+	recorder events.EventRecorder
 }
 
 // SetupWithManager adds the reconciler and the indexes of this package.
@@ -75,6 +78,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 	if err != nil {
 		return err
 	}
+	r.recorder = mgr.GetEventRecorder("capstanhost-controller")
 	r.frame = reconciling.Frame{
 		Client: r.Client, Live: r.LiveClient, Finalizer: infrav1.HostFinalizer,
 		Summary: []string{infrav1.HostConnectedCondition},
@@ -167,11 +171,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (_ ctrl.Re
 	if !host.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, r.reconcileDelete(ctx, host)
 	}
-	draining, errDrain := r.reconcileDrain(ctx, host)
-	if draining && (again == 0 || again > drainPause) {
+	step := nextReboot(host, bootOf(r.Pool.Get(host.Name)))
+	draining, errDrain := r.reconcileDrain(ctx, host, step == rebootPrepare)
+	rebooting, errReboot := r.reconcileReboot(ctx, host, step, draining)
+	if (draining || rebooting) && (again == 0 || again > drainPause) {
 		again = drainPause
 	}
-	return ctrl.Result{RequeueAfter: again}, errors.Join(err, errDrain)
+	return ctrl.Result{RequeueAfter: again}, errors.Join(err, errDrain, errReboot)
 }
 
 // reconcileConnection connects to the host and reports its state. It returns the time until the next check of the

@@ -32,10 +32,10 @@ const drainPause = 5 * time.Second
 // maxDelays is how many causes of delays a condition contains.
 const maxDelays = 5
 
-// reconcileDrain deletes the Machines of a host that is to be drained, and reports the progress. It returns whether machines
-// are left.
-func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHost) (draining bool, err error) {
-	if !ptr.Deref(host.Spec.Drain, false) {
+// reconcileDrain deletes the Machines of a host that is to be drained by its spec or for a reboot, and reports the progress. It
+// returns whether machines are left.
+func (r *Reconciler) reconcileDrain(ctx context.Context, host *infrav1.CapstanHost, reboots bool) (draining bool, err error) {
+	if !ptr.Deref(host.Spec.Drain, false) && !reboots {
 		conditions.Delete(host, infrav1.HostDrainedCondition)
 		return false, nil
 	}

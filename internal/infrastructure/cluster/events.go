@@ -22,6 +22,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/capstanhost"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/reconciling"
 )
 
@@ -163,7 +164,7 @@ func isKubeconfig(o client.Object) bool {
 	return strings.HasSuffix(o.GetName(), "-"+string(secret.Kubeconfig))
 }
 
-// hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec, connection and key, but not the
+// hostChanged passes the changes of hosts that clusters depend on: creation, deletion, spec, connection, key and the end of a reboot, but not the
 // free resources.
 func hostChanged() predicate.Predicate {
 	connected := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
@@ -172,5 +173,5 @@ func hostChanged() predicate.Predicate {
 			conditions.IsFalse(before, infrav1.HostConnectedCondition) != conditions.IsFalse(after, infrav1.HostConnectedCondition) ||
 			before.Status.OverlayPublicKey != after.Status.OverlayPublicKey
 	}}
-	return predicate.Or(reconciling.IgnoreStatus(), connected)
+	return predicate.Or(reconciling.IgnoreStatus(), connected, hostaccess.RebootEnded())
 }

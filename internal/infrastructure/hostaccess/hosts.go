@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/infrastructure/connections"
@@ -53,6 +55,13 @@ func Admitting(ctx context.Context, c client.Reader, namespace string, hosts []i
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(hosts), func(h infrav1.CapstanHost) bool { return !placement.Admits(&h, namespace, ns.Labels) }), nil
+}
+
+// RebootEnded passes the change of the status with which a host accepts machines again. The start of a reboot is a change of spec.
+func RebootEnded() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return e.ObjectOld.(*infrav1.CapstanHost).RebootPending() && !e.ObjectNew.(*infrav1.CapstanHost).RebootPending()
+	}}
 }
 
 // Named is the part of a list that has the name: one host or none.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	capiipamv1 "sigs.k8s.io/cluster-api/api/ipam/v1beta2"
@@ -28,6 +29,7 @@ import (
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
 	"capstan.dev/capstan/internal/expiry"
 	"capstan.dev/capstan/internal/infrastructure/connections"
+	"capstan.dev/capstan/internal/infrastructure/hostaccess"
 	"capstan.dev/capstan/internal/reconciling"
 	"capstan.dev/capstan/internal/selection"
 )
@@ -98,7 +100,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, mgr ctrl.Manager) err
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.ofMachinePool), dataSecretChanged()).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(ofCluster),
 			predicates.ClusterPausedTransitionsOrInfrastructureProvisioned(mgr.GetScheme(), mgr.GetLogger())).
-		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), reconciling.IgnoreStatus()).
+		Watches(&infrav1.CapstanHost{}, handler.EnqueueRequestsFromMapFunc(r.ofHost), predicate.Or(reconciling.IgnoreStatus(), hostaccess.RebootEnded())).
 		Watches(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(r.ofNamespace), selection.NamespaceChanged()).
 		WatchesRawSource(r.Pool.Source(r.ofEvent)).
 		Build(ctx, reconciling.Traced("CapstanMachine", r))

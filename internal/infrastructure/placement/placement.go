@@ -230,7 +230,7 @@ func Admits(h *infrav1.CapstanHost, namespace string, namespaceLabels map[string
 
 // Schedulable reports whether new machines may be placed on a host.
 func Schedulable(h *infrav1.CapstanHost) bool {
-	return !ptr.Deref(h.Spec.Unschedulable, false) && !ptr.Deref(h.Spec.Drain, false)
+	return !ptr.Deref(h.Spec.Unschedulable, false) && !ptr.Deref(h.Spec.Drain, false) && !h.RebootPending()
 }
 
 // Repels reports whether a host has a taint that keeps off machines without tolerations.

@@ -396,6 +396,11 @@ func (h *Host) Occupy(address, why string) {
 	h.occupied[address] = why
 }
 
+// Reboot implements hostpb.HostServer. It does nothing: a test stops the host and lets it return with another boot id.
+func (h *Host) Reboot(context.Context, *hostpb.RebootRequest) (*hostpb.RebootResponse, error) {
+	return &hostpb.RebootResponse{}, nil
+}
+
 // SetFencing implements hostpb.HostServer.
 func (h *Host) SetFencing(_ context.Context, r *hostpb.SetFencingRequest) (*hostpb.SetFencingResponse, error) {
 	if err := admission.CheckFencing(r); err != nil {

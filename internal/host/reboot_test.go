@@ -1,0 +1,37 @@
+package host
+
+import (
+	"context"
+	"testing"
+
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/host/proc"
+	"capstan.dev/capstan/internal/host/refusal"
+)
+
+// capstand reboots only in the boot of the request, and only without machines. Tests replace the reboot: a capstand without one
+// refuses.
+func TestReboot(t *testing.T) {
+	h, reboots := recorded(t), 0
+	ask := func(boot string, want hostpb.Refusal_Reason, count int) {
+		t.Helper()
+		_, err := h.Reboot(t.Context(), &hostpb.RebootRequest{BootId: boot})
+		if refusal.Of(err).GetReason() != want || (err != nil) != (want != 0) || reboots != count {
+			t.Errorf("boot %q: %v, %d reboots; want %s, %d", boot, err, reboots, want, count)
+		}
+	}
+	if info := h.machines.info(); info.BootId != "" {
+		t.Errorf("a host that cannot reboot reports its boot %q", info.BootId)
+	}
+	ask(proc.BootID(), hostpb.Refusal_UNSUPPORTED, 0)
+	h.config.Reboot = func(context.Context) error { reboots++; return nil }
+	info := h.machines.info()
+	if info.BootId == "" || info.BootId != proc.BootID() || info.BootedAt.AsTime().Unix() <= 0 {
+		t.Errorf("reported boot %q since %s", info.BootId, info.BootedAt.AsTime())
+	}
+	ask("", hostpb.Refusal_INVALID, 0)
+	ask(info.BootId, hostpb.Refusal_HOST_IN_USE, 0)
+	clear(h.machines.byID)
+	ask("another", hostpb.Refusal_REASON_UNSPECIFIED, 0)
+	ask(info.BootId, hostpb.Refusal_REASON_UNSPECIFIED, 1)
+}
