@@ -54,7 +54,7 @@ func pathResult(peer netip.Addr, mtu int, err error) Result {
 		r.Mend = fmt.Sprintf("a cluster across hosts needs packets of %d bytes: raise the MTU of the links on the path", minOverlay+overhead)
 	case mtu < defaultPath:
 		r.Level = Warn
-		r.Mend = fmt.Sprintf("raise the MTU of the path to %d, or set spec.network.overlay of each new CapstanCluster: a vni of its own, and an mtu of %d at most",
+		r.Mend = fmt.Sprintf("raise the MTU of the path to %d, or set spec.network.mtu of each new CapstanCluster to %d at most",
 			defaultPath, overlay)
 	}
 	return r

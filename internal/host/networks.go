@@ -116,6 +116,9 @@ func (ns *networks) hasTunnelAddress(n *hostpb.Network) error {
 	if !has {
 		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "tunnel address %s is not an address of this host: correct spec.tunnelAddress of its CapstanHost", overlay.Address)
 	}
+	if err := network.FitsLink(*overlay, ns.box.Link != nil); err != nil {
+		return refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "%v", err)
+	}
 	return nil
 }
 

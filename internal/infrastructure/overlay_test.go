@@ -420,3 +420,33 @@ func TestOverlayIsValidated(t *testing.T) {
 	template.Spec.Template.Spec.Network.Overlay = b.capstan.Spec.Network.Overlay
 	b.Expect(env.Client.Create(ctx, template)).To(MatchError(ContainSubstring("each cluster gets an overlay of its own")))
 }
+
+// The MTU of spec becomes that of the overlay, and cannot change afterwards. A cluster that would stay on one box waits.
+func TestClusterMTU(t *testing.T) {
+	t.Parallel()
+	b := newNamespace(t)
+	host, fake := b.onBox("box-mtu", "")
+	b.addCluster(nil, func(c *infrav1.CapstanCluster) {
+		c.Spec.LoadBalancer.HostName, c.Spec.Network.MTU = host.Name, 8950
+	})
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason)).
+		To(ContainSubstring(host.Name + " of the load balancer has no spec.tunnelAddress"))
+	fake.Refuse("EnsureNetwork", refusal.Errorf(hostpb.Refusal_UNSUPPORTED, "interface eth1 is too small"))
+	update(b, host, func(h *infrav1.CapstanHost) { h.Spec.TunnelAddress = "192.0.2.1" })
+	b.Expect(b.condition(b.capstan, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkRefusedReason)).
+		To(ContainSubstring("interface eth1 is too small"))
+	fake.Refuse("EnsureNetwork", nil)
+	b.waitProvisioned()
+	b.Expect(b.capstan.Spec.Network.Overlay.MTU).To(Equal(int32(8950)))
+	b.Expect(fake.Network(b.capstan.Spec.ID).GetOverlay().GetMtu()).To(Equal(int32(8950)))
+	for says, mtu := range map[string]int32{
+		"network.mtu cannot be changed": 0,
+		"must be equal":                 1450,
+		"greater than or equal to 1280": 1279,
+		"less than or equal to 9000":    9001,
+	} {
+		c := b.capstan.DeepCopy()
+		c.Spec.Network.MTU = mtu
+		b.Expect(env.Client.Patch(ctx, c, client.MergeFrom(b.capstan), client.DryRunAll)).To(MatchError(ContainSubstring(says)))
+	}
+}

@@ -32,6 +32,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancer) || !has(oldSelf.loadBalancer.address) || has(self.loadBalancer)",message="loadBalancer cannot be removed once the load balancer has its address from a pool: certificates and kubeconfigs contain it"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.controlPlaneEndpoint) || !has(oldSelf.controlPlaneEndpoint.host) || (has(oldSelf.loadBalancer) && has(oldSelf.loadBalancer.addressFromPool)) == (has(self.loadBalancer) && has(self.loadBalancer.addressFromPool))",message="addressFromPool cannot be added to a cluster that has an endpoint: set it when you create the cluster"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.overlay)) == (has(self.network) && has(self.network.overlay))",message="network.overlay cannot be added or removed once the network exists on a host (see loadBalancerHosts)"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.loadBalancerHosts) || (has(oldSelf.network) && has(oldSelf.network.mtu) ? oldSelf.network.mtu : 0) == (has(self.network) && has(self.network.mtu) ? self.network.mtu : 0)",message="network.mtu cannot be changed once the network exists on a host (see loadBalancerHosts): the machines have it"
 type CapstanClusterSpec struct {
 	// id identifies this cluster on its hosts. The controller sets it before it creates anything and never changes
 	// it. A host refuses a known name with another id, so a new cluster under an old name never adopts the remains
@@ -179,6 +180,7 @@ type LoadBalancerHost struct {
 
 // ClusterNetworkSpec configures the network of a cluster's machines.
 // +kubebuilder:validation:MinProperties=1
+// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || !has(self.overlay) || self.mtu == self.overlay.mtu",message="mtu and overlay.mtu must be equal: set only mtu, and the controller sets overlay"
 // +kubebuilder:validation:XValidation:rule="!has(self.machineIPv6CIDR) || !has(self.machineCIDR) || !isCIDR(self.machineCIDR) || cidr(self.machineCIDR).ip().family() == 4",message="machineCIDR must be IPv4 if machineIPv6CIDR is set: for machines with IPv6 only, set machineCIDR to the IPv6 network and leave machineIPv6CIDR out"
 type ClusterNetworkSpec struct {
 	// machineCIDR is the network of the machines, for example 10.200.8.0/21. Its first address is the gateway. An
@@ -201,6 +203,14 @@ type ClusterNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked() && cidr(self).ip().family() == 6",message="machineIPv6CIDR must be an IPv6 network without host bits, for example fd00:10:200:8::/64"
 	MachineIPv6CIDR string `json:"machineIPv6CIDR,omitempty"`
 
+	// mtu is the largest IP packet of the machines of a cluster across hosts, in bytes. The links between the hosts must carry packets
+	// that are 50 bytes larger, or 70 if the tunnelAddresses are IPv6; with encrypted overlays 130 or 150. Set it when you create the
+	// cluster, if the links carry packets of another size than 1500 bytes. Default: 1500 minus these bytes.
+	// +optional
+	// +kubebuilder:validation:Minimum=1280
+	// +kubebuilder:validation:Maximum=9000
+	MTU int32 `json:"mtu,omitempty"`
+
 	// overlay connects the cluster's network across hosts. The controller sets it before it creates anything if the
 	// host of the load balancer has a tunnelAddress, and never changes it after the cluster is provisioned. If empty,
 	// the network stays on one box.
@@ -218,7 +228,7 @@ type NetworkOverlay struct {
 	// +kubebuilder:validation:Maximum=16777215
 	VNI int32 `json:"vni,omitempty"`
 
-	// mtu is the largest IP packet of the machines, in bytes: 1450, or 1430 if the tunnelAddress is an IPv6 address.
+	// mtu is the largest IP packet of the machines, in bytes: that of network.mtu, or 1450, or 1430 if the tunnelAddress is an IPv6 address.
 	// All hosts must be able to exchange packets that are 50 bytes larger, or 70 with IPv6. With encrypted overlays it is 1370
 	// or 1350, and the packets between the hosts are 130 or 150 bytes larger.
 	// +required

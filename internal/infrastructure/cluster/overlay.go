@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,15 +39,28 @@ func begun(c *infrav1.CapstanCluster) bool {
 // chooseOverlay makes the network span hosts if the load balancer's host has a tunnel address, before anything is made on
 // a host. The caller holds r.reserving.
 func (r *Reconciler) chooseOverlay(ctx context.Context, s *scope, host *infrav1.CapstanHost) error {
-	tunnel, err := netip.ParseAddr(host.Spec.TunnelAddress)
-	if err != nil || spans(s.capstan) || begun(s.capstan) {
+	if spans(s.capstan) || begun(s.capstan) {
 		return nil
+	}
+	tunnel, err := netip.ParseAddr(host.Spec.TunnelAddress)
+	if err != nil {
+		return refuseMTU(s.capstan, host.Name)
 	}
 	if err := r.chooseVNI(ctx, s, 0); err != nil {
 		return err
 	}
-	s.capstan.Spec.Network.Overlay.MTU = overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != "")
+	s.capstan.Spec.Network.Overlay.MTU = cmp.Or(s.capstan.Spec.Network.MTU, overlay.MTU(tunnel, hostaccess.OverlayKey(host, r.Pool) != ""))
 	return nil
+}
+
+// refuseMTU stops a cluster that would stay on one box, where its MTU has no effect.
+func refuseMTU(c *infrav1.CapstanCluster, host string) error {
+	if c.Spec.Network.MTU == 0 {
+		return nil
+	}
+	set(c, infrav1.NetworkReadyCondition, metav1.ConditionFalse, infrav1.NetworkInvalidReason,
+		"spec.network.mtu is for clusters across hosts, and CapstanHost %s of the load balancer has no spec.tunnelAddress: set it, or name another host in spec.loadBalancer.hostName, or remove mtu", host)
+	return errWaiting // A change of the host or of the cluster is the event.
 }
 
 // chooseVNI puts a VXLAN network identifier into spec that no CapstanCluster of any namespace has.
