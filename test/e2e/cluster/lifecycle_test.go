@@ -43,6 +43,7 @@ func TestLifecycle(t *testing.T) {
 		{"users get their own certificates", checkUserCertificate},
 		{"private keys stay private", checkPrivateKeys},
 		{"manifests are applied once", checkManifests},
+		{"a ClusterResourceSet is applied", checkResourceSet},
 		{"killed services restart", killServices},
 		{"a killed machine restarts", killMachine},
 		{"killed daemons restart without effect on machines", killDaemons},

@@ -11,6 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	addonsv1 "sigs.k8s.io/cluster-api/api/addons/v1beta2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/cluster-api/util/conditions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -64,4 +67,48 @@ func checkManifests(t *testing.T, c *harness.Cluster) {
 	if _, err := c.Kubectl(t, "get", "serviceaccount", "bot", "--namespace=team"); err == nil {
 		t.Error("a manifest was applied again")
 	}
+}
+
+// checkResourceSet: Cluster API core applies the ConfigMap of a ClusterResourceSet to the cluster that has its label, and then a
+// change of the ConfigMap.
+func checkResourceSet(t *testing.T, c *harness.Cluster) {
+	ctx := t.Context()
+	manifest := func(text string) map[string]string {
+		return map[string]string{"greeting.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: greeting, namespace: default}\ndata: {text: " + text + "}\n"}
+	}
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: "greeting"}, Data: manifest("hello")}
+	set := &addonsv1.ClusterResourceSet{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: "greeting"}}
+	set.Spec = addonsv1.ClusterResourceSetSpec{
+		ClusterSelector: metav1.LabelSelector{MatchLabels: map[string]string{"greeted": "yes"}},
+		Strategy:        string(addonsv1.ClusterResourceSetStrategyReconcile),
+		Resources:       []addonsv1.ResourceRef{{Kind: "ConfigMap", Name: content.Name}},
+	}
+	for _, obj := range []client.Object{content, set} {
+		if err := plane.Client.Create(ctx, obj); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = plane.Client.Delete(context.WithoutCancel(ctx), obj) })
+	}
+	cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: c.Name}}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"greeted":"yes"}}}`))
+	if err := plane.Client.Patch(ctx, cluster, patch); err != nil {
+		t.Fatal(err)
+	}
+	applied := func(want string) {
+		t.Helper()
+		harness.Eventually(t, "the ConfigMap with "+want, 3*time.Minute, func(ctx context.Context) error {
+			got := &corev1.ConfigMap{}
+			if err := c.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "greeting"}, got); err != nil || got.Data["text"] != want {
+				return fmt.Errorf("it contains %v, %w", got.Data, err)
+			}
+			return nil
+		})
+	}
+	applied("hello")
+	before := content.DeepCopy()
+	content.Data = manifest("goodbye")
+	if err := plane.Client.Patch(ctx, content, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+	applied("goodbye")
 }

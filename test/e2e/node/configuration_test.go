@@ -28,6 +28,10 @@ const (
 	registryImage = registryAddress + "/team/pause:v1"
 	// mirroredImage is an image of a public registry that only the mirror has.
 	mirroredImage = "docker.io/team/pause:v1"
+	// overriddenImage is an image of a registry whose mirror is a folder of the registry.
+	overriddenImage = "hub.outside.test/pause:v1"
+	// distrustedImage is an image of a registry for which the machine has another authority.
+	distrustedImage = distrustedRegistry + "/team/pause:v1"
 	// outsideImage is an image of a registry that only the proxy reaches.
 	outsideImage = outsideRegistry + "/team/pause:v1"
 )
@@ -43,6 +47,8 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			{Host: registryAddress, Credentials: login, CA: inline},
 			{Host: "docker.io", Mirrors: []string{"https://" + registryAddress}, Credentials: login, CA: mapped},
 			{Host: outsideRegistry, Credentials: login, CA: mapped},
+			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
+			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
 		},
 		Proxy:     proxy,
 		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}},
@@ -105,7 +111,7 @@ func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
 	testImports(t, worker)
 	testRegistrySecrets(t, cp, worker)
 	testChangedConfiguration(t, cp, worker)
-	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "registry", "mirrored", "outside", "stranger")
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted")
 }
 
 // push copies an image into the registry that no pod of other tests has: the kubelet allows no pod to use an image without a pull
@@ -137,19 +143,22 @@ spec:
 ---`, name, node, image)
 }
 
-// testPulls: the worker pulls from the registry, its mirror and the registry behind the proxy. A machine without the registry's
-// authority refuses it.
+// testPulls: the worker pulls from the registry, its mirrors and the registry behind the proxy. A machine refuses the registry
+// without its authority, and with the authority of another one.
 func testPulls(t *testing.T, o *outside, cp *host) {
 	cp.apply(pullPod("registry", "worker", registryImage) + pullPod("mirrored", "worker", mirroredImage) +
-		pullPod("outside", "worker", outsideImage) + pullPod("stranger", "cp", registryImage))
-	cp.mustKubectl("wait", "--for=condition=Ready", "pod/registry", "pod/mirrored", "pod/outside", "--timeout=3m")
-	eventually(t, time.Minute, func() error {
-		out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name=stranger,reason=Failed", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "x509: certificate signed by unknown authority") {
-			err = fmt.Errorf("a machine without the authority says %q", out)
-		}
-		return err
-	})
+		pullPod("overridden", "worker", overriddenImage) + pullPod("outside", "worker", outsideImage) +
+		pullPod("stranger", "cp", registryImage) + pullPod("distrusted", "worker", distrustedImage))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/registry", "pod/mirrored", "pod/overridden", "pod/outside", "--timeout=3m")
+	for _, pod := range []string{"stranger", "distrusted"} {
+		eventually(t, time.Minute, func() error {
+			out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name="+pod+",reason=Failed", "-o", "jsonpath={.items[*].message}")
+			if err == nil && !strings.Contains(out, "x509: certificate signed by unknown authority") {
+				err = fmt.Errorf("the pull of %s says %q", pod, out)
+			}
+			return err
+		})
+	}
 	if targets := o.proxy.seen(); !slices.Contains(targets, outsideRegistry+":443") {
 		t.Errorf("the proxy has seen %v, and not %s", targets, outsideRegistry)
 	}

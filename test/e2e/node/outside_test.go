@@ -27,9 +27,11 @@ const (
 	registryAddress = gateway + ":5000"
 	outsideRegistry = "registry.outside.test"
 	outsideWebhook  = "webhook.outside.test"
-	proxyAddress    = gateway + ":3128"
-	upstreamAddress = gateway + ":5301"
-	stubAddress     = gateway + ":5302"
+	// distrustedRegistry is the same registry. The machines have another authority for it.
+	distrustedRegistry = "distrusted.outside.test"
+	proxyAddress       = gateway + ":3128"
+	upstreamAddress    = gateway + ":5301"
+	stubAddress        = gateway + ":5302"
 
 	registryUser     = "puller"
 	registryPassword = `pull"me-4f9c2e7a`
@@ -39,8 +41,10 @@ const (
 
 // outside are the services outside the cluster: a registry with TLS and users, a forward proxy, and DNS servers.
 type outside struct {
-	ca    []byte
-	proxy *forwardProxy
+	ca []byte
+	// otherCA has signed nothing.
+	otherCA []byte
+	proxy   *forwardProxy
 }
 
 func newOutside(w *testNetwork) *outside {
@@ -67,13 +71,10 @@ func newOutside(w *testNetwork) *outside {
 // startRegistry starts the registry in the network of the machines' gateway.
 func (o *outside) startRegistry(w *testNetwork) {
 	w.t.Helper()
-	key, err := pki.NewKey()
-	must(w.t, err)
-	authority, err := pki.NewAuthority("registry authority", key, time.Now())
-	must(w.t, err)
-	o.ca = pki.EncodeCert(authority.Cert)
+	authority := newAuthority(w.t)
+	o.ca, o.otherCA = pki.EncodeCert(authority.Cert), pki.EncodeCert(newAuthority(w.t).Cert)
 	leaf, leafKey, err := authority.Issue(pki.Leaf{
-		CommonName: "registry", DNSNames: []string{outsideRegistry, outsideWebhook}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
+		CommonName: "registry", DNSNames: []string{outsideRegistry, outsideWebhook, distrustedRegistry}, IPs: []net.IP{net.ParseIP(gateway)}, Usages: pki.Server,
 	}, time.Hour, time.Now())
 	must(w.t, err)
 	keyPEM, err := pki.EncodeKey(leafKey)
@@ -114,6 +115,15 @@ auth: {htpasswd: {realm: test, path: ` + dir + `/users}}
 		}
 		return err
 	})
+}
+
+func newAuthority(t *testing.T) pki.Authority {
+	t.Helper()
+	key, err := pki.NewKey()
+	must(t, err)
+	authority, err := pki.NewAuthority("registry authority", key, time.Now())
+	must(t, err)
+	return authority
 }
 
 // dial connects from the network of the machines' gateway.
