@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -98,11 +99,19 @@ func TestRules(t *testing.T) {
 		"a mirror without its path": {registry(func(r *bootstrapv1.Registry) {
 			r.Mirrors, r.OverridePath = []string{"https://a.example.com/"}, ptr.To(true)
 		}), "every mirror must have the path of its API"},
-		"an authority that is none":     {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
-		"an authority twice":            {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
-		"an authority from two":         {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},
-		"an authority of a ConfigMap":   {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = configMap }), ""},
-		"a file of a ConfigMap":         {file(func(f *bootstrapv1.File) { f.Content, f.ContentFrom = "", configMap }), ""},
+		"an authority that is none":   {registry(func(r *bootstrapv1.Registry) { r.CA.Content = "hunter2" }), "expected certificates as PEM"},
+		"an authority twice":          {registry(func(r *bootstrapv1.Registry) { r.CA = bootstrapv1.Document{Content: "x", ContentFrom: configMap} }), "exactly one of content"},
+		"an authority from two":       {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = both }), "exactly one of secret and configMap"},
+		"an authority of a ConfigMap": {registry(func(r *bootstrapv1.Registry) { r.CA.ContentFrom = configMap }), ""},
+		"a file of a ConfigMap":       {file(func(f *bootstrapv1.File) { f.Content, f.ContentFrom = "", configMap }), ""},
+		"images": {func(s *spec) {
+			s.Images = []string{"a.test:5000/team/app:v1", "docker.io/a/b@sha256:" + strings.Repeat("0", 64)}
+		}, ""},
+		"an image without a tag":        {func(s *spec) { s.Images = []string{"a.test/app"} }, "expected the full names of images"},
+		"an image without a registry":   {func(s *spec) { s.Images = []string{"nginx:v1"} }, "expected the full names of images"},
+		"an image with an option":       {func(s *spec) { s.Images = []string{"a.test/app:v1 --x"} }, "expected the full names of images"},
+		"an image twice":                {func(s *spec) { s.Images = []string{"a.test/app:v1", "a.test/app:v1"} }, "Duplicate value"},
+		"51 images":                     {func(s *spec) { s.Images = numbered(51) }, "must have at most 50 items"},
 		"a proxy":                       {proxy(bootstrapv1.ProxySpec{HTTP: "http://proxy.example.com:3128", HTTPS: "http://10.0.0.1:3128", NoProxy: []string{".example.com", "10.0.0.0/8", "fd00::1"}}), ""},
 		"a proxy that is no URL":        {proxy(bootstrapv1.ProxySpec{HTTP: "proxy.example.com:3128"}), "expected the URL of a proxy"},
 		"a proxy of another scheme":     {proxy(bootstrapv1.ProxySpec{HTTPS: "socks5://proxy:1080"}), "expected the URL of a proxy"},
@@ -174,4 +183,11 @@ func TestTemplateImmutable(t *testing.T) {
 	named.Namespace, named.Name = obj.Namespace, "named"
 	named.Spec.Template.Spec.Node.Name = "one"
 	refused(t, env.Client.Create(ctx, named), "needs its own name")
+}
+
+func numbered(count int) (names []string) {
+	for i := range count {
+		names = append(names, fmt.Sprintf("a.test/app:v%d", i))
+	}
+	return names
 }

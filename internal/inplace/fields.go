@@ -91,6 +91,7 @@ var configFields = []field{
 	{path: "updateCommands", decide: decideInPlace},
 	restarts("registries", containerd).of("host", "mirrors", "overridePath", "credentials.name", "ca.content",
 		"ca.contentFrom.secret.name", "ca.contentFrom.secret.key", "ca.contentFrom.configMap.name", "ca.contentFrom.configMap.key"),
+	replaced("images", "they are pulled before the first start of the kubelet"),
 	restarts("proxy.http", apiServer, containerd, kubelet),
 	restarts("proxy.https", apiServer, containerd, kubelet),
 	restarts("proxy.noProxy", apiServer, containerd, kubelet),

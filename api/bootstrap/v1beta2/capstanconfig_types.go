@@ -166,6 +166,18 @@ type CapstanConfigSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	Registries []Registry `json:"registries,omitempty"`
 
+	// images are images that the machine pulls before its kubelet starts, by their full names with a tag or a digest, for example
+	// registry.example.com/team/app:v1. registries and proxy apply. The machine does not become a Node until it has them all; it
+	// tries again every ten seconds.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=50
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.all(i, i.matches('^[a-zA-Z0-9]([-a-zA-Z0-9.]*[a-zA-Z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+(:[a-zA-Z0-9_][-a-zA-Z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$') && i.matches('(:[a-zA-Z0-9_][-a-zA-Z0-9_.]{0,127}|@sha256:[0-9a-f]{64})$'))",message="expected the full names of images with a registry and a tag or a digest, for example docker.io/library/nginx:1.29"
+	Images []string `json:"images,omitempty"`
+
 	// proxy is the HTTP proxy through which containerd and the kubelet reach other hosts.
 	// +optional
 	Proxy ProxySpec `json:"proxy,omitempty,omitzero"`

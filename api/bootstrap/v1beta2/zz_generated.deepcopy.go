@@ -171,6 +171,11 @@ func (in *CapstanConfigSpec) DeepCopyInto(out *CapstanConfigSpec) {
 			(*in)[i].DeepCopyInto(&(*out)[i])
 		}
 	}
+	if in.Images != nil {
+		in, out := &in.Images, &out.Images
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	in.Proxy.DeepCopyInto(&out.Proxy)
 	in.KubeProxy.DeepCopyInto(&out.KubeProxy)
 	in.Restore.DeepCopyInto(&out.Restore)

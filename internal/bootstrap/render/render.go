@@ -296,6 +296,7 @@ func nodeConfiguration(in Input) (nodeconfig.NodeConfiguration, error) {
 		},
 		Kubelet:    nodeconfig.Kubelet{ExtraArgs: args(in.Spec.Kubelet.ExtraArgs), Env: env(in.Spec.Kubelet.Env), Configuration: kubelet},
 		Registries: registries,
+		Images:     in.Spec.Images,
 		Proxy:      proxy(in.Spec.Proxy),
 	}
 	kubeProxy, err := patch("kubeProxy.configuration", in.Spec.KubeProxy.Configuration)

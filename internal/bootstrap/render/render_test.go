@@ -96,6 +96,7 @@ func everything(t *testing.T) render.Input {
 			CA:          bootstrapv1.Document{ContentFrom: bootstrapv1.ContentSource{ConfigMap: bootstrapv1.ConfigMapKeyReference{Name: "registry", Key: "ca.crt"}}},
 			Credentials: bootstrapv1.SecretReference{Name: "registry"},
 		}},
+		Images:    []string{"registry.example.com:5000/team/app:v1"},
 		Proxy:     bootstrapv1.ProxySpec{HTTPS: "http://proxy.example.com:3128", NoProxy: []string{".example.com"}, ControlPlane: ptr.To(true)},
 		KubeProxy: bootstrapv1.KubeProxySpec{Env: []bootstrapv1.EnvVar{{Name: "GOGC", Value: "6"}}, Configuration: runtime.RawExtension{Raw: []byte(`{"nftables":{"syncPeriod":"1m"}}`)}},
 	}

@@ -56,8 +56,10 @@ type NodeConfiguration struct {
 	Kubelet      Kubelet       `json:"kubelet"`
 	ControlPlane *ControlPlane `json:"controlPlane,omitempty"`
 	Registries   []Registry    `json:"registries,omitempty"`
-	Proxy        *Proxy        `json:"proxy,omitempty"`
-	KubeProxy    *KubeProxy    `json:"kubeProxy,omitempty"`
+	// Images are pulled before the kubelet starts.
+	Images    []string   `json:"images,omitempty"`
+	Proxy     *Proxy     `json:"proxy,omitempty"`
+	KubeProxy *KubeProxy `json:"kubeProxy,omitempty"`
 }
 
 // Network contains the networks of the cluster, as far as a node needs them.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,4 +125,24 @@ func TestPersistenceEnds(t *testing.T) {
 			t.Errorf("error %v, reports %v", err, m.told)
 		}
 	})
+}
+
+// TestUntilPulled: a failed pull is repeated. When the start stalls, the reason is the error of the last attempt.
+func TestUntilPulled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	attempts := 0
+	pull := func() error {
+		if attempts++; attempts < 3 {
+			return errors.New("no such registry")
+		}
+		return nil
+	}
+	if err := untilPulled(ctx, time.Millisecond, slog.New(slog.DiscardHandler), pull); err != nil || attempts != 3 {
+		t.Errorf("%d attempts, %v", attempts, err)
+	}
+	attempts = 0
+	err := untilPulled(ctx, time.Hour, slog.New(slog.DiscardHandler), func() error { cancel(); return pull() })
+	if err == nil || !strings.Contains(err.Error(), "spec.images: no such registry") {
+		t.Errorf("got %v", err)
+	}
 }

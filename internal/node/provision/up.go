@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -151,7 +152,10 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		}
 		step("etcd joined")
 	}
-	if err := n.startServices(ctx, append(n.controlPlaneServices(), n.nodeServices()...)...); err != nil {
+	// The kubelet needs the API server, and all images that the user wants before it.
+	later := func(s supervisor.Service) bool { return s.Name == "kubelet" }
+	services := n.nodeServices()
+	if err := n.startServices(ctx, slices.DeleteFunc(append(n.controlPlaneServices(), services...), later)...); err != nil {
 		return err
 	}
 	step("files written, services started")
@@ -164,7 +168,7 @@ func (n *node) upControlPlane(ctx context.Context) error {
 		group.Go(func() error { return n.applyManifests(groupCtx) })
 	}
 	group.Go(func() error { return n.loadPause(groupCtx) })
-	group.Go(func() error { return n.labelControlPlane(groupCtx) })
+	group.Go(func() error { return n.register(groupCtx, named(services, "kubelet")) })
 	if err := group.Wait(); err != nil {
 		return err
 	}
@@ -172,6 +176,17 @@ func (n *node) upControlPlane(ctx context.Context) error {
 	err := n.waitForServices(ctx)
 	step("all services ready")
 	return err
+}
+
+// register starts the kubelet as soon as the machine has its images, and labels the Node.
+func (n *node) register(ctx context.Context, kubelet []supervisor.Service) error {
+	if err := n.pullImages(ctx); err != nil {
+		return err
+	}
+	if err := n.startServices(ctx, kubelet...); err != nil {
+		return err
+	}
+	return n.labelControlPlane(ctx)
 }
 
 // upWorker starts containerd while the cluster signs the kubelet's certificate, and then the other services.
@@ -195,6 +210,9 @@ func (n *node) upWorker(ctx context.Context) error {
 			return err
 		}
 		step("kubelet's certificate issued")
+		if err := n.pullImages(groupCtx); err != nil {
+			return err
+		}
 		return n.startServices(groupCtx, named(services, "kubelet", "node-agent")...)
 	})
 	group.Go(func() error {
@@ -279,4 +297,34 @@ func (n *node) loadPause(ctx context.Context) error {
 		return fmt.Errorf("loading the pause image: %w", err)
 	}
 	return nil
+}
+
+// pullPause is the time between two attempts to pull images. No event tells when a registry can be reached or has an image.
+const pullPause = 10 * time.Second
+
+// pullImages pulls the images that the machine needs before its kubelet. It tries again until ctx ends, because a registry may be away
+// for a while. Its error contains that of the last attempt.
+func (n *node) pullImages(ctx context.Context) error {
+	if len(n.Images) == 0 {
+		return nil
+	}
+	if err := n.init.WaitReady(ctx, "containerd"); err != nil {
+		return err
+	}
+	return untilPulled(ctx, pullPause, n.log, func() error { return images.Pull(ctx, images.Socket, n.Images) })
+}
+
+func untilPulled(ctx context.Context, pause time.Duration, log *slog.Logger, pull func() error) error {
+	for {
+		err := pull()
+		if err == nil {
+			return nil
+		}
+		log.Warn("Cannot pull the images of the configuration; the kubelet waits for them", "error", err, "retryIn", pause)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("spec.images: %w", err)
+		case <-time.After(pause):
+		}
+	}
 }

@@ -26,6 +26,8 @@ import (
 
 const (
 	registryImage = registryAddress + "/team/pause:v1"
+	// preloadedImage is in the configuration of the worker.
+	preloadedImage = registryAddress + "/team/preloaded:v1"
 	// mirroredImage is an image of a public registry that only the mirror has.
 	mirroredImage = "docker.io/team/pause:v1"
 	// overriddenImage is an image of a registry whose mirror is a folder of the registry.
@@ -50,6 +52,7 @@ func (o *outside) specs() map[nodeconfig.Role]bootstrapv1.CapstanConfigSpec {
 			{Host: "hub.outside.test", Mirrors: []string{"https://" + registryAddress + "/v2/team"}, OverridePath: ptr.To(true), Credentials: login, CA: mapped},
 			{Host: distrustedRegistry, CA: bootstrapv1.Document{Content: string(o.otherCA)}},
 		},
+		Images:    []string{preloadedImage},
 		Proxy:     proxy,
 		Kubelet:   bootstrapv1.KubeletSpec{Configuration: runtime.RawExtension{Raw: []byte(`{"maxPods":77,"evictionHard":{"memory.available":"64Mi"}}`)}},
 		KubeProxy: bootstrapv1.KubeProxySpec{Configuration: runtime.RawExtension{Raw: []byte(`{"metricsBindAddress":"0.0.0.0:10249","nftables":{"syncPeriod":"41s"}}`)}},
@@ -103,7 +106,8 @@ func (c *cluster) rendered(role nodeconfig.Role, o *outside) []byte {
 
 // testConfiguration observes the effect of each setting of the machines' CapstanConfigs.
 func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
-	push(t, worker)
+	testPreloaded(cp)
+	push(t, worker, worker.root+"/etc/capstan/registries/10.77.0.1_5000/ca.crt", registryImage)
 	testPulls(t, o, cp)
 	testProxyUse(t, o, cp, worker)
 	testComponentSettings(t, cp, worker)
@@ -111,24 +115,46 @@ func testConfiguration(t *testing.T, o *outside, cp, worker *host) {
 	testImports(t, worker)
 	testRegistrySecrets(t, cp, worker)
 	testChangedConfiguration(t, cp, worker)
-	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted")
+	cp.mustKubectl("delete", "pod", "--wait", "--grace-period=1", "preloaded", "registry", "mirrored", "overridden", "outside", "stranger", "distrusted")
 }
 
 // push copies an image into the registry that no pod of other tests has: the kubelet allows no pod to use an image without a pull
 // that it has itself pulled by another name.
-func push(t *testing.T, worker *host) {
+func push(t *testing.T, h *host, ca, image string) {
+	t.Helper()
 	ctr := []string{"/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images"}
-	ca := worker.root + "/etc/capstan/registries/10.77.0.1_5000/ca.crt"
 	_, err := os.Stat(ca)
 	must(t, err)
 	for _, args := range [][]string{
-		{"tag", "registry.capstan.dev/pause:v1", registryImage},
-		{"push", "--local", "--tlscacert", strings.TrimPrefix(ca, worker.root), "--user", registryUser + ":" + registryPassword, registryImage},
-		{"rm", registryImage},
+		{"tag", "registry.capstan.dev/pause:v1", image},
+		{"push", "--local", "--tlscacert", strings.TrimPrefix(ca, h.root), "--user", registryUser + ":" + registryPassword, image},
+		{"rm", image},
 	} {
-		_, err := worker.exec(append(ctr, args...)...)
+		_, err := h.exec(append(ctr, args...)...)
 		must(t, err)
 	}
+}
+
+// pushPreloaded pushes the image for which the kubelet of the worker waits, from the control plane machine.
+func pushPreloaded(t *testing.T, o *outside, cp *host) {
+	t.Helper()
+	eventually(t, time.Minute, func() error {
+		out, err := cp.exec("/opt/capstan/node/bin/ctr", "-n", "k8s.io", "images", "list", "-q")
+		if err == nil && !strings.Contains(out, "registry.capstan.dev/pause:v1") {
+			err = fmt.Errorf("no pause image in %s", out)
+		}
+		return err
+	})
+	ca := cp.root + "/etc/registry.crt"
+	must(t, os.WriteFile(ca, o.ca, 0o600))
+	push(t, cp, ca, preloadedImage)
+	must(t, os.Remove(ca))
+}
+
+// testPreloaded: a pod that pulls no image runs, because the worker has pulled it before its kubelet started.
+func testPreloaded(cp *host) {
+	cp.apply(strings.Replace(pullPod("preloaded", "worker", preloadedImage), "Always", "Never", 1))
+	cp.mustKubectl("wait", "--for=condition=Ready", "pod/preloaded", "--timeout=1m")
 }
 
 func pullPod(name, node, image string) string {
@@ -151,7 +177,7 @@ func testPulls(t *testing.T, o *outside, cp *host) {
 		pullPod("stranger", "cp", registryImage) + pullPod("distrusted", "worker", distrustedImage))
 	cp.mustKubectl("wait", "--for=condition=Ready", "pod/registry", "pod/mirrored", "pod/overridden", "pod/outside", "--timeout=3m")
 	for _, pod := range []string{"stranger", "distrusted"} {
-		eventually(t, time.Minute, func() error {
+		eventually(t, 3*time.Minute, func() error {
 			out, err := cp.kubectl("get", "events", "--field-selector=involvedObject.name="+pod+",reason=Failed", "-o", "jsonpath={.items[*].message}")
 			if err == nil && !strings.Contains(out, "x509: certificate signed by unknown authority") {
 				err = fmt.Errorf("the pull of %s says %q", pod, out)

@@ -84,6 +84,7 @@ func bootCluster(t *testing.T, c *cluster, o *outside, cp, worker *host) {
 		return err
 	})
 	approveRequests(t, cp)
+	pushPreloaded(t, o, cp)
 	eventually(t, time.Minute, func() error {
 		_, err := cp.kubectl("wait", "--for=condition=Ready", "node/cp", "node/worker", "--timeout=60s")
 		return err
