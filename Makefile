@@ -303,6 +303,10 @@ test-expiry: setup build ## Run a cluster past the expiry of all its certificate
 conformance: setup build build-conformance ## Run all conformance specs of Kubernetes, hours (not part of test). FOCUS=sig-network for a part.
 	CAPSTAN_CONFORMANCE_FOCUS='$(FOCUS)' go test -tags e2e,conformance ./test/e2e/conformance -run TestAll -count=1 -v -timeout 13h
 
+.PHONY: test-networkpolicy
+test-networkpolicy: setup build build-conformance ## Run Kubernetes' own specs of NetworkPolicy, half an hour (not part of test).
+	go test -tags e2e,conformance ./test/e2e/conformance -run TestNetworkPolicy -count=1 -v -timeout 3h
+
 .PHONY: test-rack
 test-rack: setup build ## Lose, cut, slow down, fill, upgrade and move the hosts of a rack under write load, half an hour (not part of test).
 	go test -tags e2e,rack ./test/e2e/rack -count=1 -v -timeout 120m

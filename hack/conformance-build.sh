@@ -48,14 +48,16 @@ program() {
 	done | sort -u
 }
 
-# Bash is the shell, because the shell of busybox drops variables with a dash in their names.
+# tools [COMMAND...]: the commands of busybox without some that other programs replace. Its shell would prefer its own commands to
+# such programs, so bash is the shell then.
 tools() {
-	local applet
-	printf -- '-folder /tmp\n-file /bin/bash-static:/bin/sh\n-file %s:/etc/passwd\n-file %s:/etc/group\n' "$work/passwd" "$work/group"
+	local applet shell=$module/sh
+	(($# == 0)) || shell=/bin/bash-static
+	printf -- '-folder /tmp\n-file %s:/bin/sh\n-file /bin/bash-static:/bin/bash-static\n-file %s:/etc/passwd\n-file %s:/etc/group\n' "$shell" "$work/passwd" "$work/group"
 	for applet in $(/bin/busybox --list); do
 		[[ $applet == sh || $applet == busybox || " $* " == *" $applet "* ]] || printf -- '-link /bin/busybox:/bin/%s\n' "$applet"
 	done
-	printf -- '-file /bin/busybox:/bin/busybox\n-link sh:/bin/bash\n'
+	printf -- '-file /bin/busybox:/bin/busybox\n-link bash-static:/bin/bash\n'
 }
 
 build_images() {
@@ -64,6 +66,7 @@ build_images() {
 	printf 'root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n' >"$work/passwd"
 	printf 'root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\nnogroup:x:65534:\n' >"$work/group"
 	echo 'Welcome to the web server of busybox.' >"$work/index.html"
+	echo 'NAME="not Alpine Linux, but a spec searches for this name"' >"$work/os-release"
 	local tools network agnhost
 	# shellcheck disable=SC2207 # words on purpose
 	tools=($(tools)) network=($(tools nc) $(program /usr/bin/dig /usr/bin/curl /usr/bin/getent) $(program /bin/nc.openbsd | sed 's,:/bin/nc.openbsd$,:/bin/nc,'))
@@ -79,6 +82,8 @@ build_images() {
 		/bin/busybox httpd -f -p 80 -h /usr/share/nginx/html
 	image nautilus "${agnhost[@]}" -file "$source/nautilus/html/nautilus.jpg:/nautilus.jpg" \
 		-file "$source/nautilus/html/data.json:/data.json" "$work/agnhost" test-webserver
+	image kitten "${agnhost[@]}" -file "$source/kitten/html/kitten.jpg:/kitten.jpg" -file "$source/kitten/html/data.json:/data.json" \
+		-file "$work/os-release:/etc/os-release" "$work/agnhost" test-webserver
 	image pause "$work/pause"
 	image sample-apiserver "$work/sample-apiserver"
 	image etcd -no-entrypoint -file "$work/etcd:/usr/local/bin/etcd" "$work/etcd" /usr/local/bin/etcd

@@ -12,9 +12,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"sigs.k8s.io/yaml"
 )
 
 // Run describes one run of the tests.
@@ -23,6 +26,7 @@ type Run struct {
 	Kubeconfig string
 	Kubectl    string // path
 	Focus      string // regular expression for the names of specs
+	Skip       string // regular expression for the names of specs that do not run; empty for none
 	Processes  int    // specs that run at a time; serial specs run alone after the others
 	Timeout    time.Duration
 	Reports    string // folder for junit.xml, report.json and the output of the specs, e2e.log
@@ -67,12 +71,15 @@ func end(path string) []byte {
 }
 
 func (r Run) arguments() []string {
-	return []string{
+	ginkgo := []string{
 		"--no-color", "--procs=" + strconv.Itoa(r.Processes), "--timeout=" + r.Timeout.String(), "--focus=" + r.Focus,
 		"--output-dir=" + r.Reports, "--junit-report=junit.xml", "--json-report=report.json",
-		filepath.Join(r.Programs, "e2e.test"), "--",
-		"--provider=skeleton", "--kubeconfig=" + r.Kubeconfig, "--kubectl-path=" + r.Kubectl,
 	}
+	if r.Skip != "" { // An empty expression matches all names.
+		ginkgo = append(ginkgo, "--skip="+r.Skip)
+	}
+	return append(ginkgo, filepath.Join(r.Programs, "e2e.test"), "--",
+		"--provider=skeleton", "--kubeconfig="+r.Kubeconfig, "--kubectl-path="+r.Kubectl)
 }
 
 // Spec is the result of one spec.
@@ -159,6 +166,30 @@ func Failures(specs []Spec) error {
 		errs = append(errs, fmt.Errorf("expected at least one spec that passes, found none among %d: does the focus match a spec?", len(specs)))
 	}
 	return errors.Join(errs...)
+}
+
+// Names returns the names of the conformance specs that match a regular expression, from the list in the tests.
+func Names(ctx context.Context, programs, focus string) (names []string, err error) {
+	expression, err := regexp.Compile(focus)
+	if err != nil {
+		return nil, err
+	}
+	list, err := exec.CommandContext(ctx, filepath.Join(programs, "e2e.test"), "--list-conformance-tests").Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the conformance specs: %w", err)
+	}
+	var specs []struct {
+		Codename string `json:"codename"`
+	}
+	if err := yaml.Unmarshal(list, &specs); err != nil {
+		return nil, fmt.Errorf("expected a list of conformance specs: %w", err)
+	}
+	for _, s := range specs {
+		if expression.MatchString(s.Codename) {
+			names = append(names, s.Codename)
+		}
+	}
+	return names, nil
 }
 
 // Missing returns an error unless each of these specs passed, and no other ran.

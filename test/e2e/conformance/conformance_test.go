@@ -6,6 +6,8 @@ package conformance
 
 import (
 	"context"
+	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
+
+	"capstan.dev/capstan/internal/testenv/testnetns"
 	"capstan.dev/capstan/test/conformance"
 	"capstan.dev/capstan/test/e2e/harness"
 )
@@ -34,6 +39,8 @@ var subset = []string{
 	"[sig-node] Probing container should be restarted with a /healthz http liveness probe [NodeConformance] [Conformance]",
 	"[sig-node] InitContainer [NodeConformance] should invoke init containers on a RestartNever pod [Conformance]",
 	"[sig-node] Secrets should be consumable as environment variable names variable names with various prefixes [Conformance]",
+	"[sig-node] ImageVolume should succeed with pod and pull policy of Always [LinuxOnly] [MinimumKubeletVersion:1.35] [Conformance]",
+	"[sig-node] Kubelet when scheduling a read only busybox container should not write to root filesystem [LinuxOnly] [NodeConformance] [Conformance]",
 	"[sig-node] Security Context when creating containers with AllowPrivilegeEscalation should not allow privilege escalation when false [LinuxOnly] [NodeConformance] [Conformance]",
 	"[sig-apps] Deployment RollingUpdateDeployment should delete old pods and create new ones [Conformance]",
 	"[sig-apps] StatefulSet Basic StatefulSet functionality [StatefulSetBasic] should have a working scale subresource [Conformance]",
@@ -69,13 +76,14 @@ func TestSubset(t *testing.T) {
 func run(t *testing.T, images []string, r conformance.Run) []conformance.Spec {
 	t.Helper()
 	t.Setenv("CAPSTAN_WORKER_MEMORY", "3Gi")
-	r.Programs = filepath.Join(harness.Bin(), "conformance")
+	r.Programs = programs()
 	start := time.Now()
 	c := plane.CreateCluster(t, "default", "conformance", "--workers", "2")
 	harness.Eventually(t, "three Nodes", 5*time.Minute, func(ctx context.Context) error { return c.NodesReady(ctx, 3) })
 	for _, image := range images {
 		plane.Must(t, "load", "image", filepath.Join(r.Programs, "images", image+".tar"), "--cluster", c.Name, "--namespace", c.Namespace)
 	}
+	mirror(t, c, filepath.Join(r.Programs, "images", "kitten.tar"))
 	t.Logf("the cluster with its images: %v", time.Since(start).Round(time.Second))
 
 	start = time.Now()
@@ -90,3 +98,40 @@ func run(t *testing.T, images []string, r conformance.Run) []conformance.Spec {
 	}
 	return specs
 }
+
+// mirror makes the images of an archive available to machines that pull them, at an address of each machine itself. A spec of image
+// volumes always pulls.
+func mirror(t *testing.T, c *harness.Cluster, archive string) {
+	t.Helper()
+	registry, err := conformance.OpenRegistry(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range c.Machines(t) {
+		machine, err := netns.GetFromPid(plane.FindRunning(t, m.Name, "kubelet", 1)[0].PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := httptest.NewUnstartedServer(registry)
+		must(t, server.Listener.Close())
+		must(t, testnetns.In(machine, func() (err error) {
+			server.Listener, err = net.Listen("tcp", "127.0.0.1:0")
+			return err
+		}))
+		must(t, machine.Close())
+		server.Start()
+		t.Cleanup(server.Close)
+		plane.Must(t, "shell", m.Name, "--namespace", c.Namespace, "--", "sh", "-c", `mkdir -p /etc/containerd/certs.d/registry.k8s.io
+			echo '[host."`+server.URL+`"]' >/etc/containerd/certs.d/registry.k8s.io/hosts.toml`)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// programs is the folder that "make build-conformance" fills.
+func programs() string { return filepath.Join(harness.Bin(), "conformance") }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,9 +150,13 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }
 
-// Capstan runs the CLI against this plane and returns its output.
+// Capstan runs the CLI against this plane and returns its output. The arguments behind "--" are those of a command in a machine.
 func (p *Plane) Capstan(ctx context.Context, args ...string) (string, error) {
-	return Command(ctx, nil, filepath.Join(Bin(), "capstan"), append(args, "--root", p.Root)...)
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	return Command(ctx, nil, filepath.Join(Bin(), "capstan"), slices.Insert(slices.Clone(args), end, "--root", p.Root)...)
 }
 
 // Command runs a program and returns its standard output. The error contains its standard error.

@@ -297,12 +297,7 @@ func TestMachineDeployment(t *testing.T) {
 // shell runs a command in a machine.
 func shell(t *testing.T, namespace, machine string, command ...string) string {
 	t.Helper()
-	args := append([]string{"shell", "--root", plane.Root, "--namespace", namespace, machine, "--"}, command...)
-	out, err := harness.Command(t.Context(), nil, filepath.Join(harness.Bin(), "capstan"), args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return plane.Must(t, append([]string{"shell", "--namespace", namespace, machine, "--"}, command...)...)
 }
 
 // staying lists the pods of the DaemonSet, one on each worker.
