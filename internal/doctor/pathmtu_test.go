@@ -24,9 +24,9 @@ func TestPathResult(t *testing.T) {
 		{"192.0.2.1", 1500, nil, OK, "MTU 1450"},
 		{"2001:db8::1", 1500, nil, OK, "MTU 1430"},
 		{"192.0.2.1", 9000, nil, OK, "MTU 8950"},
-		{"192.0.2.1", 1400, nil, Warn, "mtu of 1350 at most"},
+		{"192.0.2.1", 1400, nil, Warn, "network.mtu of each new CapstanCluster to 1350 at most"},
 		{"192.0.2.1", 1329, nil, Fail, "packets of 1330 bytes"},
-		{"2001:db8::1", 1350, nil, Warn, "mtu of 1280 at most"},
+		{"2001:db8::1", 1350, nil, Warn, "network.mtu of each new CapstanCluster to 1280 at most"},
 		{"192.0.2.1", 0, errors.New("no answer"), Fail, "no answer"},
 	} {
 		r := pathResult(netip.MustParseAddr(tc.peer), tc.mtu, tc.err)
