@@ -23,7 +23,7 @@ import (
 // SystemdReboot returns the function that reboots the box through systemd, or nil if capstand is not a service of systemd: nothing
 // would start it after the reboot.
 func SystemdReboot() func(context.Context) error {
-	if _, err := os.Stat("/run/systemd/system"); errors.Is(err, fs.ErrNotExist) || os.Getenv("INVOCATION_ID") == "" {
+	if _, err := os.Stat("/run/systemd/system"); errors.Is(err, fs.ErrNotExist) || !startedBySystemd() {
 		return nil
 	}
 	return func(ctx context.Context) error {
@@ -33,6 +33,10 @@ func SystemdReboot() func(context.Context) error {
 		return nil
 	}
 }
+
+// startedBySystemd returns whether systemd has started this process: it writes the id of the process into the environment. A capstand
+// that a process of another service starts, for example a test, inherits the id of that process.
+func startedBySystemd() bool { return os.Getenv("SYSTEMD_EXEC_PID") == strconv.Itoa(os.Getpid()) }
 
 // Reboot reboots the box.
 func (h *Host) Reboot(ctx context.Context, req *hostpb.RebootRequest) (*hostpb.RebootResponse, error) {

@@ -2,6 +2,8 @@ package host
 
 import (
 	"context"
+	"os"
+	"strconv"
 	"testing"
 
 	"capstan.dev/capstan/internal/host/hostpb"
@@ -34,4 +36,15 @@ func TestReboot(t *testing.T) {
 	clear(h.machines.byID)
 	ask("another", hostpb.Refusal_REASON_UNSPECIFIED, 0)
 	ask(info.BootId, hostpb.Refusal_REASON_UNSPECIFIED, 1)
+}
+
+// A capstand that inherits the environment of another service is none: it must not reboot the box.
+func TestStartedBySystemd(t *testing.T) {
+	t.Setenv("INVOCATION_ID", "0123456789abcdef0123456789abcdef")
+	for pid, want := range map[string]bool{"": false, "1": false, strconv.Itoa(os.Getpid()): true} {
+		t.Setenv("SYSTEMD_EXEC_PID", pid)
+		if startedBySystemd() != want {
+			t.Errorf("process id %q in the environment: want %t", pid, want)
+		}
+	}
 }
