@@ -112,8 +112,8 @@ limits() {
 	until_true 1800 demo wait --for=jsonpath='{.status.phase}'=Failed --timeout=5s pod/fork-bomb
 	if demo logs fork-bomb | grep 'no limit'; then return 1; fi
 	demo delete pod memory-hog fork-bomb --wait=false
-	grep -v max /sys/fs/cgroup/capstan/*/pids.max
-	grep -v max /sys/fs/cgroup/capstan/*/memory.max
+	grep -v max /sys/fs/cgroup/capstan/*/*/pids.max
+	grep -v max /sys/fs/cgroup/capstan/*/*/memory.max
 }
 
 # The pods' processes have containerd's AppArmor profile.
