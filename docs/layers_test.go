@@ -41,7 +41,7 @@ var layerOf = map[string]string{
 
 	// The two sides of a boundary share these packages: manager and host, manager and node, host and node.
 	"internal/host/hostpb": "contract", "internal/host/owner": "contract", "internal/host/credentials": "contract", "internal/host/joining": "contract",
-	"internal/host/refusal": "contract", "internal/machineapi": "contract", "internal/accessapi": "contract",
+	"internal/host/refusal": "contract", "internal/overhead": "contract", "internal/machineapi": "contract", "internal/accessapi": "contract",
 	"internal/node/nodeconfig": "contract", "internal/node/cloudconfig": "contract", "internal/node/initapi": "contract",
 	"internal/node/kube": "contract", "internal/node/provision/manifests": "contract",
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"capstan.dev/capstan/internal/overhead"
 )
 
 const (
@@ -21,7 +23,7 @@ const (
 	// echoWait is how long a probe waits for each of its echoes, echoTries how many it sends.
 	echoWait, echoTries = 400 * time.Millisecond, 3
 	// defaultPath is the packet size for which clusters across hosts get their default MTU, minOverlay the smallest MTU that they can have.
-	defaultPath, minOverlay = 1500, 1280
+	defaultPath, minOverlay = overhead.EthernetMTU, 1280
 )
 
 // CheckPeers measures the paths to the tunnel addresses of other hosts.
@@ -39,11 +41,8 @@ func CheckPeers(ctx context.Context, peers []string) (out []Result, err error) {
 
 // pathResult says which MTU the overlay needs on a path.
 func pathResult(peer netip.Addr, mtu int, err error) Result {
-	overhead := 50 // VXLAN over IPv4: inner Ethernet, VXLAN, UDP and outer IP header
-	if peer.Is6() {
-		overhead = 70
-	}
-	overlay := mtu - overhead
+	extra := overhead.Of(peer, false)
+	overlay := mtu - extra
 	r := Result{Name: "path to " + peer.String(), Level: OK, Found: fmt.Sprintf("packets of %d bytes pass: a cluster across hosts can have the MTU %d", mtu, overlay)}
 	switch {
 	case err != nil:
@@ -51,7 +50,7 @@ func pathResult(peer netip.Addr, mtu int, err error) Result {
 		r.Mend = "allow ICMP echo and UDP port 4789 between the hosts; run the command as root"
 	case overlay < minOverlay:
 		r.Level = Fail
-		r.Mend = fmt.Sprintf("a cluster across hosts needs packets of %d bytes: raise the MTU of the links on the path", minOverlay+overhead)
+		r.Mend = fmt.Sprintf("a cluster across hosts needs packets of %d bytes: raise the MTU of the links on the path", minOverlay+extra)
 	case mtu < defaultPath:
 		r.Level = Warn
 		r.Mend = fmt.Sprintf("raise the MTU of the path to %d, or set spec.network.mtu of each new CapstanCluster to %d at most",

@@ -8,10 +8,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"capstan.dev/capstan/internal/host/network/wireguard"
+	"capstan.dev/capstan/internal/overhead"
 )
-
-// vxlanOverhead is what VXLAN adds to a packet in the link: inner Ethernet, VXLAN, UDP and IPv6 header.
-const vxlanOverhead = 70
 
 // encrypt returns the network as this box has it: with its key if it encrypts overlays.
 func (b Box) encrypt(n Network) Network {
@@ -61,7 +59,7 @@ func (b Box) syncLink() error {
 		if !n.Overlay.encrypted() {
 			continue
 		}
-		mtu = max(mtu, n.Overlay.MTU+vxlanOverhead)
+		mtu = max(mtu, n.Overlay.MTU+overhead.VXLANIPv6)
 		found, err := b.peers(n.ID)
 		if err != nil {
 			return err

@@ -5,28 +5,9 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-)
 
-const (
-	ethernetMTU = 1500
-	// encryptionIPv4 and encryptionIPv6 are what WireGuard adds to a packet: WireGuard, UDP and outer IP header.
-	encryptionIPv4, encryptionIPv6 = 60, 80
-	// vxlanOverheadIPv4 is vxlanOverhead with an IPv4 header.
-	vxlanOverheadIPv4 = 50
+	"capstan.dev/capstan/internal/overhead"
 )
-
-// overhead is what the packets between the boxes are larger than those of machines.
-func (o Overlay) overhead(encrypted bool) int {
-	switch {
-	case encrypted && o.Address.Is4():
-		return vxlanOverhead + encryptionIPv4
-	case encrypted:
-		return vxlanOverhead + encryptionIPv6
-	case o.Address.Is4():
-		return vxlanOverheadIPv4
-	}
-	return vxlanOverhead
-}
 
 // FitsLink returns an error if the interface with the tunnel address cannot carry the packets of an overlay.
 func FitsLink(o Overlay, encrypted bool) error {
@@ -41,7 +22,7 @@ func FitsLink(o Overlay, encrypted bool) error {
 		}
 		for _, a := range all {
 			if found, ok := netip.AddrFromSlice(a.IP); ok && found.Unmap() == o.Address {
-				return o.fits(link.Attrs().Name, link.Attrs().MTU, o.overhead(encrypted))
+				return o.fits(link.Attrs().Name, link.Attrs().MTU, overhead.Of(o.Address, encrypted))
 			}
 		}
 	}
@@ -50,10 +31,10 @@ func FitsLink(o Overlay, encrypted bool) error {
 
 // fits compares the overlay with an interface. Packets of up to 1500 bytes are not refused: clusters with the default MTU work on
 // smaller interfaces, where the kernel fragments.
-func (o Overlay) fits(name string, mtu, overhead int) error {
-	if need := o.MTU + overhead; need > ethernetMTU && need > mtu {
+func (o Overlay) fits(name string, mtu, extra int) error {
+	if need := o.MTU + extra; need > overhead.EthernetMTU && need > mtu {
 		return fmt.Errorf("machines with the MTU %d need packets of %d bytes between the hosts, and interface %s with the tunnel address %s carries %d: raise its MTU, or create the cluster with a spec.network.mtu of %d at most",
-			o.MTU, need, name, o.Address, mtu, mtu-overhead)
+			o.MTU, need, name, o.Address, mtu, mtu-extra)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"capstan.dev/capstan/internal/overhead"
 )
 
 func TestOverlayFits(t *testing.T) {
@@ -24,7 +26,7 @@ func TestOverlayFits(t *testing.T) {
 		"usual link":           {"192.0.2.1", false, 1451, 1500, "1450 at most"},
 	} {
 		o := Overlay{Address: netip.MustParseAddr(tc.tunnel), MTU: tc.mtu}
-		err := o.fits("eth1", tc.link, o.overhead(tc.encrypted))
+		err := o.fits("eth1", tc.link, overhead.Of(o.Address, tc.encrypted))
 		if (err == nil) != (tc.most == "") || err != nil && !strings.Contains(err.Error(), tc.most) {
 			t.Errorf("%s: %v, want %q", name, err, tc.most)
 		}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/overhead"
 )
 
 const (
@@ -26,26 +27,11 @@ const (
 
 	// DefaultPorts is where the load balancers of clusters that span several hosts listen.
 	DefaultPorts = "20000-23999"
-
-	ethernetMTU = 1500
-	// overhead of VXLAN: inner Ethernet, VXLAN, UDP and outer IP header.
-	overheadIPv4, overheadIPv6 = 50, 70
-	// overhead of WireGuard, which carries VXLAN over IPv6: WireGuard, UDP and outer IP header.
-	encryptionIPv4, encryptionIPv6 = 60, 80
 )
 
 // MTU of machines whose packets travel between tunnel addresses of this family, encrypted or not.
 func MTU(tunnel netip.Addr, encrypted bool) int32 {
-	ipv4 := tunnel.Is4() || tunnel.Is4In6()
-	switch {
-	case encrypted && ipv4:
-		return ethernetMTU - encryptionIPv4 - overheadIPv6
-	case encrypted:
-		return ethernetMTU - encryptionIPv6 - overheadIPv6
-	case ipv4:
-		return ethernetMTU - overheadIPv4
-	}
-	return ethernetMTU - overheadIPv6
+	return int32(overhead.EthernetMTU - overhead.Of(tunnel, encrypted))
 }
 
 // ChooseVNI returns an identifier that none of the clusters has. The search starts at a hash of the cluster's id. Two management

@@ -1,0 +1,32 @@
+// Package overhead states by how much the packets between hosts are larger than the packets of machines in them. A manager chooses the MTU
+// of a cluster with it, and a host compares the MTU with its interfaces.
+//
+// Layer: contract. Allowed imports: api, library.
+package overhead
+
+import "net/netip"
+
+// EthernetMTU is the largest IP packet of a link that nobody has configured, in bytes.
+const EthernetMTU = 1500
+
+const (
+	// vxlanIPv4 and VXLANIPv6 are the bytes of VXLAN: inner Ethernet, VXLAN, UDP and outer IP header. Encrypted packets have VXLANIPv6
+	// inside of WireGuard.
+	vxlanIPv4, VXLANIPv6 = 50, 70
+	// wireGuardIPv4 and wireGuardIPv6 are the bytes of WireGuard: WireGuard, UDP and outer IP header.
+	wireGuardIPv4, wireGuardIPv6 = 60, 80
+)
+
+// Of returns the bytes that packets between tunnel addresses of this family have beside the packet of a machine.
+func Of(tunnel netip.Addr, encrypted bool) int {
+	ipv4 := tunnel.Unmap().Is4()
+	switch {
+	case encrypted && ipv4:
+		return wireGuardIPv4 + VXLANIPv6
+	case encrypted:
+		return wireGuardIPv6 + VXLANIPv6
+	case ipv4:
+		return vxlanIPv4
+	}
+	return VXLANIPv6
+}
