@@ -326,8 +326,13 @@ type HostReboot struct {
 
 // RebootPending returns whether a reboot of the host is requested and not complete.
 func (h *CapstanHost) RebootPending() bool {
-	done := h.Status.Reboot.RequestedAt.Equal(&h.Spec.RebootRequestedAt) && !h.Status.Reboot.CompletedAt.IsZero()
+	done := h.RebootBegun() && !h.Status.Reboot.CompletedAt.IsZero()
 	return !h.Spec.RebootRequestedAt.IsZero() && !done
+}
+
+// RebootBegun returns whether the status records the present request.
+func (h *CapstanHost) RebootBegun() bool {
+	return h.Status.Reboot.RequestedAt.Equal(&h.Spec.RebootRequestedAt)
 }
 
 // HostImage is a root file system for machines.

@@ -48,7 +48,6 @@ type boot struct {
 
 // nextReboot decides the next step. now is nil while the host is not connected.
 func nextReboot(host *infrav1.CapstanHost, now *boot) rebootStep {
-	recorded := host.Status.Reboot.RequestedAt.Equal(&host.Spec.RebootRequestedAt)
 	switch {
 	case !host.RebootPending():
 		return rebootNone
@@ -56,9 +55,9 @@ func nextReboot(host *infrav1.CapstanHost, now *boot) rebootStep {
 		return rebootWait
 	case now.id == "":
 		return rebootUnsupported
-	case recorded && now.id == host.Status.Reboot.BootID:
+	case host.RebootBegun() && now.id == host.Status.Reboot.BootID:
 		return rebootSend
-	case recorded || !now.since.Before(host.Spec.RebootRequestedAt.Time):
+	case host.RebootBegun() || !now.since.Before(host.Spec.RebootRequestedAt.Time):
 		return rebootComplete
 	}
 	return rebootPrepare
@@ -84,7 +83,7 @@ func (r *Reconciler) reconcileReboot(ctx context.Context, host *infrav1.CapstanH
 	case rebootNone:
 		return false, nil
 	case rebootWait:
-		if host.Status.Reboot.RequestedAt.Equal(&host.Spec.RebootRequestedAt) {
+		if host.RebootBegun() {
 			showReboot(host, infrav1.HostRebootingReason, "The host was asked to reboot, and is not connected yet")
 		} else {
 			showReboot(host, infrav1.HostRebootWaitingReason, "The host is not connected")
