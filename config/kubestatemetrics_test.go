@@ -168,7 +168,7 @@ func (l labelPaths) missing(s *schemaProps) (problems []string) {
 	return problems
 }
 
-// problems returns what is wrong with a metric of objects with the given schema.
+// problems compares a metric with the schema of its objects, and returns each difference.
 func (m stateMetric) problems(object *schemaProps) (problems []string) {
 	each := m.Each.Gauge
 	switch m.Each.Type {

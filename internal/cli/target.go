@@ -85,7 +85,6 @@ func (a *app) surroundings() surroundings {
 
 // clientConfig returns the kubeconfig of the management cluster, and its source.
 func (a *app) clientConfig() (clientcmd.ClientConfig, source, error) {
-	path, localErr := a.localKubeconfig()
 	from := choose(a.surroundings())
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.WarnIfAllMissing = false
@@ -93,8 +92,9 @@ func (a *app) clientConfig() (clientcmd.ClientConfig, source, error) {
 	case fromFlag:
 		rules.ExplicitPath = a.kubeconfig
 	case fromPlane:
-		if localErr != nil {
-			return nil, from, localErr
+		path, err := a.localKubeconfig()
+		if err != nil {
+			return nil, from, err
 		}
 		rules.ExplicitPath = path
 	}

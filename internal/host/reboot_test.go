@@ -38,7 +38,7 @@ func TestReboot(t *testing.T) {
 	ask(info.BootId, hostpb.Refusal_REASON_UNSPECIFIED, 1)
 }
 
-// A capstand that inherits the environment of another service is none: it must not reboot the box.
+// systemd started capstand only if the environment has the id of capstand's own process. Another capstand must not reboot the box.
 func TestStartedBySystemd(t *testing.T) {
 	t.Setenv("INVOCATION_ID", "0123456789abcdef0123456789abcdef")
 	for pid, want := range map[string]bool{"": false, "1": false, strconv.Itoa(os.Getpid()): true} {

@@ -57,9 +57,12 @@ func NewKey() (crypto.Signer, error) { return ECDSAP256.NewKey() }
 // EncodeKey returns a private key as PEM.
 func EncodeKey(key crypto.Signer) ([]byte, error) { return keyutil.MarshalPrivateKeyToPEM(key) }
 
-// NewEncodedKey creates a private key and returns it as PEM.
-func NewEncodedKey() ([]byte, error) {
-	key, err := NewKey()
+// NewEncodedKey creates a private key of the default algorithm and returns it as PEM.
+func NewEncodedKey() ([]byte, error) { return ECDSAP256.NewEncodedKey() }
+
+// NewEncodedKey creates a private key of this algorithm and returns it as PEM.
+func (a Algorithm) NewEncodedKey() ([]byte, error) {
+	key, err := a.NewKey()
 	if err != nil {
 		return nil, err
 	}

@@ -299,7 +299,7 @@ func (n *node) loadPause(ctx context.Context) error {
 	return nil
 }
 
-// pullPause is the time between two attempts to pull images. No event tells when a registry can be reached or has an image.
+// pullPause is the time between two attempts to pull images. A registry sends no event when it has an image.
 const pullPause = 10 * time.Second
 
 // pullImages pulls the images that the machine needs before its kubelet. It tries again until ctx ends, because a registry may be away

@@ -103,7 +103,9 @@ func EnsureKey(path string) (crypto.Signer, error) { return ensureKey(path, "") 
 func ensureKey(path string, algorithm pki.Algorithm) (crypto.Signer, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return createKey(path, algorithm)
+		if data, err = algorithm.NewEncodedKey(); err == nil {
+			err = WriteFile(path, data)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -113,18 +115,6 @@ func ensureKey(path string, algorithm pki.Algorithm) (crypto.Signer, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return key, nil
-}
-
-func createKey(path string, algorithm pki.Algorithm) (crypto.Signer, error) {
-	key, err := algorithm.NewKey()
-	if err != nil {
-		return nil, err
-	}
-	data, err := pki.EncodeKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return key, WriteFile(path, data)
 }
 
 // EnsureAuthority creates the certificate (name.crt) and the key (name.key) of an authority, unless the certificate
