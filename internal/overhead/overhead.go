@@ -9,10 +9,13 @@ import "net/netip"
 // EthernetMTU is the largest IP packet of a link that nobody has configured, in bytes.
 const EthernetMTU = 1500
 
+// VXLANIPv6 are the bytes of VXLAN over IPv6: inner Ethernet, VXLAN, UDP and outer IP header. Encrypted packets have them inside of
+// WireGuard.
+const VXLANIPv6 = 70
+
 const (
-	// vxlanIPv4 and VXLANIPv6 are the bytes of VXLAN: inner Ethernet, VXLAN, UDP and outer IP header. Encrypted packets have VXLANIPv6
-	// inside of WireGuard.
-	vxlanIPv4, VXLANIPv6 = 50, 70
+	// vxlanIPv4 are the bytes of VXLAN over IPv4.
+	vxlanIPv4 = 50
 	// wireGuardIPv4 and wireGuardIPv6 are the bytes of WireGuard: WireGuard, UDP and outer IP header.
 	wireGuardIPv4, wireGuardIPv6 = 60, 80
 )
