@@ -65,7 +65,7 @@ setup-vm: setup
 .PHONY: modules
 modules: ## Download the Go modules of our packages and their tests.
 	@for m in . $(TEST_MODULES); do hack/download.sh $$m list -deps -test -tags e2e ./...; done
-	@GOOS=windows hack/download.sh . list -deps ./cmd/capstan
+	@GOOS=windows hack/download.sh . list -deps -test ./internal/cli/... ./cmd/capstan
 	@hack/download.sh tools/crds mod download github.com/cert-manager/cert-manager sigs.k8s.io/cluster-api-operator
 
 .PHONY: clean
@@ -212,6 +212,12 @@ lint: golangci-lint ## Run golangci-lint in each of our modules.
 			env -C $$m $(CURDIR)/$(GOLANGCI_LINT) run --config $(CURDIR)/.golangci.yml --enable-only $(SIDE_LINTERS) ./...; \
 	done
 	@$(GOLANGCI_LINT) run
+
+# Without a cache, this compiles the client of Kubernetes twice. TestOtherSystems does it for Windows.
+.PHONY: vet-workstations
+vet-workstations: ## Compile the capstan command and its tests for macOS and Windows, and vet them (not part of test).
+	GOOS=darwin go vet ./internal/cli/... ./cmd/capstan
+	GOOS=windows go vet ./internal/cli/... ./cmd/capstan
 
 .PHONY: verify
 verify: setup tools ## Fail if generated files or a go.mod are not up to date.

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -17,9 +14,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/embedded"
-	"capstan.dev/capstan/internal/host/hostpb"
-	"capstan.dev/capstan/internal/stall"
 	"capstan.dev/capstan/templates"
 )
 
@@ -66,16 +60,6 @@ func TestProgressIsQuietForScripts(t *testing.T) {
 	p.close()
 	if out.Len() > 0 {
 		t.Errorf("wrote %q", out.String())
-	}
-}
-
-func TestPlaneSteps(t *testing.T) {
-	steps := planeSteps(embedded.Status{Installed: true, Components: []embedded.ProcessStatus{
-		{Name: "etcd", State: embedded.ProcessReady}, {Name: "kube-apiserver", State: embedded.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: embedded.ProcessStarting},
-	}})
-	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"CRDs, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
-	if diff := cmp.Diff(want, steps, cmp.AllowUnexported(step{})); diff != "" {
-		t.Error(diff)
 	}
 }
 
@@ -364,108 +348,6 @@ func TestShippedTemplates(t *testing.T) {
 	}
 }
 
-func TestFindMachine(t *testing.T) {
-	machine := func(namespace, name string) located {
-		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Namespace: namespace, Name: name}}}
-	}
-	all := []located{machine("a", "one"), machine("a", "two"), machine("b", "two")}
-	for name, test := range map[string]struct {
-		namespace, name string
-		code            int
-		wrong           string
-	}{
-		"by name":               {"", "one", exitOK, ""},
-		"by name and namespace": {"b", "two", exitOK, ""},
-		"ambiguous name":        {"", "two", exitUsage, "--namespace"},
-		"unknown":               {"", "three", exitNotFound, "found one, two, two"},
-		"elsewhere":             {"b", "one", exitNotFound, "wanted a machine one"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := findMachine(all, test.namespace, test.name)
-			if test.code == exitOK {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			if err == nil || exitCode(err) != test.code || !strings.Contains(err.Error(), test.wrong) {
-				t.Errorf("got %v with code %d", err, exitCode(err))
-			}
-		})
-	}
-}
-
-// TestHosts: commands find the capstands of the plane. On a host whose plane runs elsewhere, they find the capstand of
-// the host.
-func TestHosts(t *testing.T) {
-	plane, empty := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(embedded.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	hostname, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	unit := filepath.Join(t.TempDir(), "capstand.sock")
-	if err := os.WriteFile(unit, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	local := func(name string) localHost {
-		l := embedded.Layout{Root: plane}
-		return localHost{name, l.HostSocket(name), l.HostRoot(name), "/build"}
-	}
-	for name, test := range map[string]struct {
-		app  app
-		unit string
-		want []localHost
-	}{
-		"capstands of the plane":       {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
-		"capstand of the systemd unit": {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
-		"named host":                   {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
-		"root folder of a named host":  {app{root: embedded.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
-		"no plane and no host":         {app{root: empty}, "", nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := test.app.hosts(test.unit)
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
-			if (err != nil) != (test.want == nil) || err != nil && (exitCode(err) != exitNotFound || !strings.Contains(err.Error(), "--socket")) {
-				t.Errorf("the error is %v", err)
-			}
-		})
-	}
-}
-
-// TestAssetsOfHost: a host needs fewer programs than a management plane. The set of programs identifies a host.
-func TestAssetsOfHost(t *testing.T) {
-	assets := embedded.Assets{Dir: t.TempDir()}
-	add := func(paths ...string) {
-		for _, path := range paths {
-			path = filepath.Join(assets.Dir, path)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if onlyHost(assets) {
-		t.Error("an empty folder counts as the build of a host")
-	}
-	// the files that hack/release.sh packs
-	add("capstan", "capstand", "capstan-init", "node/bin/runc", "node/bin/containerd", "node/cni/ptp", "images/pause.tar")
-	versions := []string{"v1.36.3"}
-	if missing := missingAssets(assets, versions, true); !onlyHost(assets) || missing != nil {
-		t.Errorf("missing programs of a host: %v", missing)
-	}
-	if missing := missingAssets(assets, versions, false); len(missing) != 3 {
-		t.Errorf("missing programs of a management plane: %v", missing)
-	}
-	add("manager")
-	if onlyHost(assets) {
-		t.Error("a build with a manager counts as the build of a host")
-	}
-}
-
 func TestExitCodes(t *testing.T) {
 	for _, test := range []struct {
 		args []string
@@ -503,31 +385,5 @@ func TestExitCodes(t *testing.T) {
 	}
 	if code := exitCode(errors.Join(errors.New("x"), context.DeadlineExceeded)); code != exitTimeout {
 		t.Errorf("exit code of a timeout: %d", code)
-	}
-}
-
-// TestPlaneRanks: a component that reaches a later state makes progress. A component that restarts makes no progress.
-func TestPlaneRanks(t *testing.T) {
-	plane := func(installed bool, etcd, api embedded.ProcessState) embedded.Status {
-		return embedded.Status{Installed: installed, Components: []embedded.ProcessStatus{{Name: "etcd", State: etcd}, {Name: "kube-apiserver", State: api}}}
-	}
-	furthest := stall.Furthest{}
-	for i, step := range []struct {
-		status embedded.Status
-		want   bool
-	}{
-		{plane(false, embedded.ProcessWaiting, embedded.ProcessWaiting), true},
-		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), true},
-		{plane(false, embedded.ProcessBackoff, embedded.ProcessWaiting), false},
-		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), false},
-		{plane(false, embedded.ProcessReady, embedded.ProcessStarting), true},
-		{plane(false, embedded.ProcessReady, embedded.ProcessReady), true},
-		{plane(false, embedded.ProcessStopped, embedded.ProcessReady), false},
-		{plane(true, embedded.ProcessReady, embedded.ProcessReady), true},
-		{plane(true, embedded.ProcessReady, embedded.ProcessReady), false},
-	} {
-		if got := furthest.Advance(planeRanks(step.status)); got != step.want {
-			t.Errorf("step %d: progress is %v, want %v", i, got, step.want)
-		}
 	}
 }

@@ -8,13 +8,16 @@ import (
 	"capstan.dev/capstan/internal/testenv"
 )
 
-// TestOtherSystems builds the command for Windows. It finds code for Linux in the command of workstations, that for macOS
-// included: Windows shares less with Linux. `make release` builds for all systems.
+// TestOtherSystems builds the command for Windows, and compiles it with its tests. It finds code for Linux in the command of
+// workstations, that for macOS included: Windows shares less with Linux. `make release` builds for all systems, and
+// `make vet-workstations` compiles the tests for all.
 func TestOtherSystems(t *testing.T) {
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, "./cmd/capstan")
-	build.Dir = testenv.Root()
-	build.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	for _, args := range [][]string{{"build", "-o", os.DevNull, "./cmd/capstan"}, {"vet", "./internal/cli/...", "./cmd/capstan"}} {
+		command := exec.CommandContext(t.Context(), "go", args...)
+		command.Dir = testenv.Root()
+		command.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64")
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Errorf("go %s: %v\n%s", args[0], err, out)
+		}
 	}
 }

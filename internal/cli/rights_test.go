@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -12,7 +14,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,21 +27,6 @@ import (
 type site struct {
 	t   *testing.T
 	env *testenv.Env
-}
-
-// startAPIServer starts an API server with our CRDs until the end of the test.
-func startAPIServer(t *testing.T) *testenv.Env {
-	t.Helper()
-	env, err := testenv.Start(testenv.Options{AddToScheme: []func(*runtime.Scheme) error{infrav1.AddToScheme}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := env.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return env
 }
 
 func newSite(t *testing.T) *site {

@@ -9,9 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
-	"capstan.dev/capstan/internal/host/hostpb"
 )
 
 func TestChoose(t *testing.T) {
@@ -172,38 +169,5 @@ func TestProgressEvents(t *testing.T) {
 	}
 	if !slices.Equal(got, want) || out.Len() > 0 {
 		t.Errorf("events %+v, output %q", got, out.String())
-	}
-}
-
-// TestForeign: a machine belongs to this plane if it has a CapstanMachine here, or if its network is that of a cluster here.
-func TestForeign(t *testing.T) {
-	machine := func(id, network, name string) located {
-		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Namespace: "a", Name: name, Network: &hostpb.Network{Id: network}}}}
-	}
-	cluster, object, unplaced := infrav1.CapstanCluster{}, infrav1.CapstanMachine{}, infrav1.CapstanMachine{}
-	cluster.Spec.ID, object.Spec.ID = "n1", "m1"
-	got := foreign([]located{machine("m1", "n9", "object"), machine("m2", "n1", "cluster"), machine("m3", "n2", "two"), machine("m4", "", "one")},
-		[]infrav1.CapstanCluster{cluster}, []infrav1.CapstanMachine{object, unplaced})
-	if !slices.Equal(got, []string{"a/one", "a/two"}) {
-		t.Errorf("got %v", got)
-	}
-}
-
-func TestConfirm(t *testing.T) {
-	for name, test := range map[string]struct {
-		answer   string
-		terminal bool
-		code     int
-	}{
-		"yes":                {"yes\n", true, exitOK},
-		"no":                 {"no\n", true, exitFailed},
-		"only y":             {"y\n", true, exitFailed},
-		"end of input":       {"", true, exitFailed},
-		"without a terminal": {"yes\n", false, exitUsage},
-	} {
-		err := confirm(strings.NewReader(test.answer), &bytes.Buffer{}, test.terminal, "2 machines")
-		if (err != nil) != (test.code != exitOK) || err != nil && exitCode(err) != test.code {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }

@@ -1,0 +1,191 @@
+//go:build linux
+
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	infrav1 "capstan.dev/capstan/api/infrastructure/v1beta2"
+	"capstan.dev/capstan/internal/embedded"
+	"capstan.dev/capstan/internal/host/hostpb"
+	"capstan.dev/capstan/internal/stall"
+)
+
+func TestPlaneSteps(t *testing.T) {
+	steps := planeSteps(embedded.Status{Installed: true, Components: []embedded.ProcessStatus{
+		{Name: "etcd", State: embedded.ProcessReady}, {Name: "kube-apiserver", State: embedded.ProcessBackoff, Message: "exit status 1"}, {Name: "capstand-2", State: embedded.ProcessStarting},
+	}})
+	want := []step{{"etcd", true, ""}, {"API server", false, "exit status 1"}, {"CRDs, roles and webhooks", true, ""}, {"capstand-2", false, ""}, {"management plane", false, ""}}
+	if diff := cmp.Diff(want, steps, cmp.AllowUnexported(step{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFindMachine(t *testing.T) {
+	machine := func(namespace, name string) located {
+		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Namespace: namespace, Name: name}}}
+	}
+	all := []located{machine("a", "one"), machine("a", "two"), machine("b", "two")}
+	for name, test := range map[string]struct {
+		namespace, name string
+		code            int
+		wrong           string
+	}{
+		"by name":               {"", "one", exitOK, ""},
+		"by name and namespace": {"b", "two", exitOK, ""},
+		"ambiguous name":        {"", "two", exitUsage, "--namespace"},
+		"unknown":               {"", "three", exitNotFound, "found one, two, two"},
+		"elsewhere":             {"b", "one", exitNotFound, "wanted a machine one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := findMachine(all, test.namespace, test.name)
+			if test.code == exitOK {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || exitCode(err) != test.code || !strings.Contains(err.Error(), test.wrong) {
+				t.Errorf("got %v with code %d", err, exitCode(err))
+			}
+		})
+	}
+}
+
+// TestHosts: commands find the capstands of the plane. On a host whose plane runs elsewhere, they find the capstand of
+// the host.
+func TestHosts(t *testing.T) {
+	plane, empty := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(embedded.Layout{Root: plane}.State(), []byte(`{"assets":"/build","hosts":["local","local-2"]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := filepath.Join(t.TempDir(), "capstand.sock")
+	if err := os.WriteFile(unit, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	local := func(name string) localHost {
+		l := embedded.Layout{Root: plane}
+		return localHost{name, l.HostSocket(name), l.HostRoot(name), "/build"}
+	}
+	for name, test := range map[string]struct {
+		app  app
+		unit string
+		want []localHost
+	}{
+		"capstands of the plane":       {app{root: plane}, unit, []localHost{local("local"), local("local-2")}},
+		"capstand of the systemd unit": {app{root: empty, assets: "/lib"}, unit, []localHost{{hostname, unit, empty, "/lib"}}},
+		"named host":                   {app{root: plane, assets: "/lib", socket: "/s"}, unit, []localHost{{hostname, "/s", plane, "/lib"}}},
+		"root folder of a named host":  {app{root: embedded.DefaultRoot, assets: "/lib", socket: "/s"}, "", []localHost{{hostname, "/s", "/var/lib/capstan/host", "/lib"}}},
+		"no plane and no host":         {app{root: empty}, "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := test.app.hosts(test.unit)
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+			if (err != nil) != (test.want == nil) || err != nil && (exitCode(err) != exitNotFound || !strings.Contains(err.Error(), "--socket")) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
+// TestAssetsOfHost: a host needs fewer programs than a management plane. The set of programs identifies a host.
+func TestAssetsOfHost(t *testing.T) {
+	assets := embedded.Assets{Dir: t.TempDir()}
+	add := func(paths ...string) {
+		for _, path := range paths {
+			path = filepath.Join(assets.Dir, path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if onlyHost(assets) {
+		t.Error("an empty folder counts as the build of a host")
+	}
+	// the files that hack/release.sh packs
+	add("capstan", "capstand", "capstan-init", "node/bin/runc", "node/bin/containerd", "node/cni/ptp", "images/pause.tar")
+	versions := []string{"v1.36.3"}
+	if missing := missingAssets(assets, versions, true); !onlyHost(assets) || missing != nil {
+		t.Errorf("missing programs of a host: %v", missing)
+	}
+	if missing := missingAssets(assets, versions, false); len(missing) != 3 {
+		t.Errorf("missing programs of a management plane: %v", missing)
+	}
+	add("manager")
+	if onlyHost(assets) {
+		t.Error("a build with a manager counts as the build of a host")
+	}
+}
+
+// TestPlaneRanks: a component that reaches a later state makes progress. A component that restarts makes no progress.
+func TestPlaneRanks(t *testing.T) {
+	plane := func(installed bool, etcd, api embedded.ProcessState) embedded.Status {
+		return embedded.Status{Installed: installed, Components: []embedded.ProcessStatus{{Name: "etcd", State: etcd}, {Name: "kube-apiserver", State: api}}}
+	}
+	furthest := stall.Furthest{}
+	for i, step := range []struct {
+		status embedded.Status
+		want   bool
+	}{
+		{plane(false, embedded.ProcessWaiting, embedded.ProcessWaiting), true},
+		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), true},
+		{plane(false, embedded.ProcessBackoff, embedded.ProcessWaiting), false},
+		{plane(false, embedded.ProcessStarting, embedded.ProcessWaiting), false},
+		{plane(false, embedded.ProcessReady, embedded.ProcessStarting), true},
+		{plane(false, embedded.ProcessReady, embedded.ProcessReady), true},
+		{plane(false, embedded.ProcessStopped, embedded.ProcessReady), false},
+		{plane(true, embedded.ProcessReady, embedded.ProcessReady), true},
+		{plane(true, embedded.ProcessReady, embedded.ProcessReady), false},
+	} {
+		if got := furthest.Advance(planeRanks(step.status)); got != step.want {
+			t.Errorf("step %d: progress is %v, want %v", i, got, step.want)
+		}
+	}
+}
+
+// TestForeign: a machine belongs to this plane if it has a CapstanMachine here, or if its network is that of a cluster here.
+func TestForeign(t *testing.T) {
+	machine := func(id, network, name string) located {
+		return located{machine: &hostpb.Machine{Spec: &hostpb.MachineSpec{Id: id, Namespace: "a", Name: name, Network: &hostpb.Network{Id: network}}}}
+	}
+	cluster, object, unplaced := infrav1.CapstanCluster{}, infrav1.CapstanMachine{}, infrav1.CapstanMachine{}
+	cluster.Spec.ID, object.Spec.ID = "n1", "m1"
+	got := foreign([]located{machine("m1", "n9", "object"), machine("m2", "n1", "cluster"), machine("m3", "n2", "two"), machine("m4", "", "one")},
+		[]infrav1.CapstanCluster{cluster}, []infrav1.CapstanMachine{object, unplaced})
+	if !slices.Equal(got, []string{"a/one", "a/two"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestConfirm(t *testing.T) {
+	for name, test := range map[string]struct {
+		answer   string
+		terminal bool
+		code     int
+	}{
+		"yes":                {"yes\n", true, exitOK},
+		"no":                 {"no\n", true, exitFailed},
+		"only y":             {"y\n", true, exitFailed},
+		"end of input":       {"", true, exitFailed},
+		"without a terminal": {"yes\n", false, exitUsage},
+	} {
+		err := confirm(strings.NewReader(test.answer), &bytes.Buffer{}, test.terminal, "2 machines")
+		if (err != nil) != (test.code != exitOK) || err != nil && exitCode(err) != test.code {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
